@@ -1,0 +1,26 @@
+"""Kvell: memory-first LLM serving.
+
+Importing this package is cheap: it loads neither torch nor transformers until
+``LLM`` or ``AsyncEngine`` is asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvell.engine.sampling import SamplingParams as SamplingParams
+    from kvell.llm import LLM as LLM
+
+__version__ = "0.1.0.dev0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from kvell.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from kvell.engine.sampling import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'kvell' has no attribute {name!r}")

@@ -1,0 +1,139 @@
+"""The contract of every attention backend: layers over pages, groups over steps.
+
+A layer sees its group as (start offset, page stride, page ids), as in Jenga
+fig. 7c; the metadata of a group is built once per step and shared by its layers.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """Where one layer's K and V lie.
+
+    ``pool`` is the whole KV range as a flat uint8 tensor.  K of page p is the
+    block ``[kv_heads, page_tokens, head_size]`` of ``dtype`` that starts at byte
+    ``p * page_stride_bytes + layer_offset_bytes``; V follows it directly in the
+    same shape.  Offsets are multiples of the element size; arithmetic is 64 bit.
+    """
+
+    pool: torch.Tensor
+    dtype: torch.dtype
+    page_stride_bytes: int
+    layer_offset_bytes: int
+    page_tokens: int
+    kv_heads: int
+    head_size: int
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """One group's metadata for one step over a ragged batch of n requests, T new tokens.
+
+    All tensors are int32, contiguous, on the pool's device.
+
+    :param query_starts: [n+1], request i's new tokens are rows query_starts[i]:query_starts[i+1].
+    :param context_lens: [n], tokens of request i including this step's: its last new token
+        is at position context_lens[i]-1.
+    :param table_starts: [n+1], request i's page ids are page_ids[table_starts[i]:table_starts[i+1]].
+    :param page_ids: [Σ], physical page ids, in order of position.
+    :param first_positions: [n], page position of the first entry of each table: entry j holds
+        tokens (first_positions[i]+j)*page_tokens onward.  Non-zero once a window has left
+        pages behind.
+    :param write_page_ids: [T], page that takes each new token.
+    :param write_offsets: [T], the token's row inside that page.
+    """
+
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    table_starts: torch.Tensor
+    page_ids: torch.Tensor
+    first_positions: torch.Tensor
+    write_page_ids: torch.Tensor
+    write_offsets: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Attention over a part of the context, mergeable with other parts (Infinite-LLM eq. 2-3).
+
+    :param output: float32 [T, heads, head_size], normalised over this part alone.
+    :param maximum: float32 [T, heads], the largest score; -inf where the part is empty.
+    :param denominator: float32 [T, heads], sum of exp(score - maximum); 0 where empty.
+    """
+
+    output: torch.Tensor
+    maximum: torch.Tensor
+    denominator: torch.Tensor
+
+
+@dataclass(frozen=True)
+class AttendParams:
+    """What a layer does with its scores.
+
+    :param scale: multiplies q·k.
+    :param window_tokens: 0 for full attention; else a token reads itself and the
+        window_tokens-1 before it.
+    :param softcap: 0 for none; else scores become softcap*tanh(score/softcap) after scaling.
+    :param sinks: float32 [heads] or None: a learned logit per head that joins the
+        denominator only (gpt-oss).
+    """
+
+    scale: float
+    window_tokens: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+
+class AttentionKernels(Protocol):
+    """Attention over paged memory.  Every query is causal: it reads positions ≤ its own.
+
+    Results do not depend on how tokens are split over steps, on the other
+    requests of the batch, or on where pages lie: each (token, head) is reduced
+    in the order of positions.
+    """
+
+    name: str
+
+    def write_kv(
+        self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Store key and value, each [T, kv_heads, head_size] of the layer's dtype
+        (any strides with a contiguous last dimension), into their pages."""
+        ...
+
+    def attend(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> torch.Tensor:
+        """Attention of query [T, heads, head_size] over each request's pages.
+
+        The new tokens' own K and V must have been written.  Returns [T, heads,
+        head_size] in the query's dtype; heads is a multiple of kv_heads, and query
+        head h reads kv head h // (heads // kv_heads).
+        """
+        ...
+
+    def attend_partial(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> Partial:
+        """As :meth:`attend`, but in a mergeable form over the pages listed in the batch.
+
+        Positions not covered by a request's table are simply not read; sinks are
+        not applied (the merge does that once).
+        """
+        ...
+
+
+class RemotePartials(Protocol):
+    """Where the parts of a context that other instances hold are asked for (DESIGN §9)."""
+
+    def start(self, layer_index: int, query: torch.Tensor) -> None:
+        """Send the query of a layer out; returns at once."""
+        ...
+
+    def collect(self, layer_index: int) -> list[Partial]:
+        """The partials that came back for the layer, one per lender."""
+        ...

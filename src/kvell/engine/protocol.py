@@ -1,0 +1,140 @@
+"""The instance protocol: everything a front and an instance say to each other.
+
+Frozen dataclasses, encoded as msgpack between processes and passed as they are
+inside one.  Commands go to the instance, events come back::
+
+    front                                   instance
+      │ ◄───────────── Ready ──────────────── │  schema version, credits
+      │ ── Submit(request) ─────────────────► │  costs one credit
+      │ ◄── Tokens(request, first_index, …) ─ │  any number of times
+      │ ── Cancel(request) ─────────────────► │  at any moment; idempotent
+      │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
+      │ ── AskStats ────────────────────────► │
+      │ ◄── Stats ─────────────────────────── │
+      │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
+      │ ◄── Drained ───────────────────────── │  then the instance ends
+
+``Refused`` requests end with ``Finished(reason="refused", message=…)``.
+"""
+
+from dataclasses import dataclass, field
+
+from kvell.engine.sampling_params import SamplingParams
+from kvell.vocabulary import FinishReason, RequestId
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Serve this prompt.
+
+    ``prompt`` holds the token ids as little-endian int32 bytes, so that a long
+    prompt costs one copy.  ``cache_salt`` names the prefix-cache root: requests
+    with different salts never share pages.  ``attempt`` grows when the front
+    submits the same request again after an instance died.
+    """
+
+    request_id: RequestId
+    prompt: bytes
+    sampling: SamplingParams
+    cache_salt: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop a request and release what it holds; unknown ids are ignored."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True)
+class AskStats:
+    """Send :class:`Stats` once."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Finish what was submitted, refuse what comes after, then end."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """First event of an instance: it can serve now."""
+
+    schema_version: int
+    incarnation: int
+    credits: int
+    model: str
+    max_model_len: int
+    kv_pool_bytes: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """New output tokens of a request, in order.
+
+    ``first_index`` is the output position of ``token_ids[0]``; a receiver drops
+    positions it has already seen (re-runs after a restart repeat them).
+    """
+
+    request_id: RequestId
+    attempt: int
+    first_index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The request is over and holds nothing any more."""
+
+    request_id: RequestId
+    attempt: int
+    reason: FinishReason
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """Pages of one layer group, in small pages."""
+
+    name: str
+    used_pages: int
+    cached_pages: int
+    hit_tokens: int
+    evicted_pages: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters and gauges of one instance; counters never fall within an incarnation."""
+
+    incarnation: int
+    step: int
+    running: int
+    waiting: int
+    large_pages: int
+    empty_large_pages: int
+    kv_cache_usage: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    preemptions: int
+    finished: dict[str, int] = field(default_factory=dict)
+    rungs: dict[str, int] = field(default_factory=dict)
+    groups: tuple[GroupStats, ...] = ()
+
+
+@dataclass(frozen=True)
+class Drained:
+    """All work is done; the instance ends after this."""
+
+
+Command = Submit | Cancel | AskStats | Drain
+Event = Ready | Tokens | Finished | Stats | Drained

@@ -1,0 +1,52 @@
+"""How a request wants its tokens drawn; validated once, at the edge."""
+
+from dataclasses import dataclass
+
+from kvell.errors import ChangeSomething
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """vLLM's names and defaults, as far as they are built.
+
+    :param temperature: 0 is greedy; otherwise logits are divided by it.
+    :param top_k: keep the k most likely tokens; 0 or -1 keeps all.
+    :param top_p: keep the smallest set whose probability reaches it, in (0, 1].
+    :param seed: with it, output token i is a function of (seed, i) and the logits alone;
+        None lets the front draw one.
+    :param max_tokens: output tokens at most; None means up to the model's limit.
+    :param stop: the front ends a request before the first of these strings.
+    :param stop_token_ids: the engine ends a request after any of these tokens.
+    :param ignore_eos: go on past the model's end-of-sequence token.
+    :raises ChangeSomething: naming the field that is out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        def refuse(field: str, problem: str, remedy: str) -> None:
+            raise ChangeSomething(field, getattr(self, field), problem, remedy)
+
+        if not 0.0 <= self.temperature <= 100.0:
+            refuse("temperature", "must be between 0 and 100", "use 0 for greedy or 0.7")
+        if self.top_k < -1:
+            refuse("top_k", "must be -1 or more", "use 0 to keep all tokens")
+        if not 0.0 < self.top_p <= 1.0:
+            refuse("top_p", "must be above 0 and at most 1", "use 1 to keep all tokens")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            refuse("max_tokens", "must be at least 1", "use 1 or more")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            refuse("seed", f"must be between 0 and {MAX_SEED}", "use a smaller whole number")
+        if any(not text for text in self.stop):
+            refuse("stop", "holds an empty string", "leave it out")
+        if len(self.stop) > 16:
+            refuse("stop", "holds more than 16 strings", "use at most 16")
