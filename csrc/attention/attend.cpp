@@ -1,0 +1,62 @@
+// Runs a plan over threads.
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "backend.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace kvell {
+namespace {
+
+int default_threads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+// Scratch is one slice per thread, a page apart at least, so that none shares a cache line.
+struct Scratch {
+  Scratch(size_t slice, int slices) : slice_bytes((slice + 4095) / 4096 * 4096) {
+    data = static_cast<uint8_t*>(std::aligned_alloc(4096, slice_bytes * slices));
+    if (!data) throw std::bad_alloc();
+  }
+  ~Scratch() { std::free(data); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void* of_this_thread() const {
+#ifdef _OPENMP
+    return data + slice_bytes * omp_get_thread_num();
+#else
+    return data;
+#endif
+  }
+  size_t slice_bytes;
+  uint8_t* data;
+};
+
+}  // namespace
+
+void attend(const Backend& backend, const Call& call, int threads) {
+  if (threads <= 0) threads = default_threads();
+  const Plan plan = make_plan(call, threads);
+  const int64_t tasks = plan.tasks.size(), folds = plan.folds.size();
+  if (tasks == 0 && folds == 0) return;
+  if (tasks > 0 && tasks < threads) threads = int(tasks);
+  const Scratch scratch(backend.scratch_bytes(call, plan.max_rows), threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < tasks; ++i) backend.run(call, plan.tasks[i], scratch.of_this_thread());
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < folds; ++i) backend.fold(call, plan.folds[i], scratch.of_this_thread());
+  }
+}
+
+}  // namespace kvell

@@ -1,0 +1,106 @@
+// Cuts a call into tasks. Nothing here can change a result, only how fast it comes.
+#include <algorithm>
+
+#include "task.h"
+
+namespace kvell {
+namespace {
+
+constexpr int32_t kTileRows = 96;      // query rows that share one packing of K and V
+constexpr int32_t kFewRows = 12;       // below this a task takes all heads: it is bound by memory
+constexpr int64_t kTasksPerThread = 3; // fewer than this and long contexts are split
+
+int32_t first_section(Range range) { return range.begin / kSection; }
+int32_t last_section(Range range) {
+  return range.end <= range.begin ? first_section(range) : (range.end - 1) / kSection + 1;
+}
+
+// Rows of one request that are computed together, all sections of them.
+void add_units(const Call& call, int32_t request, bool split_heads, std::vector<Task>& units) {
+  const int32_t begin = call.batch.query_starts[request];
+  const int32_t end = call.batch.query_starts[request + 1];
+  const int32_t group = call.group_heads(), kv_heads = call.layer.kv_heads;
+  const int32_t tile = std::max(1, kTileRows / group);
+  const bool few = (end - begin) * group <= kFewRows;
+  const int32_t heads = few && !split_heads ? kv_heads : 1;
+  for (int32_t token = begin; token < end; token += tile)
+    for (int32_t head = 0; head < kv_heads; head += heads) {
+      Task unit{request, token, std::min(token + tile, end), head, head + heads, 0, 0, nullptr};
+      const Range range = readable(call, unit);
+      unit.section_begin = first_section(range);
+      unit.section_end = last_section(range);
+      units.push_back(unit);
+    }
+}
+
+std::vector<Task> all_units(const Call& call, bool split_heads) {
+  std::vector<Task> units;
+  for (int32_t request = 0; request < call.batch.requests; ++request)
+    add_units(call, request, split_heads, units);
+  return units;
+}
+
+int64_t cost(const Call& call, const Task& task) {
+  const Range range = readable(call, task);
+  const int64_t sections = int64_t(task.section_end - task.section_begin) * kSection;
+  return std::min<int64_t>(range.end - range.begin, sections) * (4 + task_rows(call, task));
+}
+
+void split_sections(const Call& call, const std::vector<Task>& units, Plan& plan) {
+  const int64_t row_floats = record_floats(call.layer.head_size);
+  int64_t floats = 0;
+  for (const Task& unit : units)
+    floats += int64_t(unit.section_end - unit.section_begin) * task_rows(call, unit) * row_floats;
+  plan.records.resize(floats);
+  float* record = plan.records.data();
+  for (const Task& unit : units) {
+    const int32_t sections = unit.section_end - unit.section_begin;
+    plan.folds.push_back({unit, record, sections});
+    for (int32_t s = 0; s < sections; ++s, record += task_rows(call, unit) * row_floats) {
+      Task part = unit;
+      part.section_begin = unit.section_begin + s;
+      part.section_end = part.section_begin + 1;
+      part.record = record;
+      plan.tasks.push_back(part);
+    }
+  }
+}
+
+void largest_first(const Call& call, std::vector<Task>& tasks) {
+  std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) {
+    return cost(call, a) > cost(call, b);
+  });
+}
+
+}  // namespace
+
+Range readable(const Call& call, const Task& task) {
+  const Batch& batch = call.batch;
+  const int32_t first = batch.position(task.request, task.token_begin);
+  const int32_t last = batch.position(task.request, task.token_end - 1);
+  const int32_t window = call.rule.window_tokens;
+  int32_t begin = std::max(0, batch.table_begin(task.request, call.layer.page_tokens));
+  if (window > 0) begin = std::max(begin, first - window + 1);
+  return {begin, std::min(last + 1, batch.table_end(task.request, call.layer.page_tokens))};
+}
+
+Plan make_plan(const Call& call, int threads) {
+  Plan plan;
+  std::vector<Task> units = all_units(call, false);
+  const int64_t wanted = threads > 1 ? threads * kTasksPerThread : 0;
+  const bool split = int64_t(units.size()) < wanted;
+  if (split && int64_t(units.size()) < threads) {
+    int64_t sections = 0;
+    for (const Task& unit : units) sections += unit.section_end - unit.section_begin;
+    if (sections < threads) units = all_units(call, true);
+  }
+  if (split)
+    split_sections(call, units, plan);
+  else
+    plan.tasks = std::move(units);
+  if (threads > 1) largest_first(call, plan.tasks);
+  for (const Task& task : plan.tasks) plan.max_rows = std::max(plan.max_rows, task_rows(call, task));
+  return plan;
+}
+
+}  // namespace kvell

@@ -1,0 +1,1 @@
+"""The command line: arguments, environment and printing, and nothing that decides."""

@@ -1,0 +1,135 @@
+"""``kvell chat``: a conversation, from a terminal or line by line from a pipe."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from kvell.cli.faults import as_flags
+from kvell.cli.options import (
+    engine_options,
+    json_option,
+    sampling_options,
+    with_kv_memory,
+)
+from kvell.cli.progress import progress_bar
+from kvell.cli.session import EngineSettings, Model, Session
+from kvell.engine.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
+
+HELP = "/quit ends, /reset starts over, Ctrl-C stops an answer"
+
+
+@dataclass
+class Conversation:
+    """What was said so far.  Each turn sends all of it; the prefix cache makes that cheap."""
+
+    system: str | None = None
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    def messages(self) -> list[dict[str, str]]:
+        """All messages, the system's first."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        return first + self.turns
+
+    def add(self, role: str, content: str) -> None:
+        """Append one message."""
+        self.turns.append({"role": role, "content": content})
+
+
+@click.command()
+@click.option("--system", help="What the model is told before the conversation.")
+@sampling_options(temperature=0.7, top_p=0.95)
+@json_option
+@engine_options
+@click.pass_obj
+def chat(
+    session: Session,
+    settings: EngineSettings,
+    system: str | None,
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Talk with a model; reads lines when stdin is not a terminal."""
+    drawn = SamplingParams(**sampling)
+    with progress_bar("loading") as report:
+        model = session.open_model(with_kv_memory(settings, session), session.cache_dir, report)
+    interactive = click.get_text_stream("stdin").isatty()
+    if interactive:
+        for line in [*model.contract.lines(), "", HELP]:
+            click.echo(line, err=True)
+    talk(model, Conversation(system), drawn, as_json=as_json, interactive=interactive)
+
+
+def talk(
+    model: Model,
+    conversation: Conversation,
+    sampling: SamplingParams,
+    *,
+    as_json: bool,
+    interactive: bool,
+) -> None:
+    """Take turns until ``/quit`` or the end of input.
+
+    :raises ChangeSomething: if a turn cannot be answered and nobody is there to change it.
+    """
+    for said in read_turns(interactive):
+        if said == "/reset":
+            conversation.turns.clear()
+            continue
+        conversation.add("user", said)
+        try:
+            answer = _take_turn(model, conversation, sampling, as_json=as_json)
+        except ChangeSomething as error:
+            if not interactive:
+                raise
+            conversation.turns.pop()
+            click.echo(f"kvell: {as_flags(error)} (or /reset)", err=True)
+            continue
+        conversation.add("assistant", answer)
+
+
+def read_turns(interactive: bool) -> Iterator[str]:
+    """What the user says, without empty lines, up to ``/quit`` or the end of input."""
+    while True:
+        said = _read_line(interactive)
+        if said is None or said.strip() in {"/quit", "/exit"}:
+            return
+        if said.strip():
+            yield said.strip()
+
+
+def _read_line(interactive: bool) -> str | None:
+    if interactive:
+        try:
+            return input("> ")
+        except EOFError:
+            return None
+    return click.get_text_stream("stdin").readline() or None
+
+
+def _take_turn(
+    model: Model, conversation: Conversation, sampling: SamplingParams, *, as_json: bool
+) -> str:
+    """Stream one answer to stdout and return it; Ctrl-C keeps what was said until then."""
+    prompt = model.tokenizer.encode_chat(conversation.messages())
+    pieces = model.stream(prompt, sampling)
+    answer = ""
+    try:
+        for piece in pieces:
+            answer += piece
+            if not as_json:
+                click.echo(piece, nl=False)
+    except KeyboardInterrupt:
+        _close(pieces)
+    click.echo(json.dumps({"role": "assistant", "content": answer}) if as_json else "")
+    return answer
+
+
+def _close(pieces: Iterator[str]) -> None:
+    """End a stream early, so that its request gives its memory back at once."""
+    close = getattr(pieces, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,82 @@
+"""How a command ends: exit codes, and one line for whoever must change something.
+
+=====================  ====  =========================================
+what happened          code  stderr
+=====================  ====  =========================================
+done                   0     nothing
+the user must change   2     one line: field, value, problem, remedy
+something
+try later, a bug       1     one line; ``--debug`` shows the traceback
+interrupted            130   nothing
+=====================  ====  =========================================
+"""
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+
+from kvell.errors import ChangeSomething, KvellError
+
+DONE, BUG, CHANGE, INTERRUPTED = 0, 1, 2, 130
+
+_FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
+    name: "--" + name.replace("_", "-")
+    for name in (
+        "model dtype device max_model_len max_num_batched_tokens max_num_seqs manager "
+        "temperature top_k top_p seed max_tokens stop ignore_eos host port api_key"
+    ).split()
+}
+
+
+@dataclass
+class Debug:
+    """Whether tracebacks are shown; ``--debug`` switches it on wherever it stands."""
+
+    on: bool = False
+
+
+def guarded(work: Callable[[], object], debug: Debug) -> int:
+    """Run ``work`` and return the exit code; says on stderr what went wrong, if anything."""
+    try:
+        work()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    except click.UsageError as error:
+        error.show()
+        return CHANGE
+    except click.ClickException as error:
+        return _say(error.format_message(), CHANGE, debug)
+    except ChangeSomething as error:
+        return _say(as_flags(error), CHANGE, debug)
+    except KvellError as error:
+        return _say(str(error), BUG, debug)
+    except Exception as error:
+        text = f"this is a bug: {type(error).__name__}: {error} (--debug shows where)"
+        return _say(text, BUG, debug)
+    return DONE
+
+
+def as_flags(error: ChangeSomething) -> str:
+    """The error's line with the field written as the flag that sets it, where there is one."""
+    field = _FLAGS.get(error.field, error.field)
+    return f"{field}={error.value}: {error.problem}; {error.remedy}"
+
+
+def _say(text: str, code: int, debug: Debug) -> int:
+    if debug.on:
+        traceback.print_exc()
+    click.echo("kvell: " + " ".join(text.split()), err=True)
+    return code
+
+
+def _reader_left() -> int:
+    """Stdout was closed (``kvell … | head``): end quietly, also in the interpreter's last flush."""
+    sys.stdout = None  # type: ignore[assignment]
+    return DONE

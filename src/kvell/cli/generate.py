@@ -1,0 +1,130 @@
+"""``kvell generate``: answer one prompt for a person, or a file of prompts for a machine."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from kvell.cli.options import (
+    engine_options,
+    json_option,
+    sampling_options,
+    with_kv_memory,
+)
+from kvell.cli.progress import progress_bar
+from kvell.cli.prompts_file import PromptLine, read_prompts
+from kvell.cli.session import EngineSettings, Model, Session
+from kvell.engine.sampling_params import SamplingParams
+
+RESULT_FIELDS = (
+    "index prompt_token_ids token_ids text cached_tokens preemptions finish_reason".split()
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to generate and how to show it."""
+
+    prompt: str | None
+    lines: Sequence[PromptLine]
+    sampling: SamplingParams
+    as_json: bool
+    sequential: bool
+    raw: bool
+
+
+@click.command()
+@click.option("--prompt", help="A text to answer.")
+@click.option("--prompts", "path", help='A file of lines {"prompt": …}; - reads stdin.')
+@sampling_options(temperature=0.0, top_p=1.0)
+@click.option("--stop", multiple=True, help="End before this text; may be repeated.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
+@click.option("--sequential", is_flag=True, help="One request after the other.")
+@click.option("--raw", is_flag=True, help="Give --prompt to the model without its chat template.")
+@json_option
+@engine_options
+@click.pass_obj
+def generate(
+    session: Session,
+    settings: EngineSettings,
+    prompt: str | None,
+    path: str | None,
+    as_json: bool,
+    sequential: bool,
+    raw: bool,
+    **sampling: Any,
+) -> None:
+    """Answer a prompt, or a file of prompts."""
+    if (prompt is None) == (path is None):
+        raise click.UsageError("Give either --prompt or --prompts.")
+    lines = read_prompts(path) if path is not None else []
+    job = Job(prompt, lines, SamplingParams(**sampling), as_json, sequential, raw)
+    started_seconds = session.clock.now_seconds()
+    with progress_bar("loading") as report:
+        model = session.open_model(with_kv_memory(settings, session), session.cache_dir, report)
+    if job.prompt is not None and not job.as_json:
+        _answer(model, job, session, started_seconds)
+    else:
+        _run_all(model, job)
+
+
+def _answer(model: Model, job: Job, session: Session, started_seconds: float) -> None:
+    """Stream one answer to a person: the memory contract first, what to type next last."""
+    _note(*model.contract.lines(), "")
+    first_seconds = None
+    for text in model.stream(prompt_input(model, job), job.sampling):
+        first_seconds = first_seconds or session.clock.now_seconds()
+        click.echo(text, nl=False)
+    click.echo()
+    end_seconds = session.clock.now_seconds()
+    _note(
+        "",
+        f"first words {(first_seconds or end_seconds) - started_seconds:.1f} s after the start, "
+        f"{end_seconds - (first_seconds or end_seconds):.1f} s of writing",
+        f"next: {session.program} chat    or: {session.program} serve    "
+        f"or: {session.program} --help",
+    )
+
+
+def prompt_input(model: Model, job: Job) -> Any:
+    """Token ids int32 [n] of ``--prompt``, as a conversation's first turn unless ``--raw``."""
+    if job.raw:
+        return model.tokenizer.encode(job.prompt or "")
+    return model.tokenizer.encode_chat([{"role": "user", "content": job.prompt or ""}])
+
+
+def _run_all(model: Model, job: Job) -> None:
+    """Run every prompt and print the results in input order."""
+    if job.prompt is not None:
+        prompts, sampling = [prompt_input(model, job)], [job.sampling]
+    else:
+        prompts = [line.prompt for line in job.lines]
+        sampling = [_of_line(line, job.sampling) for line in job.lines]
+    results = model.generate(prompts, sampling, sequential=job.sequential)
+    if job.as_json:
+        click.echo(as_json(results, model.stats()))
+    else:
+        for result in results:
+            click.echo(f"[{result.index}] {result.text}")
+
+
+def _of_line(line: PromptLine, sampling: SamplingParams) -> SamplingParams:
+    return replace(sampling, max_tokens=line.max_tokens) if line.max_tokens else sampling
+
+
+def as_json(results: Sequence[Any], stats: Mapping[str, Any]) -> str:
+    """The machine contract: one object, requests in input order."""
+    requests = [{field: getattr(result, field) for field in RESULT_FIELDS} for result in results]
+    return json.dumps({"requests": requests, "stats": dict(stats)}, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's arrays and numbers as JSON's."""
+    return value.tolist()
+
+
+def _note(*lines: str) -> None:
+    for line in lines:
+        click.echo(line, err=True)

@@ -1,0 +1,23 @@
+"""``kvell instance``: one engine process, started by a front; people do not type it."""
+
+import socket
+
+import click
+
+from kvell.cli.options import engine_options, with_kv_memory
+from kvell.cli.progress import StageLines
+from kvell.cli.session import EngineSettings, Session
+
+
+@click.command(hidden=True)
+@click.option("--socket-fd", type=int, required=True, help="A connected stream socket.")
+@engine_options
+@click.pass_obj
+def instance(session: Session, settings: EngineSettings, socket_fd: int) -> None:
+    """Serve the instance protocol over an inherited socket until the peer closes it."""
+    from kvell.engine.instance import serve_instance
+
+    with socket.socket(fileno=socket_fd) as peer:
+        chosen = with_kv_memory(settings, session)
+        model = session.open_model(chosen, session.cache_dir, StageLines())
+        serve_instance(model.engine, peer)

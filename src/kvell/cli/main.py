@@ -1,0 +1,69 @@
+"""The ``kvell`` command."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+import kvell
+from kvell.cli.available import available_bytes
+from kvell.cli.chat import chat
+from kvell.cli.environment import prepare_process, process_cache_dir
+from kvell.cli.faults import guarded
+from kvell.cli.generate import generate
+from kvell.cli.instance import instance
+from kvell.cli.options import debug_option
+from kvell.cli.plan import plan
+from kvell.cli.serve import serve
+from kvell.cli.session import Session
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(kvell.__version__, prog_name="kvell")
+@debug_option
+def root() -> None:
+    """Kvell serves language models from one pool of memory pages.
+
+    \b
+    Try:  kvell generate --prompt "What is a page?"
+          kvell chat
+          kvell plan --kv-memory 2GiB
+          kvell serve --port 8000
+    """
+
+
+for command in (generate, chat, serve, plan, instance):
+    root.add_command(command)
+
+
+def run(args: Sequence[str], session: Session) -> int:
+    """Run one command line and return its exit code."""
+
+    def work() -> None:
+        root.main(list(args), prog_name="kvell", standalone_mode=False, obj=session)
+
+    return guarded(work, session.debug)
+
+
+def main() -> None:
+    """Entry point: run this process's command line and exit."""
+    prepare_process()
+    session = Session(
+        cache_dir=process_cache_dir(),
+        program=shown_program(Path(sys.argv[0])),
+        available_bytes=available_bytes,
+    )
+    sys.exit(run(sys.argv[1:], session))
+
+
+def shown_program(script: Path, here: Path | None = None) -> str:
+    """How to type this program again: its path as seen from here if it lies below."""
+    try:
+        return str(script.absolute().relative_to(here or Path.cwd()))
+    except ValueError:
+        return "kvell"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Flags that several commands share; their names follow vLLM's."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import click
+
+from kvell.cli.available import default_kv_memory_bytes
+from kvell.cli.session import EngineSettings, Session
+from kvell.cli.sizes import SIZE
+
+Command = Callable[..., Any]
+
+
+class LengthType(click.ParamType[int | None]):
+    """Tokens, or ``auto`` (None)."""
+
+    name = "tokens|auto"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """A whole number of at least 1, or None for ``auto``."""
+        if value is None or value == "auto":
+            return None
+        if str(value).isdecimal() and int(str(value)) > 0:
+            return int(str(value))
+        return self.fail(f"{value!r} is neither a whole number above 0 nor 'auto'.", param, ctx)
+
+
+def model_option(command: Command) -> Command:
+    """``--model``."""
+    text = "smollm2, a transformers directory, or a hub id."
+    return click.option("--model", default="smollm2", show_default=True, help=text)(command)
+
+
+def kv_memory_option(command: Command) -> Command:
+    """``--kv-memory``."""
+    text = "Memory of the KV pool, like 512MiB or 24GB. [default: a quarter of what is free]"
+    return click.option("--kv-memory", "kv_memory_bytes", type=SIZE, help=text)(command)
+
+
+def dtype_option(command: Command) -> Command:
+    """``--dtype``."""
+    choices = click.Choice(["auto", "float32", "bfloat16"])
+    text = "Numbers of weights and KV; auto takes the model's own."
+    return click.option("--dtype", type=choices, default="auto", show_default=True, help=text)(
+        command
+    )
+
+
+def manager_option(command: Command) -> Command:
+    """``--manager``."""
+    choices = click.Choice(["kvell", "paged"])
+    text = "How KV memory is divided: pages by layer group, or one page size."
+    return click.option("--manager", type=choices, default="kvell", show_default=True, help=text)(
+        command
+    )
+
+
+def debug_option(command: Command) -> Command:
+    """``--debug``: takes effect at once and is not passed on."""
+
+    def switch(ctx: click.Context, _: click.Parameter, on: bool) -> None:
+        ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
+
+    option = click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=switch,
+        help="Show tracebacks.",
+    )
+    return option(command)
+
+
+def json_option(command: Command) -> Command:
+    """``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")(command)
+
+
+def engine_options(command: Command) -> Command:
+    """All flags of :class:`EngineSettings`; the command gets them as ``settings``."""
+
+    @functools.wraps(command)
+    def gathered(*args: Any, **given: Any) -> Any:
+        chosen = {field.name: given.pop(field.name) for field in fields(EngineSettings)}
+        return command(*args, settings=EngineSettings(**chosen), **given)
+
+    for option in reversed(_ENGINE_OPTIONS):
+        gathered = option(gathered)
+    return gathered
+
+
+def _number(flag: str, default: int, text: str) -> Callable[[Command], Command]:
+    at_least_one = click.IntRange(min=1)
+    return click.option(flag, type=at_least_one, default=default, show_default=True, help=text)
+
+
+_ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    model_option,
+    kv_memory_option,
+    dtype_option,
+    click.option(
+        "--device",
+        type=click.Choice(["cpu", "cuda"]),
+        default="cpu",
+        show_default=True,
+        help="Where the model runs.",
+    ),
+    click.option(
+        "--max-model-len",
+        type=LengthType(),
+        default="auto",
+        show_default=True,
+        help="Prompt and output tokens of one request at most.",
+    ),
+    _number("--max-num-batched-tokens", 2048, "Tokens of one step at most."),
+    _number("--max-num-seqs", 256, "Requests that run at once at most."),
+    manager_option,
+    debug_option,
+)
+
+
+def sampling_options(temperature: float, top_p: float) -> Callable[[Command], Command]:
+    """Flags of how tokens are drawn, with the command's own defaults."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    options = (
+        _number("--max-tokens", 256, "Output tokens at most."),
+        click.option(
+            "--temperature",
+            type=float,
+            default=temperature,
+            show_default=True,
+            help="0 takes the likeliest token.",
+        ),
+        click.option(
+            "--top-k", type=int, default=0, show_default=True, help="0 keeps all tokens."
+        ),
+        click.option(
+            "--top-p", type=float, default=top_p, show_default=True, help="1 keeps all tokens."
+        ),
+        click.option("--seed", type=int, help="Draw the same tokens each time."),
+    )
+    return add
+
+
+def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:
+    """The settings with the default KV pool of a CPU machine filled in if none was given."""
+    if settings.kv_memory_bytes is not None or settings.device != "cpu":
+        return settings
+    return replace(settings, kv_memory_bytes=default_kv_memory_bytes(session.available_bytes()))

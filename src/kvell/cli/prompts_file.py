@@ -1,0 +1,98 @@
+"""Prompts from a file: one JSON object a line."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from kvell.errors import ChangeSomething
+
+_FIELD = "--prompts"
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    """One request of the file.
+
+    :param prompt: text, or token ids as int32 [n].
+    :param max_tokens: of this line alone; None takes the command's.
+    """
+
+    prompt: str | NDArray[np.int32]
+    max_tokens: int | None = None
+
+
+def read_prompts(path: str) -> list[PromptLine]:
+    """The file's requests in order; empty lines are skipped, ``-`` reads stdin.
+
+    Lines are ``{"prompt": text}`` or ``{"prompt_token_ids": [ids]}``, each with an
+    optional ``max_tokens``; other keys are ignored, except ``images``.
+
+    :raises ChangeSomething: naming the file and the line.
+    """
+    lines = _numbered_lines(path)
+    prompts = [_parse(line, f"{path}:{number}") for number, line in lines if line.strip()]
+    if not prompts:
+        raise ChangeSomething(_FIELD, path, "holds no prompts", 'add lines like {"prompt": "Hi"}')
+    return prompts
+
+
+def _numbered_lines(path: str) -> Iterable[tuple[int, str]]:
+    try:
+        if path == "-":
+            return list(enumerate(click.get_text_stream("stdin"), start=1))
+        # Not splitlines(): text may hold U+2028, which ends no line of JSON.
+        return list(enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1))
+    except UnicodeDecodeError as error:
+        raise ChangeSomething(_FIELD, path, "is not UTF-8 text", "save it as UTF-8") from error
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise ChangeSomething(_FIELD, path, problem, "give the path of a readable file") from error
+
+
+def _parse(line: str, where: str) -> PromptLine:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise _wrong(where, f"is not JSON ({error.msg})") from error
+    if not isinstance(found, dict):
+        raise _wrong(where, "is not a JSON object")
+    if found.get("images"):
+        raise ChangeSomething(_FIELD, where, "has images, which cannot be served yet", "leave out")
+    return PromptLine(_prompt(found, where), _max_tokens(found.get("max_tokens"), where))
+
+
+def _prompt(found: dict[str, Any], where: str) -> str | NDArray[np.int32]:
+    text, token_ids = found.get("prompt"), found.get("prompt_token_ids")
+    if (text is None) == (token_ids is None):
+        raise _wrong(where, "must have either prompt or prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise _wrong(where, "has a prompt that is not text")
+    return text if isinstance(text, str) else _token_ids(token_ids, where)
+
+
+def _token_ids(found: object, where: str) -> NDArray[np.int32]:
+    if not isinstance(found, list) or not all(_is_whole(token) for token in found):
+        raise _wrong(where, "has prompt_token_ids that are not a list of whole numbers")
+    if not all(0 <= token < 2**31 for token in found):
+        raise _wrong(where, "has a token id out of range")
+    return np.array(found, dtype=np.int32)
+
+
+def _max_tokens(found: object, where: str) -> int | None:
+    if found is None or (isinstance(found, int) and _is_whole(found) and found > 0):
+        return found
+    raise _wrong(where, "has max_tokens that is not a whole number above 0")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong(where: str, problem: str) -> ChangeSomething:
+    return ChangeSomething(_FIELD, where, problem, 'write lines like {"prompt": "Hi"}')

@@ -1,0 +1,117 @@
+"""What every command is handed: how to open a model, the clock, and how it was started."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvell.cli.faults import Debug
+from kvell.clock import Clock, MonotonicClock
+
+Progress = Callable[[str, float], None]
+"""Called with what is going on and the fraction done, 0 … 1."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The flags that say what to serve and with how much memory; None means Kvell decides."""
+
+    model: str
+    kv_memory_bytes: int | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    manager: str = "kvell"
+
+    def flags(self) -> list[str]:
+        """The command line that gives these settings again."""
+        written = {
+            "--model": self.model,
+            "--kv-memory": self.kv_memory_bytes,
+            "--dtype": self.dtype,
+            "--device": self.device,
+            "--max-model-len": self.max_model_len,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+            "--max-num-seqs": self.max_num_seqs,
+            "--manager": self.manager,
+        }
+        pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
+        return [word for pair in pairs for word in pair]
+
+
+class Contract(Protocol):
+    """Where the memory goes, said beforehand."""
+
+    def lines(self) -> list[str]:
+        """The contract for people, a line each."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids."""
+
+    def encode(self, text: str) -> Any:
+        """Token ids of plain text, int32 [n]."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Any:
+        """Token ids of a conversation up to where the assistant speaks, int32 [n]."""
+        ...
+
+
+class Model(Protocol):
+    """What the commands use of :class:`kvell.llm.LLM`."""
+
+    @property
+    def contract(self) -> Contract:
+        """Where its memory goes."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        ...
+
+    def generate(self, prompts: Any, sampling: Any, sequential: bool = False) -> Sequence[Any]:
+        """Request outputs in the order of the prompts."""
+        ...
+
+    def stream(self, prompt: Any, sampling: Any) -> Iterator[str]:
+        """Text as it is made."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Figures of the last ``generate``."""
+        ...
+
+
+def open_model(settings: EngineSettings, cache_dir: Path, progress: Progress) -> Any:
+    """Load the model and its engine into this process; imports torch."""
+    from kvell.llm import LLM
+
+    return LLM(
+        settings.model,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        dtype=settings.dtype,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        manager=settings.manager,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of the command line; tests put their own parts in."""
+
+    cache_dir: Path
+    program: str = "kvell"
+    available_bytes: Callable[[], int] = lambda: 0
+    open_model: Callable[[EngineSettings, Path, Progress], Any] = open_model
+    clock: Clock = field(default_factory=MonotonicClock)
+    debug: Debug = field(default_factory=Debug)

@@ -1,0 +1,117 @@
+"""From logits to token ids, with randomness that is a function of (seed, output position).
+
+A row's token depends on its own logits and its own :class:`RowSampling` alone:
+re-runs, preemption and other requests in the batch do not change it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """How one row is drawn.  Values are those that ``SamplingParams`` accepts.
+
+    :param temperature: 0 is greedy.
+    :param top_k: 0 or less keeps all tokens.
+    :param top_p: 1 keeps all tokens; applies to what top_k kept, renormalised.
+    :param seed: of the request.
+    :param position: output position, 0 for the first token after the prompt.
+    """
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    position: int = 0
+
+
+def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
+    """One token id per row.
+
+    :param logits: float32 [n, vocabulary]; ``-inf`` excludes a token.
+    :param rows: n of them.
+    :raises ValueError: if there are not as many rows as logits.
+
+    Greedy rows take the first of the largest logits.
+    """
+    if len(rows) != logits.shape[0]:
+        raise ValueError(f"{len(rows)} rows for logits of {logits.shape[0]}")
+    drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
+    if len(drawn) == len(rows):
+        return [_draw(logits[index], rows[index]) for index in drawn]
+    tokens: list[int] = torch.argmax(logits, dim=-1).tolist()
+    for index in drawn:
+        tokens[index] = _draw(logits[index], rows[index])
+    return tokens
+
+
+def uniform(seed: int, position: int) -> float:
+    """The one random number of (seed, position), in [0, 1), of 53 bits.
+
+    Position ``i`` is the i-th output of a SplitMix64 generator whose state is the
+    scrambled seed, so neighbouring seeds give unrelated streams.
+    """
+    state = _scramble(seed & _MASK)
+    return float(_scramble(state + (position + 1) * _GOLDEN) >> 11) / float(1 << 53)
+
+
+def _scramble(value: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64 bits without visible structure."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _draw(logits: torch.Tensor, row: RowSampling) -> int:
+    """Draw from one row's distribution by inverting its cumulative sum in id order."""
+    weights, tokens = _support(logits, row)
+    cumulative = weights.cumsum(0)
+    total = cumulative[-1]
+    point = total * uniform(row.seed, row.position)
+    index = torch.searchsorted(cumulative, point, right=True)
+    # Rounding may carry the point up to the total: the last token of weight takes it.
+    last = torch.searchsorted(cumulative, total)
+    return int(tokens[torch.minimum(index, last)])
+
+
+def _support(logits: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (float64, not normalised) and ids of the tokens that may be drawn, in id order."""
+    tokens = _top_k(logits, row.top_k)
+    kept = logits[tokens].double()
+    weights = ((kept - kept.max()) / row.temperature).exp()
+    if row.top_p >= 1.0:
+        return weights, tokens
+    nucleus = _top_p(weights / weights.sum(), row.top_p)
+    return weights[nucleus], tokens[nucleus]
+
+
+def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Ids of the k largest logits, ascending; among equals the lower ids stay."""
+    size = logits.shape[0]
+    if not 0 < k < size:
+        return torch.arange(size, device=logits.device)
+    threshold = torch.topk(logits, k).values[-1]
+    above = (logits > threshold).nonzero().flatten()
+    equal = (logits == threshold).nonzero().flatten()[: k - above.shape[0]]
+    return torch.cat([above, equal]).sort().values
+
+
+def _top_p(probabilities: torch.Tensor, p: float) -> torch.Tensor:
+    """Indices of the smallest set of likely tokens whose probability reaches p, ascending.
+
+    Among equally likely tokens those with the lower index stay.
+    """
+    # All tokens below (1-p)/size together weigh less than 1-p, so none of them is
+    # in the set: only the few others need sorting.
+    floor = (1.0 - p) / probabilities.shape[0]
+    candidates = (probabilities >= floor).nonzero().flatten()
+    ordered, order = probabilities[candidates].sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    return candidates[order[before < p]].sort().values

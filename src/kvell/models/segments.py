@@ -1,0 +1,30 @@
+"""The seams of a forward pass: per layer pre, attend, post.
+
+``pre`` (norm, projections, rope) and ``post`` (output projection, MLP) are the
+model's own code; the KV write and the attention between them are ours.  Whoever
+streams pages out, transfers by layer or computes attention elsewhere hangs here.
+"""
+
+from typing import Protocol
+
+import torch
+
+
+class LayerCallbacks(Protocol):
+    """Called at the seams of every layer, in the order of the methods below.
+
+    ``layer`` is the layer's index in the model.  Tensors are [T, heads, head_size]
+    in the model's dtype, owned by the step: read them at once or copy them.
+    """
+
+    def after_kv_write(self, layer: int) -> None:
+        """The step's K and V of this layer are in their pages."""
+        ...
+
+    def before_attend(self, layer: int, query: torch.Tensor) -> None:
+        """The query is known; local attention comes next."""
+        ...
+
+    def after_attend(self, layer: int, output: torch.Tensor) -> None:
+        """Local attention is done."""
+        ...

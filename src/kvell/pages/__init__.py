@@ -1,0 +1,1 @@
+"""Sizes, large-page pool, per-group small pages, extents, audit."""

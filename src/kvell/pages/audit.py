@@ -1,0 +1,102 @@
+"""The audit: every invariant of the pool, written once (DESIGN §5).
+
+It reads a snapshot, counts everything again from the holders' tables and the
+index, and reports each difference in a sentence.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from kvell.pages.layout import Layout
+from kvell.pages.pool import NO_GROUP, SHARED
+from kvell.pages.snapshot import PoolSnapshot
+
+
+def audit(layout: Layout, state: PoolSnapshot) -> list[str]:
+    """Everything that is wrong with the state; empty if nothing is."""
+    return [
+        *_references(state),
+        *_large_pages(layout, state),
+        *_supply(layout, state),
+        *_index(layout, state),
+        *_tables(layout, state),
+    ]
+
+
+def _references(state: PoolSnapshot) -> Iterator[str]:
+    for group, refs in enumerate(state.refs):
+        held = Counter(page for h in state.holders for page in h.groups[group][1])
+        for page in held.keys() | refs.keys():
+            if held[page] != refs.get(page, 0):
+                yield (
+                    f"group {group} page {page}: {held[page]} holders, "
+                    f"{refs.get(page, 0)} references"
+                )
+
+
+def _large_pages(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
+    """Every byte has one owner: each small page is empty, used or cached, in one group."""
+    live = {h.handle for h in state.holders}
+    for large, group in enumerate(state.group):
+        if group == NO_GROUP:
+            if state.used[large] or state.cached[large] or state.empty_masks[large]:
+                yield f"large page {large}: in no group, but not empty"
+            continue
+        count = layout.groups[group].pages_per_large
+        pages = range(large * count, (large + 1) * count)
+        used = {p for p in pages if p in state.refs[group]}
+        cached = {p for p in pages if p in state.keys[group]} - used
+        empty = {p for p in pages if state.empty_masks[large] >> (p - pages.start) & 1}
+        if (len(used), len(cached)) != (state.used[large], state.cached[large]):
+            yield (
+                f"large page {large}: counts {state.used[large]} used, {state.cached[large]} "
+                f"cached; it has {len(used)} and {len(cached)}"
+            )
+        if empty & (used | cached) or len(empty | used | cached) != count:
+            yield f"large page {large}: a page has two states or none"
+        if not used and not cached:
+            yield f"large page {large}: all empty, yet in group {group}"
+        if empty and state.owner[large] not in live | {SHARED}:
+            yield f"large page {large}: associated with holder {state.owner[large]}, who is gone"
+
+
+def _supply(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
+    whole = sum(1 for used in state.used if not used)
+    if whole != state.whole:
+        yield f"{whole} large pages have no used page; the supply says {state.whole}"
+    for index, group in enumerate(layout.groups):
+        partial = sum(
+            group.pages_per_large - used
+            for g, used in zip(state.group, state.used, strict=True)
+            if g == index and used
+        )
+        if partial != state.partial[index]:
+            yield f"group {index}: {partial} pages to be had in used large pages, not {state.partial[index]}"
+
+
+def _index(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
+    """The index names only used and cached pages, each once, where its last token is."""
+    named = [Counter(e.page for e in state.index if e.group == g) for g in range(len(state.keys))]
+    for group, keys in enumerate(state.keys):
+        if named[group].keys() != keys.keys() or any(n > 1 for n in named[group].values()):
+            yield f"group {group}: the index and the pool disagree on which pages are named"
+        count = layout.groups[group].pages_per_large
+        for page in keys:
+            if state.group[page // count] != group:
+                yield f"group {group} page {page}: named, but its large page is not of the group"
+    for entry in state.index:
+        last_token = (entry.position + 1) * layout.groups[entry.group].page_tokens - 1
+        if not entry.node_start <= last_token < entry.node_end:
+            yield f"group {entry.group} page {entry.page}: filed in the wrong node"
+
+
+def _tables(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
+    for holder in state.holders:
+        for index, (first, pages) in enumerate(holder.groups):
+            size = layout.groups[index].page_tokens
+            if (first + len(pages)) * size < holder.computed:
+                yield f"holder {holder.handle}: tokens computed beyond its pages in group {index}"
+            for position, page in enumerate(pages, start=first):
+                reserved = position * size >= holder.computed
+                if reserved and page in state.keys[index]:
+                    yield f"holder {holder.handle}: a reserved page of group {index} is named"

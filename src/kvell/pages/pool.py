@@ -1,0 +1,251 @@
+"""The pool of large pages, carved into the small pages of layer groups.
+
+One machine, two levels.  A small page::
+
+            take                 release, not indexed
+    EMPTY ────────► USED ──────────────────────────────► EMPTY
+      ▲              │ ▲
+      │ evict        │ │ acquire (a hit)
+      │              ▼ │
+      └─────────── CACHED        release, indexed
+
+A large page belongs to no group while all of it is empty (``group == NO_GROUP``);
+it joins a group when a page of it is wanted there, and is *evictable* while it
+holds cached pages but no used one.  It may be associated with one holder (a
+request or lease), which then gets its pages first (Jenga §4.3); otherwise its
+pages are shared out to all holders of the group.
+
+RESERVED (allocated, content undefined) and DRAINING (released, a fence pending)
+are used pages seen through their holder: the pool counts references, and what
+a reference means is the holder's to say.
+
+Ids: page ``p`` of group g is index ``p % pages_per_large[g]`` of logical large page
+``p // pages_per_large[g]``.
+"""
+
+import heapq
+from collections.abc import Iterator
+from typing import Protocol
+
+from kvell.pages.demand import Supply
+from kvell.pages.layout import Layout
+
+NO_GROUP = -1
+SHARED = -1
+
+Key = tuple[int, int, int]
+"""Eviction order of a cached page, smallest first: (rank, time, -prefix length)."""
+
+
+class CachedPages(Protocol):
+    """Who is told when pages become evictable and stop being so: the evictor."""
+
+    def cached(self, group: int, page: int, key: Key) -> None:
+        """The page lost its last user and is kept."""
+        ...
+
+    def evictable(self, large: int) -> None:
+        """A large page without a used page keeps something, maybe less than before."""
+        ...
+
+
+class PagePool:
+    """Counts who uses which page; knows nothing of tokens, requests or torch."""
+
+    def __init__(self, layout: Layout, observer: CachedPages) -> None:
+        self.layout = layout
+        self.pages_per_large = tuple(g.pages_per_large for g in layout.groups)
+        count = layout.num_large_pages
+        self.group = [NO_GROUP] * count
+        self.owner = [SHARED] * count
+        self.used = [0] * count
+        self.cached = [0] * count
+        self.empty_mask = [0] * count
+        self.refs: list[dict[int, int]] = [{} for _ in layout.groups]
+        self.indexed: list[dict[int, Key]] = [{} for _ in layout.groups]
+        self._observer = observer
+        self._empty_heap = list(range(count))
+        self._whole = count
+        self._partial = [0] * len(layout.groups)
+        self._live: set[int] = set()
+        # Large pages of each group that have an empty page, shared and associated.
+        self._shared: list[set[int]] = [set() for _ in layout.groups]
+        self._owned: list[set[int]] = [set() for _ in layout.groups]
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def supply(self) -> Supply:
+        """What could be handed out now, evicting whatever may be evicted."""
+        return Supply(self._whole, tuple(self._partial), self.pages_per_large)
+
+    @property
+    def num_empty_large(self) -> int:
+        """Large pages that belong to no group."""
+        return len(self._empty_heap)
+
+    def num_empty(self, large: int) -> int:
+        """Empty small pages of a large page that belongs to a group."""
+        return self.empty_mask[large].bit_count()
+
+    def is_used(self, group: int, page: int) -> bool:
+        """Has the page a user?"""
+        return page in self.refs[group]
+
+    # ---------------------------------------------------- association of holders
+
+    def open_holder(self, holder: int) -> None:
+        """From now on large pages may be associated with ``holder``."""
+        self._live.add(holder)
+
+    def close_holder(self, holder: int) -> None:
+        """The holder is gone: what was associated with it is shared."""
+        self._live.discard(holder)
+        for group, owned in enumerate(self._owned):
+            mine = [large for large in owned if self.owner[large] == holder]
+            for large in mine:
+                owned.discard(large)
+                self.owner[large] = SHARED
+                self._shared[group].add(large)
+
+    def own_large(self, group: int, holder: int) -> int | None:
+        """Lowest large page with an empty page that is associated with the holder."""
+        mine = [large for large in self._owned[group] if self.owner[large] == holder]
+        return min(mine, default=None)
+
+    def shared_large(self, group: int, want: int) -> int | None:
+        """Shared large page that ``want`` pages fit best; the emptiest if they fit in none."""
+        by_room = sorted((self.num_empty(large), large) for large in self._shared[group])
+        fitting = next((large for room, large in by_room if room >= want), None)
+        if fitting is not None or not by_room:
+            return fitting
+        room = by_room[-1][0]
+        return next(large for count, large in by_room if count == room)
+
+    def others_large(self, group: int) -> int | None:
+        """A large page with an empty page, associated with the youngest other holder."""
+        return max(self._owned[group], key=lambda large: (self.owner[large], large), default=None)
+
+    def claim_large(self, group: int, holder: int) -> int | None:
+        """Take the lowest empty large page into ``group``; None if there is none."""
+        if not self._empty_heap:
+            return None
+        large = heapq.heappop(self._empty_heap)
+        self.group[large] = group
+        self.owner[large] = holder
+        self.empty_mask[large] = (1 << self.pages_per_large[group]) - 1
+        self._list_if_empty(large)
+        return large
+
+    # -------------------------------------------------------------- small pages
+
+    def take(self, large: int) -> int:
+        """Use the lowest empty page of a large page that has one; returns its id."""
+        group = self.group[large]
+        mask = self.empty_mask[large]
+        index = (mask & -mask).bit_length() - 1
+        page = large * self.pages_per_large[group] + index
+        self._uncount(large)
+        self.empty_mask[large] = mask & (mask - 1)
+        self.used[large] += 1
+        self.refs[group][page] = 1
+        self._count(large)
+        if not self.empty_mask[large]:
+            self._unlist(large)
+        return page
+
+    def acquire(self, group: int, page: int) -> None:
+        """One more user of a used or cached page."""
+        refs = self.refs[group]
+        if page in refs:
+            refs[page] += 1
+            return
+        large = page // self.pages_per_large[group]
+        self._uncount(large)
+        self.cached[large] -= 1
+        self.used[large] += 1
+        refs[page] = 1
+        self._count(large)
+
+    def release(self, group: int, page: int, key: Key | None) -> None:
+        """One user less; the last one leaves the page cached if indexed, else empty.
+
+        ``key`` is its new place in the eviction order; None keeps the old one (a
+        lease that came to nothing renews nothing).
+        """
+        refs = self.refs[group]
+        if key is not None and page in self.indexed[group]:
+            self.indexed[group][page] = max(key, self.indexed[group][page])
+        if refs[page] > 1:
+            refs[page] -= 1
+            return
+        del refs[page]
+        large = page // self.pages_per_large[group]
+        self._uncount(large)
+        self.used[large] -= 1
+        if page in self.indexed[group]:
+            self.cached[large] += 1
+            self._observer.cached(group, page, self.indexed[group][page])
+        else:
+            self._make_empty(group, page)
+        self._settle(large)
+
+    def index(self, group: int, page: int, key: Key) -> None:
+        """The prefix index names this used page from now on."""
+        self.indexed[group][page] = key
+
+    def evict(self, group: int, page: int) -> None:
+        """A cached page becomes empty; the index must have dropped it."""
+        large = page // self.pages_per_large[group]
+        del self.indexed[group][page]
+        self._uncount(large)
+        self.cached[large] -= 1
+        self._make_empty(group, page)
+        self._settle(large)
+
+    def cached_in(self, large: int) -> Iterator[int]:
+        """Cached pages of a large page, by index."""
+        group = self.group[large]
+        first = large * self.pages_per_large[group]
+        for page in range(first, first + self.pages_per_large[group]):
+            if page in self.indexed[group] and page not in self.refs[group]:
+                yield page
+
+    # ----------------------------------------------------------------- internal
+
+    def _make_empty(self, group: int, page: int) -> None:
+        large, index = divmod(page, self.pages_per_large[group])
+        if not self.empty_mask[large] and self.owner[large] not in self._live:
+            self.owner[large] = SHARED
+        self.empty_mask[large] |= 1 << index
+        self._list_if_empty(large)
+
+    def _settle(self, large: int) -> None:
+        """After a page of ``large`` lost its use or its cached content."""
+        if not self.used[large] and not self.cached[large]:
+            self._unlist(large)
+            self.group[large] = NO_GROUP
+            self.owner[large] = SHARED
+            self.empty_mask[large] = 0
+            heapq.heappush(self._empty_heap, large)
+        self._count(large)
+        if not self.used[large] and self.cached[large]:
+            self._observer.evictable(large)
+
+    def _count(self, large: int, sign: int = 1) -> None:
+        if self.used[large]:
+            group = self.group[large]
+            self._partial[group] += sign * (self.pages_per_large[group] - self.used[large])
+        else:
+            self._whole += sign
+
+    def _uncount(self, large: int) -> None:
+        self._count(large, -1)
+
+    def _list_if_empty(self, large: int) -> None:
+        lists = self._shared if self.owner[large] == SHARED else self._owned
+        lists[self.group[large]].add(large)
+
+    def _unlist(self, large: int) -> None:
+        self._shared[self.group[large]].discard(large)
+        self._owned[self.group[large]].discard(large)

@@ -1,0 +1,57 @@
+"""The state of a memory core as plain data: what the audit reads and tests compare."""
+
+from dataclasses import dataclass, field
+
+from kvell.pages.pool import Key
+
+
+@dataclass(frozen=True)
+class HolderSnapshot:
+    """One holder: per group, the first page position and the pages from there."""
+
+    handle: int
+    computed: int
+    published: int
+    is_lease: bool
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """The index names ``page`` of ``group`` at a position, in a node of these tokens."""
+
+    group: int
+    page: int
+    position: int
+    node_start: int
+    node_end: int
+
+
+@dataclass(frozen=True)
+class PoolSnapshot:
+    """Everything, by large page and by small page.
+
+    ``refs`` and ``keys`` are per group: page → users, and page → place in the
+    eviction order for pages that the index names.
+    """
+
+    group: tuple[int, ...]
+    owner: tuple[int, ...]
+    used: tuple[int, ...]
+    cached: tuple[int, ...]
+    empty_masks: tuple[int, ...]
+    refs: tuple[dict[int, int], ...]
+    keys: tuple[dict[int, Key], ...]
+    whole: int
+    partial: tuple[int, ...]
+    holders: tuple[HolderSnapshot, ...]
+    index: tuple[IndexEntry, ...]
+    num_nodes: int
+    evicted_pages: tuple[int, ...]
+    hit_tokens: int
+    rungs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_empty_large(self) -> int:
+        """Large pages that belong to no group."""
+        return sum(1 for group in self.group if group < 0)

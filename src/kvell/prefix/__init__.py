@@ -1,0 +1,1 @@
+"""What is cached, what counts as a hit, what to evict."""

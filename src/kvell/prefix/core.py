@@ -1,0 +1,367 @@
+"""The memory core: pool, tables and prefix index behind one interface of batch calls.
+
+This is the obvious implementation, in Python: the oracle of the compiled one, and
+what runs where no compiler was.  Time is the step number.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.pages.demand import feasible
+from kvell.pages.layout import Layout
+from kvell.pages.pool import PagePool
+from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot
+from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, LruEvictor, key
+from kvell.prefix.hits import hit_positions, longest_hit
+from kvell.prefix.holders import GroupPages, Holder
+from kvell.prefix.needs import demand_pages, peak_pages
+from kvell.prefix.placement import Placer
+from kvell.prefix.policies import policy_of
+from kvell.prefix.radix import RadixTree, Tokens
+
+Ints = npt.NDArray[np.int32]
+
+NEW_PAGE_COLUMNS = 4
+"""Columns of a new-pages array: index into the call's handles, group, position, page."""
+
+
+class MemoryCore(Protocol):
+    """One call per step for a whole batch; what the scheduler and the simulator drive.
+
+    Handles name holders (requests and leases) and are never reused.  Every call
+    leaves the core consistent; a call that raises has changed nothing.
+    """
+
+    layout: Layout
+
+    def begin_step(self, step: int) -> None:
+        """Set the time (steps only grow) and let leases that are over expire."""
+        ...
+
+    def peek(self, tokens: Tokens, root: str) -> int:
+        """Length of the prefix a request with these tokens would resume at; changes nothing."""
+        ...
+
+    def open(self, tokens: Tokens, root: str, lease_until: int | None = None) -> int:
+        """Match and hold the longest resumable prefix; returns a handle.
+
+        At least the last token is left to compute.  With ``lease_until`` the
+        pages are given back by themselves after that step unless claimed.
+        """
+        ...
+
+    def claim(self, handle: int, expected_tokens: int) -> None:
+        """Turn a lease into a request that is expected to reach so many tokens in all."""
+        ...
+
+    def hit_tokens(self, handle: int) -> int:
+        """Tokens that the handle's prefix hit covers."""
+        ...
+
+    def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
+        """Give the holders pages for tokens 0 … until-1, jointly over groups.
+
+        Serves the longest feasible run of ``handles`` from the front; returns its
+        length and the new pages [m, 4]: (index into handles, group, position, page).
+        """
+        ...
+
+    def largest(self, handle: int, until: int) -> int:
+        """Largest length ≤ ``until`` that :meth:`grow` could give the holder now."""
+        ...
+
+    def held_pages(self, handle: int) -> Ints:
+        """All pages of a holder [m, 4], in the columns of :meth:`grow` (first column 0)."""
+        ...
+
+    def fits(
+        self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
+    ) -> bool:
+        """Could the holder be brought to ``until`` tokens in chunks of ``chunk_tokens``,
+        while each of ``others`` still gets what it needs for ``others_until``?"""
+        ...
+
+    def append(self, handles: Ints, tokens: Ints) -> None:
+        """One generated token for each handle (a handle may come several times)."""
+        ...
+
+    def advance(self, handles: Ints, computed: Ints) -> None:
+        """The holders have this many tokens computed: publish full pages, leave windows behind."""
+        ...
+
+    def close(self, handle: int, *, renew: bool = True) -> None:
+        """Give everything back; ``renew`` counts it as an access now."""
+        ...
+
+    def snapshot(self) -> PoolSnapshot:
+        """The whole state as plain data, for the audit and for comparison."""
+        ...
+
+
+class ReferenceCore:
+    """:class:`MemoryCore` in plain Python."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._groups = layout.groups
+        self._policies = tuple(policy_of(group) for group in layout.groups)
+        self._evictor = LruEvictor(len(self._groups))
+        self._pool = PagePool(layout, self._evictor)
+        self._evictor.watch(self._pool)
+        self._tree = RadixTree(tuple(group.page_tokens for group in self._groups))
+        self._placer = Placer(self._pool, self._evictor, self._tree)
+        self._holders: dict[int, Holder] = {}
+        self._next_handle = 1
+        self._step = 0
+        self._hit_tokens = 0
+
+    # ------------------------------------------------------------------ prefixes
+
+    def begin_step(self, step: int) -> None:
+        """See :class:`MemoryCore`."""
+        if step < self._step:
+            raise ValueError(f"steps only grow: {step} after {self._step}")
+        self._step = step
+        over = [h for h in self._holders.values() if h.lease_until is not None]
+        for holder in over:
+            if holder.lease_until is not None and holder.lease_until < step:
+                self.close(holder.handle, renew=False)
+
+    def peek(self, tokens: Tokens, root: str) -> int:
+        """See :class:`MemoryCore`."""
+        return self._match(tokens, root)[0]
+
+    def open(self, tokens: Tokens, root: str, lease_until: int | None = None) -> int:
+        """See :class:`MemoryCore`."""
+        prompt = np.ascontiguousarray(tokens, np.int32)
+        length, found = self._match(prompt, root)
+        node = self._tree.root(root)
+        for node, matched in self._tree.walk(root, prompt[:length]):
+            if matched >= length:
+                break
+        groups = []
+        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
+            positions = hit_positions(group, policy, length)
+            pages = [found[index][position] for position in positions]
+            for page in pages:
+                self._pool.acquire(index, page)
+            groups.append(GroupPages(positions.start, pages))
+        handle = self._next_handle
+        self._next_handle += 1
+        self._tree.hold(node)
+        self._pool.open_holder(handle)
+        self._holders[handle] = Holder(
+            handle, root, prompt, node, groups, length, length, length, len(prompt), lease_until
+        )
+        return handle
+
+    def claim(self, handle: int, expected_tokens: int) -> None:
+        """See :class:`MemoryCore`."""
+        holder = self._holders[handle]
+        holder.lease_until = None
+        holder.expected_tokens = expected_tokens
+        self._hit_tokens += holder.hit_tokens
+
+    def hit_tokens(self, handle: int) -> int:
+        """See :class:`MemoryCore`."""
+        return self._holders[handle].hit_tokens
+
+    def _match(self, tokens: Tokens, root: str) -> tuple[int, list[dict[int, int]]]:
+        found: list[dict[int, int]] = [{} for _ in self._groups]
+        matched = 0
+        for node, length in self._tree.walk(root, tokens):
+            matched = length
+            for group, pages in enumerate(node.pages):
+                size = self._groups[group].page_tokens
+                found[group].update(
+                    {p: page for p, page in pages.items() if (p + 1) * size <= length}
+                )
+        limit = min(matched, len(tokens) - 1)
+        return longest_hit(self._groups, self._policies, found, limit), found
+
+    # -------------------------------------------------------------------- growth
+
+    def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
+        """See :class:`MemoryCore`."""
+        rows: list[tuple[int, int, int, int]] = []
+        wants = [self._missing(self._holders[int(h)], int(u)) for h, u in zip(handles, until, strict=True)]
+        served = self._longest_feasible(wants)
+        for index in range(served):
+            if any(wants[index]):
+                rows.extend(self._place(index, self._holders[int(handles[index])], wants[index]))
+        return served, _rows(rows)
+
+    def largest(self, handle: int, until: int) -> int:
+        """See :class:`MemoryCore`."""
+        holder = self._holders[handle]
+        low, high = holder.computed, until
+        while low < high:
+            middle = (low + high + 1) // 2
+            if feasible(self._missing(holder, middle), self._pool.supply):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def fits(
+        self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
+    ) -> bool:
+        """See :class:`MemoryCore`."""
+        need = self._peak(handle, until, chunk_tokens)
+        for other, length in zip(others, others_until, strict=True):
+            more = self._peak(int(other), int(length), 1)
+            need = [a + b for a, b in zip(need, more, strict=True)]
+        return feasible(need, self._pool.supply)
+
+    def held_pages(self, handle: int) -> Ints:
+        """See :class:`MemoryCore`."""
+        rows = [
+            (0, group, held.first + i, page)
+            for group, held in enumerate(self._holders[handle].groups)
+            for i, page in enumerate(held.pages)
+        ]
+        return _rows(rows)
+
+    def _missing(self, holder: Holder, until: int) -> list[int]:
+        return [
+            max(0, -(-until // group.page_tokens) - held.end)
+            for group, held in zip(self._groups, holder.groups, strict=True)
+        ]
+
+    def _peak(self, handle: int, until: int, chunk_tokens: int) -> list[int]:
+        """Pages the holder will need beyond those it holds, at its worst step up to ``until``."""
+        holder = self._holders[handle]
+        return [
+            max(0, peak_pages(group, policy, until, chunk_tokens) - len(held.pages))
+            for group, policy, held in zip(self._groups, self._policies, holder.groups, strict=True)
+        ]
+
+    def _longest_feasible(self, wants: Sequence[Sequence[int]]) -> int:
+        total = [0] * len(self._groups)
+        for served, want in enumerate(wants):
+            total = [a + b for a, b in zip(total, want, strict=True)]
+            if any(want) and not feasible(total, self._pool.supply):
+                return served
+        return len(wants)
+
+    def _place(
+        self, index: int, holder: Holder, need: list[int]
+    ) -> list[tuple[int, int, int, int]]:
+        demand = [
+            demand_pages(group, policy, holder.expected_tokens, held.end, n)
+            for group, policy, held, n in zip(
+                self._groups, self._policies, holder.groups, need, strict=True
+            )
+        ]
+        rows = []
+        for group, pages in enumerate(self._placer.place(holder.handle, need, demand)):
+            held = holder.groups[group]
+            rows.extend((index, group, held.end + i, page) for i, page in enumerate(pages))
+            held.pages.extend(pages)
+        return rows
+
+    # ------------------------------------------------------------------ progress
+
+    def append(self, handles: Ints, tokens: Ints) -> None:
+        """See :class:`MemoryCore`."""
+        for handle, token in zip(handles, tokens, strict=True):
+            self._holders[int(handle)].generated.append(int(token))
+
+    def advance(self, handles: Ints, computed: Ints) -> None:
+        """See :class:`MemoryCore`."""
+        for handle, length in zip(handles, computed, strict=True):
+            holder = self._holders[int(handle)]
+            holder.computed = int(length)
+            self._publish(holder)
+            self._leave_behind(holder)
+
+    def _publish(self, holder: Holder) -> None:
+        size = min(group.page_tokens for group in self._groups)
+        length = holder.computed // size * size
+        if length <= holder.published:
+            return
+        node = self._tree.extend(holder.node, holder.published, holder.tokens_to(length))
+        self._tree.hold(node)
+        self._tree.let_go(holder.node)
+        holder.node = node
+        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
+            pt = group.page_tokens
+            held = holder.groups[index]
+            for position in range(max(held.first, holder.published // pt), length // pt):
+                page = held.pages[position - held.first]
+                rank = policy.prefix_length((position + 1) * pt)
+                if self._tree.put(node, index, position, page):
+                    self._pool.index(index, page, key(BEHIND_WINDOW, 0, rank))
+        holder.published = length
+
+    def _leave_behind(self, holder: Holder) -> None:
+        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
+            held = holder.groups[index]
+            start = policy.active_start(holder.computed) // group.page_tokens
+            count = min(start - held.first, len(held.pages))
+            if count > 0:
+                self._release(index, held, held.pages[:count], BEHIND_WINDOW)
+                del held.pages[:count]
+                held.first += count
+
+    def _release(
+        self, group: int, held: GroupPages, pages: Sequence[int], rank: int | None
+    ) -> None:
+        size, policy = self._groups[group].page_tokens, self._policies[group]
+        for i, page in enumerate(pages):
+            length = policy.prefix_length((held.first + i + 1) * size)
+            self._pool.release(
+                group, page, None if rank is None else key(rank, self._step, length)
+            )
+
+    def close(self, handle: int, *, renew: bool = True) -> None:
+        """See :class:`MemoryCore`."""
+        holder = self._holders.pop(handle)
+        for group, held in enumerate(holder.groups):
+            self._release(group, held, held.pages, NORMAL if renew else None)
+        self._pool.close_holder(handle)
+        self._tree.let_go(holder.node)
+        self._tree.forget_if_empty(holder.root)
+
+    # -------------------------------------------------------------------- looking
+
+    def snapshot(self) -> PoolSnapshot:
+        """See :class:`MemoryCore`."""
+        pool = self._pool
+        supply = pool.supply
+        return PoolSnapshot(
+            group=tuple(pool.group),
+            owner=tuple(pool.owner),
+            used=tuple(pool.used),
+            cached=tuple(pool.cached),
+            empty_masks=tuple(pool.empty_mask),
+            refs=tuple(dict(refs) for refs in pool.refs),
+            keys=tuple(dict(keys) for keys in pool.indexed),
+            whole=supply.whole,
+            partial=supply.partial,
+            holders=tuple(
+                HolderSnapshot(
+                    h.handle,
+                    h.computed,
+                    h.published,
+                    h.lease_until is not None,
+                    tuple((held.first, tuple(held.pages)) for held in h.groups),
+                )
+                for h in self._holders.values()
+            ),
+            index=tuple(
+                IndexEntry(group, page, position, node.start, node.end)
+                for group, page, node, position in self._tree.named()
+            ),
+            num_nodes=sum(1 for _ in self._tree.nodes()),
+            evicted_pages=tuple(self._placer.evicted_pages),
+            hit_tokens=self._hit_tokens,
+            rungs=dict(self._placer.rungs),
+        )
+
+
+def _rows(rows: list[tuple[int, int, int, int]]) -> Ints:
+    return np.asarray(rows, np.int32).reshape(-1, NEW_PAGE_COLUMNS)

@@ -1,0 +1,89 @@
+"""Which cached page goes first: balanced and aligned over groups (Jenga §5.1).
+
+Every cached page has a key (rank, time, -prefix length), the same for the same
+token in every group: so groups lose tokens of the same age (balanced), and of one
+age the longest prefix first (aligned).  Rank 0 holds pages that a window left
+behind; they go before anything that ends a resumable prefix.  A large page is
+as young as its youngest page (Jenga §5.4).
+"""
+
+import heapq
+
+from kvell.pages.pool import Key, PagePool
+
+BEHIND_WINDOW = 0
+NORMAL = 1
+
+
+def key(rank: int, time: int, prefix_length: int) -> Key:
+    """Place in the eviction order; the smallest goes first."""
+    return (rank, time, -prefix_length)
+
+
+class LruEvictor:
+    """Least recently used, with heaps whose stale entries are dropped when met."""
+
+    def __init__(self, num_groups: int) -> None:
+        self._pages: list[list[tuple[Key, int]]] = [[] for _ in range(num_groups)]
+        self._large: list[tuple[Key, int]] = []
+        self._pool: PagePool | None = None
+
+    def watch(self, pool: PagePool) -> None:
+        """Serve this pool; called once, by whoever builds both."""
+        self._pool = pool
+
+    def cached(self, group: int, page: int, key: Key) -> None:
+        """A page lost its last user."""
+        heapq.heappush(self._pages[group], (key, page))
+
+    def evictable(self, large: int) -> None:
+        """A large page lost its last user."""
+        heapq.heappush(self._large, (self._youngest(large), large))
+
+    def oldest_page(self, group: int, *, in_used_large: bool) -> tuple[Key, int] | None:
+        """The page of ``group`` to evict first; with ``in_used_large`` only of large pages in use."""
+        heap, pool = self._pages[group], self._require_pool()
+        aside, found = [], None
+        while heap:
+            entry = heap[0]
+            if not self._is_current(group, entry):
+                heapq.heappop(heap)
+                continue
+            if in_used_large and not pool.used[entry[1] // pool.pages_per_large[group]]:
+                aside.append(heapq.heappop(heap))
+                continue
+            found = entry
+            break
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return found
+
+    def oldest_large(self) -> tuple[Key, int] | None:
+        """The evictable large page to evict first."""
+        pool = self._require_pool()
+        while self._large:
+            entry = self._large[0]
+            large = entry[1]
+            if not pool.used[large] and pool.cached[large]:
+                youngest = self._youngest(large)
+                if entry[0] == youngest:
+                    return entry
+                heapq.heapreplace(self._large, (youngest, large))
+            else:
+                heapq.heappop(self._large)
+        return None
+
+    def _is_current(self, group: int, entry: tuple[Key, int]) -> bool:
+        pool = self._require_pool()
+        page_key, page = entry
+        return not pool.is_used(group, page) and pool.indexed[group].get(page) == page_key
+
+    def _youngest(self, large: int) -> Key:
+        pool = self._require_pool()
+        indexed = pool.indexed[pool.group[large]]
+        return max(indexed[page] for page in pool.cached_in(large))
+
+    def _require_pool(self) -> PagePool:
+        if self._pool is None:
+            raise RuntimeError("the evictor watches no pool yet")
+        return self._pool

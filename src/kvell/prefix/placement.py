@@ -1,0 +1,96 @@
+"""Placing the pages of one holder: association by demand, eviction last.
+
+Jenga §4.3 and §5.4 with the order corrected (DESIGN §5, *Allocation*): a holder
+gets a large page of its own only if the pages it is known to need fill it;
+smaller remainders pack, best fit, into shared large pages of the group.
+"""
+
+from collections.abc import Sequence
+
+from kvell.pages.demand import whole_needed
+from kvell.pages.pool import SHARED, PagePool
+from kvell.prefix.evictor import LruEvictor
+from kvell.prefix.radix import RadixTree
+
+
+class Placer:
+    """Carries out a demand that :func:`kvell.pages.demand.feasible` has allowed."""
+
+    def __init__(self, pool: PagePool, evictor: LruEvictor, trees: RadixTree) -> None:
+        self._pool = pool
+        self._evictor = evictor
+        self._tree = trees
+        self.evicted_pages = [0] * len(pool.pages_per_large)
+        self.rungs = dict.fromkeys(
+            ("own_page", "own_large_page", "shared_page", "others_page", "evict_large", "evict_page"), 0
+        )
+
+    def place(self, holder: int, need: Sequence[int], demand: Sequence[int]) -> list[list[int]]:
+        """Take ``need[g]`` pages in every group g for ``holder``; returns their ids.
+
+        ``demand[g]`` ≥ ``need[g]`` is what the holder is known to need in all from now on.
+        """
+        left = list(need)
+        return [self._place_group(holder, g, left, demand[g]) for g in range(len(left))]
+
+    def _place_group(self, holder: int, group: int, left: list[int], demand: int) -> list[int]:
+        pages: list[int] = []
+        while left[group]:
+            large = self._find_large(holder, group, left, demand)
+            if large is None:
+                self._make_room(group, left, demand)
+                continue
+            while left[group] and self._pool.empty_mask[large]:
+                pages.append(self._pool.take(large))
+                left[group] -= 1
+                demand -= 1
+        return pages
+
+    def _find_large(self, holder: int, group: int, left: list[int], demand: int) -> int | None:
+        """A large page of the group with an empty page, by the first rungs of the ladder."""
+        pool = self._pool
+        if (own := pool.own_large(group, holder)) is not None:
+            return self._count("own_page", own)
+        spare = self._may_take_whole(group, left)
+        fills = demand >= pool.pages_per_large[group]
+        if fills and spare and (large := pool.claim_large(group, holder)) is not None:
+            return self._count("own_large_page", large)
+        if (shared := pool.shared_large(group, demand)) is not None:
+            return self._count("shared_page", shared)
+        if spare and (large := pool.claim_large(group, SHARED)) is not None:
+            return self._count("shared_page", large)
+        if (others := pool.others_large(group)) is not None:
+            return self._count("others_page", others)
+        return None
+
+    def _may_take_whole(self, group: int, left: Sequence[int]) -> bool:
+        """May the group take a whole large page without failing what others still need?"""
+        supply = self._pool.supply
+        whole = whole_needed(left, supply)
+        return whole[group] > 0 or sum(whole) < supply.whole
+
+    def _make_room(self, group: int, left: Sequence[int], demand: int) -> None:
+        """Evict a large page or a page of the group, whichever the keys call for."""
+        may_whole = self._may_take_whole(group, left)
+        large = self._evictor.oldest_large() if may_whole else None
+        page = self._evictor.oldest_page(group, in_used_large=not may_whole)
+        fills = demand >= self._pool.pages_per_large[group]
+        if large is not None and (fills or page is None or large[0] < page[0]):
+            self.rungs["evict_large"] += 1
+            owner_group = self._pool.group[large[1]]
+            for victim in list(self._pool.cached_in(large[1])):
+                self._evict(owner_group, victim)
+        elif page is not None:
+            self.rungs["evict_page"] += 1
+            self._evict(group, page[1])
+        else:
+            raise AssertionError("placement was asked for an infeasible demand")
+
+    def _evict(self, group: int, page: int) -> None:
+        self._tree.drop(group, page)
+        self._pool.evict(group, page)
+        self.evicted_pages[group] += 1
+
+    def _count(self, rung: str, large: int) -> int:
+        self.rungs[rung] += 1
+        return large

@@ -1,0 +1,111 @@
+"""What each kind of layer group asks of the cache: one interface for every kind.
+
+Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens; the paper
+counts *earlier* tokens as its window, so its 2 is our 3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvell.pages.layout import GroupKind, GroupSpec
+
+
+class GroupPolicy(Protocol):
+    """The rules of one layer group; pure functions of token counts."""
+
+    @property
+    def required_for_hit(self) -> bool:
+        """False for what is refilled rather than resumed (drafters, consumed embeddings)."""
+        ...
+
+    def active_start(self, num_tokens: int) -> int:
+        """First token that a later step may still read once ``num_tokens`` are computed.
+
+        Pages wholly before it have no user any more; their last access is now.
+        """
+        ...
+
+    def live_tokens(self, num_tokens: int) -> int:
+        """Tokens a request of ``num_tokens`` keeps between steps."""
+        ...
+
+    def prefix_length(self, page_end_tokens: int) -> int:
+        """Eviction rank among pages of one age: the longest goes first (aligned eviction)."""
+        ...
+
+    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
+        """Every length at which the group could resume, given which tokens are cached."""
+        ...
+
+    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
+        """Positions in (start, end] at which the group must be able to give its state."""
+        ...
+
+
+@dataclass(frozen=True)
+class FullPolicy:
+    """Full attention: every earlier token is read, so a hit needs all of them."""
+
+    required_for_hit: bool = True
+
+    def active_start(self, num_tokens: int) -> int:
+        """Nothing is ever behind."""
+        return 0
+
+    def live_tokens(self, num_tokens: int) -> int:
+        """All of them."""
+        return num_tokens
+
+    def prefix_length(self, page_end_tokens: int) -> int:
+        """Tokens up to the page's end, the same in every group that holds them."""
+        return page_end_tokens
+
+    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
+        """1, 2, … up to the first hole."""
+        hole = next((i for i, hit in enumerate(is_hit) if not hit), len(is_hit))
+        return list(range(1, hole + 1))
+
+    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
+        """Attention can resume anywhere: none."""
+        return ()
+
+
+@dataclass(frozen=True)
+class SlidingPolicy:
+    """Sliding window: the next token reads the last ``window_tokens - 1``."""
+
+    window_tokens: int
+    required_for_hit: bool = True
+
+    def active_start(self, num_tokens: int) -> int:
+        """The next token is the window's last."""
+        return max(0, num_tokens - (self.window_tokens - 1))
+
+    def live_tokens(self, num_tokens: int) -> int:
+        """The window, without the token to come."""
+        return min(num_tokens, self.window_tokens - 1)
+
+    def prefix_length(self, page_end_tokens: int) -> int:
+        """As for full attention, so that both evict the same tokens."""
+        return page_end_tokens
+
+    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
+        """Lengths whose last ``window_tokens - 1`` tokens are all cached."""
+        found, run = [], 0
+        for length, hit in enumerate(is_hit, start=1):
+            run = run + 1 if hit else 0
+            if run >= self.live_tokens(length):
+                found.append(length)
+        return found
+
+    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
+        """Attention can resume anywhere: none."""
+        return ()
+
+
+def policy_of(group: GroupSpec) -> GroupPolicy:
+    """The policy of a group's kind."""
+    if group.kind is GroupKind.SLIDING:
+        return SlidingPolicy(group.window_tokens)
+    return FullPolicy()
