@@ -97,9 +97,9 @@ Plan make_plan(const Call& call, int threads) {
   if (split)
     split_sections(call, units, plan);
   else
-    plan.tasks = std::move(units);
+    plan.tasks = units;
   if (threads > 1) largest_first(call, plan.tasks);
-  for (const Task& task : plan.tasks) plan.max_rows = std::max(plan.max_rows, task_rows(call, task));
+  for (const Task& unit : units) plan.max_rows = std::max(plan.max_rows, task_rows(call, unit));
   return plan;
 }
 

@@ -1,6 +1,7 @@
 """``kvell chat``: a conversation, from a terminal or line by line from a pipe."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ class Conversation:
 @click.pass_obj
 def chat(
     session: Session,
+    /,
     settings: EngineSettings,
     system: str | None,
     as_json: bool,
@@ -56,7 +58,7 @@ def chat(
     drawn = SamplingParams(**sampling)
     with progress_bar("loading") as report:
         model = session.open_model(with_kv_memory(settings, session), session.cache_dir, report)
-    interactive = click.get_text_stream("stdin").isatty()
+    interactive = sys.stdin.isatty()
     if interactive:
         for line in [*model.contract.lines(), "", HELP]:
             click.echo(line, err=True)
@@ -107,7 +109,7 @@ def _read_line(interactive: bool) -> str | None:
             return input("> ")
         except EOFError:
             return None
-    return click.get_text_stream("stdin").readline() or None
+    return sys.stdin.readline() or None
 
 
 def _take_turn(

@@ -19,12 +19,14 @@ def prepare_libraries(environ: MutableMapping[str, str], cores: int) -> None:
 
     Must run before torch is imported.  Huge pages make weight reads 10-20 % faster;
     one thread per core that this process may use, since a runtime that spins on
-    more than that loses most of its bandwidth.
+    more than that loses most of its bandwidth.  The libraries stay quiet below
+    errors: what goes wrong is said once, by the command.
     """
     environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     environ.setdefault("OMP_NUM_THREADS", str(cores))
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
 def prepare_process() -> None:

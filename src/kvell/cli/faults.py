@@ -25,9 +25,10 @@ DONE, BUG, CHANGE, INTERRUPTED = 0, 1, 2, 130
 _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
     name: "--" + name.replace("_", "-")
     for name in (
-        "model dtype device max_model_len max_num_batched_tokens max_num_seqs manager "
-        "temperature top_k top_p seed max_tokens stop ignore_eos host port api_key"
-    ).split()
+        *("model", "dtype", "device", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
+        *("manager", "temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos"),
+        *("host", "port", "api_key"),
+    )
 }
 
 
@@ -41,18 +42,16 @@ class Debug:
 def guarded(work: Callable[[], object], debug: Debug) -> int:
     """Run ``work`` and return the exit code; says on stderr what went wrong, if anything."""
     try:
-        work()
-    except click.exceptions.Exit as end:
-        return end.exit_code
+        code = work()
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
-    except click.UsageError as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return CHANGE
     except click.ClickException as error:
-        return _say(error.format_message(), CHANGE, debug)
+        return _say(_with_help(error), CHANGE, debug)
     except ChangeSomething as error:
         return _say(as_flags(error), CHANGE, debug)
     except KvellError as error:
@@ -60,13 +59,21 @@ def guarded(work: Callable[[], object], debug: Debug) -> int:
     except Exception as error:
         text = f"this is a bug: {type(error).__name__}: {error} (--debug shows where)"
         return _say(text, BUG, debug)
-    return DONE
+    # click hands back the code of --help and --version instead of raising.
+    return code if isinstance(code, int) else DONE
 
 
 def as_flags(error: ChangeSomething) -> str:
     """The error's line with the field written as the flag that sets it, where there is one."""
     field = _FLAGS.get(error.field, error.field)
     return f"{field}={error.value}: {error.problem}; {error.remedy}"
+
+
+def _with_help(error: click.ClickException) -> str:
+    """A usage error's line, with where to look things up."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    place = f"; see {context.command_path} --help" if context else ""
+    return error.format_message().rstrip(".") + place
 
 
 def _say(text: str, code: int, debug: Debug) -> int:
@@ -78,5 +85,5 @@ def _say(text: str, code: int, debug: Debug) -> int:
 
 def _reader_left() -> int:
     """Stdout was closed (``kvell … | head``): end quietly, also in the interpreter's last flush."""
-    sys.stdout = None  # type: ignore[assignment]
+    sys.stdout = None
     return DONE

@@ -19,7 +19,13 @@ from kvell.cli.session import EngineSettings, Model, Session
 from kvell.engine.sampling_params import SamplingParams
 
 RESULT_FIELDS = (
-    "index prompt_token_ids token_ids text cached_tokens preemptions finish_reason".split()
+    "index",
+    "prompt_token_ids",
+    "token_ids",
+    "text",
+    "cached_tokens",
+    "preemptions",
+    "finish_reason",
 )
 
 
@@ -37,7 +43,9 @@ class Job:
 
 @click.command()
 @click.option("--prompt", help="A text to answer.")
-@click.option("--prompts", "path", help='A file of lines {"prompt": …}; - reads stdin.')
+@click.option(
+    "--prompts", "path", metavar="FILE", help='A file of lines {"prompt": …}; - reads stdin.'
+)
 @sampling_options(temperature=0.0, top_p=1.0)
 @click.option("--stop", multiple=True, help="End before this text; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
@@ -48,6 +56,7 @@ class Job:
 @click.pass_obj
 def generate(
     session: Session,
+    /,
     settings: EngineSettings,
     prompt: str | None,
     path: str | None,

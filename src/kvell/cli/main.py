@@ -40,8 +40,8 @@ for command in (generate, chat, serve, plan, instance):
 def run(args: Sequence[str], session: Session) -> int:
     """Run one command line and return its exit code."""
 
-    def work() -> None:
-        root.main(list(args), prog_name="kvell", standalone_mode=False, obj=session)
+    def work() -> object:
+        return root.main(list(args), prog_name="kvell", standalone_mode=False, obj=session)
 
     return guarded(work, session.debug)
 

@@ -1,7 +1,7 @@
 """Flags that several commands share; their names follow vLLM's."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ Command = Callable[..., Any]
 class LengthType(click.ParamType[int | None]):
     """Tokens, or ``auto`` (None)."""
 
-    name = "tokens|auto"
+    name = "n|auto"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -90,14 +90,21 @@ def engine_options(command: Command) -> Command:
         chosen = {field.name: given.pop(field.name) for field in fields(EngineSettings)}
         return command(*args, settings=EngineSettings(**chosen), **given)
 
-    for option in reversed(_ENGINE_OPTIONS):
-        gathered = option(gathered)
-    return gathered
+    return _with(_ENGINE_OPTIONS, gathered)
+
+
+def _with(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+    """The command with the options in the order in which help shows them."""
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def _number(flag: str, default: int, text: str) -> Callable[[Command], Command]:
     at_least_one = click.IntRange(min=1)
-    return click.option(flag, type=at_least_one, default=default, show_default=True, help=text)
+    return click.option(
+        flag, type=at_least_one, metavar="N", default=default, show_default=True, help=text
+    )
 
 
 _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
@@ -128,29 +135,35 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
 def sampling_options(temperature: float, top_p: float) -> Callable[[Command], Command]:
     """Flags of how tokens are drawn, with the command's own defaults."""
 
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
     options = (
         _number("--max-tokens", 256, "Output tokens at most."),
         click.option(
             "--temperature",
             type=float,
+            metavar="T",
             default=temperature,
             show_default=True,
             help="0 takes the likeliest token.",
         ),
         click.option(
-            "--top-k", type=int, default=0, show_default=True, help="0 keeps all tokens."
+            "--top-k",
+            type=int,
+            metavar="K",
+            default=0,
+            show_default=True,
+            help="0 keeps all tokens.",
         ),
         click.option(
-            "--top-p", type=float, default=top_p, show_default=True, help="1 keeps all tokens."
+            "--top-p",
+            type=float,
+            metavar="P",
+            default=top_p,
+            show_default=True,
+            help="1 keeps all tokens.",
         ),
-        click.option("--seed", type=int, help="Draw the same tokens each time."),
+        click.option("--seed", type=int, metavar="N", help="Draw the same tokens each time."),
     )
-    return add
+    return functools.partial(_with, options)
 
 
 def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:

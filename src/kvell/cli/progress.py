@@ -1,5 +1,6 @@
 """Progress on stderr, so that stdout holds results only."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,8 +15,7 @@ def progress_bar(first: str) -> Iterator[Progress]:
 
     :param first: what is going on until the block reports.
     """
-    stderr = click.get_text_stream("stderr")
-    if stderr.isatty():
+    if sys.stderr.isatty():
         with _drawn_bar(first) as report:
             yield report
     else:

@@ -1,12 +1,12 @@
 """Prompts from a file: one JSON object a line."""
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,7 +45,7 @@ def read_prompts(path: str) -> list[PromptLine]:
 def _numbered_lines(path: str) -> Iterable[tuple[int, str]]:
     try:
         if path == "-":
-            return list(enumerate(click.get_text_stream("stdin"), start=1))
+            return list(enumerate(sys.stdin, start=1))
         # Not splitlines(): text may hold U+2028, which ends no line of JSON.
         return list(enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1))
     except UnicodeDecodeError as error:

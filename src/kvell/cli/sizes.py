@@ -34,7 +34,7 @@ def format_bytes(size_bytes: int) -> str:
     """A size for people, in binary units: exact below 1 KiB, else three digits or more."""
     value, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
+        if value < 1023.5:
             break
         value, unit = value / 1024, larger
     digits = 0 if unit == "B" or value >= 100 or value == int(value) else 1 if value >= 10 else 2

@@ -102,7 +102,7 @@ class CommandGate:
             if isinstance(event, Finished):
                 self._in_flight.discard(event.request_id)
         # Drained ends the process, so it is said here, once, whenever the engine says it.
-        kept = [event for event in events if not isinstance(event, Drained)]
+        kept: list[Event] = [event for event in events if not isinstance(event, Drained)]
         if self._draining and not self.drained and not self._engine.has_work():
             self.drained = True
             kept.append(Drained())

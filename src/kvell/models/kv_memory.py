@@ -38,7 +38,7 @@ def layer_pages(
     """Where each layer's K and V lie, in the order of layers.
 
     :param dtype: of the stored keys and values; its size must be the layers' element_bytes.
-    :raises ValueError: if a layer has no group, or its size or the pool's differs from the layout's.
+    :raises ValueError: if a layer has no group, or sizes differ from the layout's.
     """
     if pool.numel() < layout.pool_bytes:
         raise ValueError(f"the pool has {pool.numel()} bytes, the layout {layout.pool_bytes}")

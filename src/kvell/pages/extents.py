@@ -26,9 +26,7 @@ class Extent:
         if not 0 < num_pages < self.num_pages:
             raise ValueError(f"cannot cut {self.num_pages} pages after {num_pages}")
         head = Extent(self.large_page, self.first_index, num_pages)
-        tail = Extent(
-            self.large_page, self.first_index + num_pages, self.num_pages - num_pages
-        )
+        tail = Extent(self.large_page, self.first_index + num_pages, self.num_pages - num_pages)
         return head, tail
 
 

@@ -101,9 +101,7 @@ def _groups(layers: Sequence[LayerSpec], page_tokens: int) -> list[GroupSpec]:
     names = _names(list(members))
     return [
         _draft(name, kind, tuple(indices), token_bytes, page_tokens, window)
-        for name, ((kind, window, token_bytes), indices) in zip(
-            names, members.items(), strict=True
-        )
+        for name, ((kind, window, token_bytes), indices) in zip(names, members.items(), strict=True)
     ]
 
 

@@ -138,10 +138,8 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         prompt = np.ascontiguousarray(tokens, np.int32)
         length, found = self._match(prompt, root)
-        node = self._tree.root(root)
-        for node, matched in self._tree.walk(root, prompt[:length]):
-            if matched >= length:
-                break
+        path = [node for node, _ in self._tree.walk(root, prompt[:length])]
+        node = path[-1] if path else self._tree.root(root)
         groups = []
         for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
             positions = hit_positions(group, policy, length)
@@ -187,7 +185,10 @@ class ReferenceCore:
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """See :class:`MemoryCore`."""
         rows: list[tuple[int, int, int, int]] = []
-        wants = [self._missing(self._holders[int(h)], int(u)) for h, u in zip(handles, until, strict=True)]
+        wants = [
+            self._missing(self._holders[int(h)], int(u))
+            for h, u in zip(handles, until, strict=True)
+        ]
         served = self._longest_feasible(wants)
         for index in range(served):
             if any(wants[index]):
@@ -256,7 +257,7 @@ class ReferenceCore:
                 self._groups, self._policies, holder.groups, need, strict=True
             )
         ]
-        rows = []
+        rows: list[tuple[int, int, int, int]] = []
         for group, pages in enumerate(self._placer.place(holder.handle, need, demand)):
             held = holder.groups[group]
             rows.extend((index, group, held.end + i, page) for i, page in enumerate(pages))
@@ -313,9 +314,7 @@ class ReferenceCore:
         size, policy = self._groups[group].page_tokens, self._policies[group]
         for i, page in enumerate(pages):
             length = policy.prefix_length((held.first + i + 1) * size)
-            self._pool.release(
-                group, page, None if rank is None else key(rank, self._step, length)
-            )
+            self._pool.release(group, page, None if rank is None else key(rank, self._step, length))
 
     def close(self, handle: int, *, renew: bool = True) -> None:
         """See :class:`MemoryCore`."""

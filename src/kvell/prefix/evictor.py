@@ -41,7 +41,7 @@ class LruEvictor:
         heapq.heappush(self._large, (self._youngest(large), large))
 
     def oldest_page(self, group: int, *, in_used_large: bool) -> tuple[Key, int] | None:
-        """The page of ``group`` to evict first; with ``in_used_large`` only of large pages in use."""
+        """The page of ``group`` to evict first, maybe only of large pages in use."""
         heap, pool = self._pages[group], self._require_pool()
         aside, found = [], None
         while heap:

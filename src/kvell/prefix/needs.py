@@ -4,9 +4,7 @@ from kvell.pages.layout import GroupSpec
 from kvell.prefix.policies import GroupPolicy
 
 
-def peak_pages(
-    group: GroupSpec, policy: GroupPolicy, until_tokens: int, chunk_tokens: int
-) -> int:
+def peak_pages(group: GroupSpec, policy: GroupPolicy, until_tokens: int, chunk_tokens: int) -> int:
     """Most pages held at once on the way to ``until_tokens`` in chunks of ``chunk_tokens``.
 
     A chunk needs what stays live plus itself (``window + chunk`` in sliding

@@ -22,7 +22,15 @@ class Placer:
         self._tree = trees
         self.evicted_pages = [0] * len(pool.pages_per_large)
         self.rungs = dict.fromkeys(
-            ("own_page", "own_large_page", "shared_page", "others_page", "evict_large", "evict_page"), 0
+            (
+                "own_page",
+                "own_large_page",
+                "shared_page",
+                "others_page",
+                "evict_large",
+                "evict_page",
+            ),
+            0,
         )
 
     def place(self, holder: int, need: Sequence[int], demand: Sequence[int]) -> list[list[int]]:

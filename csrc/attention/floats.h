@@ -1,0 +1,82 @@
+// Kernel whose item is one float: any pool element, converted as it is packed.
+#pragma once
+#include "tile.h"
+
+namespace {
+
+struct Float32 {
+  using Stored = float;
+  KVELL_INLINE float read(const float* p) { return *p; }
+};
+
+struct BFloat16 {
+  using Stored = uint16_t;
+  KVELL_INLINE float read(const uint16_t* p) {
+    const uint32_t bits = uint32_t(*p) << 16;
+    float x;
+    __builtin_memcpy(&x, &bits, 4);
+    return x;
+  }
+};
+
+template <class LanesOf, class Pool, int Rows, int Columns>
+struct FloatKernel {
+  using Lanes = LanesOf;
+  using Item = float;
+  using Items = typename Lanes::Vec;
+  using Stored = typename Pool::Stored;
+  static constexpr int kPerItem = 1, kRows = Rows, kColumns = Columns;
+
+  KVELL_INLINE Items load(const float* p) { return Lanes::load(p); }
+  KVELL_INLINE Items broadcast(const float* p) { return Lanes::set(*p); }
+  KVELL_INLINE Items multiply_add(Items acc, Items a, Items b) { return Lanes::madd(a, b, acc); }
+
+  template <class Scratch>
+  static void pack_keys(const Scratch& lay, SpanRows rows, SpanRows next) {
+    for (int i = 0; i < kvell::kSpan; ++i) {
+      next.prefetch(i, lay.head_size * sizeof(Stored));
+      const Stored* row = reinterpret_cast<const Stored*>(rows[i]);
+      float* to = lay.keys + i;
+      for (int32_t d = 0; d < lay.head_size; ++d, to += kvell::kSpan)
+        *to = row ? Pool::read(row + d) : 0.0f;
+    }
+  }
+
+  template <class Scratch>
+  static void pack_values(const Scratch& lay, SpanRows rows, SpanRows next) {
+    for (int i = 0; i < kvell::kSpan; ++i) {
+      next.prefetch(i, lay.head_size * sizeof(Stored));
+      const Stored* row = reinterpret_cast<const Stored*>(rows[i]);
+      float* to = lay.values + int64_t(i) * lay.padded_size;
+      const int32_t size = row ? lay.head_size : 0;
+      for (int32_t d = 0; d < size; ++d) to[d] = Pool::read(row + d);
+      for (int32_t d = size; d < lay.padded_size; ++d) to[d] = 0.0f;
+    }
+  }
+
+  template <class Scratch>
+  static void pack_query(const kvell::Call& call, const kvell::Task& task, const Scratch& lay) {
+    float* to = lay.query;
+    const int32_t group = call.group_heads();
+    for (int32_t head = task.head_begin; head < task.head_end; ++head)
+      for (int32_t token = task.token_begin; token < task.token_end; ++token)
+        for (int32_t g = 0; g < group; ++g, to += lay.head_size) {
+          const Stored* row = static_cast<const Stored*>(call.query.data) +
+                              token * call.query.token_stride +
+                              (head * group + g) * call.query.head_stride;
+          for (int32_t d = 0; d < lay.head_size; ++d) to[d] = Pool::read(row + d);
+        }
+  }
+
+  KVELL_INLINE void pack_weights(const float* weights, float* items, float factor, float* sums) {
+    auto sum = Lanes::madd(Lanes::load(sums), Lanes::set(factor), Lanes::zero());
+    for (int i = 0; i < kvell::kSpan; i += Lanes::kWidth) {
+      const auto w = Lanes::load(weights + i);
+      Lanes::store(items + i, w);
+      sum = Lanes::madd(w, Lanes::set(1.0f), sum);
+    }
+    Lanes::store(sums, sum);
+  }
+};
+
+}  // namespace

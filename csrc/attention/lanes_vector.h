@@ -1,0 +1,49 @@
+// Eight float lanes in the compiler's vector extension: SSE2, AVX2 or NEON, by flags.
+#pragma once
+#include <cstdint>
+
+#define KVELL_INLINE static inline __attribute__((always_inline))
+
+namespace {
+
+struct VectorLanes {
+  typedef float Vec __attribute__((vector_size(32), aligned(4)));
+  typedef int32_t Int __attribute__((vector_size(32), aligned(4)));
+  static constexpr int kWidth = 8;
+
+  KVELL_INLINE Vec zero() { return Vec{}; }
+  KVELL_INLINE Vec set(float x) { return Vec{} + x; }
+  KVELL_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+  KVELL_INLINE void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
+  // The flags of the translation unit decide whether this is one rounding or two.
+  KVELL_INLINE Vec madd(Vec a, Vec b, Vec c) { return a * b + c; }
+  KVELL_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+  KVELL_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+  KVELL_INLINE Vec div(Vec a, Vec b) { return a / b; }
+  // x where a < b, else y
+  KVELL_INLINE Vec where_less(Vec a, Vec b, Vec x, Vec y) { return a < b ? x : y; }
+  KVELL_INLINE Vec round(Vec x) {
+    const Vec magic = set(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+    return (x + magic) - magic;
+  }
+  // x · 2^n for integral n in [-126, 0]
+  KVELL_INLINE Vec scale_by_power(Vec x, Vec n) {
+    const Int exponent = (__builtin_convertvector(n, Int) + 127) << 23;
+    return x * reinterpret_cast<const Vec&>(exponent);
+  }
+  // Lane i keeps x where begin <= i < end and becomes -inf elsewhere.
+  KVELL_INLINE Vec keep(Vec x, int begin, int end) {
+    const Int lane{0, 1, 2, 3, 4, 5, 6, 7};
+    return ((lane >= begin) & (lane < end)) ? x : set(-__builtin_inff());
+  }
+  KVELL_INLINE float largest(Vec x) {
+    float m = x[0];
+    for (int i = 1; i < kWidth; ++i) m = x[i] > m ? x[i] : m;
+    return m;
+  }
+  KVELL_INLINE float sum(Vec x) {
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+  }
+};
+
+}  // namespace

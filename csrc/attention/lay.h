@@ -1,0 +1,135 @@
+// How a task's scratch is laid out, and the states of its rows.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "softmax.h"
+#include "task.h"
+
+namespace {
+
+// Rows of a span for one head: null, or `rows[i] + offset_bytes`.
+struct SpanRows {
+  const uint8_t* const* rows;
+  int64_t offset_bytes;
+
+  const uint8_t* operator[](int i) const { return rows[i] ? rows[i] + offset_bytes : nullptr; }
+  void prefetch(int i, int64_t bytes) const {
+    if (!rows[i]) return;
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows[i] + offset_bytes + b, 0, 2);
+  }
+};
+
+static inline uint16_t to_bfloat16(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <class K>
+struct Lay {
+  using L = typename K::Lanes;
+  using Item = typename K::Item;
+  static constexpr int kWidth = L::kWidth;
+
+  Lay(const kvell::Call& call, int32_t rows_of_task, void* scratch)
+      : call(call),
+        rows(rows_of_task),
+        head_size(call.layer.head_size),
+        padded_size((head_size + kWidth - 1) / kWidth * kWidth),
+        query_items(head_size / K::kPerItem),
+        record_floats(kvell::record_floats(head_size)) {
+    uint8_t* at = static_cast<uint8_t*>(scratch);
+    take(at, keys, int64_t(kvell::kSpan) * query_items);
+    take(at, values, int64_t(kvell::kSpan) / K::kPerItem * padded_size);
+    take(at, query, int64_t(rows) * query_items);
+    take(at, output, int64_t(rows) * padded_size);
+    take(at, sums, int64_t(rows) * kWidth);
+    take(at, maximum, rows);
+    take(at, total_output, int64_t(rows) * padded_size);
+    take(at, total_sum, rows);
+    take(at, total_maximum, rows);
+    used_bytes = at - static_cast<uint8_t*>(scratch);
+  }
+
+  static size_t bytes(const kvell::Call& call, int32_t rows) {
+    return Lay(call, rows, nullptr).used_bytes;
+  }
+
+  void clear_section() { clear(output, maximum, sums, int64_t(rows) * kWidth); }
+  void clear_totals() { clear(total_output, total_maximum, total_sum, rows); }
+
+  // Folds one section's state of a row into its total; sections must come in order.
+  void add_to_total(int32_t row, float section_maximum, float section_sum, const float* section) {
+    if (section_maximum == -__builtin_inff()) return;
+    const float before = total_maximum[row];
+    const float after = section_maximum > before ? section_maximum : before;
+    const float keep = exp_of_one<L>(before - after), add = exp_of_one<L>(section_maximum - after);
+    total_maximum[row] = after;
+    total_sum[row] = total_sum[row] * keep + section_sum * add;
+    float* total = total_output + row * padded_size;
+    for (int32_t d = 0; d < padded_size; d += kWidth) {
+      const auto kept = L::madd(L::load(total + d), L::set(keep), L::zero());
+      L::store(total + d, L::madd(L::load(section + d), L::set(add), kept));
+    }
+  }
+
+  // Writes the rows' results: divided by the denominator, sinks added when not partial.
+  void finish(const kvell::Task& task, int32_t rows_per_head) {
+    const int32_t group = call.group_heads();
+    for (int32_t row = 0; row < rows; ++row) {
+      const int32_t in_head = row % rows_per_head;
+      const int32_t head = (task.head_begin + row / rows_per_head) * group + in_head % group;
+      const int64_t at = int64_t(task.token_begin + in_head / group) * call.query.heads + head;
+      float scale = 0.0f;
+      if (total_sum[row] > 0.0f || total_sum[row] != total_sum[row]) scale = result_scale(row, head);
+      write_row(at, row, scale);
+      if (!call.result.maximum) continue;
+      call.result.maximum[at] = total_maximum[row];
+      call.result.denominator[at] = total_sum[row];
+    }
+  }
+
+  const kvell::Call& call;
+  const int32_t rows, head_size, padded_size, query_items;
+  const int64_t record_floats;
+  Item *keys, *values, *query;
+  float *output, *sums, *maximum, *total_output, *total_sum, *total_maximum;
+  size_t used_bytes;
+
+ private:
+  template <class T>
+  static void take(uint8_t*& at, T*& pointer, int64_t count) {
+    pointer = reinterpret_cast<T*>(at);
+    at += (count * sizeof(T) + 63) / 64 * 64;
+  }
+
+  void clear(float* out, float* largest, float* sum, int64_t sum_floats) {
+    __builtin_memset(out, 0, sizeof(float) * rows * padded_size);
+    __builtin_memset(sum, 0, sizeof(float) * sum_floats);
+    for (int32_t row = 0; row < rows; ++row) largest[row] = -__builtin_inff();
+  }
+
+  // What the unnormalised output is multiplied by.
+  float result_scale(int32_t row, int32_t head) const {
+    if (call.result.maximum || !call.rule.sinks) return 1.0f / total_sum[row];
+    const float sink = call.rule.sinks[head], before = total_maximum[row];
+    const float after = sink > before ? sink : before;
+    const float keep = exp_of_one<L>(before - after);
+    return keep / (total_sum[row] * keep + exp_of_one<L>(sink - after));
+  }
+
+  void write_row(int64_t at, int32_t row, float scale) const {
+    const float* from = total_output + row * padded_size;
+    if (call.result.element == kvell::Element::float32) {
+      float* to = static_cast<float*>(call.result.output) + at * head_size;
+      for (int32_t d = 0; d < head_size; ++d) to[d] = from[d] * scale;
+    } else {
+      uint16_t* to = static_cast<uint16_t*>(call.result.output) + at * head_size;
+      for (int32_t d = 0; d < head_size; ++d) to[d] = to_bfloat16(from[d] * scale);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,127 @@
+// The Python face: integers in, nothing allocated for Python, the GIL released.
+//
+// Pointers come as integers because that costs a fifth of a microsecond a call where
+// array arguments cost seven. attention/native.py checks dtypes, shapes and strides;
+// what only the data can tell (page ids, starts) is checked here before it is used.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvell {
+namespace {
+
+// (pool, pool_bytes, page_stride_bytes, layer_offset_bytes, page_tokens, kv_heads, head_size, element)
+using LayerArgs = std::tuple<uintptr_t, int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, int>;
+// (requests, query_starts, context_lens, table_starts, page_ids, first_positions, pages, tokens)
+using BatchArgs = std::tuple<int32_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t,
+                             int64_t>;
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Layer layer_of(const LayerArgs& args) {
+  const auto& [pool, bytes, stride, offset, page_tokens, kv_heads, head_size, element] = args;
+  return {at<uint8_t>(pool), bytes, stride, offset, page_tokens, kv_heads, head_size,
+          static_cast<Element>(element)};
+}
+
+Batch batch_of(const BatchArgs& args) {
+  return {at<const int32_t>(std::get<1>(args)), at<const int32_t>(std::get<2>(args)),
+          at<const int32_t>(std::get<3>(args)), at<const int32_t>(std::get<4>(args)),
+          at<const int32_t>(std::get<5>(args)), std::get<0>(args)};
+}
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+void check_below(const char* name, const int32_t* values, int64_t count, int64_t limit) {
+  uint32_t largest = 0;  // a negative value becomes a very large one
+  for (int64_t i = 0; i < count; ++i)
+    largest = static_cast<uint32_t>(values[i]) > largest ? static_cast<uint32_t>(values[i]) : largest;
+  if (count > 0 && largest >= limit)
+    refuse(std::string(name) + ": " + std::to_string(static_cast<int32_t>(largest)) +
+           " is not below " + std::to_string(limit));
+}
+
+void check_starts(const char* name, const int32_t* starts, int32_t requests, int64_t total) {
+  if (starts[0] != 0 || starts[requests] != total)
+    refuse(std::string(name) + ": must run from 0 to " + std::to_string(total));
+  for (int32_t i = 0; i < requests; ++i)
+    if (starts[i] > starts[i + 1]) refuse(std::string(name) + ": must not decrease");
+}
+
+void check_batch(const Layer& layer, const Batch& batch, int64_t pages, int64_t tokens) {
+  check_starts("query_starts", batch.query_starts, batch.requests, tokens);
+  check_starts("table_starts", batch.table_starts, batch.requests, pages);
+  check_below("page_ids", batch.page_ids, pages, layer.num_pages());
+  check_below("first_positions", batch.first_positions, batch.requests, INT32_MAX);
+  for (int32_t i = 0; i < batch.requests; ++i)
+    if (batch.context_lens[i] < batch.new_tokens(i))
+      refuse("context_lens: a request has fewer tokens than it brings to this step");
+}
+
+void write_kv_args(const LayerArgs& layer_args, int64_t tokens, uintptr_t page_ids,
+                   uintptr_t offsets, uintptr_t key, int64_t key_token_stride,
+                   int64_t key_head_stride, uintptr_t value, int64_t value_token_stride,
+                   int64_t value_head_stride) {
+  const Layer layer = layer_of(layer_args);
+  check_below("write_page_ids", at<const int32_t>(page_ids), tokens, layer.num_pages());
+  check_below("write_offsets", at<const int32_t>(offsets), tokens, layer.page_tokens);
+  const int64_t size = element_bytes(layer.element);
+  const int64_t key_strides[] = {key_token_stride * size, key_head_stride * size};
+  const int64_t value_strides[] = {value_token_stride * size, value_head_stride * size};
+  write_kv(layer, at<const int32_t>(page_ids), at<const int32_t>(offsets), tokens,
+           at<const uint8_t>(key), key_strides, at<const uint8_t>(value), value_strides);
+}
+
+void attend_args(const std::string& instruction_set, const LayerArgs& layer_args,
+                 const BatchArgs& batch_args, uintptr_t query, int64_t token_stride,
+                 int64_t head_stride, int32_t heads, float scale, int32_t window_tokens,
+                 float softcap, uintptr_t sinks, uintptr_t output, int output_element,
+                 uintptr_t maximum, uintptr_t denominator, int num_threads) {
+  const Backend* backend = backend_named(instruction_set.c_str());
+  if (!backend) refuse("instruction_set: this processor has no " + instruction_set);
+  const Call call{layer_of(layer_args),
+                  batch_of(batch_args),
+                  {at<const void>(query), token_stride, head_stride, heads},
+                  {scale, softcap, window_tokens, at<const float>(sinks)},
+                  {at<void>(output), static_cast<Element>(output_element), at<float>(maximum),
+                   at<float>(denominator)}};
+  check_batch(call.layer, call.batch, std::get<6>(batch_args), std::get<7>(batch_args));
+  attend(*backend, call, num_threads);
+}
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (int i = 0; const Backend* backend = backend_at(i); ++i) names.emplace_back(backend->name);
+  return names;
+}
+
+}  // namespace
+}  // namespace kvell
+
+NB_MODULE(_kernels, m) {
+  using release = nb::call_guard<nb::gil_scoped_release>;
+  m.doc() = "Attention over paged memory, compiled. Use kvell.attention.native.";
+  m.def("instruction_sets", &kvell::instruction_sets,
+        "Names of the instruction sets this processor can run, best first.");
+  m.def("write_kv", &kvell::write_kv_args, "layer"_a, "tokens"_a, "page_ids"_a, "offsets"_a, "key"_a,
+        "key_token_stride"_a, "key_head_stride"_a, "value"_a, "value_token_stride"_a,
+        "value_head_stride"_a, release());
+  m.def("attend", &kvell::attend_args, "instruction_set"_a, "layer"_a, "batch"_a, "query"_a,
+        "token_stride"_a, "head_stride"_a, "heads"_a, "scale"_a, "window_tokens"_a, "softcap"_a,
+        "sinks"_a, "output"_a, "output_element"_a, "maximum"_a, "denominator"_a, "num_threads"_a,
+        release());
+}

@@ -1,0 +1,93 @@
+// Kernel whose item is two bf16, for vdpbf16ps: K as pairs of neighbouring dimensions,
+// V and the weights as pairs of neighbouring positions.
+#pragma once
+#include "lanes_avx512.h"
+
+#include "tile.h"
+#include "transpose_avx512.h"
+
+namespace {
+
+struct PairKernel {
+  using Lanes = Avx512Lanes;
+  using Item = uint32_t;
+  using Items = __m512bh;
+  static constexpr int kPerItem = 2, kRows = 6, kColumns = 4;
+
+  KVELL_INLINE Items load(const uint32_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  KVELL_INLINE Items broadcast(const uint32_t* p) {
+    return (__m512bh)_mm512_set1_epi32(static_cast<int>(*p));
+  }
+  KVELL_INLINE __m512 multiply_add(__m512 acc, Items a, Items b) {
+    return _mm512_dpbf16_ps(acc, a, b);
+  }
+
+  static void pack_keys(const Lay<PairKernel>& lay, SpanRows rows, SpanRows next) {
+    transpose_span(lay.keys, lay.query_items, rows, next);
+  }
+
+  // One item row per pair of positions: low half the even position's element, high the odd's.
+  static void pack_values(const Lay<PairKernel>& lay, SpanRows rows, SpanRows next) {
+    const __m512i first = pair_order(0), second = pair_order(16);
+    uint32_t* to = lay.values;
+    for (int i = 0; i < kvell::kSpan; i += 2, to += lay.padded_size) {
+      next.prefetch(i, lay.head_size * 2);
+      next.prefetch(i + 1, lay.head_size * 2);
+      const uint8_t *even = rows[i], *odd = rows[i + 1];
+      for (int32_t d = 0; d < lay.padded_size; d += 32) {
+        const __mmask32 mask = elements_left(lay.head_size - d);
+        const __m512i a = load_row(even, d, mask), b = load_row(odd, d, mask);
+        _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(a, first, b));
+        if (d + 16 < lay.padded_size)
+          _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(a, second, b));
+      }
+    }
+  }
+
+  static void pack_query(const kvell::Call& call, const kvell::Task& task,
+                         const Lay<PairKernel>& lay) {
+    uint32_t* to = lay.query;
+    const int32_t group = call.group_heads();
+    for (int32_t head = task.head_begin; head < task.head_end; ++head)
+      for (int32_t token = task.token_begin; token < task.token_end; ++token)
+        for (int32_t g = 0; g < group; ++g, to += lay.query_items)
+          __builtin_memcpy(to,
+                           static_cast<const uint16_t*>(call.query.data) +
+                               token * call.query.token_stride +
+                               (head * group + g) * call.query.head_stride,
+                           lay.head_size * 2);
+  }
+
+  // Weights are rounded to bf16; the denominator sums what was rounded, so they add up to 1.
+  KVELL_INLINE void pack_weights(const float* weights, uint32_t* items, float factor, float* sums) {
+    __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(factor));
+    for (int i = 0; i < kvell::kSpan; i += 32) {
+      const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + i + 16),
+                                                        _mm512_loadu_ps(weights + i));
+      _mm512_storeu_si512(items + i / 2, pairs);
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_and_si512(
+                                   pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))));
+    }
+    _mm512_storeu_ps(sums, sum);
+  }
+
+ private:
+  // Indices that interleave elements [from, from+16) of two rows of 32.
+  KVELL_INLINE __m512i pair_order(int from) {
+    alignas(64) uint16_t order[32];
+    for (int i = 0; i < 16; ++i) {
+      order[2 * i] = static_cast<uint16_t>(from + i);
+      order[2 * i + 1] = static_cast<uint16_t>(32 + from + i);
+    }
+    return _mm512_load_si512(order);
+  }
+  KVELL_INLINE __mmask32 elements_left(int32_t n) {
+    return n >= 32 ? 0xffffffffu : (1u << n) - 1;
+  }
+  KVELL_INLINE __m512i load_row(const uint8_t* row, int32_t element, __mmask32 mask) {
+    return row ? _mm512_maskz_loadu_epi16(mask, row + element * 2) : _mm512_setzero_si512();
+  }
+};
+
+}  // namespace

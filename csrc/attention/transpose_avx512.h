@@ -1,0 +1,55 @@
+// Turns 64 rows of 32-bit items into item rows of 64 positions.
+#pragma once
+#include "lanes_avx512.h"
+
+#include "lay.h"
+
+namespace {
+
+KVELL_INLINE __m512i load_items(const uint8_t* row, int32_t item, __mmask16 mask) {
+  return row ? _mm512_maskz_loadu_epi32(mask, row + item * 4) : _mm512_setzero_si512();
+}
+
+// r[i] lane j becomes r[j] lane i.
+KVELL_INLINE void transpose16(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+template <class Item>
+static void transpose_span(Item* to, int32_t items, SpanRows rows, SpanRows next) {
+  for (int i = 0; i < kvell::kSpan; i += 16)
+    for (int32_t item = 0; item < items; item += 16) {
+      const int32_t left = items - item < 16 ? items - item : 16;
+      const __mmask16 mask = Avx512Lanes::lanes(0, left);
+      __m512i r[16];
+      for (int j = 0; j < 16; ++j) r[j] = load_items(rows[i + j], item, mask);
+      for (int j = 0; j < 16; ++j)
+        if (next.rows[i + j]) __builtin_prefetch(next[i + j] + item * 4, 0, 2);
+      transpose16(r);
+      for (int32_t j = 0; j < left; ++j) _mm512_storeu_si512(to + (item + j) * kvell::kSpan + i, r[j]);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,248 @@
+"""The engine without a model: events in, plans out, results in, events out.
+
+``plan`` and ``commit`` alternate; a plan sees the results up to ``depth`` steps
+back (0 today).  What a step may still touch is released only with its result
+(the fence), so a request that is cancelled in flight keeps its pages until then.
+Deterministic: the same inputs in the same order give the same plans, which is
+what the journal relies on, and what the simulator runs.
+"""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.limits import Limits
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
+from kvell.engine.request import Request
+from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.scheduler import Scheduler
+from kvell.memory import MemoryCore
+from kvell.vocabulary import FinishReason, RequestId, StepNumber
+
+
+class EngineCore:
+    """Requests over one memory core; knows no clock, model or process."""
+
+    def __init__(
+        self, core: MemoryCore, limits: Limits, eos_token_ids: frozenset[int], incarnation: int = 0
+    ) -> None:
+        self.memory = core
+        self.limits = limits
+        self.step = StepNumber(0)
+        self._eos = eos_token_ids
+        self._incarnation = incarnation
+        self._scheduler = Scheduler(core, limits)
+        self._requests: dict[RequestId, Request] = {}
+        self._in_flight: StepPlan | None = None
+        self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
+        self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
+        self.max_running = 0
+
+    # ------------------------------------------------------------------- inputs
+
+    def submit(self, command: Submit) -> list[Event]:
+        """Queue a request; refused at once if it can never be served."""
+        prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
+        if problem := self._problem(command, len(prompt), prompt):
+            self._finished["refused"] += 1
+            return [
+                Finished(
+                    command.request_id, command.attempt, "refused", len(prompt), message=problem
+                )
+            ]
+        room = self.limits.max_model_len - len(prompt)
+        request = Request(
+            command.request_id,
+            command.attempt,
+            prompt,
+            _with_seed(command),
+            min(command.sampling.max_tokens or room, room),
+            command.cache_salt,
+        )
+        self._requests[request.request_id] = request
+        self._scheduler.waiting.append(request)
+        return []
+
+    def cancel(self, command: Cancel) -> list[Event]:
+        """End a request; its pages go at once, or with the result of the step in flight."""
+        request = self._requests.get(command.request_id)
+        if request is None or request.finish_reason is not None:
+            return []
+        request.finish_reason = "cancelled"
+        return [] if self._is_in_flight(request) else [self._finish(request)]
+
+    @property
+    def has_work(self) -> bool:
+        """Is any request waiting or running?"""
+        return bool(self._requests)
+
+    # -------------------------------------------------------------- plan, commit
+
+    def plan(self) -> StepPlan:
+        """The next step. Its result must be committed before the next plan (depth 0).
+
+        :raises RuntimeError: if a result is owed.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError(f"the result of step {self._in_flight.step} is owed")
+        self.step = StepNumber(self.step + 1)
+        plan = self._scheduler.plan(self.step)
+        self._count(plan)
+        self._in_flight = plan
+        return plan
+
+    def commit(self, result: StepResult) -> list[Event]:
+        """Take a step's tokens: publish what was computed, finish what is done.
+
+        :raises ValueError: if the result is not that of the plan in flight.
+        """
+        plan = self._in_flight
+        if plan is None or plan.step != result.step:
+            raise ValueError(f"a result of step {result.step} was not asked for")
+        self._in_flight = None
+        requests = [self._requests[work.request_id] for work in plan.work]
+        self.memory.advance(
+            np.asarray([w.handle for w in plan.work], np.int32),
+            np.asarray([w.start + w.count for w in plan.work], np.int32),
+        )
+        for work, request in zip(plan.work, requests, strict=True):
+            request.computed = work.start + work.count
+        return self._take_tokens(plan, requests, result)
+
+    def _take_tokens(
+        self, plan: StepPlan, requests: list[Request], result: StepResult
+    ) -> list[Event]:
+        sampled = [r for w, r in zip(plan.work, requests, strict=True) if w.samples]
+        self.memory.append(
+            np.asarray([r.handle for r in sampled], np.int32),
+            np.asarray(result.token_ids, np.int32),
+        )
+        events: list[Event] = []
+        for request, token in zip(sampled, result.token_ids, strict=True):
+            if request.finish_reason is None:
+                events.append(self._take_token(request, token))
+        return events + [self._finish(r) for r in requests if r.finish_reason is not None]
+
+    def _take_token(self, request: Request, token: int) -> Event:
+        index = len(request.output)
+        request.output.append(token)
+        self._counts["output"] += 1
+        request.finish_reason = self._finish_reason(request, token)
+        return Tokens(request.request_id, request.attempt, index, (token,))
+
+    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        sampling = request.sampling
+        ends = token in sampling.stop_token_ids
+        if ends or (token in self._eos and not sampling.ignore_eos):
+            return "stop"
+        return "length" if len(request.output) >= request.max_tokens else None
+
+    def _finish(self, request: Request) -> Event:
+        self._scheduler.finish(request)
+        del self._requests[request.request_id]
+        reason = request.finish_reason or "error"
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+        return Finished(
+            request.request_id,
+            request.attempt,
+            reason,
+            len(request.prompt),
+            len(request.output),
+            request.cached_tokens or 0,
+            request.preemptions,
+        )
+
+    # ------------------------------------------------------------------ checking
+
+    def _problem(self, command: Submit, size: int, prompt: npt.NDArray[np.int32]) -> str:
+        if command.request_id in self._requests:
+            return f"request_id={command.request_id}: is in use; choose another"
+        if not size:
+            return "prompt=[]: has no tokens; give at least one"
+        if size >= self.limits.max_model_len:
+            return (
+                f"prompt={size} tokens: leaves no room for output in --max-model-len="
+                f"{self.limits.max_model_len}; shorten it to {self.limits.max_model_len - 1} tokens"
+            )
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self.limits.vocab_size:
+            return (
+                f"prompt={int(prompt.max())}: holds a token id outside 0 … "
+                f"{self.limits.vocab_size - 1}; use the model's own tokenizer"
+            )
+        return ""
+
+    def _is_in_flight(self, request: Request) -> bool:
+        plan = self._in_flight
+        return plan is not None and any(w.request_id == request.request_id for w in plan.work)
+
+    # ------------------------------------------------------------------- counting
+
+    def _count(self, plan: StepPlan) -> None:
+        self._counts["preempted"] += len(plan.preempted)
+        self.max_running = max(self.max_running, len(self._scheduler.running))
+        for request_id in plan.admitted:
+            request = self._requests[request_id]
+            if request.preemptions:
+                continue
+            self._counts["prompt"] += len(request.prompt)
+            self._counts["queries"] += len(request.prompt)
+            self._counts["hits"] += request.cached_tokens or 0
+
+    def num_decoding(self) -> int:
+        """Running requests whose whole prompt is computed."""
+        return sum(1 for request in self._scheduler.running if request.is_decoding)
+
+    def num_waiting(self) -> int:
+        """Requests that hold nothing yet, or no longer."""
+        return len(self._scheduler.waiting)
+
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self._scheduler.running)
+
+    def stats(self) -> Stats:
+        """Gauges now and counters so far."""
+        state = self.memory.snapshot()
+        layout = self.memory.layout
+        used = [len(refs) for refs in state.refs]
+        used_bytes = sum(
+            count * group.page_stride_bytes
+            for count, group in zip(used, layout.groups, strict=True)
+        )
+        return Stats(
+            incarnation=self._incarnation,
+            step=self.step,
+            running=self.num_running(),
+            waiting=self.num_waiting(),
+            large_pages=layout.num_large_pages,
+            empty_large_pages=state.num_empty_large,
+            kv_cache_usage=used_bytes / layout.pool_bytes,
+            prompt_tokens=self._counts["prompt"],
+            output_tokens=self._counts["output"],
+            prefix_cache_queries=self._counts["queries"],
+            prefix_cache_hits=self._counts["hits"],
+            preemptions=self._counts["preempted"],
+            finished=dict(self._finished),
+            rungs={**state.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
+            groups=tuple(
+                GroupStats(
+                    group.name,
+                    used[g],
+                    len(state.keys[g]) - sum(1 for page in state.keys[g] if page in state.refs[g]),
+                    self._counts["hits"],
+                    state.evicted_pages[g],
+                )
+                for g, group in enumerate(layout.groups)
+            ),
+        )
+
+
+def _with_seed(command: Submit) -> SamplingParams:
+    """A request without a seed draws from its name: a replay draws the same."""
+    if command.sampling.seed is not None or command.sampling.temperature == 0:
+        return command.sampling
+    digest = hashlib.blake2b(command.request_id.encode(), digest_size=7).digest()
+    return replace(command.sampling, seed=int.from_bytes(digest, "little"))

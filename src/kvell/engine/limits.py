@@ -1,0 +1,25 @@
+"""What a step and a request may at most be."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Constants of a run.
+
+    :param max_num_batched_tokens: tokens computed in one step.
+    :param max_num_seqs: requests running at once.
+    :param max_model_len: prompt and output tokens of one request.
+    :param vocab_size: token ids are below it.
+    :param min_chunk_tokens: a prefill is admitted only if chunks of this size would fit.
+    :param max_prefix_wait_steps: steps a request waits for another to compute its prefix.
+    :param depth: results that a plan does not see yet (0: plan, run, commit in turn).
+    """
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_model_len: int = 8192
+    vocab_size: int = 1 << 31
+    min_chunk_tokens: int = 64
+    max_prefix_wait_steps: int = 64
+    depth: int = 0

@@ -1,0 +1,111 @@
+"""What one step does, decided before anything is done; and what came of it.
+
+A :class:`StepPlan` holds everything that touches memory, in order; a runner
+carries it out and answers with a :class:`StepResult`.  Plans are equal when they
+would do the same: replaying a journal must give equal plans.
+"""
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.vocabulary import RequestId, StepNumber
+
+NewPages = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class TokenWork:
+    """Compute tokens ``start … start+count-1`` of a request.
+
+    :param handle: names the request's tables; never reused.
+    :param token_ids: int32 [count], the tokens themselves.
+    :param samples: the last of them yields a token, at output position ``output_index``.
+    :param cuts: positions at which state groups must be able to give their state.
+    """
+
+    request_id: RequestId
+    handle: int
+    start: int
+    count: int
+    token_ids: npt.NDArray[np.int32]
+    samples: bool
+    output_index: int
+    cuts: tuple[int, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenWork) and _same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.request_id, self.start, self.count))
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """Copy a logical page of a group onto another, before the step computes."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class LargePageMove:
+    """Move the bytes of a logical large page to another slot, and exchange the two."""
+
+    large_page: int
+    target: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Everything step ``step`` does, in the order of the fields.
+
+    :param released: handles whose tables may be forgotten.
+    :param moves: large pages that change their slot.
+    :param copies: pages copied before they are written (copy-on-write).
+    :param new_pages: int32 [m, 4]: (handle, group, page position, logical page).
+    :param work: decodes first, then prefill chunks in order of admission.
+    :param checkpoints: state pages written at cuts: (handle, group, position, page).
+    :param preempted: requests that lost their pages to this plan.
+    :param refused: requests that ended before running, each with the reason.
+    """
+
+    step: StepNumber
+    released: tuple[int, ...] = ()
+    moves: tuple[LargePageMove, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
+    new_pages: NewPages = field(default_factory=lambda: np.empty((0, 4), np.int32))
+    work: tuple[TokenWork, ...] = ()
+    checkpoints: tuple[tuple[int, int, int, int], ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+    admitted: tuple[RequestId, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in the step."""
+        return sum(work.count for work in self.work)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepPlan) and _same(self, other)
+
+    def __hash__(self) -> int:
+        return hash((self.step, self.work))
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The tokens a step sampled, in the order of its sampling work."""
+
+    step: StepNumber
+    token_ids: tuple[int, ...]
+
+
+def _same(left: object, right: object) -> bool:
+    for item in fields(left):  # type: ignore[arg-type]
+        a, b = getattr(left, item.name), getattr(right, item.name)
+        same = np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+        if not same:
+            return False
+    return True

@@ -1,0 +1,70 @@
+"""A request as the engine sees it.
+
+::
+
+    WAITING ──admit──► RUNNING ──last token──► FINISHED
+       ▲                  │ │
+       └────preempt───────┘ └──cancel──► FINISHED   (from WAITING too)
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.sampling_params import SamplingParams
+from kvell.vocabulary import FinishReason, RequestId
+
+NO_HANDLE = 0
+
+
+class RequestState(StrEnum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """Tokens, progress, and the handle of its pages while it runs."""
+
+    request_id: RequestId
+    attempt: int
+    prompt: npt.NDArray[np.int32]
+    sampling: SamplingParams
+    max_tokens: int
+    cache_root: str
+    state: RequestState = RequestState.WAITING
+    output: list[int] = field(default_factory=list)
+    computed: int = 0
+    handle: int = NO_HANDLE
+    cached_tokens: int | None = None
+    preemptions: int = 0
+    prefix_wait_steps: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens known but not computed; 1 while decoding."""
+        return self.num_tokens - self.computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Is only the newest token left to compute, and was it sampled?"""
+        return self.remaining == 1 and bool(self.output)
+
+    def tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """Tokens start … end-1, int32, across prompt and output."""
+        size = len(self.prompt)
+        if end <= size:
+            return self.prompt[start:end]
+        tail = np.asarray(self.output[max(0, start - size) : end - size], np.int32)
+        return tail if start >= size else np.concatenate([self.prompt[start:], tail])

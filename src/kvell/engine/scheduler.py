@@ -1,0 +1,257 @@
+"""The scheduler: requests and memory in, a step plan out.
+
+Pure: no clock, no I/O, no torch.  One step is planned as (DESIGN §11)
+
+1. decodes, in order of admission; when memory runs out the youngest running
+   request is preempted;
+2. prefill chunks in order of admission, each as large as the token budget and
+   the memory allow;
+3. admissions, first come first served, none in a step that preempted: a request
+   is admitted when its whole remaining prompt fits beside what the running ones
+   still need.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kvell.engine.limits import Limits
+from kvell.engine.plan import NewPages, StepPlan, TokenWork
+from kvell.engine.request import NO_HANDLE, Request, RequestState
+from kvell.memory import MemoryCore, alignment_tokens, common_prefix, policy_of
+from kvell.vocabulary import RequestId, StepNumber
+
+INITIAL_EXPECTED_OUTPUT = 128
+"""Output tokens expected of a request before any has finished."""
+
+MAX_HELD_BACK = 16
+"""Requests that may wait for a prefix while others are admitted past them."""
+
+
+class Scheduler:
+    """Queues of requests over one memory core."""
+
+    def __init__(self, core: MemoryCore, limits: Limits) -> None:
+        self.core = core
+        self.limits = limits
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
+        self._policies = [policy_of(group) for group in core.layout.groups]
+        self._alignment_tokens = alignment_tokens(core.layout.groups)
+        self._finished_outputs = (0, 0)
+        self._released: list[int] = []
+
+    # ------------------------------------------------------------------ planning
+
+    def plan(self, step: StepNumber) -> StepPlan:
+        """Decide step ``step``; pages are taken, nothing is computed yet."""
+        self.core.begin_step(step)
+        draft = _Draft(self.limits.max_num_batched_tokens)
+        self._plan_decodes(draft)
+        self._plan_prefills(draft)
+        if not draft.preempted:
+            self._admit(draft)
+        self._unstick(draft)
+        released, self._released = tuple(self._released), []
+        return StepPlan(
+            step,
+            released=released,
+            new_pages=draft.new_pages(),
+            work=tuple(draft.work),
+            preempted=tuple(draft.preempted),
+            admitted=tuple(draft.admitted),
+        )
+
+    def _plan_decodes(self, draft: "_Draft") -> None:
+        decodes = [r for r in self.running if r.is_decoding][: draft.budget]
+        done = 0
+        while done < len(decodes):
+            batch = decodes[done:]
+            served, rows = self.core.grow(
+                _ints(r.handle for r in batch), _ints(r.num_tokens for r in batch)
+            )
+            draft.add_pages(rows, [r.handle for r in batch])
+            for request in batch[:served]:
+                draft.add_work(request, 1, ())
+            done += served
+            if done < len(decodes) and self._preempt_youngest(draft) in decodes[done:]:
+                decodes = [r for r in decodes if r.state is RequestState.RUNNING]
+
+    def _plan_prefills(self, draft: "_Draft") -> None:
+        for request in [r for r in self.running if not r.is_decoding]:
+            if draft.budget <= 0:
+                return
+            self._plan_chunk(request, draft)
+
+    def _plan_chunk(self, request: Request, draft: "_Draft") -> bool:
+        """As much of the request's known tokens as budget and memory allow."""
+        wanted = request.computed + min(request.remaining, draft.budget)
+        until = self.core.largest(request.handle, wanted)
+        if until < wanted:
+            self.rungs["shrink_chunk" if until > request.computed else "defer"] += 1
+        if until <= request.computed:
+            return False
+        _, rows = self.core.grow(_ints([request.handle]), _ints([until]))
+        draft.add_pages(rows, [request.handle])
+        cuts = {c for p in self._policies for c in p.cuts(request.computed, until)}
+        draft.add_work(request, until - request.computed, tuple(sorted(cuts)))
+        return True
+
+    # ----------------------------------------------------------------- admission
+
+    def _admit(self, draft: "_Draft") -> None:
+        held_back: list[Request] = []
+        while self._may_admit(draft) and len(held_back) < MAX_HELD_BACK:
+            request = self.waiting.popleft()
+            if self._waits_for_prefix(request):
+                held_back.append(request)
+            elif not self._admit_one(request, draft):
+                self.waiting.appendleft(request)
+                break
+        self.waiting.extendleft(reversed(held_back))
+
+    def _may_admit(self, draft: "_Draft") -> bool:
+        free_seats = self.limits.max_num_seqs - len(self.running)
+        return bool(self.waiting) and draft.budget > 0 and free_seats > 0
+
+    def _admit_one(self, request: Request, draft: "_Draft") -> bool:
+        handle = self.core.open(request.tokens(0, request.num_tokens), request.cache_root)
+        request.handle, request.computed = handle, self.core.hit_tokens(handle)
+        if not self._fits(request) or not self._start(request, draft):
+            self.core.close(handle, renew=False)
+            request.handle, request.computed = NO_HANDLE, 0
+            return False
+        return True
+
+    def _start(self, request: Request, draft: "_Draft") -> bool:
+        self.core.claim(request.handle, request.num_tokens + self._expected_output(request))
+        held = self.core.held_pages(request.handle)
+        if not self._plan_chunk(request, draft):
+            return False
+        draft.add_pages(held, [request.handle])
+        request.state = RequestState.RUNNING
+        self.running.append(request)
+        draft.admitted.append(request.request_id)
+        if request.cached_tokens is None:
+            request.cached_tokens = request.computed
+        return True
+
+    def _fits(self, request: Request) -> bool:
+        """The whole remaining prompt, beside what every running request needs next."""
+        others = _ints(r.handle for r in self.running)
+        until = _ints(r.num_tokens + 1 for r in self.running)
+        chunk = min(request.remaining, self.limits.min_chunk_tokens)
+        return self.core.fits(request.handle, request.num_tokens, chunk, others, until)
+
+    def _waits_for_prefix(self, request: Request) -> bool:
+        """Is a running request about to publish more of this prompt than is cached?"""
+        if request.prefix_wait_steps >= self.limits.max_prefix_wait_steps:
+            return False
+        ahead = max((self._shared_ahead(request, other) for other in self.running), default=0)
+        if not ahead or ahead <= self.core.peek(
+            request.tokens(0, request.num_tokens), request.cache_root
+        ):
+            return False
+        request.prefix_wait_steps += 1
+        self.rungs["wait_for_prefix"] += 1
+        return True
+
+    def _shared_ahead(self, request: Request, other: Request) -> int:
+        """Tokens of ``request`` that ``other`` has yet to compute part of; 0 if none."""
+        if other.is_decoding or other.cache_root != request.cache_root:
+            return 0
+        shared = min(common_prefix(request.prompt, other.prompt), request.num_tokens - 1)
+        shared -= shared % self._alignment_tokens
+        return shared if shared > other.computed else 0
+
+    def _expected_output(self, request: Request) -> int:
+        count, total = self._finished_outputs
+        mean = total // count if count else INITIAL_EXPECTED_OUTPUT
+        return max(1, min(request.max_tokens, mean) - len(request.output))
+
+    # ------------------------------------------------------------------- release
+
+    def finish(self, request: Request) -> None:
+        """The request is over, whatever its state: its pages are given back."""
+        if request.state is RequestState.RUNNING:
+            self.running.remove(request)
+            self._close(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.state = RequestState.FINISHED
+        count, total = self._finished_outputs
+        self._finished_outputs = (count + 1, total + len(request.output))
+
+    def _preempt_youngest(self, draft: "_Draft") -> Request:
+        """The request admitted last loses its pages and waits in front."""
+        victim = self.running.pop()
+        draft.forget(victim)
+        self._close(victim)
+        victim.state = RequestState.WAITING
+        victim.computed = 0
+        victim.preemptions += 1
+        self.waiting.appendleft(victim)
+        draft.preempted.append(victim.request_id)
+        self.rungs["preempt"] += 1
+        return victim
+
+    def _unstick(self, draft: "_Draft") -> None:
+        """Prefills that wait for each other's pages: the youngest gives way."""
+        while not draft.work and len(self.running) > 1:
+            self._preempt_youngest(draft)
+            self._plan_decodes(draft)
+            self._plan_prefills(draft)
+
+    def _close(self, request: Request) -> None:
+        self.core.close(request.handle)
+        self._released.append(request.handle)
+        request.handle = NO_HANDLE
+
+
+class _Draft:
+    """A step plan in the making."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.work: list[TokenWork] = []
+        self.preempted: list[RequestId] = []
+        self.admitted: list[RequestId] = []
+        self._pages: list[NewPages] = []
+
+    def add_work(self, request: Request, count: int, cuts: tuple[int, ...]) -> None:
+        start = request.computed
+        self.work.append(
+            TokenWork(
+                request.request_id,
+                request.handle,
+                start,
+                count,
+                request.tokens(start, start + count),
+                samples=start + count == request.num_tokens,
+                output_index=len(request.output),
+                cuts=cuts,
+            )
+        )
+        self.budget -= count
+
+    def add_pages(self, rows: NewPages, handles: Sequence[int]) -> None:
+        if len(rows):
+            named = rows.copy()
+            named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
+            self._pages.append(named)
+
+    def forget(self, request: Request) -> None:
+        """A preempted request computes nothing in this step and gets no pages."""
+        gone = [work for work in self.work if work.handle == request.handle]
+        self.work = [work for work in self.work if work.handle != request.handle]
+        self.budget += sum(work.count for work in gone)
+        self._pages = [rows[rows[:, 0] != request.handle] for rows in self._pages]
+
+    def new_pages(self) -> NewPages:
+        return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)
+
+
+def _ints(values: Iterable[int]) -> NewPages:
+    return np.fromiter(values, np.int32)

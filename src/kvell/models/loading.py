@@ -1,0 +1,52 @@
+"""A ready :class:`PagedModel` from a transformers directory or from a config alone."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvell.attention.interface import AttentionKernels
+from kvell.models.configs import read_config
+from kvell.models.description import architecture, describe
+from kvell.models.families import require_exact
+from kvell.models.paged_model import PagedModel
+from kvell.models.random_weights import random_module
+from kvell.models.weights import load_module
+
+
+def load_paged_model(
+    path: Path,
+    kernels: AttentionKernels,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    kv_dtype: torch.dtype | None = None,
+) -> PagedModel:
+    """Load a model's weights; its KV memory is attached later.
+
+    :param device: where weights go; the CPU if not given.
+    :param kv_dtype: of stored keys and values; ``dtype`` if not given.
+    :raises ChangeSomething: if the architecture is not known to be exact, or files are
+        missing or damaged.
+    """
+    config = read_config(path)
+    require_exact(architecture(config))
+    description = describe(config, (kv_dtype or dtype).itemsize)
+    module = load_module(path, config, dtype, device or torch.device("cpu"))
+    return PagedModel(module, description, kernels)
+
+
+def random_paged_model(
+    config: Any,
+    kernels: AttentionKernels,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    scale: float | None = None,
+) -> PagedModel:
+    """A model with random weights from a config, untied and scaled until outputs vary.
+
+    :raises ChangeSomething: if the architecture is not known to be exact.
+    """
+    module = random_module(config, seed, dtype, scale).to(device or torch.device("cpu"))
+    require_exact(architecture(module.config))
+    return PagedModel(module, describe(module.config, dtype.itemsize), kernels)

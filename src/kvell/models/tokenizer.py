@@ -1,0 +1,138 @@
+"""Text to token ids and back, and which ids end a text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, TokenizersBackend
+
+from kvell.errors import ChangeSomething
+from kvell.models.configs import CONFIG_FILE, read_optional_json
+
+TokenIds = NDArray[np.int32]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+
+class Tokenizer:
+    """A model's tokenizer, chat template and end-of-sequence ids."""
+
+    def __init__(self, backend: Any, eos_token_ids: frozenset[int]) -> None:
+        self.backend = backend
+        self.eos_token_ids = eos_token_ids
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Load from a transformers directory.
+
+        :raises ChangeSomething: if the directory holds no tokenizer or a damaged one.
+        """
+        if not any((path / name).is_file() for name in TOKENIZER_FILES):
+            raise _refusal(path, "holds no tokenizer")
+        try:
+            backend = _load_backend(path)
+        except Exception as error:
+            # The tokenizers library raises bare Exception for a damaged file.
+            raise _refusal(path, f"its tokenizer does not load ({_line(error)})") from error
+        return cls(backend, eos_token_ids(path) | _ids(backend.eos_token_id))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`encode_chat` can work."""
+        return bool(self.backend.chat_template)
+
+    def encode(self, text: str) -> TokenIds:
+        """Token ids of a text, int32 [tokens], with the special tokens the model wants around it."""
+        return np.asarray(self.backend(text)["input_ids"], dtype=np.int32)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+        """Token ids of a conversation up to where the assistant speaks next, int32 [tokens].
+
+        :param messages: ``{"role": …, "content": …}`` in order.
+        :raises ChangeSomething: if there is no chat template, or it refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise ChangeSomething(
+                "messages", "…", "the model has no chat template", "send a plain prompt instead"
+            )
+        try:
+            text = self.backend.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise ChangeSomething(
+                "messages",
+                "…",
+                f"the model's chat template refuses them ({_line(error)})",
+                'send a list of {"role": "user", "content": "text"}',
+            ) from error
+        ids = self.backend(text, add_special_tokens=False)["input_ids"]
+        return np.asarray(ids, dtype=np.int32)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that decoding leaves out when it skips special tokens."""
+        added: Mapping[int, Any] = self.backend.added_tokens_decoder
+        flagged = frozenset(token for token, entry in added.items() if entry.special)
+        return flagged if self.backend.is_fast else frozenset(self.backend.all_special_ids)
+
+    @property
+    def decoder(self) -> Any:
+        """How the tokenizers library joins tokens; None for tokenizers of another kind."""
+        backend = getattr(self.backend, "backend_tokenizer", None)
+        return getattr(backend, "decoder", None)
+
+    def spelling(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None for an id outside of it."""
+        token = self.backend.convert_ids_to_tokens(token_id)
+        return None if token is None else str(token)
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that form no character become U+FFFD."""
+        ids = [int(token) for token in token_ids]
+        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def eos_token_ids(path: Path) -> frozenset[int]:
+    """End-of-sequence ids of a model directory, tokenizer or not.
+
+    What ``generation_config.json`` says, else what ``config.json`` says; may be empty.
+    """
+    for name in ("generation_config.json", CONFIG_FILE):
+        raw = read_optional_json(path / name)
+        ids = _ids(raw.get("eos_token_id")) or _ids(_nested(raw).get("eos_token_id"))
+        if ids:
+            return ids
+    return frozenset()
+
+
+def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = raw.get("text_config")
+    return text if isinstance(text, dict) else {}
+
+
+def _load_backend(path: Path) -> Any:
+    """Skip the automatic choice of class where the files leave none: it costs a second."""
+    config = read_optional_json(path / "tokenizer_config.json")
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        return TokenizersBackend.from_pretrained(path, local_files_only=True)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _ids(value: int | Sequence[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset((value,) if isinstance(value, int) else value)
+
+
+def _refusal(path: Path, problem: str) -> ChangeSomething:
+    return ChangeSomething("model", path, problem, "give prompts as token ids, or add a tokenizer")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

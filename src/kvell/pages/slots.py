@@ -1,0 +1,31 @@
+"""Where logical large pages lie: the one table that changes when bytes move.
+
+Tables, index and plans name logical pages; only what touches bytes asks for
+slots.  A move is one copy and one exchange here.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+
+class SlotTable:
+    """Logical large page → slot, a permutation; the identity until something moves."""
+
+    def __init__(self, num_large_pages: int) -> None:
+        self._slots = np.arange(num_large_pages, dtype=np.int32)
+        self._moved = False
+
+    def physical(self, page_ids: Ints, pages_per_large: int) -> Ints:
+        """Physical page ids (slot × pages_per_large + index) of logical ones, int32."""
+        if not self._moved:
+            return page_ids
+        large, index = np.divmod(page_ids, np.int32(pages_per_large))
+        return self._slots[large] * np.int32(pages_per_large) + index
+
+    def exchange(self, first: int, second: int) -> None:
+        """The bytes of two logical large pages have changed places."""
+        slots = self._slots
+        slots[first], slots[second] = slots[second].copy(), slots[first].copy()
+        self._moved = True

@@ -1,0 +1,196 @@
+"""OpenAI's API over a front."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from kvell.engine.sampling_params import SamplingParams
+from kvell.errors import TryLater
+from kvell.server import http_errors, responses
+from kvell.server.front import Front
+from kvell.server.guards import ApiKeyGuard, BodyLimit
+from kvell.server.http_errors import UnknownModel
+from kvell.server.metrics import CONTENT_TYPE, ServerMetrics
+from kvell.server.prompts import PromptEncoder, TokenIds
+from kvell.server.responses import Body, Heading
+from kvell.server.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from kvell.server.streaming import (
+    ClientGone,
+    EventStream,
+    collected,
+    merged,
+    primed,
+    sse,
+    until_gone,
+    with_error_event,
+)
+from kvell.server.text_model import PreparedPrompt, TextModel
+from kvell.server.text_stream import TextDelta, Usage, text_deltas
+
+MAX_BODY_BYTES = 32 << 20
+STATS_SECONDS = 2.0
+CLIENT_GONE_STATUS = 499
+Deltas = AsyncGenerator[tuple[int, TextDelta], None]
+
+
+@dataclass(frozen=True)
+class Api:
+    """What the handlers work with.
+
+    :param front: a started front.
+    :param metrics: the observer that was given to the front.
+    """
+
+    front: Front
+    model: TextModel
+    metrics: ServerMetrics
+    prompts: PromptEncoder
+    started_unix_seconds: int
+
+    async def completions(self, request: Request, body: CompletionRequest) -> Response:
+        """``/v1/completions``."""
+        self._check_model(body)
+        heading = self._heading("cmpl")
+        return await _guarded(request, self._complete(heading, body))
+
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
+        """``/v1/chat/completions``."""
+        self._check_model(body)
+        heading = self._heading("chatcmpl")
+        return await _guarded(request, self._chat(heading, body))
+
+    async def models(self) -> Response:
+        """``/v1/models``."""
+        length, created = self.front.ready.max_model_len, self.started_unix_seconds
+        return _json(responses.model_list(self.model.name, length, created))
+
+    async def health(self) -> Response:
+        """``/health``: 200 while the instance serves, else 503."""
+        status = 200 if self.front.state == "serving" else 503
+        return _json({"status": self.front.state}, status)
+
+    async def prometheus(self) -> Response:
+        """``/metrics``."""
+        instance = self.metrics.instance
+        try:
+            instance.stats = await self.front.stats(STATS_SECONDS)
+        except TryLater:
+            instance.stats = None
+        instance.front_waiting = self.front.waiting
+        instance.restarts = self.front.restarts
+        return Response(self.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _complete(self, heading: Heading, body: CompletionRequest) -> Response:
+        prompts = [await self.prompts.prompt(prompt) for prompt in body.prompts()]
+        deltas = self._serve(heading, prompts, body)
+        if body.stream:
+            return await _stream(_completion_events(heading, deltas, body.include_usage()))
+        answers = await collected(deltas, len(prompts))
+        joined = [responses.joined(answer) for answer in answers]
+        return _json(responses.completion_body(heading, joined))
+
+    async def _chat(self, heading: Heading, body: ChatRequest) -> Response:
+        prompt = await self.prompts.chat(body.messages)
+        deltas = self._serve(heading, [prompt], body)
+        if body.stream:
+            return await _stream(_chat_events(heading, deltas, body.include_usage()))
+        [answer] = await collected(deltas, 1)
+        return _json(responses.chat_body(heading, responses.joined(answer)))
+
+    def _serve(
+        self, heading: Heading, prompts: Sequence[TokenIds], body: GenerationRequest
+    ) -> Deltas:
+        # All sampling parameters are checked before the first prompt is submitted.
+        samplings = [body.sampling(self.prompts.room_tokens(ids)) for ids in prompts]
+        salt = body.cache_salt or ""
+        return merged(
+            [
+                self._text(PreparedPrompt(ids, f"{heading.answer_id}-{i}", salt), samplings[i])
+                for i, ids in enumerate(prompts)
+            ]
+        )
+
+    def _text(
+        self, prompt: PreparedPrompt, sampling: SamplingParams
+    ) -> AsyncGenerator[TextDelta, None]:
+        return text_deltas(self.front, self.model, prompt, sampling)
+
+    def _check_model(self, body: GenerationRequest) -> None:
+        if body.model != self.model.name:
+            raise UnknownModel(f"model={body.model[:200]}: is not served; use {self.model.name}")
+
+    def _heading(self, prefix: str) -> Heading:
+        return Heading(f"{prefix}-{uuid.uuid4().hex}", self.model.name, int(time.time()))
+
+
+async def _completion_events(
+    heading: Heading, deltas: Deltas, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    total = Usage()
+    async for index, delta in deltas:
+        total += delta.usage
+        yield sse(responses.completion_chunk(heading, index, delta))
+    if include_usage:
+        yield sse(responses.usage_chunk(heading, "text_completion", total))
+
+
+async def _chat_events(
+    heading: Heading, deltas: Deltas, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    total, opened = Usage(), False
+    async for _, delta in deltas:
+        if not opened:
+            opened = True
+            yield sse(responses.chat_opening(heading))
+        total += delta.usage
+        yield sse(responses.chat_chunk(heading, delta))
+    if include_usage:
+        yield sse(responses.usage_chunk(heading, "chat.completion.chunk", total))
+
+
+async def _stream(events: AsyncGenerator[bytes, None]) -> Response:
+    return EventStream(with_error_event(await primed(events)))
+
+
+async def _guarded(request: Request, answer: Any) -> Response:
+    try:
+        return await until_gone(request, answer)
+    except ClientGone:
+        return Response(status_code=CLIENT_GONE_STATUS)
+
+
+def _json(body: Body, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def build_app(
+    front: Front,
+    model: TextModel,
+    metrics: ServerMetrics,
+    *,
+    api_key: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """The ASGI app over a started front.
+
+    :param metrics: the observer that was given to the front.
+    :param api_key: when given, ``/v1/`` answers only to it.
+    """
+    prompts = PromptEncoder(model, front.ready.max_model_len)
+    api = Api(front, model, metrics, prompts, int(time.time()))
+    app = FastAPI(title="Kvell", docs_url=None, redoc_url=None)
+    app.add_api_route("/v1/completions", api.completions, methods=["POST"])
+    app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"])
+    app.add_api_route("/v1/models", api.models, methods=["GET"])
+    app.add_api_route("/health", api.health, methods=["GET"])
+    app.add_api_route("/metrics", api.prometheus, methods=["GET"])
+    http_errors.install(app)
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
+    if api_key is not None:
+        app.add_middleware(ApiKeyGuard, api_key=api_key)
+    return app

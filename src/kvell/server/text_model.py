@@ -1,0 +1,76 @@
+"""What the front needs of a tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Detokenizer(Protocol):
+    """Turns one request's output tokens into text, never splitting a character."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that is final with these tokens added."""
+        ...
+
+    def finish(self) -> str:
+        """Text still held back."""
+        ...
+
+
+class StopMatcher(Protocol):
+    """Finds stop strings in text that comes piece by piece."""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Text that is safe to show, and whether a stop string was found behind it."""
+        ...
+
+    def finish(self) -> str:
+        """Text held back because a stop string might have begun in it."""
+        ...
+
+
+class TextModel(Protocol):
+    """The text side of a model."""
+
+    @property
+    def name(self) -> str:
+        """The name under which it is served."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence; their text is never shown."""
+        ...
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Token ids of a text, int32 ``[tokens]``."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        """Token ids of a conversation up to where the answer begins, int32 ``[tokens]``."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one for one request."""
+        ...
+
+    def stop_matcher(self, stop: Sequence[str]) -> StopMatcher:
+        """A fresh one for one request."""
+        ...
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt ready to be submitted."""
+
+    token_ids: NDArray[np.int32]
+    request_id: str
+    cache_salt: str = ""

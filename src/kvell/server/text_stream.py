@@ -1,0 +1,128 @@
+"""From an instance's tokens to text: detokenising, stop strings, and how it ended."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+from kvell.engine.instance import TRY_LATER
+from kvell.engine.protocol import Finished
+from kvell.engine.sampling_params import SamplingParams
+from kvell.errors import KvellError, TryLater
+from kvell.server.front import Front
+from kvell.server.text_model import PreparedPrompt, TextModel
+
+
+class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
+    """A request ended with an error that is not its fault."""
+
+
+class RequestRefused(KvellError):  # noqa: N818
+    """The instance refused a request for good; the message says why."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text; the last one of a request also says why it ended and what it used."""
+
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+    usage: Usage = Usage()
+
+
+class TextWriter:
+    """One request's tokens to text; after ``stopped`` it takes no more."""
+
+    def __init__(self, model: TextModel, sampling: SamplingParams) -> None:
+        silent = frozenset(sampling.stop_token_ids)
+        self._silent = silent if sampling.ignore_eos else silent | model.eos_token_ids
+        self._detokenizer = model.detokenizer()
+        self._matcher = model.stop_matcher(sampling.stop) if sampling.stop else None
+        self.stopped = False
+        self.token_count = 0
+
+    def push(self, token_ids: tuple[int, ...]) -> str:
+        """Text that may be shown now."""
+        # One by one only where it matters which token completed a stop string.
+        steps = [token_ids] if self._matcher is None else [(token,) for token in token_ids]
+        return "".join(self._push_step(step) for step in steps)
+
+    def finish(self) -> str:
+        """The rest of the text, once no token will follow."""
+        if self.stopped:
+            return ""
+        text = self._match(self._detokenizer.finish())
+        return text if self._matcher is None or self.stopped else text + self._matcher.finish()
+
+    def _push_step(self, token_ids: tuple[int, ...]) -> str:
+        if self.stopped:
+            return ""
+        self.token_count += len(token_ids)
+        shown = [token for token in token_ids if token not in self._silent]
+        return self._match(self._detokenizer.push(shown))
+
+    def _match(self, text: str) -> str:
+        if self._matcher is None:
+            return text
+        text, self.stopped = self._matcher.push(text)
+        return text
+
+
+async def text_deltas(
+    front: Front, model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams
+) -> AsyncGenerator[TextDelta, None]:
+    """Serve a prompt as text; closing the generator early cancels the request.
+
+    :raises TryLater: when there is no room or no instance just now.
+    :raises RequestRefused: when the instance can never serve it.
+    :raises RequestFailed: when the instance died under it.
+    """
+    writer = TextWriter(model, sampling)
+    outputs = front.generate(
+        prompt.token_ids, sampling, request_id=prompt.request_id, cache_salt=prompt.cache_salt
+    )
+    async with aclosing(outputs):
+        async for output in outputs:
+            text = writer.push(output.token_ids)
+            if output.finished is not None:
+                yield _last_delta(writer, text, output.finished, len(prompt.token_ids))
+                return
+            if writer.stopped:
+                front.stop(prompt.request_id)
+            if text:
+                yield TextDelta(text)
+
+
+def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:
+    if not writer.stopped:
+        _raise_unless_done(finished)
+    text += writer.finish()
+    reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
+    usage = Usage(prompt_tokens, writer.token_count, finished.cached_tokens)
+    return TextDelta(text, "stop" if writer.stopped else reason, usage)
+
+
+def _raise_unless_done(finished: Finished) -> None:
+    if finished.reason in ("stop", "length"):
+        return
+    if finished.reason == "refused" and finished.message.startswith(TRY_LATER):
+        raise TryLater(finished.message)
+    if finished.reason == "refused":
+        raise RequestRefused(finished.message)
+    raise RequestFailed(finished.message or f"the request ended: {finished.reason}")
