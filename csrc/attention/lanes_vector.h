@@ -29,7 +29,7 @@ struct VectorLanes {
   // x · 2^n for integral n in [-126, 0]
   KVELL_INLINE Vec scale_by_power(Vec x, Vec n) {
     const Int exponent = (__builtin_convertvector(n, Int) + 127) << 23;
-    return x * reinterpret_cast<const Vec&>(exponent);
+    return x * (Vec)exponent;
   }
   // Lane i keeps x where begin <= i < end and becomes -inf elsewhere.
   KVELL_INLINE Vec keep(Vec x, int begin, int end) {

@@ -24,6 +24,12 @@ def small_layout(windows: list[int], sizes: list[int], num_large: int) -> Layout
     return plan_layout(layers, large * num_large, page_tokens=PAGE_TOKENS)
 
 
+def prompt_of(bits: int, repeats: int, tail: int) -> list[int]:
+    """Up to 50 tokens of a two-letter alphabet: long common beginnings, odd ends."""
+    head = [bits >> i & 1 for i in range(6)]
+    return head[: 1 + bits % 6] + [1, 0, 1] * (3 * repeats) + [tail >> i & 1 for i in range(tail % 5)]
+
+
 class CoreMachine(RuleBasedStateMachine):
     """Requests come, grow, advance, and go; prefixes collide by design."""
 
@@ -37,7 +43,7 @@ class CoreMachine(RuleBasedStateMachine):
                 ([0, 5, 14], [1, 2, 3]),
             ]
         ),
-        num_large=st.integers(6, 24),
+        num_large=st.integers(3, 14),
     )
     def start(self, shape: tuple[list[int], list[int]], num_large: int) -> None:
         self.layout = small_layout(*shape, num_large)
@@ -60,12 +66,13 @@ class CoreMachine(RuleBasedStateMachine):
             del self.leases[handle]
 
     @rule(
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        shape=st.tuples(st.integers(0, 63), st.integers(0, 5), st.integers(0, 15)),
         extra=st.integers(0, 12),
         root=st.sampled_from(["", "salt"]),
         lease=st.booleans(),
     )
-    def open(self, tokens: list[int], extra: int, root: str, lease: bool) -> None:
+    def open(self, shape: tuple[int, int, int], extra: int, root: str, lease: bool) -> None:
+        tokens = prompt_of(*shape)
         prompt = np.asarray(tokens, np.int32)
         expected = self.core.peek(prompt, root)
         handle = self.core.open(prompt, root, self.step + 2 if lease else None)
@@ -81,12 +88,10 @@ class CoreMachine(RuleBasedStateMachine):
         self.tokens[handle], self.computed[handle] = tokens, hit
         self.root = getattr(self, "root", {})
         self.root[handle] = root
+        self.reach(handle, len(tokens))
 
-    @precondition(lambda self: self.tokens)
-    @rule(index=st.integers(0, 99), count=st.integers(1, 20))
-    def prefill(self, index: int, count: int) -> None:
-        handle = self.pick(index)
-        wanted = min(len(self.tokens[handle]), self.computed[handle] + count)
+    def reach(self, handle: int, wanted: int) -> None:
+        """Compute as much of the request as memory allows, up to ``wanted`` tokens."""
         until = self.core.largest(handle, wanted)
         assert self.computed[handle] <= until <= wanted
         one = np.asarray([handle], np.int32)
@@ -96,6 +101,12 @@ class CoreMachine(RuleBasedStateMachine):
         if until < wanted:
             assert self.core.grow(one, np.asarray([until + 1], np.int32))[0] == 0
         self.finish_tokens(handle, until)
+
+    @precondition(lambda self: self.tokens)
+    @rule(index=st.integers(0, 99), count=st.integers(1, 20))
+    def prefill(self, index: int, count: int) -> None:
+        handle = self.pick(index)
+        self.reach(handle, min(len(self.tokens[handle]), self.computed[handle] + count))
 
     def finish_tokens(self, handle: int, until: int) -> None:
         self.core.advance(np.asarray([handle], np.int32), np.asarray([until], np.int32))
@@ -159,12 +170,12 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 FEW = settings(
-    max_examples=120,
+    max_examples=200,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-MANY = settings(FEW, max_examples=2000, stateful_step_count=60)
+MANY = settings(FEW, max_examples=3000, stateful_step_count=60)
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = FEW

@@ -1,0 +1,1 @@
+"""Attention over paged memory: kernels by device, mergeable partials."""

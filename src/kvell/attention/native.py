@@ -1,0 +1,146 @@
+"""Compiled kernels for CPUs (csrc/attention): AVX-512 bf16, AVX2, or any processor."""
+
+import torch  # first: the extension then shares torch's OpenMP runtime
+
+from kvell.attention import _kernels
+from kvell.attention.checks import check_kv, check_layer, check_query, check_sinks, int32_pointer
+from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
+from kvell.errors import ChangeSomething
+
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class NativeKernels:
+    """Attention in compiled code, for float32 and bfloat16 pools in host memory.
+
+    Within one instruction set, a (token, head) comes out the same to the last bit
+    in every batch, chunk, placement and number of threads.
+
+    :param num_threads: 0 for OpenMP's number, which ``torch.set_num_threads`` sets.
+    :param instruction_set: one of :func:`instruction_sets`; None for the best.
+    :raises ChangeSomething: if this processor lacks the instruction set.
+    """
+
+    name = "native"
+
+    def __init__(self, num_threads: int = 0, instruction_set: str | None = None) -> None:
+        known = instruction_sets()
+        if instruction_set is not None and instruction_set not in known:
+            raise ChangeSomething(
+                "instruction_set",
+                instruction_set,
+                "this processor cannot run it",
+                f"choose one of {', '.join(known)}",
+            )
+        self.num_threads = num_threads
+        self.instruction_set = instruction_set or known[0]
+
+    def write_kv(
+        self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Store key and value [T, kv_heads, head_size] into their pages.
+
+        :raises ValueError: if dtypes or shapes disagree, or a page or row does not exist.
+        """
+        check_layer(layer, _ELEMENTS)
+        check_kv(layer, batch, key, value)
+        _kernels.write_kv(
+            _layer_args(layer),
+            key.shape[0],
+            int32_pointer("write_page_ids", batch.write_page_ids),
+            int32_pointer("write_offsets", batch.write_offsets),
+            key.data_ptr(),
+            key.stride(0),
+            key.stride(1),
+            value.data_ptr(),
+            value.stride(0),
+            value.stride(1),
+        )
+
+    def attend(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> torch.Tensor:
+        """Attention of query [T, heads, head_size]; returns the same shape and dtype.
+
+        :raises ValueError: if dtypes, shapes or the batch's metadata are wrong.
+        """
+        output = query.new_empty(query.shape)
+        self._attend(layer, batch, query, params, output, None)
+        return output
+
+    def attend_partial(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> Partial:
+        """As :meth:`attend`, in float32 and mergeable; sinks are not applied."""
+        output = query.new_empty(query.shape, dtype=torch.float32)
+        maximum = output.new_empty(query.shape[:2])
+        partial = Partial(output, maximum, torch.empty_like(maximum))
+        self._attend(layer, batch, query, params, output, partial)
+        return partial
+
+    def _attend(
+        self,
+        layer: LayerPages,
+        batch: GroupBatch,
+        query: torch.Tensor,
+        params: AttendParams,
+        output: torch.Tensor,
+        partial: Partial | None,
+    ) -> None:
+        check_layer(layer, _ELEMENTS)
+        check_query(layer, query)
+        check_sinks(params.sinks, query.shape[1])
+        _kernels.attend(
+            self.instruction_set,
+            _layer_args(layer),
+            _batch_args(batch, query.shape[0]),
+            query.data_ptr(),
+            query.stride(0),
+            query.stride(1),
+            query.shape[1],
+            params.scale,
+            params.window_tokens,
+            params.softcap,
+            0 if params.sinks is None else params.sinks.data_ptr(),
+            output.data_ptr(),
+            _ELEMENTS[output.dtype],
+            0 if partial is None else partial.maximum.data_ptr(),
+            0 if partial is None else partial.denominator.data_ptr(),
+            self.num_threads,
+        )
+
+
+def instruction_sets() -> list[str]:
+    """What this build has and this processor can run, best first."""
+    return _kernels.instruction_sets()
+
+
+def _layer_args(layer: LayerPages) -> _kernels.LayerArgs:
+    return (
+        layer.pool.data_ptr(),
+        layer.pool.shape[0],
+        layer.page_stride_bytes,
+        layer.layer_offset_bytes,
+        layer.page_tokens,
+        layer.kv_heads,
+        layer.head_size,
+        _ELEMENTS[layer.dtype],
+    )
+
+
+def _batch_args(batch: GroupBatch, tokens: int) -> _kernels.BatchArgs:
+    requests = batch.context_lens.shape[0]
+    if batch.query_starts.shape[0] != requests + 1 or batch.table_starts.shape[0] != requests + 1:
+        raise ValueError(f"batch: starts need {requests + 1} entries for {requests} requests")
+    if batch.first_positions.shape[0] != requests:
+        raise ValueError(f"batch: first_positions needs {requests} entries")
+    return (
+        requests,
+        int32_pointer("query_starts", batch.query_starts),
+        int32_pointer("context_lens", batch.context_lens),
+        int32_pointer("table_starts", batch.table_starts),
+        int32_pointer("page_ids", batch.page_ids),
+        int32_pointer("first_positions", batch.first_positions),
+        batch.page_ids.shape[0],
+        tokens,
+    )
