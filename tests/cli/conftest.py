@@ -36,6 +36,8 @@ class FakeContract:
 class FakeTokenizer:
     """A token per character; a chat ends with the mark of who speaks next."""
 
+    has_chat_template = True
+
     def encode(self, text: str) -> Any:
         return np.array([ord(char) for char in text], dtype=np.int32)
 

@@ -7,6 +7,7 @@ from kvell.attention.checks import check_kv, check_layer, check_query, check_sin
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.errors import ChangeSomething
 
+_EightInts = tuple[int, int, int, int, int, int, int, int]
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -115,7 +116,7 @@ def instruction_sets() -> list[str]:
     return _kernels.instruction_sets()
 
 
-def _layer_args(layer: LayerPages) -> _kernels.LayerArgs:
+def _layer_args(layer: LayerPages) -> _EightInts:
     return (
         layer.pool.data_ptr(),
         layer.pool.shape[0],
@@ -128,7 +129,7 @@ def _layer_args(layer: LayerPages) -> _kernels.LayerArgs:
     )
 
 
-def _batch_args(batch: GroupBatch, tokens: int) -> _kernels.BatchArgs:
+def _batch_args(batch: GroupBatch, tokens: int) -> _EightInts:
     requests = batch.context_lens.shape[0]
     if batch.query_starts.shape[0] != requests + 1 or batch.table_starts.shape[0] != requests + 1:
         raise ValueError(f"batch: starts need {requests + 1} entries for {requests} requests")

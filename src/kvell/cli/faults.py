@@ -11,6 +11,8 @@ interrupted            130   nothing
 =====================  ====  =========================================
 """
 
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -42,7 +44,9 @@ class Debug:
 def guarded(work: Callable[[], object], debug: Debug) -> int:
     """Run ``work`` and return the exit code; says on stderr what went wrong, if anything."""
     try:
-        code = work()
+        work()
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
@@ -59,8 +63,7 @@ def guarded(work: Callable[[], object], debug: Debug) -> int:
     except Exception as error:
         text = f"this is a bug: {type(error).__name__}: {error} (--debug shows where)"
         return _say(text, BUG, debug)
-    # click hands back the code of --help and --version instead of raising.
-    return code if isinstance(code, int) else DONE
+    return DONE
 
 
 def as_flags(error: ChangeSomething) -> str:
@@ -85,5 +88,6 @@ def _say(text: str, code: int, debug: Debug) -> int:
 
 def _reader_left() -> int:
     """Stdout was closed (``kvell … | head``): end quietly, also in the interpreter's last flush."""
-    sys.stdout = None
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE

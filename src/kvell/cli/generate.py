@@ -98,8 +98,8 @@ def _answer(model: Model, job: Job, session: Session, started_seconds: float) ->
 
 
 def prompt_input(model: Model, job: Job) -> Any:
-    """Token ids int32 [n] of ``--prompt``, as a conversation's first turn unless ``--raw``."""
-    if job.raw:
+    """Token ids of ``--prompt``, int32 [n]: a conversation's first turn if the model knows one."""
+    if job.raw or not model.tokenizer.has_chat_template:
         return model.tokenizer.encode(job.prompt or "")
     return model.tokenizer.encode_chat([{"role": "user", "content": job.prompt or ""}])
 

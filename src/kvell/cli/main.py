@@ -40,8 +40,10 @@ for command in (generate, chat, serve, plan, instance):
 def run(args: Sequence[str], session: Session) -> int:
     """Run one command line and return its exit code."""
 
-    def work() -> object:
-        return root.main(list(args), prog_name="kvell", standalone_mode=False, obj=session)
+    def work() -> None:
+        # Not root.main(): it turns a closed stdout and the end of input into exits of its own.
+        with root.make_context("kvell", list(args), obj=session) as context:
+            root.invoke(context)
 
     return guarded(work, session.debug)
 

@@ -1,6 +1,7 @@
 """``kvell plan``: what fits, per layer group, for a config and a memory size."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from kvell.cli.session import Session
 from kvell.errors import ChangeSomething
 from kvell.pages.sizing import Manager, plan_layout
 
+WIDE_COLUMNS = 120
+"""Width of tables where there is no terminal to ask."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -103,7 +106,7 @@ def element_bytes(dtype: str, config: Any) -> int:
 def _print(report: PlanReport) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     for line in summary_lines(report):
         click.echo(line)
     console.print(group_table(report))

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvell.cli.capacity import longest_request, request_bytes, requests_that_fit
 from kvell.cli.sizes import format_bytes
 from kvell.pages.layout import GroupSpec, Layout
+from kvell.prefix.capacity import longest_request, pool_bytes_for, request_bytes, requests_that_fit
+from kvell.vocabulary import MIB
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,14 +96,16 @@ def summary_lines(report: PlanReport) -> list[str]:
         f"(the model was made for {report.max_model_len:,})",
     ]
     if report.longest_request_tokens < report.max_model_len:
-        needed = format_bytes(request_bytes(layout, report.max_model_len))
-        lines.append(f"one request of {report.max_model_len:,} tokens needs {needed}: raise it")
+        needed_mib = -(-pool_bytes_for(layout, report.max_model_len) // MIB)
+        lines.append(
+            f"one request of {report.max_model_len:,} tokens needs --kv-memory {needed_mib}MiB"
+        )
     return lines
 
 
 def group_table(report: PlanReport) -> "Table":
     """A row per layer group."""
-    headers = ("group", "layers", "a token", "page", "page size", "padding", "in a large page")
+    headers = ("group", "layers", "a token", "page", "page size", "padding", "per large page")
     rows = [
         (
             group.name,
@@ -111,7 +114,7 @@ def group_table(report: PlanReport) -> "Table":
             f"{group.page_tokens} tokens",
             format_bytes(group.page_stride_bytes),
             f"{100 * group.padding_bytes / group.page_stride_bytes:.2f} %",
-            f"{group.pages_per_large:,} pages",
+            f"{group.pages_per_large:,}",
         )
         for group in report.layout.groups
     ]
@@ -129,11 +132,12 @@ def fit_table(report: PlanReport) -> "Table":
 
 
 def _table(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> "Table":
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for number, header in enumerate(headers):
-        table.add_column(header, justify="left" if number == 0 else "right")
+        table.add_column(header, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

@@ -4,7 +4,9 @@ import sys
 
 import click
 
+from kvell.cli.faults import CHANGE
 from kvell.cli.options import engine_options
+from kvell.cli.progress import progress_bar
 from kvell.cli.session import EngineSettings, Session
 
 
@@ -24,16 +26,25 @@ def serve(
     session: Session, /, settings: EngineSettings, host: str, port: int, api_key: str | None
 ) -> None:
     """Serve the OpenAI API over HTTP."""
-    from kvell.server.run import serve as serve_http
+    with progress_bar("loading the tokenizer") as report:
+        from kvell.cli.served_text import ServedText
+        from kvell.server.instance_process import InstanceStartError
+        from kvell.server.run import ServeOptions
+        from kvell.server.run import serve as serve_http
 
-    serve_http(
-        settings.model,
-        instance_command(settings, debug=session.debug.on),
-        cache_dir=session.cache_dir,
-        host=host,
-        port=port,
-        api_key=api_key,
-    )
+        text = ServedText.load(settings.model, session.cache_dir, report)
+    command = instance_command(settings, debug=session.debug.on)
+    try:
+        serve_http(command, text, ServeOptions(host, port, api_key), _announce)
+    except InstanceStartError as error:
+        if error.exit_code != CHANGE:
+            raise
+        # The instance has told the user on stderr what to change.
+        raise click.exceptions.Exit(CHANGE) from error
+
+
+def _announce(url: str) -> None:
+    click.echo(f"kvell: serving {url}/v1 (Ctrl-C ends it)", err=True)
 
 
 def instance_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from kvell.cli.faults import Debug
 from kvell.clock import Clock, MonotonicClock
+from kvell.pages.sizing import Manager
 
 Progress = Callable[[str, float], None]
 """Called with what is going on and the fraction done, 0 … 1."""
@@ -23,7 +24,7 @@ class EngineSettings:
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
-    manager: str = "kvell"
+    manager: Manager = "kvell"
 
     def flags(self) -> list[str]:
         """The command line that gives these settings again."""
@@ -51,6 +52,11 @@ class Contract(Protocol):
 
 class Tokenizer(Protocol):
     """Text to token ids."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was taught to take part in a conversation."""
+        ...
 
     def encode(self, text: str) -> Any:
         """Token ids of plain text, int32 [n]."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
+from kvell.engine.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId, StepNumber
 
 NewPages = npt.NDArray[np.int32]
@@ -21,7 +22,8 @@ class TokenWork:
 
     :param handle: names the request's tables; never reused.
     :param token_ids: int32 [count], the tokens themselves.
-    :param samples: the last of them yields a token, at output position ``output_index``.
+    :param sampling: how the last of them yields a token; None if it yields none.
+    :param output_index: output position of that token.
     :param cuts: positions at which state groups must be able to give their state.
     """
 
@@ -30,9 +32,14 @@ class TokenWork:
     start: int
     count: int
     token_ids: npt.NDArray[np.int32]
-    samples: bool
+    sampling: SamplingParams | None
     output_index: int
     cuts: tuple[int, ...] = ()
+
+    @property
+    def samples(self) -> bool:
+        """Does the work yield a token?"""
+        return self.sampling is not None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenWork) and _same(self, other)
@@ -69,7 +76,7 @@ class StepPlan:
     :param work: decodes first, then prefill chunks in order of admission.
     :param checkpoints: state pages written at cuts: (handle, group, position, page).
     :param preempted: requests that lost their pages to this plan.
-    :param refused: requests that ended before running, each with the reason.
+    :param admitted: requests that run from this step on.
     """
 
     step: StepNumber

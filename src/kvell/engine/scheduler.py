@@ -229,9 +229,9 @@ class _Draft:
                 start,
                 count,
                 request.tokens(start, start + count),
-                samples=start + count == request.num_tokens,
-                output_index=len(request.output),
-                cuts=cuts,
+                request.sampling if start + count == request.num_tokens else None,
+                len(request.output),
+                cuts,
             )
         )
         self.budget -= count

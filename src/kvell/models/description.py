@@ -41,6 +41,7 @@ def describe(config: Any, kv_element_bytes: int) -> ModelDescription:
     """
     text = text_config(config)
     name = architecture(config)
+    _require_causal(text, name)
     head_size = _head_size(text, name)
     kv_heads = int(_first(text, ("num_key_value_heads", "num_attention_heads"), name))
     windows = tuple(_window(text, kind, name) for kind in layer_types(text, name))
@@ -88,6 +89,13 @@ def layer_types(text: Any, name: str) -> tuple[str, ...]:
         "full_attention" if (index + 1) % pattern == 0 else "sliding_attention"
         for index in range(count)
     )
+
+
+def _require_causal(text: Any, name: str) -> None:
+    if getattr(text, "use_bidirectional_attention", None) or not getattr(text, "is_causal", True):
+        raise ChangeSomething(
+            "model", name, "its attention is bidirectional", "use a model that generates text"
+        )
 
 
 def _uses_window(text: Any) -> bool:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvell.attention.interface import AttentionKernels
 from kvell.models.configs import read_config
@@ -29,10 +30,23 @@ def load_paged_model(
         missing or damaged.
     """
     config = read_config(path)
-    require_exact(architecture(config))
+    check_architecture(config)
     description = describe(config, (kv_dtype or dtype).itemsize)
     module = load_module(path, config, dtype, device or torch.device("cpu"))
     return PagedModel(module, description, kernels)
+
+
+def check_architecture(config: Any) -> None:
+    """Make sure that the class transformers would run for a config is known to be exact.
+
+    The class follows from the model type alone, whatever the config names.
+
+    :raises ChangeSomething: naming the class and what it would need.
+    """
+    run = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)
+    if config.architectures:
+        require_exact(architecture(config))
+    require_exact(run)
 
 
 def random_paged_model(
@@ -47,6 +61,6 @@ def random_paged_model(
 
     :raises ChangeSomething: if the architecture is not known to be exact.
     """
+    check_architecture(config)
     module = random_module(config, seed, dtype, scale).to(device or torch.device("cpu"))
-    require_exact(architecture(module.config))
     return PagedModel(module, describe(module.config, dtype.itemsize), kernels)

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
@@ -30,6 +31,8 @@ def fetch_from_hub(model: str) -> Path:
     """
     try:
         return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES)))
+    except GatedRepoError as error:
+        raise _refusal(model, "is gated: the hub wants a login with access to it") from error
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise _refusal(model, "is neither a directory nor a model on the hub") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.TransportError) as error:
@@ -50,9 +53,9 @@ def resolve_model(
     if model == MODEL_NAME:
         return packaged_model(cache_dir, progress)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return path
-    if path.exists():
+    if path.is_file():
         raise _refusal(model, "is a file")
     if _looks_like_path(model):
         raise _refusal(model, "there is no such directory")

@@ -46,7 +46,7 @@ class Tokenizer:
         return bool(self.backend.chat_template)
 
     def encode(self, text: str) -> TokenIds:
-        """Token ids of a text, int32 [tokens], with the special tokens the model wants around it."""
+        """Token ids of a text, int32 [tokens], with the special tokens that the model wants."""
         return np.asarray(self.backend(text)["input_ids"], dtype=np.int32)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:

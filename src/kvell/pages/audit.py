@@ -71,7 +71,10 @@ def _supply(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
             if g == index and used
         )
         if partial != state.partial[index]:
-            yield f"group {index}: {partial} pages to be had in used large pages, not {state.partial[index]}"
+            yield (
+                f"group {index}: {partial} pages to be had in used large pages, "
+                f"not {state.partial[index]}"
+            )
 
 
 def _index(layout: Layout, state: PoolSnapshot) -> Iterator[str]:

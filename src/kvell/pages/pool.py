@@ -108,23 +108,28 @@ class PagePool:
                 self.owner[large] = SHARED
                 self._shared[group].add(large)
 
-    def own_large(self, group: int, holder: int) -> int | None:
-        """Lowest large page with an empty page that is associated with the holder."""
-        mine = [large for large in self._owned[group] if self.owner[large] == holder]
-        return min(mine, default=None)
+    # With ``in_use`` only large pages that have a used page are picked: taking a
+    # page of another makes one whole large page less for all groups.
 
-    def shared_large(self, group: int, want: int) -> int | None:
+    def own_large(self, group: int, holder: int, *, in_use: bool) -> int | None:
+        """Lowest large page with an empty page that is associated with the holder."""
+        owned = self._usable(self._owned[group], in_use)
+        return min((large for large in owned if self.owner[large] == holder), default=None)
+
+    def shared_large(self, group: int, want: int, *, in_use: bool) -> int | None:
         """Shared large page that ``want`` pages fit best; the emptiest if they fit in none."""
-        by_room = sorted((self.num_empty(large), large) for large in self._shared[group])
+        shared = self._usable(self._shared[group], in_use)
+        by_room = sorted((self.num_empty(large), large) for large in shared)
         fitting = next((large for room, large in by_room if room >= want), None)
         if fitting is not None or not by_room:
             return fitting
         room = by_room[-1][0]
         return next(large for count, large in by_room if count == room)
 
-    def others_large(self, group: int) -> int | None:
+    def others_large(self, group: int, *, in_use: bool) -> int | None:
         """A large page with an empty page, associated with the youngest other holder."""
-        return max(self._owned[group], key=lambda large: (self.owner[large], large), default=None)
+        owned = self._usable(self._owned[group], in_use)
+        return max(owned, key=lambda large: (self.owner[large], large), default=None)
 
     def claim_large(self, group: int, holder: int) -> int | None:
         """Take the lowest empty large page into ``group``; None if there is none."""
@@ -212,6 +217,9 @@ class PagePool:
                 yield page
 
     # ----------------------------------------------------------------- internal
+
+    def _usable(self, larges: set[int], in_use: bool) -> Iterator[int]:
+        return (large for large in larges if self.used[large] or not in_use)
 
     def _make_empty(self, group: int, page: int) -> None:
         large, index = divmod(page, self.pages_per_large[group])

@@ -190,9 +190,11 @@ class ReferenceCore:
             for h, u in zip(handles, until, strict=True)
         ]
         served = self._longest_feasible(wants)
+        left = [sum(want[g] for want in wants[:served]) for g in range(len(self._groups))]
         for index in range(served):
             if any(wants[index]):
-                rows.extend(self._place(index, self._holders[int(handles[index])], wants[index]))
+                holder = self._holders[int(handles[index])]
+                rows.extend(self._place(index, holder, wants[index], left))
         return served, _rows(rows)
 
     def largest(self, handle: int, until: int) -> int:
@@ -249,7 +251,7 @@ class ReferenceCore:
         return len(wants)
 
     def _place(
-        self, index: int, holder: Holder, need: list[int]
+        self, index: int, holder: Holder, need: list[int], left: list[int]
     ) -> list[tuple[int, int, int, int]]:
         demand = [
             demand_pages(group, policy, holder.expected_tokens, held.end, n)
@@ -258,7 +260,7 @@ class ReferenceCore:
             )
         ]
         rows: list[tuple[int, int, int, int]] = []
-        for group, pages in enumerate(self._placer.place(holder.handle, need, demand)):
+        for group, pages in enumerate(self._placer.place(holder.handle, need, demand, left)):
             held = holder.groups[group]
             rows.extend((index, group, held.end + i, page) for i, page in enumerate(pages))
             held.pages.extend(pages)
@@ -323,7 +325,6 @@ class ReferenceCore:
             self._release(group, held, held.pages, NORMAL if renew else None)
         self._pool.close_holder(handle)
         self._tree.let_go(holder.node)
-        self._tree.forget_if_empty(holder.root)
 
     # -------------------------------------------------------------------- looking
 

@@ -33,22 +33,27 @@ class Placer:
             0,
         )
 
-    def place(self, holder: int, need: Sequence[int], demand: Sequence[int]) -> list[list[int]]:
+    def place(
+        self, holder: int, need: Sequence[int], demand: Sequence[int], left: list[int]
+    ) -> list[list[int]]:
         """Take ``need[g]`` pages in every group g for ``holder``; returns their ids.
 
         ``demand[g]`` ≥ ``need[g]`` is what the holder is known to need in all from now on.
+        ``left[g]``, counted down here, is what the whole call still has to place, for
+        this holder and those after it: nobody takes the large page that they need.
         """
-        left = list(need)
-        return [self._place_group(holder, g, left, demand[g]) for g in range(len(left))]
+        return [self._place_group(holder, g, n, demand[g], left) for g, n in enumerate(need)]
 
-    def _place_group(self, holder: int, group: int, left: list[int], demand: int) -> list[int]:
+    def _place_group(
+        self, holder: int, group: int, need: int, demand: int, left: list[int]
+    ) -> list[int]:
         pages: list[int] = []
-        while left[group]:
+        while len(pages) < need:
             large = self._find_large(holder, group, left, demand)
             if large is None:
                 self._make_room(group, left, demand)
                 continue
-            while left[group] and self._pool.empty_mask[large]:
+            while len(pages) < need and self._pool.empty_mask[large]:
                 pages.append(self._pool.take(large))
                 left[group] -= 1
                 demand -= 1
@@ -57,17 +62,17 @@ class Placer:
     def _find_large(self, holder: int, group: int, left: list[int], demand: int) -> int | None:
         """A large page of the group with an empty page, by the first rungs of the ladder."""
         pool = self._pool
-        if (own := pool.own_large(group, holder)) is not None:
-            return self._count("own_page", own)
         spare = self._may_take_whole(group, left)
+        if (own := pool.own_large(group, holder, in_use=not spare)) is not None:
+            return self._count("own_page", own)
         fills = demand >= pool.pages_per_large[group]
         if fills and spare and (large := pool.claim_large(group, holder)) is not None:
             return self._count("own_large_page", large)
-        if (shared := pool.shared_large(group, demand)) is not None:
+        if (shared := pool.shared_large(group, demand, in_use=not spare)) is not None:
             return self._count("shared_page", shared)
         if spare and (large := pool.claim_large(group, SHARED)) is not None:
             return self._count("shared_page", large)
-        if (others := pool.others_large(group)) is not None:
+        if (others := pool.others_large(group, in_use=not spare)) is not None:
             return self._count("others_page", others)
         return None
 

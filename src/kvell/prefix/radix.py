@@ -28,6 +28,7 @@ class Node:
     pages: list[dict[int, int]]
     children: dict[int, "Node"] = field(default_factory=dict)
     holders: int = 0
+    root: str = ""
 
     @property
     def end(self) -> int:
@@ -54,18 +55,13 @@ class RadixTree:
         """The root of a name, made when first asked for."""
         if name not in self._roots:
             self._roots[name] = self._node(np.empty(0, np.int32), 0, None)
+            self._roots[name].root = name
         return self._roots[name]
-
-    def forget_if_empty(self, name: str) -> None:
-        """Drop a root that leads nowhere, so that names used once cost nothing."""
-        root = self._roots.get(name)
-        if root is not None and not root.children and not root.holders:
-            del self._roots[name]
 
     def walk(self, root: str, tokens: Tokens) -> Iterator[tuple[Node, int]]:
         """Nodes along ``tokens``, each with the length of prefix matched once it is done."""
-        node, length = self.root(root), 0
-        while length < len(tokens):
+        node, length = self._roots.get(root), 0
+        while node is not None and length < len(tokens):
             child = node.children.get(int(tokens[length]))
             if child is None:
                 return
@@ -135,12 +131,14 @@ class RadixTree:
         self.prune(node)
 
     def prune(self, node: Node) -> None:
-        """Remove the node and its ancestors as far as nothing needs them."""
+        """Remove the node and its ancestors as far as nothing needs them, root included."""
         while node.parent is not None and not self._needed(node):
             parent = node.parent
             del parent.children[int(node.tokens[0])]
             node.parent = None
             node = parent
+        if node.parent is None and not self._needed(node):
+            del self._roots[node.root]
 
     def named(self) -> Iterator[tuple[int, int, Node, int]]:
         """Every (group, page, node, position) that the tree names."""

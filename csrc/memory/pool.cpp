@@ -1,0 +1,332 @@
+#include "pool.h"
+
+#include <stdexcept>
+
+namespace kvell::memory {
+namespace {
+
+int32_t shift_for(const Groups& groups) {
+  int32_t most = 1, shift = 0;
+  for (const Rules& group : groups) most = std::max(most, group.pages_per_large);
+  while ((int64_t(1) << shift) < most) ++shift;
+  return shift;
+}
+
+int64_t slots_for(const Groups& groups, int32_t num_large) {
+  const int64_t slots = int64_t(num_large) << shift_for(groups);
+  if (slots >= int64_t(1) << 31) throw std::invalid_argument("more pages than 32 bits can name");
+  return slots;
+}
+
+int32_t words_for(const Groups& groups) {
+  int32_t most = 1;
+  for (const Rules& group : groups) most = std::max(most, group.pages_per_large);
+  return (most + 63) / 64;
+}
+
+int32_t id_of(uint64_t entry) { return int32_t(uint32_t(entry)); }
+
+}  // namespace
+
+Pool::Pool(const Groups& groups, int32_t num_large)
+    : groups_(groups),
+      num_large_(num_large),
+      shift_(shift_for(groups)),
+      words_(words_for(groups)),
+      pages_(slots_for(groups, num_large)),
+      larges_(num_large),
+      masks_(size_t(num_large) * words_for(groups)),
+      evictable_(larges_),
+      whole_(num_large),
+      partial_(groups.size(), 0) {
+  for (size_t i = 0; i < groups.size(); ++i) lists_.emplace_back(pages_);
+}
+
+// -------------------------------------------------------------- what there is
+
+namespace {
+
+int64_t whole_needed(int64_t need, int64_t partial, int64_t per_large) {
+  return need > partial ? ceil_div(need - partial, per_large) : 0;
+}
+
+}  // namespace
+
+bool Pool::feasible(const Counts& need) const {
+  int64_t sum = 0;
+  for (size_t g = 0; g < need.size(); ++g) sum += whole_needed(need[g], partial_[g], per_large(g));
+  return sum <= whole_;
+}
+
+bool Pool::may_take_whole(int32_t group, const Counts& left) const {
+  int64_t sum = 0;
+  for (size_t g = 0; g < left.size(); ++g) sum += whole_needed(left[g], partial_[g], per_large(g));
+  return sum < whole_ || whole_needed(left[group], partial_[group], per_large(group)) > 0;
+}
+
+// ------------------------------------------------------ association of holders
+
+void Pool::close_holder(int32_t holder) {
+  live_.erase(holder);
+  for (GroupLists& lists : lists_) {
+    auto mine = lists.owned.lower_bound(uint64_t(holder) << 32);
+    while (mine != lists.owned.end() && *mine >> 32 == uint64_t(holder)) {
+      const int32_t id = id_of(*mine);
+      mine = lists.owned.erase(mine);
+      larges_[id].owner = kShared;
+      lists.shared.insert(rank(id));
+    }
+  }
+}
+
+bool Pool::usable(uint64_t entry, bool in_use) const {
+  return !in_use || larges_[id_of(entry)].used;
+}
+
+int32_t Pool::own_large(int32_t group, int32_t holder, bool in_use) const {
+  const Order& owned = lists_[group].owned;
+  for (auto at = owned.lower_bound(uint64_t(holder) << 32);
+       at != owned.end() && *at >> 32 == uint64_t(holder); ++at)
+    if (usable(*at, in_use)) return id_of(*at);
+  return -1;
+}
+
+int32_t Pool::shared_large(int32_t group, int64_t want, bool in_use) const {
+  const Order& shared = lists_[group].shared;
+  for (auto at = shared.lower_bound(uint64_t(want) << 32); at != shared.end(); ++at)
+    if (usable(*at, in_use)) return id_of(*at);
+  // They fit in none: the lowest of those with the most room.
+  for (auto last = shared.rbegin(); last != shared.rend(); ++last) {
+    if (!usable(*last, in_use)) continue;
+    for (auto at = shared.lower_bound(*last >> 32 << 32);; ++at)
+      if (usable(*at, in_use)) return id_of(*at);
+  }
+  return -1;
+}
+
+int32_t Pool::others_large(int32_t group, bool in_use) const {
+  const Order& owned = lists_[group].owned;
+  for (auto at = owned.rbegin(); at != owned.rend(); ++at)
+    if (usable(*at, in_use)) return id_of(*at);
+  return -1;
+}
+
+int32_t Pool::claim_large(int32_t group, int32_t holder) {
+  int32_t id = next_fresh_;
+  if (!returned_.empty()) {
+    id = returned_.top();
+    returned_.pop();
+  } else if (next_fresh_ < num_large_) {
+    ++next_fresh_;
+  } else {
+    return -1;
+  }
+  LargeRecord& large = larges_[id];
+  large.group_plus_one = group + 1;
+  large.owner = holder;
+  large.room = per_large(group);
+  for (int32_t left = large.room, word = 0; left > 0; left -= 64, ++word)
+    masks_[size_t(id) * words_ + word] = left >= 64 ? ~uint64_t(0) : (uint64_t(1) << left) - 1;
+  return id;
+}
+
+Pool::Order& Pool::order_of(const LargeRecord& large) {
+  GroupLists& lists = lists_[large.group()];
+  return large.owner == kShared ? lists.shared : lists.owned;
+}
+
+uint64_t Pool::rank(int32_t id) const {
+  const LargeRecord& large = larges_[id];
+  return uint64_t(large.owner == kShared ? large.room : large.owner) << 32 | uint32_t(id);
+}
+
+void Pool::list(int32_t id) {
+  LargeRecord& large = larges_[id];
+  if (large.listed || !large.room) return;
+  order_of(large).insert(rank(id));
+  large.listed = 1;
+}
+
+void Pool::unlist(int32_t id) {
+  LargeRecord& large = larges_[id];
+  if (!large.listed) return;
+  order_of(large).erase(rank(id));
+  large.listed = 0;
+}
+
+// ----------------------------------------------------------------- small pages
+
+void Pool::take(int32_t id, int64_t count, std::vector<int32_t>& out) {
+  LargeRecord& large = larges_[id];
+  const int32_t taken = int32_t(std::min<int64_t>(count, large.room));
+  unlist(id);
+  uint64_t* words = &masks_[size_t(id) * words_];
+  for (int32_t left = taken, word = 0; left; ) {
+    if (!words[word]) {
+      ++word;
+      continue;
+    }
+    const int32_t slot = first_slot(id) + word * 64 + __builtin_ctzll(words[word]);
+    words[word] &= words[word] - 1;
+    pages_[slot].refs = 1;
+    out.push_back(slot);
+    --left;
+  }
+  large.room -= taken;
+  use(id, taken);
+  list(id);
+}
+
+void Pool::acquire(int32_t slot) {
+  PageRecord& page = pages_[slot];
+  if (page.refs++) return;
+  const int32_t id = large_of(slot);
+  uncache(slot);
+  use(id, 1);
+}
+
+void Pool::release(int32_t slot, const Key& renewed) {
+  PageRecord& page = pages_[slot];
+  if (page.node && page.key < renewed) page.key = renewed;
+  release(slot);
+}
+
+void Pool::release(int32_t slot) {
+  PageRecord& page = pages_[slot];
+  if (--page.refs) return;
+  const int32_t id = large_of(slot);
+  unuse(id);
+  if (page.node) {
+    ++larges_[id].cached;
+    lists_[larges_[id].group()].cached.push(page.key, slot);
+  } else {
+    make_empty(slot);
+  }
+  settle(id);
+}
+
+void Pool::evict(int32_t slot) {
+  const int32_t id = large_of(slot);
+  // Its youngest page gives an evictable large page its place.
+  if (larges_[id].place && !(pages_[slot].key < evictable_.key_of(id))) evictable_.remove(id);
+  uncache(slot);
+  pages_[slot].node = 0;
+  make_empty(slot);
+  settle(id);
+}
+
+void Pool::empty_large(int32_t id, const std::function<void(int32_t)>& evict_page) {
+  evictable_.remove(id);
+  emptying_ = id;
+  const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
+  for (int32_t slot = first; slot < end; ++slot)
+    if (pages_[slot].cached()) evict_page(slot);
+  emptying_ = -1;
+}
+
+void Pool::uncache(int32_t slot) {
+  PageRecord& page = pages_[slot];
+  LargeRecord& large = larges_[large_of(slot)];
+  GroupLists& lists = lists_[large.group()];
+  --large.cached;
+  if (page.place & kAside) {
+    --large.aside;
+    lists.aside.remove(slot);
+  } else {
+    lists.cached.remove(slot);
+  }
+}
+
+void Pool::make_empty(int32_t slot) {
+  const int32_t id = large_of(slot);
+  LargeRecord& large = larges_[id];
+  if (!large.room && !live_.count(large.owner)) large.owner = kShared;
+  unlist(id);
+  const int32_t index = slot - first_slot(id);
+  masks_[size_t(id) * words_ + index / 64] |= uint64_t(1) << index % 64;
+  ++large.room;
+  if (large.used || large.cached) list(id);
+}
+
+// --------------------------------------------------------- states of large pages
+
+void Pool::use(int32_t id, int32_t count) {
+  LargeRecord& large = larges_[id];
+  int64_t& partial = partial_[large.group()];
+  if (large.used) {
+    partial -= count;
+  } else {
+    --whole_;
+    partial += per_large(large.group()) - count;
+    if (large.place) evictable_.remove(id);
+    if (large.aside) restore_aside(id);
+  }
+  large.used += count;
+}
+
+void Pool::unuse(int32_t id) {
+  LargeRecord& large = larges_[id];
+  int64_t& partial = partial_[large.group()];
+  if (--large.used) {
+    ++partial;
+  } else {
+    partial -= per_large(large.group()) - 1;
+    ++whole_;
+  }
+}
+
+// After a page of it lost its use or its cached content.
+void Pool::settle(int32_t id) {
+  LargeRecord& large = larges_[id];
+  if (large.used) return;
+  if (large.cached) {
+    if (!large.place && id != emptying_) evictable_.push(youngest(id), id);
+    return;
+  }
+  unlist(id);
+  uint64_t* words = &masks_[size_t(id) * words_];
+  std::fill(words, words + words_, 0);
+  large = LargeRecord{};
+  returned_.push(id);
+}
+
+Key Pool::youngest(int32_t id) const {
+  const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
+  Key key;
+  for (int32_t slot = first; slot < end; ++slot)
+    if (pages_[slot].cached() && key < pages_[slot].key) key = pages_[slot].key;
+  return key;
+}
+
+// ------------------------------------------------------------- who goes first
+
+const Entry* Pool::oldest_page(int32_t group, bool in_use) {
+  GroupLists& lists = lists_[group];
+  if (in_use) {
+    while (!lists.cached.empty() && !larges_[large_of(lists.cached.top().id())].used) {
+      const Entry entry = lists.cached.top();
+      lists.cached.remove(entry.id());
+      lists.aside.push(entry.key(), entry.id());
+      ++larges_[large_of(entry.id())].aside;
+    }
+    return lists.cached.empty() ? nullptr : &lists.cached.top();
+  }
+  if (lists.aside.empty()) return lists.cached.empty() ? nullptr : &lists.cached.top();
+  if (lists.cached.empty()) return &lists.aside.top();
+  return std::min(&lists.cached.top(), &lists.aside.top(),
+                  [](const Entry* a, const Entry* b) { return *a < *b; });
+}
+
+void Pool::restore_aside(int32_t id) {
+  LargeRecord& large = larges_[id];
+  GroupLists& lists = lists_[large.group()];
+  const int32_t first = first_slot(id), end = first + per_large(large.group());
+  for (int32_t slot = first; slot < end; ++slot) {
+    if (!(pages_[slot].place & kAside)) continue;
+    lists.aside.remove(slot);
+    lists.cached.push(pages_[slot].key, slot);
+  }
+  large.aside = 0;
+}
+
+}  // namespace kvell::memory

@@ -1,0 +1,107 @@
+// Large pages carved into small ones: who uses, who keeps, what is empty, what goes
+// first. The state machine is drawn in pages/pool.py; decisions equal its, to the id.
+#pragma once
+#include <functional>
+#include <queue>
+#include <set>
+#include <unordered_set>
+
+#include "heap.h"
+#include "rules.h"
+
+namespace kvell::memory {
+
+class Pool {
+ public:
+  Pool(const Groups& groups, int32_t num_large);
+
+  // ---- slots and page ids
+  int32_t large_of(int32_t slot) const { return slot >> shift_; }
+  int32_t page_of(int32_t group, int32_t slot) const {
+    return large_of(slot) * per_large(group) + (slot & ((1 << shift_) - 1));
+  }
+
+  // ---- what there is
+  int64_t whole() const { return whole_; }
+  const Counts& partial() const { return partial_; }
+  bool feasible(const Counts& need) const;
+  // May the group take a whole large page without failing what the call still needs?
+  bool may_take_whole(int32_t group, const Counts& left) const;
+
+  // ---- association of holders
+  void open_holder(int32_t holder) { live_.insert(holder); }
+  void close_holder(int32_t holder);
+  // The picks: a large page with an empty page, or -1. With `in_use` it has a used page too.
+  int32_t own_large(int32_t group, int32_t holder, bool in_use) const;
+  int32_t shared_large(int32_t group, int64_t want, bool in_use) const;
+  int32_t others_large(int32_t group, bool in_use) const;
+  int32_t claim_large(int32_t group, int32_t holder);
+
+  // ---- small pages
+  // Uses up to `count` of the lowest empty pages of a large page.
+  void take(int32_t large, int64_t count, std::vector<int32_t>& out);
+  void acquire(int32_t slot);
+  void release(int32_t slot);
+  void release(int32_t slot, const Key& renewed);
+  void index(int32_t slot, const Key& key) { pages_[slot].key = key; }
+  void evict(int32_t slot);
+
+  // ---- who goes first
+  const Entry* oldest_page(int32_t group, bool in_use);
+  const Entry* oldest_large() const { return evictable_.empty() ? nullptr : &evictable_.top(); }
+  // Calls evict_page(slot) for every cached page of an evictable large page.
+  void empty_large(int32_t large, const std::function<void(int32_t)>& evict_page);
+
+  PageRecord& page(int32_t slot) { return pages_[slot]; }
+  const LargeRecord& large(int32_t id) const { return larges_[id]; }
+  int32_t num_large() const { return num_large_; }
+  int32_t per_large(int32_t group) const { return groups_[group].pages_per_large; }
+  int32_t first_slot(int32_t large) const { return large << shift_; }
+  uint64_t mask_word(int32_t large, int32_t word) const {
+    return masks_[size_t(large) * words_ + word];
+  }
+  int32_t mask_words() const { return words_; }
+
+ private:
+  static constexpr uint32_t kAside = uint32_t(1) << 31;
+  using Order = std::set<uint64_t>;  // rank << 32 | large page
+
+  struct GroupLists {
+    explicit GroupLists(ZeroArray<PageRecord>& pages) : cached(pages), aside(pages) {}
+    Order shared;  // by room
+    Order owned;   // by owner
+    PlacedHeap<PageRecord> cached;
+    // Cached pages of large pages without a used page, met when those were not wanted.
+    PlacedHeap<PageRecord, kAside> aside;
+  };
+
+  Order& order_of(const LargeRecord& large);
+  uint64_t rank(int32_t id) const;
+  bool usable(uint64_t entry, bool in_use) const;
+  void list(int32_t id);
+  void unlist(int32_t id);
+  void use(int32_t id, int32_t count);
+  void unuse(int32_t id);
+  void settle(int32_t id);
+  void make_empty(int32_t slot);
+  void uncache(int32_t slot);
+  void restore_aside(int32_t id);
+  Key youngest(int32_t id) const;
+
+  const Groups groups_;
+  const int32_t num_large_;
+  int32_t shift_ = 0, words_ = 1;
+  ZeroArray<PageRecord> pages_;
+  ZeroArray<LargeRecord> larges_;
+  ZeroArray<uint64_t> masks_;  // empty pages of large pages that are in a group
+  std::vector<GroupLists> lists_;
+  PlacedHeap<LargeRecord> evictable_;  // by their youngest page
+  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> returned_;
+  int32_t emptying_ = -1;   // the large page that is being evicted whole
+  int32_t next_fresh_ = 0;  // large pages from here on were never claimed
+  int64_t whole_;
+  Counts partial_;
+  std::unordered_set<int32_t> live_;
+};
+
+}  // namespace kvell::memory

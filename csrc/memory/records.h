@@ -1,0 +1,80 @@
+// The pool's memory: one record per small page and per large page, in flat arrays
+// that the system hands out as zero pages, so that what was never used costs nothing.
+//
+// Inside the core a page is a *slot*: large page << shift | index, whatever its group
+// has of pages per large page. Slots order as page ids do within a group.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace kvell::memory {
+
+constexpr int32_t kNoGroup = -1;
+constexpr int32_t kShared = 0;  // no holder has handle 0
+
+// Place in the eviction order; the smallest goes first.
+struct Key {
+  uint64_t stamp = 0;     // rank and time
+  uint32_t shortness = 0;  // longer prefixes have less of it
+
+  bool operator<(const Key& other) const {
+    return stamp != other.stamp ? stamp < other.stamp : shortness < other.shortness;
+  }
+  bool operator==(const Key& other) const {
+    return stamp == other.stamp && shortness == other.shortness;
+  }
+};
+
+constexpr int kRankShift = 56;
+inline uint64_t make_stamp(int64_t rank, int64_t time) {
+  return uint64_t(rank) << kRankShift | uint64_t(time);
+}
+inline Key make_key(uint64_t stamp, int64_t prefix) { return {stamp, ~uint32_t(prefix)}; }
+inline int64_t rank_of(const Key& key) { return int64_t(key.stamp >> kRankShift); }
+inline int64_t time_of(const Key& key) {
+  return int64_t(key.stamp & ((uint64_t(1) << kRankShift) - 1));
+}
+inline int64_t prefix_of(const Key& key) { return int64_t(uint32_t(~key.shortness)); }
+
+struct PageRecord {  // all zero: empty
+  Key key;
+  int32_t refs;
+  int32_t node;      // where the index names it; 0: nowhere
+  int32_t position;  // of the page among its prefix's pages, while named
+  uint32_t place;    // in a heap of cached pages; 0: in none
+
+  bool cached() const { return node && !refs; }
+};
+
+struct LargeRecord {  // all zero: in no group
+  int32_t group_plus_one;
+  int32_t owner;
+  int32_t used;
+  int32_t cached;
+  int32_t room;    // empty pages
+  int32_t aside;   // cached pages that the evictor put aside
+  uint32_t place;  // in the heap of evictable large pages; 0: not in it
+  uint32_t listed;
+
+  int32_t group() const { return group_plus_one - 1; }
+};
+
+template <class T>
+class ZeroArray {
+ public:
+  explicit ZeroArray(size_t count) : data_(static_cast<T*>(std::calloc(count, sizeof(T)))) {
+    if (!data_) throw std::bad_alloc();
+  }
+  T& operator[](size_t index) { return data_.get()[index]; }
+  const T& operator[](size_t index) const { return data_.get()[index]; }
+
+ private:
+  struct Free {
+    void operator()(T* data) const { std::free(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+};
+
+}  // namespace kvell::memory

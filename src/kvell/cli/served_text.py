@@ -1,0 +1,51 @@
+"""The text side of a model for the HTTP front, which holds no weights."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvell.cli.session import Progress
+from kvell.models.configs import read_config
+from kvell.models.description import text_config
+from kvell.models.detokenizer import IncrementalDetokenizer
+from kvell.models.source import resolve_model
+from kvell.models.stop_strings import StopStrings
+from kvell.models.tokenizer import Tokenizer
+
+
+class ServedText:
+    """A tokenizer with what :class:`kvell.server.text_model.TextModel` asks for beside it."""
+
+    def __init__(self, name: str, vocab_size: int, tokenizer: Tokenizer) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tokenizer.eos_token_ids
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, model: str, cache_dir: Path, progress: Progress) -> "ServedText":
+        """Read the config and the tokenizer of whatever ``--model`` names.
+
+        :raises ChangeSomething: if there is no such model or its files are damaged.
+        """
+        path = resolve_model(model, cache_dir, progress)
+        vocab_size = int(text_config(read_config(path)).vocab_size)
+        return cls(model, vocab_size, Tokenizer.load(path))
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Token ids of a text, int32 [tokens]."""
+        return self._tokenizer.encode(text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        """Token ids of a conversation up to where the answer begins, int32 [tokens]."""
+        return self._tokenizer.encode_chat(messages)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """A fresh one for one request."""
+        return IncrementalDetokenizer(self._tokenizer)
+
+    def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
+        """A fresh one for one request."""
+        return StopStrings(tuple(stop))

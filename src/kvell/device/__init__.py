@@ -1,0 +1,1 @@
+"""Physical memory: chunks and where they are mapped."""

@@ -1,0 +1,140 @@
+"""Puts an engine together: model, pool, memory core, runner, contract."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvell.attention.choice import choose_kernels
+from kvell.device.host import HostPool
+from kvell.engine.contract import make_contract
+from kvell.engine.core import EngineCore
+from kvell.engine.engine import Engine
+from kvell.engine.journal import Journal
+from kvell.engine.limits import Limits
+from kvell.engine.runner import ModelRunner
+from kvell.errors import ChangeSomething
+from kvell.memory import (
+    Layout,
+    Manager,
+    SlotTable,
+    create_core,
+    longest_request,
+    plan_layout,
+    pool_bytes_for,
+)
+from kvell.models.activations import activation_model
+from kvell.models.kv_memory import pool_tensor
+from kvell.models.loading import load_paged_model
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import KIB
+
+Progress = Callable[[str, float], None]
+"""Called with what is going on and the fraction done, 0 … 1."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+GPU_KV_SHARE = 0.9
+"""Part of a GPU's free memory, after weights and reserve, that becomes the KV pool."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is made with; the names are the flags'."""
+
+    kv_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    manager: Manager = "kvell"
+
+
+def load_model(path: Path, dtype: str, device: str, progress: Progress) -> PagedModel:
+    """Load weights onto a device.
+
+    :raises ChangeSomething: for a device that is not there, a dtype that is not
+        served, or whatever is wrong with the model's files.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ChangeSomething("--device", device, "has no GPU that torch can use", "use cpu")
+    place = torch.device(device)
+    progress("loading weights", 0.0)
+    model = load_paged_model(path, choose_kernels(place), _dtype(dtype), place)
+    progress("loading weights", 1.0)
+    return model
+
+
+def build_engine(
+    model: PagedModel,
+    name: str,
+    options: EngineOptions,
+    eos_token_ids: frozenset[int] = frozenset(),
+    journal: Journal | None = None,
+) -> Engine:
+    """An engine over a loaded model, its pool attached.
+
+    :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len.
+    """
+    activations = activation_model(model.module.config)
+    reserve_bytes = activations.need_bytes(options.max_num_batched_tokens, options.max_num_seqs)
+    kv_bytes = options.kv_memory_bytes or _gpu_kv_bytes(model.device, reserve_bytes)
+    layout = plan_layout(model.description.layers, kv_bytes, manager=options.manager)
+    limits = make_limits(layout, model, options)
+    buffer = HostPool(layout.pool_bytes).buffer() if model.device.type == "cpu" else None
+    model.attach(layout, pool_tensor(buffer, layout.pool_bytes, model.device))
+    return Engine(
+        EngineCore(create_core(layout), limits, eos_token_ids),
+        ModelRunner(model, layout, SlotTable(layout.num_large_pages)),
+        make_contract(name, layout, model.weight_bytes, reserve_bytes, limits.max_model_len),
+        activations,
+        journal=journal,
+    )
+
+
+def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Limits:
+    """The constants of a run; ``max_model_len`` from the pool unless it is given.
+
+    :raises ChangeSomething: if a given ``max_model_len`` cannot be had.
+    """
+    own = model.description.max_model_len
+    if options.max_model_len is not None and options.max_model_len > own:
+        raise ChangeSomething(
+            "--max-model-len",
+            options.max_model_len,
+            f"is above the model's own limit of {own} tokens",
+            f"use at most {own}",
+        )
+    wanted = options.max_model_len or own
+    limits = Limits(
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=wanted,
+        vocab_size=model.description.vocab_size,
+    )
+    fits = longest_request(layout, wanted, limits.min_chunk_tokens)
+    if fits < (wanted if options.max_model_len else 2):
+        need_kib = -(-pool_bytes_for(layout, wanted, limits.min_chunk_tokens) // KIB)
+        raise ChangeSomething(
+            "--kv-memory",
+            f"{layout.pool_bytes // KIB}KiB",
+            f"is too small for one request of --max-model-len={wanted}",
+            f"use --kv-memory {need_kib}KiB or --max-model-len {max(fits, 1)}",
+        )
+    return Limits(**{**vars(limits), "max_model_len": fits})
+
+
+def _dtype(name: str) -> torch.dtype:
+    """A named dtype; ``auto`` is bfloat16, which is what models are made for."""
+    if name == "auto":
+        return torch.bfloat16
+    if name not in DTYPES:
+        raise ChangeSomething("--dtype", name, "is not served", f"use one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _gpu_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
+    """Default pool: most of what weights and reserve leave free on a GPU."""
+    if device.type != "cuda":
+        raise ChangeSomething("--kv-memory", None, "has no default here", "give a size like 1GiB")
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return int((free_bytes - reserve_bytes) * GPU_KV_SHARE)

@@ -1,0 +1,105 @@
+"""From a step plan to the arrays of a forward pass: tables, positions, where to write."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.plan import NewPages, StepPlan, TokenWork
+from kvell.memory import GroupSpec, SlotTable, policy_of
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class GroupArrays:
+    """One group's metadata for a step: the fields of attention's ``GroupBatch``, in numpy."""
+
+    query_starts: Ints
+    context_lens: Ints
+    table_starts: Ints
+    page_ids: Ints
+    first_positions: Ints
+    write_page_ids: Ints
+    write_offsets: Ints
+
+
+class PageTables:
+    """Which logical page holds which position, per holder and group; fed by plans."""
+
+    def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
+        self._groups = groups
+        self._policies = [policy_of(group) for group in groups]
+        self._slots = slots
+        self._tables: dict[int, list[Ints]] = {}
+
+    def update(self, plan: StepPlan) -> None:
+        """Take in what a plan released and allocated."""
+        for handle in plan.released:
+            self._tables.pop(handle, None)
+        rows = plan.new_pages
+        if len(rows):
+            order = np.lexsort((rows[:, 1], rows[:, 0]))
+            rows = rows[order]
+            changes = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 0)) + 1
+            for run in np.split(rows, changes):
+                self._put(run)
+
+    def arrays(self, group_index: int, work: Sequence[TokenWork]) -> GroupArrays:
+        """The group's metadata for this work, with physical page ids."""
+        group, policy = self._groups[group_index], self._policies[group_index]
+        size = group.page_tokens
+        starts = np.fromiter((w.start for w in work), np.int64, len(work))
+        counts = np.fromiter((w.count for w in work), np.int64, len(work))
+        firsts = [policy.active_start(w.start) // size for w in work]
+        pages = [
+            self._tables[w.handle][group_index][first : -(-(w.start + w.count) // size)]
+            for w, first in zip(work, firsts, strict=True)
+        ]
+        positions = token_positions(starts, counts)
+        page_ids = self._slots.physical(_join(pages), group.pages_per_large)
+        table_starts = _starts([len(p) for p in pages])
+        first = np.asarray(firsts, np.int32)
+        row_of_token = np.repeat(table_starts[:-1] - first, counts)
+        return GroupArrays(
+            query_starts=_starts(counts),
+            context_lens=(starts + counts).astype(np.int32),
+            table_starts=table_starts,
+            page_ids=page_ids,
+            first_positions=first,
+            write_page_ids=page_ids[row_of_token + positions // size],
+            write_offsets=(positions % size).astype(np.int32),
+        )
+
+    def _put(self, rows: NewPages) -> None:
+        """Rows of one holder and one group."""
+        handle, group = int(rows[0, 0]), int(rows[0, 1])
+        tables = self._tables.setdefault(handle, [np.full(16, -1, np.int32) for _ in self._groups])
+        end = int(rows[:, 2].max()) + 1
+        if end > len(tables[group]):
+            grown = np.full(max(end, 2 * len(tables[group])), -1, np.int32)
+            grown[: len(tables[group])] = tables[group]
+            tables[group] = grown
+        tables[group][rows[:, 2]] = rows[:, 3]
+
+
+def token_positions(
+    starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """start_i, start_i+1, … start_i+count_i-1 for every i, concatenated; int64 [Σ counts]."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    positions: npt.NDArray[np.int64] = np.arange(total, dtype=np.int64)
+    positions += np.repeat(starts - (ends - counts), counts)
+    return positions
+
+
+def _join(pieces: Sequence[Ints]) -> Ints:
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+
+
+def _starts(counts: Sequence[int] | npt.NDArray[np.int64]) -> Ints:
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts

@@ -1,0 +1,68 @@
+"""Runs a step plan: the only part of the engine that touches tensors."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvell.attention.interface import GroupBatch
+from kvell.engine.batching import GroupArrays, PageTables, token_positions
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.sampling import RowSampling, sample
+from kvell.engine.sampling_params import SamplingParams
+from kvell.memory import Layout, SlotTable
+from kvell.models.paged_model import ForwardBatch, PagedModel
+
+
+class Runner(Protocol):
+    """Carries out plans. The simulator's answers from a trace; this file's from a model."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do everything the plan says, in its order; returns the tokens it sampled."""
+        ...
+
+
+class ModelRunner:
+    """A model over one pool."""
+
+    def __init__(self, model: PagedModel, layout: Layout, slots: SlotTable) -> None:
+        self._model = model
+        self._layout = layout
+        self._tables = PageTables(layout.groups, slots)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See :class:`Runner`."""
+        self._tables.update(plan)
+        if not plan.work:
+            return StepResult(plan.step, ())
+        logits = self._model.forward(self._batch(plan))
+        rows = [_row(w.sampling, w.output_index) for w in plan.work if w.sampling is not None]
+        return StepResult(plan.step, tuple(sample(logits, rows)))
+
+    def _batch(self, plan: StepPlan) -> ForwardBatch:
+        starts = np.fromiter((w.start for w in plan.work), np.int64, len(plan.work))
+        counts = np.fromiter((w.count for w in plan.work), np.int64, len(plan.work))
+        last_rows = np.cumsum(counts) - 1
+        samples = np.fromiter((w.samples for w in plan.work), np.bool_, len(plan.work))
+        device = self._model.device
+        return ForwardBatch(
+            token_ids=torch.from_numpy(
+                np.concatenate([w.token_ids for w in plan.work]).astype(np.int64)
+            ).to(device),
+            positions=torch.from_numpy(token_positions(starts, counts)).to(device),
+            groups=tuple(
+                _to_device(self._tables.arrays(index, plan.work), device)
+                for index in range(len(self._layout.groups))
+            ),
+            logits_rows=torch.from_numpy(last_rows[samples]).to(device),
+        )
+
+
+def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
+    return GroupBatch(
+        **{name: torch.from_numpy(values).to(device) for name, values in vars(arrays).items()}
+    )
+
+
+def _row(params: SamplingParams, position: int) -> RowSampling:
+    return RowSampling(params.temperature, params.top_k, params.top_p, params.seed or 0, position)

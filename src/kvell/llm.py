@@ -1,0 +1,298 @@
+"""``kvell.LLM``: a model in this process, with vLLM's call shapes.
+
+It speaks the instance protocol with its engine over a queue, as a front does
+over a socket.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.clock import Clock, MonotonicClock
+from kvell.engine.assembly import EngineOptions, build_engine, load_model
+from kvell.engine.contract import MemoryContract
+from kvell.engine.engine import Engine
+from kvell.engine.instance import LocalInstance
+from kvell.engine.journal import Journal
+from kvell.engine.protocol import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.sampling_params import MAX_SEED, SamplingParams
+from kvell.errors import ChangeSomething, TryLater
+from kvell.memory import Manager
+from kvell.models.detokenizer import IncrementalDetokenizer
+from kvell.models.source import resolve_model
+from kvell.models.stop_strings import StopStrings
+from kvell.models.tokenizer import Tokenizer
+from kvell.vocabulary import FinishReason, RequestId
+
+Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
+"""A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids."""
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """One finished request."""
+
+    index: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    cached_tokens: int
+    preemptions: int
+    finish_reason: FinishReason
+
+
+class LLM:
+    """A model, its engine and its tokenizer in this process.
+
+    :param model: ``smollm2``, a local transformers directory, or a hub id.
+    :param kv_memory_bytes: size of the KV pool.
+    :param dtype: ``float32``, ``bfloat16`` or ``auto``.
+    :param max_model_len: None takes the longest request that the model and pool allow.
+    :param cache_dir: where the packaged model is kept once converted.
+    :param journal: written with every input of the engine, if given.
+    :raises ChangeSomething: naming what cannot work.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        kv_memory_bytes: int | None = None,
+        dtype: str = "auto",
+        device: str = "cpu",
+        max_model_len: int | None = None,
+        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int = 256,
+        manager: Manager = "kvell",
+        cache_dir: Path | None = None,
+        progress: Callable[[str, float], None] | None = None,
+        journal: Journal | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        report = progress or _quiet
+        path = resolve_model(model, cache_dir or Path.home() / ".cache" / "kvell", report)
+        self.tokenizer = Tokenizer.load(path)
+        self.engine: Engine = build_engine(
+            load_model(path, dtype, device, report),
+            model,
+            EngineOptions(
+                kv_memory_bytes, max_model_len, max_num_batched_tokens, max_num_seqs, manager
+            ),
+            self.tokenizer.eos_token_ids,
+            journal,
+        )
+        self._credits = self.engine.ready().credits
+        self._instance = LocalInstance(self.engine)
+        self._clock = clock or MonotonicClock()
+        self._next_id = 0
+        self._stats: dict[str, Any] = {}
+
+    @property
+    def contract(self) -> MemoryContract:
+        """Where the memory goes."""
+        return self.engine.contract
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sequential: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come in the order of the prompts.
+
+        :param sequential: one request after the other instead of all at once.
+        :raises ChangeSomething: if a prompt can never be served; nothing is run then.
+        """
+        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        params = _each(sampling or SamplingParams(), len(many))
+        ids = [self._token_ids(prompt) for prompt in many]
+        for tokens in ids:
+            self._check(tokens)
+        jobs = [
+            _Job(i, t, p, self.tokenizer) for i, (t, p) in enumerate(zip(ids, params, strict=True))
+        ]
+        started_seconds = self._clock.now_seconds()
+        self.engine.core.max_running = 0
+        for batch in [[job] for job in jobs] if sequential else [jobs]:
+            self._run(batch)
+        self._stats = self._measure(jobs, self._clock.now_seconds() - started_seconds)
+        return [job.output() for job in jobs]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling: SamplingParams | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several."""
+        many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.tokenizer.encode_chat(m) for m in many], sampling)
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
+        """Text of one request as it is made; closing the iterator cancels the request."""
+        tokens = self._token_ids(prompt)
+        self._check(tokens)
+        job = _Job(0, tokens, sampling or SamplingParams(), self.tokenizer)
+        request_id = self._submit(job)
+        shown = 0
+        try:
+            while job.finished is None:
+                for event in self._instance.poll():
+                    self._deliver(event, {request_id: job})
+                if len(job.text) > shown:
+                    yield job.text[shown:]
+                    shown = len(job.text)
+        finally:
+            self._instance.send(Cancel(request_id))
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the last :meth:`generate`; seconds from first submission to last token."""
+        return dict(self._stats)
+
+    # ----------------------------------------------------------------- internal
+
+    def _run(self, jobs: Sequence["_Job"]) -> None:
+        waiting = deque(jobs)
+        running: dict[RequestId, _Job] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._credits:
+                    job = waiting.popleft()
+                    running[self._submit(job)] = job
+                for event in self._instance.poll():
+                    self._deliver(event, running)
+                    if isinstance(event, Finished):
+                        running.pop(event.request_id, None)
+        except BaseException:
+            for request_id in running:
+                self._instance.send(Cancel(request_id))
+            raise
+
+    def _submit(self, job: "_Job") -> RequestId:
+        request_id = RequestId(f"r{self._next_id}")
+        self._next_id += 1
+        sampling = job.sampling
+        if sampling.seed is None and sampling.temperature > 0:
+            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        self._instance.send(Submit(request_id, job.prompt.astype("<i4").tobytes(), sampling))
+        return request_id
+
+    def _deliver(self, event: Event, jobs: Mapping[RequestId, "_Job"]) -> None:
+        if isinstance(event, Tokens) and event.request_id in jobs:
+            if jobs[event.request_id].take(event.token_ids):
+                self._instance.send(Cancel(event.request_id))
+        elif isinstance(event, Finished) and event.request_id in jobs:
+            if event.reason == "refused":
+                raise TryLater(event.message)
+            jobs[event.request_id].end(event)
+
+    def _token_ids(self, prompt: Prompt) -> npt.NDArray[np.int32]:
+        if isinstance(prompt, Mapping):
+            ids = prompt.get("prompt_token_ids")
+            prompt = prompt["prompt"] if ids is None else ids
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return np.asarray(prompt, np.int32)
+
+    def _check(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Refuse here, by name, what the engine would refuse."""
+        limits = self.engine.core.limits
+        if not len(tokens):
+            raise ChangeSomething("prompt", "''", "has no tokens", "give at least one")
+        if len(tokens) >= limits.max_model_len:
+            raise ChangeSomething(
+                "prompt",
+                f"{len(tokens)} tokens",
+                f"leaves no room for output in --max-model-len {limits.max_model_len}",
+                f"shorten it to {limits.max_model_len - 1} tokens or raise --max-model-len",
+            )
+        if int(tokens.min()) < 0 or int(tokens.max()) >= limits.vocab_size:
+            raise ChangeSomething(
+                "prompt_token_ids",
+                int(tokens.max() if tokens.min() >= 0 else tokens.min()),
+                "is not a token of this model",
+                f"use ids from 0 to {limits.vocab_size - 1}",
+            )
+
+    def _measure(self, jobs: Sequence["_Job"], seconds: float) -> dict[str, Any]:
+        outputs = sum(len(job.token_ids) for job in jobs)
+        return {
+            "generation_seconds": seconds,
+            "max_running": self.engine.core.max_running,
+            "requests": len(jobs),
+            "prompt_tokens": sum(len(job.prompt) for job in jobs),
+            "output_tokens": outputs,
+            "output_tokens_per_second": outputs / seconds if seconds else 0.0,
+            "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
+            "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
+        }
+
+
+@dataclass(eq=False)
+class _Job:
+    """One request on its way: its tokens so far and their text."""
+
+    index: int
+    prompt: npt.NDArray[np.int32]
+    sampling: SamplingParams
+    tokenizer: Tokenizer
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finished: Finished | None = None
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._detokenizer = IncrementalDetokenizer(self.tokenizer)
+        self._stops = StopStrings(self.sampling.stop)
+
+    def take(self, token_ids: Sequence[int]) -> bool:
+        """New tokens; True if a stop string has ended the text."""
+        if self.stopped:
+            return False
+        self.token_ids.extend(token_ids)
+        text, self.stopped = self._stops.push(self._detokenizer.push(token_ids))
+        self.text += text
+        return self.stopped
+
+    def end(self, event: Finished) -> None:
+        """The engine is done with the request."""
+        self.finished = event
+        if not self.stopped:
+            text, self.stopped = self._stops.push(self._detokenizer.finish())
+            self.text += text + ("" if self.stopped else self._stops.finish())
+
+    def output(self) -> RequestOutput:
+        """The finished request as users see it."""
+        done = self.finished
+        if done is None:
+            raise RuntimeError(f"request {self.index} is not finished")
+        return RequestOutput(
+            self.index,
+            self.prompt.tolist(),
+            list(self.token_ids),
+            self.text,
+            done.cached_tokens,
+            done.preemptions,
+            "stop" if self.stopped else done.reason,
+        )
+
+
+def _each(
+    sampling: SamplingParams | Sequence[SamplingParams], count: int
+) -> Sequence[SamplingParams]:
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * count
+    if len(sampling) != count:
+        raise ChangeSomething(
+            "sampling", f"{len(sampling)} items", f"does not match {count} prompts", "give one each"
+        )
+    return sampling
+
+
+def _quiet(_what: str, _fraction: float) -> None:
+    """Progress that nobody asked for."""

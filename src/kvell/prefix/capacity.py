@@ -1,0 +1,65 @@
+"""What a layout can hold when nothing else is in it: said beforehand, kept later.
+
+Uses the same page counts as the scheduler's admission, so that what is said to
+fit does fit.
+"""
+
+from collections.abc import Callable
+
+from kvell.pages.layout import Layout
+from kvell.prefix.needs import peak_pages
+from kvell.prefix.policies import policy_of
+
+
+def large_pages_needed(
+    layout: Layout, tokens: int, requests: int = 1, chunk_tokens: int = 1
+) -> int:
+    """Large pages that ``requests`` requests of ``tokens`` tokens take together at their worst.
+
+    :param chunk_tokens: tokens computed in a step: 1 while decoding; a prefill chunk
+        needs ``window + chunk`` in sliding groups.
+    """
+    return sum(
+        -(
+            -requests
+            * peak_pages(group, policy_of(group), tokens, chunk_tokens)
+            // group.pages_per_large
+        )
+        for group in layout.groups
+    )
+
+
+def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
+    """Bytes of all pages of one request at its worst, padding included."""
+    return sum(
+        peak_pages(group, policy_of(group), tokens, chunk_tokens) * group.page_stride_bytes
+        for group in layout.groups
+    )
+
+
+def longest_request(layout: Layout, limit_tokens: int, chunk_tokens: int = 1) -> int:
+    """Most tokens of one request that fits alone, at most ``limit_tokens``; 0 if none."""
+    return _largest(
+        limit_tokens,
+        lambda n: large_pages_needed(layout, n, 1, min(n, chunk_tokens)) <= layout.num_large_pages,
+    )
+
+
+def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
+    """How many requests of ``tokens`` tokens can decode at once."""
+    return _largest(
+        limit, lambda n: large_pages_needed(layout, tokens, n) <= layout.num_large_pages
+    )
+
+
+def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
+    """Pool that one request of ``tokens`` tokens needs, in the large pages of this layout."""
+    return large_pages_needed(layout, tokens, 1, chunk_tokens) * layout.large_page_bytes
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,218 @@
+"""Ragged batches over a poisoned pool, and attention written out densely."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvell.attention.interface import (
+    AttendParams,
+    AttentionKernels,
+    GroupBatch,
+    LayerPages,
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a layer and its requests look like; ``requests`` are (context, new) token counts."""
+
+    requests: tuple[tuple[int, int], ...]
+    heads: int = 9
+    kv_heads: int = 3
+    head_size: int = 64
+    page_tokens: int = 16
+    window_tokens: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    @property
+    def params(self) -> AttendParams:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        sinks = torch.randn(self.heads, generator=generator) if self.sinks else None
+        return AttendParams(self.head_size**-0.5 * 2, self.window_tokens, self.softcap, sinks)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape with data: whole contexts [context, heads, head_size] per request."""
+
+    shape: Shape
+    queries: list[torch.Tensor]
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A pool that holds some requests' contexts, and the batch of one step over it."""
+
+    layer: LayerPages
+    batch: GroupBatch
+
+
+def make_case(shape: Shape) -> Case:
+    generator = torch.Generator().manual_seed(shape.seed)
+
+    def draw(context: int, heads: int) -> torch.Tensor:
+        drawn = torch.randn(context, heads, shape.head_size, generator=generator)
+        return drawn.to(shape.dtype)
+
+    contexts = [context for context, _ in shape.requests]
+    return Case(
+        shape,
+        [draw(context, shape.heads) for context in contexts],
+        [draw(context, shape.kv_heads) for context in contexts],
+        [draw(context, shape.kv_heads) for context in contexts],
+    )
+
+
+def first_pages(shape: Shape) -> list[int]:
+    """Page position of each table's first entry: pages behind the window are gone."""
+    if not shape.window_tokens:
+        return [0] * len(shape.requests)
+    return [
+        max(0, context - new - shape.window_tokens + 1) // shape.page_tokens
+        for context, new in shape.requests
+    ]
+
+
+def make_layer(shape: Shape, pages: int) -> LayerPages:
+    """A pool of NaN in which the layer has neighbours and pages have padding."""
+    layer_bytes = 2 * shape.kv_heads * shape.page_tokens * shape.head_size * shape.dtype.itemsize
+    offset_bytes, stride_bytes = layer_bytes, 2 * layer_bytes + 64
+    pool = torch.full((stride_bytes * pages // 2,), torch.nan, dtype=torch.bfloat16)
+    return LayerPages(
+        pool.view(torch.uint8),
+        shape.dtype,
+        stride_bytes,
+        offset_bytes,
+        shape.page_tokens,
+        shape.kv_heads,
+        shape.head_size,
+    )
+
+
+def store(kernels: AttentionKernels, case: Case, placement: int = 0) -> Stored:
+    """Writes the case's contexts into shuffled pages through the kernels themselves."""
+    shape = case.shape
+    firsts = first_pages(shape)
+    counts = [
+        -(-context // shape.page_tokens) - first
+        for (context, _), first in zip(shape.requests, firsts, strict=True)
+    ]
+    spare = 3
+    order = torch.randperm(
+        sum(counts) + spare, generator=torch.Generator().manual_seed(placement)
+    ).to(torch.int32)
+    tables = list(order[: sum(counts)].split(counts))
+    layer = make_layer(shape, sum(counts) + spare)
+    _fill(kernels, layer, case, tables, firsts)
+    return Stored(layer, make_batch(shape, tables, firsts))
+
+
+def _fill(
+    kernels: AttentionKernels,
+    layer: LayerPages,
+    case: Case,
+    tables: list[torch.Tensor],
+    firsts: list[int],
+) -> None:
+    for i, (context, _) in enumerate(case.shape.requests):
+        begin = firsts[i] * layer.page_tokens
+        if begin >= context:
+            continue
+        written = writing(tables[i], begin, context, layer.page_tokens, firsts[i])
+        kernels.write_kv(layer, written, case.keys[i][begin:], case.values[i][begin:])
+
+
+def writing(
+    table: torch.Tensor, begin: int, end: int, page_tokens: int, first: int
+) -> GroupBatch:
+    """A batch that only says where positions [begin, end) of one request go."""
+    positions = torch.arange(begin, end)
+    empty = torch.zeros(0, dtype=torch.int32)
+    return GroupBatch(
+        empty,
+        empty,
+        empty,
+        empty,
+        empty,
+        table[positions // page_tokens - first],
+        (positions % page_tokens).to(torch.int32),
+    )
+
+
+def starts_of(counts: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def make_batch(shape: Shape, tables: list[torch.Tensor], firsts: list[int]) -> GroupBatch:
+    empty = torch.zeros(0, dtype=torch.int32)
+    return GroupBatch(
+        starts_of([new for _, new in shape.requests]),
+        torch.tensor([context for context, _ in shape.requests], dtype=torch.int32),
+        starts_of([len(table) for table in tables]),
+        torch.cat([*tables, empty]),
+        torch.tensor(firsts, dtype=torch.int32),
+        empty,
+        empty,
+    )
+
+
+def new_queries(case: Case) -> torch.Tensor:
+    """The step's query rows: the last ``new`` tokens of each request."""
+    rows = [
+        query[context - new :]
+        for query, (context, new) in zip(case.queries, case.shape.requests, strict=True)
+    ]
+    empty = torch.zeros(0, case.shape.heads, case.shape.head_size, dtype=case.shape.dtype)
+    return torch.cat([*rows, empty])
+
+
+def dense_attention(case: Case) -> torch.Tensor:
+    """Attention of the step's rows by definition, in float64 [T, heads, head_size]."""
+    shape = case.shape
+    rows = [_dense_request(case, i, *request) for i, request in enumerate(shape.requests)]
+    empty = torch.zeros(0, shape.heads, shape.head_size, dtype=torch.float64)
+    return torch.cat([*rows, empty])
+
+
+def _dense_request(case: Case, i: int, context: int, new: int) -> torch.Tensor:
+    shape, params = case.shape, case.shape.params
+    repeat = shape.heads // shape.kv_heads
+    query = case.queries[i][context - new :].double()
+    key = case.keys[i].double().repeat_interleave(repeat, 1)
+    value = case.values[i].double().repeat_interleave(repeat, 1)
+    scores = torch.einsum("thd,shd->ths", query, key) * params.scale
+    if params.softcap:
+        scores = params.softcap * torch.tanh(scores / params.softcap)
+    own = torch.arange(context - new, context).view(-1, 1, 1)
+    position = torch.arange(context)
+    hidden = position > own
+    if params.window_tokens:
+        hidden |= position <= own - params.window_tokens
+    scores = scores.masked_fill(hidden, -math.inf)
+    if params.sinks is not None:
+        sinks = params.sinks.double().view(1, -1, 1).expand(new, -1, 1)
+        return torch.einsum(
+            "ths,shd->thd", torch.cat([scores, sinks], 2).softmax(2)[..., :-1], value
+        )
+    return torch.einsum("ths,shd->thd", scores.softmax(2), value)
+
+
+def attend(kernels: AttentionKernels, case: Case, placement: int = 0) -> torch.Tensor:
+    """The step's attention through the kernels, over a freshly filled pool."""
+    stored = store(kernels, case, placement)
+    return kernels.attend(stored.layer, stored.batch, new_queries(case), case.shape.params)
+
+
+def only(case: Case, i: int, context: int, new: int) -> Case:
+    """Request ``i`` alone, as it was when it had ``context`` tokens, ``new`` of them new."""
+    shape = replace(case.shape, requests=((context, new),))
+    return Case(
+        shape, [case.queries[i][:context]], [case.keys[i][:context]], [case.values[i][:context]]
+    )

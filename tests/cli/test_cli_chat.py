@@ -1,0 +1,141 @@
+"""``kvell chat``: turns, commands, interruption, pipes and terminals."""
+
+import builtins
+import io
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from kvell.errors import ChangeSomething
+
+Kvell = Callable[..., Any]
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put lines on stdin, as a pipe does."""
+
+    def put(*lines: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
+
+    return put
+
+
+@pytest.fixture
+def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Type lines at a terminal, then end the input."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def put(*lines: str) -> None:
+        typed: Iterator[str] = iter(lines)
+
+        def read(_prompt: str) -> str:
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("sys.stdin", Terminal())
+        monkeypatch.setattr(builtins, "input", read)
+
+    return put
+
+
+class TestPipe:
+    def test_an_answer_a_line(self, kvell: Kvell, say: Any) -> None:
+        say("hi")
+        ended = kvell("chat")
+        assert ended.code == 0
+        assert ended.stdout == "<USER>HI<ASSISTANT>\n"
+
+    def test_keeps_the_conversation(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say("a", "b")
+        kvell("chat", "--max-tokens", "3")
+        assert [prompt for prompt, _ in model.asked] == [
+            "<user>a<assistant>",
+            "<user>a<assistant><US<user>b<assistant>",
+        ]
+
+    def test_each_turn_begins_with_the_one_before(self, kvell: Kvell, model: Any, say: Any) -> None:
+        """What makes the prefix cache hit."""
+        say("a", "b", "c")
+        kvell("chat", "--max-tokens", "3")
+        prompts = [prompt for prompt, _ in model.asked]
+        assert all(after.startswith(before) for before, after in pairwise(prompts))
+
+    def test_quit_ends(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say("a", "/quit", "b")
+        assert kvell("chat").code == 0
+        assert len(model.asked) == 1
+
+    def test_reset_forgets(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say("a", "/reset", "b")
+        kvell("chat", "--system", "be brief")
+        assert model.asked[-1][0] == "<system>be brief<user>b<assistant>"
+
+    def test_empty_lines_are_skipped(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say("", "  ", "a", "")
+        kvell("chat")
+        assert len(model.asked) == 1
+
+    def test_system_message_comes_first(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say("a")
+        kvell("chat", "--system", "be brief")
+        assert model.asked[0][0] == "<system>be brief<user>a<assistant>"
+
+    def test_json_lines(self, kvell: Kvell, say: Any) -> None:
+        say("a", "b")
+        lines = kvell("chat", "--json", "--max-tokens", "3").stdout.splitlines()
+        assert [json.loads(line) for line in lines] == [
+            {"role": "assistant", "content": "<US"},
+            {"role": "assistant", "content": "<US"},
+        ]
+
+    def test_no_input_is_no_error(self, kvell: Kvell, say: Any) -> None:
+        say()
+        ended = kvell("chat")
+        assert (ended.code, ended.stdout) == (0, "")
+
+    def test_a_turn_that_cannot_be_answered_ends_it(
+        self, kvell: Kvell, model: Any, say: Any
+    ) -> None:
+        model.fails = ChangeSomething("prompt", "9 tokens", "is over 8", "shorten it")
+        say("a", "b")
+        ended = kvell("chat")
+        assert ended.code == 2
+        assert ended.stderr.endswith("kvell: prompt=9 tokens: is over 8; shorten it\n")
+        assert len(model.asked) == 1
+
+
+class TestTerminal:
+    def test_shows_the_contract_and_how_to_leave(self, kvell: Kvell, type_in: Any) -> None:
+        type_in("a")
+        ended = kvell("chat")
+        assert ended.code == 0
+        assert "KV pool 2 MiB" in ended.stderr
+        assert "/quit ends" in ended.stderr
+        assert ended.stdout == "<USER>A<ASSISTANT>\n"
+
+    def test_goes_on_after_a_refusal_and_forgets_that_turn(
+        self, kvell: Kvell, model: Any, type_in: Any
+    ) -> None:
+        model.fails = ChangeSomething("prompt", "9 tokens", "is over 8", "shorten it")
+        type_in("a", "b")
+        ended = kvell("chat")
+        assert ended.code == 0
+        assert "kvell: prompt=9 tokens: is over 8; shorten it (or /reset)" in ended.stderr
+        assert [prompt for prompt, _ in model.asked] == ["<user>a<assistant>", "<user>b<assistant>"]
+
+    def test_interrupt_keeps_what_was_said_and_goes_on(
+        self, kvell: Kvell, model: Any, type_in: Any
+    ) -> None:
+        model.fails = KeyboardInterrupt()
+        type_in("a", "b")
+        assert kvell("chat").code == 0
+        assert model.asked[1][0] == "<user>a<assistant><U<user>b<assistant>"

@@ -1,0 +1,180 @@
+"""Layers, windows and sizes from configs alone; the guard in front of them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from tests.models.harness import FAMILIES, SMALL, tiny_config
+
+from kvell.errors import ChangeSomething
+from kvell.models.configs import config_from_dict
+from kvell.models.description import architecture, describe, layer_types
+from kvell.models.families import EXACT, REFUSED, require_exact
+from kvell.pages.layout import GroupKind
+
+
+def windows(config: Any) -> list[int]:
+    return [layer.window_tokens for layer in describe(config, 2).layers]
+
+
+def test_llama_layers() -> None:
+    config = config_from_dict(
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "vocab_size": 99,
+        }
+    )
+    description = describe(config, kv_element_bytes=2)
+    assert description.architecture == "LlamaForCausalLM"
+    assert [layer.index for layer in description.layers] == [0, 1]
+    layer = description.layers[1]
+    assert (layer.kind, layer.window_tokens) == (GroupKind.FULL, 0)
+    assert (layer.kv_heads, layer.head_size, layer.token_bytes) == (2, 16, 2 * 2 * 16 * 2)
+    assert (description.query_heads, description.hidden_size) == (4, 64)
+    assert (description.max_model_len, description.vocab_size) == (512, 99)
+
+
+def test_head_dim_may_differ_from_hidden_over_heads() -> None:
+    config = tiny_config("Qwen3ForCausalLM", head_dim=40)
+    assert {layer.head_size for layer in describe(config, 2).layers} == {40}
+
+
+def test_kv_heads_default_to_the_query_heads() -> None:
+    config = transformers.LlamaConfig(**SMALL | {"num_key_value_heads": None})
+    assert describe(config, 2).layers[0].kv_heads == 4
+
+
+def test_element_bytes_are_those_of_the_kv_cache() -> None:
+    config = tiny_config("LlamaForCausalLM")
+    assert [describe(config, size).layers[0].element_bytes for size in (1, 2, 4)] == [1, 2, 4]
+
+
+def test_gemma3_is_five_sliding_to_one_full() -> None:
+    config = config_from_dict(
+        {"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 512}
+    )
+    assert windows(config) == ([512] * 5 + [0]) * 2
+
+
+def test_text_config_of_a_multimodal_model_is_found() -> None:
+    text = {"num_hidden_layers": 6, "sliding_window": 1024, "vocab_size": 1000}
+    config = config_from_dict({"model_type": "gemma3", "text_config": text})
+    assert windows(config) == [1024] * 5 + [0]
+    assert describe(config, 2).vocab_size == 1000
+
+
+def test_gpt_oss_alternates() -> None:
+    config = config_from_dict({"model_type": "gpt_oss", "num_hidden_layers": 4})
+    assert windows(config) == [128, 0, 128, 0]
+
+
+def test_mistral_window_holds_for_every_layer() -> None:
+    assert windows(tiny_config("MistralForCausalLM")) == [9, 9, 9]
+    assert windows(tiny_config("MistralForCausalLM", sliding_window=None)) == [0, 0, 0]
+
+
+def test_qwen2_window_that_is_switched_off() -> None:
+    config = transformers.Qwen2Config(**SMALL, sliding_window=32, use_sliding_window=False)
+    assert windows(config) == [0, 0, 0]
+
+
+def test_pattern_of_configs_without_layer_types() -> None:
+    text = SimpleNamespace(num_hidden_layers=5, sliding_window=8, sliding_window_pattern=3)
+    full, sliding = "full_attention", "sliding_attention"
+    assert layer_types(text, "m") == (sliding, sliding, full, sliding, sliding)
+
+
+@pytest.mark.parametrize("kind", ["linear_attention", "chunked_attention", "mamba", "conv"])
+def test_other_layer_types_are_refused_by_name(kind: str) -> None:
+    config = SimpleNamespace(
+        model_type="odd",
+        architectures=["OddForCausalLM"],
+        num_hidden_layers=2,
+        layer_types=["full_attention", kind],
+        num_attention_heads=2,
+        hidden_size=32,
+        vocab_size=10,
+        max_position_embeddings=64,
+    )
+    with pytest.raises(ChangeSomething, match=kind) as caught:
+        describe(config, 2)
+    assert caught.value.field == "model"
+    assert caught.value.value == "OddForCausalLM"
+
+
+def test_bidirectional_attention_is_refused() -> None:
+    config = tiny_config("Gemma3ForCausalLM", use_bidirectional_attention=True)
+    with pytest.raises(ChangeSomething, match="bidirectional"):
+        describe(config, 2)
+
+
+@pytest.mark.parametrize("missing", ["num_hidden_layers", "vocab_size", "max_position_embeddings"])
+def test_a_missing_size_is_named(missing: str) -> None:
+    config = SimpleNamespace(**{**SMALL, "model_type": "some", missing: None})
+    with pytest.raises(ChangeSomething, match=missing):
+        describe(config, 2)
+
+
+def test_architecture_falls_back_to_the_model_type() -> None:
+    assert architecture(SimpleNamespace(architectures=None, model_type="llama")) == "llama"
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_tested_families_pass_the_guard(name: str) -> None:
+    require_exact(name)
+    assert describe(tiny_config(name), 4).architecture == name
+
+
+RECURRENT_MODEL_TYPES = [
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2_moe",
+    "mamba",
+    "mamba2",
+    "minimax",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_next",
+    "recurrent_gemma",
+    "rwkv",
+    "zamba",
+    "zamba2",
+]
+
+
+@pytest.mark.parametrize("model_type", RECURRENT_MODEL_TYPES)
+def test_recurrent_families_are_refused_with_what_they_need(model_type: str) -> None:
+    """By the class that transformers itself would run for the model type."""
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    with pytest.raises(ChangeSomething, match="needs its own mixer"):
+        require_exact(names[model_type])
+
+
+@pytest.mark.parametrize(
+    ("name", "need"),
+    [
+        ("Llama4ForCausalLM", "chunked"),
+        ("DeepseekV3ForCausalLM", "latent"),
+        ("MllamaForConditionalGeneration", "cross-attention"),
+        ("SomethingNobodyTested", "not among"),
+    ],
+)
+def test_other_families_are_refused(name: str, need: str) -> None:
+    with pytest.raises(ChangeSomething, match=need) as caught:
+        require_exact(name)
+    assert caught.value.value == name
+
+
+def test_no_architecture_is_both_exact_and_refused() -> None:
+    assert not EXACT & set(REFUSED)

@@ -1,0 +1,49 @@
+"""Fake instances and servers as real processes."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CommandFactory = Callable[..., list[str]]
+
+
+@pytest.fixture
+def instance_command() -> CommandFactory:
+    """Command line of a fake instance with further arguments."""
+
+    def command(*arguments: str) -> list[str]:
+        script = str(HERE / "fake_instance.py")
+        fixed = ["--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"]
+        return [sys.executable, script, *fixed, *arguments]
+
+    return command
+
+
+@contextlib.contextmanager
+def running_server(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    command = [sys.executable, str(HERE / "fake_server.py"), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """A server whose steps take a millisecond, without a key."""
+    with running_server("-", "0", "--step-seconds", "0.001") as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="session")
+def start_server() -> Callable[..., contextlib.AbstractContextManager[tuple[str, object]]]:
+    """Start a server of one's own: ``with start_server(key, port, …) as (url, process)``."""
+    return running_server

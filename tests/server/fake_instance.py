@@ -1,0 +1,37 @@
+"""A child process that serves a FakeEngine at an inherited socket; arguments are its settings."""
+
+import argparse
+import socket
+import sys
+
+from kvell.engine.instance import serve_instance
+from kvell.server.fakes import FakeEngine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--incarnation", type=int, default=0)
+    parser.add_argument("--credits", type=int, default=8)
+    parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--schema-version", type=int, default=1)
+    parser.add_argument("--exit-at-start", type=int)
+    parser.add_argument("--exit-from-incarnation", type=int)
+    args = parser.parse_args()
+    if args.exit_at_start is not None:
+        return int(args.exit_at_start)
+    if args.exit_from_incarnation is not None and args.incarnation >= args.exit_from_incarnation:
+        return 1
+    engine = FakeEngine(
+        credits=args.credits,
+        step_seconds=args.step_seconds,
+        incarnation=args.incarnation,
+        schema_version=args.schema_version,
+    )
+    with socket.socket(fileno=args.socket_fd) as sock:
+        serve_instance(engine, sock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

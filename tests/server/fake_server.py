@@ -1,0 +1,35 @@
+"""A whole server over fake instances, as a process: prints its URL, ends on SIGTERM.
+
+Arguments: ``API_KEY|- PORT`` and then the instance's own.
+"""
+
+import sys
+from pathlib import Path
+
+from kvell.errors import ChangeSomething
+from kvell.server.fakes import ByteText
+from kvell.server.front import FrontLimits
+from kvell.server.run import ServeOptions, serve
+
+
+def main() -> int:
+    key, port, *instance_args = sys.argv[1:]
+    script = Path(__file__).with_name("fake_instance.py")
+    command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
+    command += ["--incarnation", "{incarnation}", *instance_args]
+    options = ServeOptions(
+        port=int(port),
+        api_key=None if key == "-" else key,
+        max_body_bytes=100_000,
+        limits=FrontLimits(max_waiting=2, drain_seconds=5),
+    )
+    try:
+        serve(command, ByteText(), options, lambda url: print(url, flush=True))  # noqa: T201
+    except ChangeSomething as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""The desk: credits, the waiting line, the log, and what an instance's death does to them."""
+
+import asyncio
+
+import pytest
+
+from kvell.engine.protocol import Cancel, Finished, Tokens
+from kvell.engine.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething, TryLater
+from kvell.server.desk import Desk
+from kvell.server.mailbox import Mailbox, Output
+from kvell.server.request_log import LogEntry
+from kvell.server.restart import RestartPolicy
+from kvell.vocabulary import FinishReason, RequestId
+
+
+class Recorder:
+    """An observer that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def first_token(self, seconds: float) -> None:
+        self.told.append(("first", seconds))
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        self.told.append(("next", seconds, count))
+
+    def finished(self, finished: Finished, seconds: float, output_tokens: int) -> None:
+        self.told.append((finished.reason, seconds, output_tokens))
+
+
+def entry(name: str, arrived: float = 0.0) -> LogEntry:
+    return LogEntry(RequestId(name), b"\1\0\0\0", SamplingParams(), "", arrived)
+
+
+def taken(each: LogEntry) -> Output:
+    return asyncio.run(asyncio.wait_for(each.mailbox.take(), 1))
+
+
+def finished(name: str, reason: FinishReason = "length") -> Finished:
+    return Finished(RequestId(name), 0, reason)
+
+
+def names_due(desk: Desk) -> list[str]:
+    return [submit.request_id for submit in desk.due()]
+
+
+def opened(credits_: int, max_waiting: int = 8) -> Desk:
+    desk = Desk(max_waiting)
+    desk.open(credits_)
+    return desk
+
+
+def test_submissions_follow_credits_in_order_of_arrival() -> None:
+    desk = opened(2)
+    for name in "abc":
+        desk.add(entry(name))
+    assert names_due(desk) == ["a", "b"]
+    assert names_due(desk) == []
+    desk.finished(finished("b"), 1.0)
+    assert names_due(desk) == ["c"]
+    assert (desk.waiting, desk.in_flight) == (0, 2)
+
+
+def test_the_waiting_line_is_bounded() -> None:
+    desk = opened(1, max_waiting=2)
+    for name in "abc":
+        desk.add(entry(name))
+        desk.due()
+    with pytest.raises(TryLater, match="2 requests are waiting"):
+        desk.add(entry("d"))
+    desk.finished(finished("a"), 0.0)
+    desk.due()
+    desk.add(entry("d"))
+    assert desk.waiting == 2
+
+
+def test_with_no_waiting_allowed_a_free_credit_is_enough() -> None:
+    desk = opened(1, max_waiting=0)
+    desk.add(entry("a"))
+    desk.due()
+    with pytest.raises(TryLater):
+        desk.add(entry("b"))
+
+
+def test_a_request_id_is_used_once_at_a_time() -> None:
+    desk = opened(1)
+    for _ in range(2):
+        desk.add(entry("a"))
+        with pytest.raises(ChangeSomething, match="request_id=a"):
+            desk.add(entry("a"))
+        desk.due()
+        with pytest.raises(ChangeSomething, match="request_id=a"):
+            desk.add(entry("a"))
+        desk.finished(finished("a"), 0.0)
+
+
+def test_tokens_reach_their_reader_merged_and_in_order() -> None:
+    desk, request = opened(1), entry("a")
+    desk.add(request)
+    desk.due()
+    desk.tokens(Tokens(request.request_id, 0, 0, (5, 6)), 1.0)
+    desk.tokens(Tokens(request.request_id, 0, 2, (7,)), 2.0)
+    assert taken(request) == Output((5, 6, 7))
+    desk.finished(finished("a"), 3.0)
+    assert taken(request) == Output((), finished("a"))
+
+
+def test_repeated_positions_and_other_attempts_are_dropped() -> None:
+    desk, request = opened(1), entry("a")
+    desk.add(request)
+    desk.due()
+    desk.tokens(Tokens(request.request_id, 0, 0, (5, 6)), 1.0)
+    desk.tokens(Tokens(request.request_id, 0, 0, (5, 6, 7)), 1.0)
+    desk.tokens(Tokens(request.request_id, 1, 3, (8,)), 1.0)
+    desk.tokens(Tokens(RequestId("unknown"), 0, 0, (9,)), 1.0)
+    assert taken(request).token_ids == (5, 6, 7)
+    assert request.emitted_tokens == 3
+    desk.finished(Finished(request.request_id, 1, "stop"), 1.0)
+    assert desk.in_flight == 1
+
+
+def test_a_waiting_request_is_dropped_without_a_word_to_the_instance() -> None:
+    desk, request = opened(0), entry("a")
+    desk.add(request)
+    assert desk.drop(request.request_id, "cancelled", 0.0) is None
+    last = taken(request).finished
+    assert last is not None
+    assert last.reason == "cancelled"
+    assert desk.waiting == 0
+
+
+def test_a_dropped_request_keeps_its_credit_until_the_instance_confirms() -> None:
+    desk, request = opened(1), entry("a")
+    desk.add(request)
+    desk.due()
+    desk.add(entry("b"))
+    assert desk.drop(request.request_id, "stop", 0.0) == Cancel(request.request_id)
+    assert desk.drop(request.request_id, "cancelled", 0.0) is None
+    assert names_due(desk) == []
+    desk.finished(finished("a", "cancelled"), 1.0)
+    last = taken(request).finished
+    assert last is not None
+    assert last.reason == "stop"
+    assert names_due(desk) == ["b"]
+
+
+def test_dropping_what_is_unknown_does_nothing() -> None:
+    assert opened(1).drop(RequestId("nobody"), "cancelled", 0.0) is None
+
+
+def test_death_fails_what_is_in_flight_and_keeps_what_waits() -> None:
+    desk, running, waiting = opened(1), entry("a"), entry("b")
+    desk.add(running)
+    desk.add(waiting)
+    desk.due()
+    desk.tokens(Tokens(running.request_id, 0, 0, (1, 2)), 0.0)
+    assert desk.fail_in_flight("it died", 1.0) == 1
+    last = taken(running).finished
+    assert last == Finished(
+        running.request_id, 0, "error", prompt_tokens=1, output_tokens=2, message="it died"
+    )
+    assert names_due(desk) == []
+    desk.open(4)
+    assert names_due(desk) == ["b"]
+    desk.fail_waiting("gave up", 2.0)
+    assert desk.in_flight == 1
+
+
+def test_giving_up_fails_what_waits() -> None:
+    desk, request = opened(0), entry("a")
+    desk.add(request)
+    desk.fail_waiting("gave up", 0.0)
+    last = taken(request).finished
+    assert last is not None
+    assert (last.reason, last.message) == ("error", "gave up")
+
+
+def test_an_observer_hears_of_times_as_the_client_sees_them() -> None:
+    recorder = Recorder()
+    desk = Desk(8, recorder)
+    desk.open(1)
+    desk.add(entry("a", arrived=10.0))
+    desk.due()
+    desk.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 10.5)
+    desk.tokens(Tokens(RequestId("a"), 0, 1, (2, 3)), 11.5)
+    desk.finished(finished("a"), 12.0)
+    assert recorder.told == [("first", 0.5), ("next", 1.0, 2), ("length", 2.0, 3)]
+
+
+def test_a_mailbox_keeps_only_the_first_end() -> None:
+    async def scenario() -> Output:
+        mailbox = Mailbox()
+        mailbox.finish(finished("a", "stop"))
+        mailbox.finish(finished("a", "error"))
+        return await mailbox.take()
+
+    output = asyncio.run(scenario())
+    assert output.finished == finished("a", "stop")
+
+
+def test_pauses_double_up_to_a_bound_and_then_end() -> None:
+    policy = RestartPolicy(first_seconds=1.0, longest_seconds=5.0, attempts=4)
+    assert [policy.pause_seconds(n) for n in range(5)] == [1.0, 2.0, 4.0, 5.0, None]

@@ -1,0 +1,199 @@
+"""A live server's life: keys, death of its instance, clients that leave, full queues, its end."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from kvell.errors import ChangeSomething
+from kvell.server.run import bind
+
+StartServer = Callable[..., contextlib.AbstractContextManager[tuple[str, "subprocess.Popen[str]"]]]
+SLOW = ("--step-seconds", "0.002", "--credits", "1")
+BODY = {"model": "fake", "prompt": "hi", "max_tokens": 4000}
+DEADLINE_SECONDS = 20.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"kvell:{name}"))
+
+
+def child_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    [child] = [int(child) for child in children]
+    return child
+
+
+def test_a_client_that_leaves_a_stream_cancels_its_request(start_server: StartServer) -> None:
+    with start_server("-", "0", *SLOW) as (url, _):
+        with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}) as reply:
+            next(reply.iter_lines())
+            assert metric(url, "num_requests_running") == 1
+        until(lambda: metric(url, "num_requests_running") == 0)
+        cancelled = 'request_success_total{finished_reason="cancelled"'
+        assert metric(url, cancelled) == 1
+
+
+def test_a_client_that_leaves_before_its_answer_cancels_it_too(start_server: StartServer) -> None:
+    with start_server("-", "0", *SLOW) as (url, _):
+        for extra in ({}, {"prompt": ["a", "b"]}, {"prompt": ["a", "b"], "stream": True}):
+            with contextlib.suppress(httpx.ReadTimeout):
+                httpx.post(f"{url}/v1/completions", json=BODY | extra, timeout=0.3)
+            until(lambda: metric(url, "num_requests_running") == 0)
+            until(lambda: metric(url, "num_requests_waiting") == 0)
+        assert metric(url, 'request_success_total{finished_reason="cancelled"') == 5
+        assert metric(url, 'request_success_total{finished_reason="length"') == 0
+
+
+def test_killing_the_instance_gives_an_error_and_the_front_serves_again(
+    start_server: StartServer,
+) -> None:
+    with start_server("-", "0", "--step-seconds", "0.002") as (url, process):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+        assert httpx.get(f"{url}/health").status_code == 200
+        stream = client.completions.create(**BODY, stream=True)  # type: ignore[call-overload]
+        next(stream)
+        instance = child_of(process.pid)
+        subprocess.run(["kill", "-9", str(instance)], check=True)
+        with pytest.raises(openai.APIError, match=r"ended unexpectedly \(exit -9\)") as caught:
+            list(stream)
+        assert caught.value.type == "server_error"
+        until(lambda: httpx.get(f"{url}/health").status_code == 200)
+        assert child_of(process.pid) != instance
+        reply = client.completions.create(model="fake", prompt="hi", max_tokens=3)
+        assert reply.choices[0].finish_reason == "length"
+        assert metric(url, "instance_restarts_total") == 1
+        assert metric(url, 'request_success_total{finished_reason="error"') == 1
+
+
+def test_an_answer_that_was_not_streamed_fails_with_500(start_server: StartServer) -> None:
+    with start_server("-", "0") as (url, _):
+        reply = httpx.post(f"{url}/v1/completions", json=BODY | {"prompt": [1]})
+        assert reply.status_code == 500
+        assert reply.json()["error"]["type"] == "server_error"
+        while (reply := httpx.post(f"{url}/v1/completions", json=BODY)).status_code != 200:
+            assert reply.status_code == 503
+            assert reply.headers["retry-after"] == "1"
+            assert reply.json()["error"]["type"] == "service_unavailable_error"
+
+
+def test_a_full_waiting_line_is_429(start_server: StartServer) -> None:
+    with start_server("-", "0", *SLOW) as (url, _), contextlib.ExitStack() as stack:
+        body = BODY | {"stream": True}
+        running = httpx.stream("POST", f"{url}/v1/completions", json=body)
+        stack.enter_context(running)
+        many = {"prompt": ["a", "b", "c"]}
+        reply = httpx.post(f"{url}/v1/completions", json=BODY | many)
+        assert reply.status_code == 429
+        assert reply.json()["error"]["code"] == "too_many_requests"
+        # The prompts that had found a place must not stay behind.
+        until(lambda: metric(url, "num_requests_waiting") == 0)
+
+
+def test_a_key_guards_the_api_and_nothing_else(start_server: StartServer) -> None:
+    with start_server("secret", "0") as (url, _):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+            reply = httpx.get(f"{url}/v1/models", headers=headers)
+            assert reply.status_code == 401
+            assert reply.json()["error"]["code"] == "invalid_api_key"
+        right = {"Authorization": "Bearer secret"}
+        assert httpx.get(f"{url}/v1/models", headers=right).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_a_running_answer_end(start_server: StartServer, number: int) -> None:
+    with start_server("-", "0", "--step-seconds", "0.002") as (url, process):
+        instance = child_of(process.pid)
+        body = BODY | {"stream": True, "max_tokens": 200}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            process.send_signal(number)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.wait(timeout=DEADLINE_SECONDS) == 0
+        assert not Path(f"/proc/{instance}").exists()
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        script = Path(__file__).with_name("fake_server.py")
+        command = [sys.executable, str(script), "-", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"port={port}: is in use; try --port {port + 1}\n"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "field"),
+    [("127.0.0.1", 70_000, "port"), ("192.0.2.1", 0, "host"), ("no.such.host.invalid", 0, "host")],
+)
+def test_an_address_that_cannot_be_bound_is_named(host: str, port: int, field: str) -> None:
+    with pytest.raises(ChangeSomething) as caught:
+        bind(host, port)
+    assert caught.value.field == field
+
+
+def test_metrics_have_vllms_names(server_url: str) -> None:
+    httpx.post(f"{server_url}/v1/completions", json=BODY | {"max_tokens": 5}).raise_for_status()
+    text = httpx.get(f"{server_url}/metrics").text
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "time_to_first_token_seconds_bucket",
+        "time_per_output_token_seconds_bucket",
+        "e2e_request_latency_seconds_bucket",
+        "request_success_total",
+        "num_preemptions_total",
+    ):
+        assert f"kvell:{name}{{" in text, name
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)],
+)
+def test_every_error_has_openais_shape(
+    server_url: str, method: str, path: str, status: int
+) -> None:
+    reply = httpx.request(method, server_url + path)
+    assert reply.status_code == status
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": 1}'])
+def test_a_body_that_is_no_request_is_400(server_url: str, content: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    reply = httpx.post(f"{server_url}/v1/completions", content=content, headers=headers)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_of_unknown_length_is_bounded_too(server_url: str) -> None:
+    pieces = (b"x" * 10_000 for _ in range(11))
+    reply = httpx.post(f"{server_url}/v1/completions", content=pieces)
+    assert reply.status_code == 413
