@@ -26,15 +26,16 @@ struct FloatKernel {
   using Items = typename Lanes::Vec;
   using Stored = typename Pool::Stored;
   static constexpr int kPerItem = 1, kRows = Rows, kColumns = Columns;
+  static constexpr bool kReadsPages = false;
 
   KVELL_INLINE Items load(const float* p) { return Lanes::load(p); }
   KVELL_INLINE Items broadcast(const float* p) { return Lanes::set(*p); }
   KVELL_INLINE Items multiply_add(Items acc, Items a, Items b) { return Lanes::madd(a, b, acc); }
 
   template <class Scratch>
-  static void pack_keys(const Scratch& lay, SpanRows rows, SpanRows next) {
+  static void pack_keys(const Scratch& lay, SpanRows rows, Stream& next) {
     for (int i = 0; i < kvell::kSpan; ++i) {
-      next.prefetch(i, lay.head_size * sizeof(Stored));
+      next.advance(lines<Stored>(lay.head_size));
       const Stored* row = reinterpret_cast<const Stored*>(rows[i]);
       float* to = lay.keys + i;
       for (int32_t d = 0; d < lay.head_size; ++d, to += kvell::kSpan)
@@ -43,9 +44,9 @@ struct FloatKernel {
   }
 
   template <class Scratch>
-  static void pack_values(const Scratch& lay, SpanRows rows, SpanRows next) {
+  static void pack_values(const Scratch& lay, SpanRows rows, Stream& next) {
     for (int i = 0; i < kvell::kSpan; ++i) {
-      next.prefetch(i, lay.head_size * sizeof(Stored));
+      next.advance(lines<Stored>(lay.head_size));
       const Stored* row = reinterpret_cast<const Stored*>(rows[i]);
       float* to = lay.values + int64_t(i) * lay.padded_size;
       const int32_t size = row ? lay.head_size : 0;
@@ -66,6 +67,11 @@ struct FloatKernel {
                               (head * group + g) * call.query.head_stride;
           for (int32_t d = 0; d < lay.head_size; ++d) to[d] = Pool::read(row + d);
         }
+  }
+
+  template <class Element>
+  KVELL_INLINE int lines(int32_t elements) {
+    return static_cast<int>((elements * sizeof(Element) + 63) / 64);
   }
 
   KVELL_INLINE void pack_weights(const float* weights, float* items, float factor, float* sums) {

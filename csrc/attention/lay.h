@@ -14,10 +14,6 @@ struct SpanRows {
   int64_t offset_bytes;
 
   const uint8_t* operator[](int i) const { return rows[i] ? rows[i] + offset_bytes : nullptr; }
-  void prefetch(int i, int64_t bytes) const {
-    if (!rows[i]) return;
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows[i] + offset_bytes + b, 0, 2);
-  }
 };
 
 static inline uint16_t to_bfloat16(float x) {

@@ -13,26 +13,27 @@ struct PairKernel {
   using Item = uint32_t;
   using Items = __m512bh;
   static constexpr int kPerItem = 2, kRows = 6, kColumns = 4;
+  static constexpr bool kReadsPages = true;
 
   KVELL_INLINE Items load(const uint32_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
   KVELL_INLINE Items broadcast(const uint32_t* p) {
     return (__m512bh)_mm512_set1_epi32(static_cast<int>(*p));
   }
+  KVELL_INLINE Items items_of(__m512i x) { return (__m512bh)x; }
   KVELL_INLINE __m512 multiply_add(__m512 acc, Items a, Items b) {
     return _mm512_dpbf16_ps(acc, a, b);
   }
 
-  static void pack_keys(const Lay<PairKernel>& lay, SpanRows rows, SpanRows next) {
+  static void pack_keys(const Lay<PairKernel>& lay, SpanRows rows, Stream& next) {
     transpose_span(lay.keys, lay.query_items, rows, next);
   }
 
   // One item row per pair of positions: low half the even position's element, high the odd's.
-  static void pack_values(const Lay<PairKernel>& lay, SpanRows rows, SpanRows next) {
+  static void pack_values(const Lay<PairKernel>& lay, SpanRows rows, Stream& next) {
     const __m512i first = pair_order(0), second = pair_order(16);
     uint32_t* to = lay.values;
     for (int i = 0; i < kvell::kSpan; i += 2, to += lay.padded_size) {
-      next.prefetch(i, lay.head_size * 2);
-      next.prefetch(i + 1, lay.head_size * 2);
+      next.advance((lay.head_size + 15) / 16);
       const uint8_t *even = rows[i], *odd = rows[i + 1];
       for (int32_t d = 0; d < lay.padded_size; d += 32) {
         const __mmask32 mask = elements_left(lay.head_size - d);
@@ -40,6 +41,35 @@ struct PairKernel {
         _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(a, first, b));
         if (d + 16 < lay.padded_size)
           _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(a, second, b));
+      }
+    }
+  }
+
+  template <int R>
+  KVELL_INLINE void scores_from_pages(const Lay<PairKernel>& lay, int32_t row, SpanRows keys,
+                                      Stream& next, float (*scores)[kvell::kSpan]) {
+    transposed_scores<PairKernel, R>(lay, row, keys, next, scores);
+  }
+
+  // Adds weights × V for dimensions [column, column + 16 C), `left` of which exist.
+  template <int R, int C>
+  KVELL_INLINE void add_from_pages(__m512 (&acc)[R][C], const uint32_t* weights, SpanRows values,
+                                   int32_t column, int32_t left, int32_t depth, Stream& next) {
+    const __m512i first = pair_order(0), second = pair_order(16);
+    for (int32_t k = 0; k < depth; ++k) {
+      const uint8_t *even = values[2 * k], *odd = values[2 * k + 1];
+      next.advance(C);
+      Items items[C];
+      for (int c = 0; c < C; c += 2) {
+        const __mmask32 mask = elements_left(left - c * 16);
+        const __m512i a = load_row(even, column + c * 16, mask);
+        const __m512i b = load_row(odd, column + c * 16, mask);
+        items[c] = items_of(_mm512_permutex2var_epi16(a, first, b));
+        if (c + 1 < C) items[c + 1] = items_of(_mm512_permutex2var_epi16(a, second, b));
+      }
+      for (int r = 0; r < R; ++r) {
+        const Items weight = broadcast(weights + r * (kvell::kSpan / 2) + k);
+        for (int c = 0; c < C; ++c) acc[r][c] = multiply_add(acc[r][c], weight, items[c]);
       }
     }
   }

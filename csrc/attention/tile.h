@@ -4,12 +4,15 @@
 // instruction multiplies and adds), and gives lanes, register tile and packing:
 //   K::Lanes, K::Item, K::kPerItem, K::kRows × K::kColumns registers of accumulators
 //   K::multiply_add(acc, item, items), K::pack_keys, K::pack_values, K::pack_query,
-//   K::pack_weights (weights → items, adds what it packed to the row's lane sums)
+//   K::pack_weights (weights → items, adds what it packed to the row's lane sums),
+//   K::kReadsPages: it also has scores_from_pages and add_from_pages, which do the same
+//   arithmetic in the same order without packing
 #pragma once
 #include <cstdint>
 
 #include "lay.h"
 #include "softmax.h"
+#include "stream.h"
 
 namespace {
 
@@ -53,17 +56,12 @@ class Tile {
         lay_(call, rows_, scratch) {}
 
   void run() {
-    const Range range = kvell::readable(call_, task_);
+    Range range = kvell::readable(call_, task_);
+    range.begin = max(range.begin, task_.section_begin * kSection);
+    range.end = min(range.end, task_.section_end * kSection);
     if (!task_.record) lay_.clear_totals();
     K::pack_query(call_, task_, lay_);
-    for (int32_t s = task_.section_begin; s < task_.section_end; ++s) {
-      lay_.clear_section();
-      section(max(range.begin, s * kSection), min(range.end, (s + 1) * kSection));
-      if (task_.record)
-        keep_record();
-      else
-        fold_section();
-    }
+    spans(range);
     if (!task_.record) lay_.finish(task_, rows_per_head_);
   }
 
@@ -79,74 +77,95 @@ class Tile {
   static int32_t min(int32_t a, int32_t b) { return a < b ? a : b; }
   static int32_t max(int32_t a, int32_t b) { return a > b ? a : b; }
 
-  void section(int32_t begin, int32_t end) {
-    if (begin >= end) return;
-    const uint8_t* rows[2][kSpan];
-    int32_t position = begin / kSpan * kSpan;
-    find_rows(position, begin, end, rows[0]);
-    for (int side = 0; position < end; position += kSpan, side ^= 1) {
-      find_rows(position + kSpan, begin, end, rows[side ^ 1]);
-      for (int32_t head = 0; head < task_.heads(); ++head) {
-        const bool last = head + 1 == task_.heads();
-        pack(head, rows[side], last ? rows[side ^ 1] : rows[side], last ? 0 : head + 1);
-        row_groups(head, position);
-      }
+  void spans(Range range) {
+    const uint8_t* rows[kSpan];
+    const int32_t first = range.begin / kSpan * kSpan;
+    for (int32_t position = first; position < range.end; position += kSpan) {
+      if (position == first || position % kSection == 0) lay_.clear_section();
+      find_rows(position, range, rows);
+      stream_span(position + kSpan, range.end);
+      for (int32_t head = 0; head < task_.heads(); ++head) attend_head(head, position, rows);
+      const int32_t after = position + kSpan;
+      if (after % kSection == 0 || after >= range.end) task_.record ? keep_record() : fold_section();
     }
   }
 
-  // Address of head 0's K row of each position of a span, null where nothing is to be read.
-  void find_rows(int32_t position, int32_t begin, int32_t end, const uint8_t** rows) const {
-    const kvell::Layer& layer = call_.layer;
-    const int32_t* table = call_.batch.page_ids + call_.batch.table_starts[task_.request];
-    const int32_t first_page = call_.batch.first_positions[task_.request];
-    int32_t page = -1, page_end = 0;
+  // Address of the task's first head's K row of each position of a span, null where
+  // nothing is to be read.
+  void find_rows(int32_t position, Range range, const uint8_t** rows) const {
+    const int32_t page_tokens = call_.layer.page_tokens;
+    const int64_t row_bytes = call_.layer.row_bytes();
+    const int64_t at = task_.head_begin * call_.layer.head_bytes();
     const uint8_t* row = nullptr;
-    for (int32_t i = 0; i < kSpan; ++i, ++position, row += layer.row_bytes()) {
-      if (position < begin || position >= end) {
-        rows[i] = nullptr;
-        continue;
-      }
-      if (page < 0 || position >= page_end) {
-        page = position / layer.page_tokens;
-        page_end = (page + 1) * layer.page_tokens;
-        row = layer.page(table[page - first_page]) +
-              (position - page * layer.page_tokens) * layer.row_bytes();
-      }
+    for (int32_t i = 0; i < kSpan; ++i, ++position) {
+      const bool inside = position >= range.begin && position < range.end;
+      if (!inside)
+        row = nullptr;
+      else if (row && position % page_tokens != 0)
+        row += row_bytes;
+      else
+        row = page_of(position) + at + position % page_tokens * row_bytes;
       rows[i] = row;
     }
   }
 
-  // Packs a head's K and V of a span while asking memory for the next head's or span's.
-  void pack(int32_t head, const uint8_t* const* rows, const uint8_t* const* next_rows,
-            int32_t next_head) const {
-    const kvell::Layer& layer = call_.layer;
-    const int64_t at = (task_.head_begin + head) * layer.head_bytes();
-    const int64_t next = (task_.head_begin + next_head) * layer.head_bytes();
-    const int64_t values = layer.value_offset_bytes();
-    K::pack_keys(lay_, {rows, at}, {next_rows, next});
-    K::pack_values(lay_, {rows, at + values}, {next_rows, next + values});
+  const uint8_t* page_of(int32_t position) const {
+    const kvell::Batch& batch = call_.batch;
+    const int32_t entry =
+        position / call_.layer.page_tokens - batch.first_positions[task_.request];
+    return call_.layer.page(batch.page_ids[batch.table_starts[task_.request] + entry]);
   }
 
-  void row_groups(int32_t head, int32_t position) {
+  // Lines up the task's heads of positions [position, position + kSpan) to be prefetched.
+  void stream_span(int32_t position, int32_t range_end) {
+    const int32_t page_tokens = call_.layer.page_tokens;
+    const int64_t row_bytes = call_.layer.row_bytes(), head_bytes = call_.layer.head_bytes();
+    next_.clear();
+    const int32_t end = min(position + kSpan, range_end);
+    while (position < end) {
+      const int32_t row = position % page_tokens;
+      const int32_t rows = min(page_tokens - row, end - position);
+      const uint8_t* keys = page_of(position) + row * row_bytes;
+      const uint8_t* values = keys + call_.layer.value_offset_bytes();
+      for (int32_t head = task_.head_begin; head < task_.head_end; ++head)
+        next_.add(keys + head * head_bytes, rows * row_bytes);
+      for (int32_t head = task_.head_begin; head < task_.head_end; ++head)
+        next_.add(values + head * head_bytes, rows * row_bytes);
+      position += rows;
+    }
+  }
+
+  // One head's rows × one span. A few rows read the pages themselves; for more, K and V
+  // are packed once and read from cache by every group of rows.
+  void attend_head(int32_t head, int32_t position, const uint8_t* const* rows) {
+    const int64_t at = head * call_.layer.head_bytes();
+    const SpanRows keys{rows, at}, values{rows, at + call_.layer.value_offset_bytes()};
+    if constexpr (K::kReadsPages) {
+      if (rows_per_head_ <= K::kRows)
+        return remainder<K::kRows, true>(head, 0, position, keys, values);
+    }
+    K::pack_keys(lay_, keys, next_);
+    K::pack_values(lay_, values, next_);
     int32_t row = 0;
     for (; row + K::kRows <= rows_per_head_; row += K::kRows)
-      row_group<K::kRows>(head, row, position);
-    remainder<K::kRows - 1>(head, row, position);
+      row_group<K::kRows, false>(head, row, position, keys, values);
+    remainder<K::kRows - 1, false>(head, row, position, keys, values);
   }
 
-  template <int R>
-  void remainder(int32_t head, int32_t row, int32_t position) {
+  template <int R, bool FromPages>
+  void remainder(int32_t head, int32_t row, int32_t position, SpanRows keys, SpanRows values) {
     if constexpr (R > 0) {
       if (rows_per_head_ - row == R)
-        row_group<R>(head, row, position);
+        row_group<R, FromPages>(head, row, position, keys, values);
       else
-        remainder<R - 1>(head, row, position);
+        remainder<R - 1, FromPages>(head, row, position, keys, values);
     }
   }
 
   // R query rows × one span: scores, weights, and their sum over V.
-  template <int R>
-  void row_group(int32_t head, int32_t row_in_head, int32_t position) {
+  template <int R, bool FromPages>
+  void row_group(int32_t head, int32_t row_in_head, int32_t position, SpanRows keys,
+                 SpanRows values) {
     const int32_t window = call_.rule.window_tokens;
     const int32_t first = first_position_ + row_in_head / group_;
     const int32_t last = first_position_ + (row_in_head + R - 1) / group_;
@@ -156,7 +175,10 @@ class Tile {
     alignas(64) float scores[R][kSpan];
     alignas(64) Item weights[R][kSpan / K::kPerItem];
     float factor[R];
-    this->template scores_of<R>(row, scores);
+    if constexpr (FromPages)
+      K::template scores_from_pages<R>(lay_, row, keys, next_, scores);
+    else
+      this->template scores_of<R>(row, scores);
     for (int r = 0; r < R; ++r) {
       const int32_t own = first_position_ + (row_in_head + r) / group_;
       const int32_t begin = max(table.begin, window > 0 ? own - window + 1 : 0) - position;
@@ -165,7 +187,8 @@ class Tile {
       K::pack_weights(scores[r], weights[r], factor[r], lay_.sums + (row + r) * kWidth);
     }
     const int32_t depth = min(kSpan, last + 1 - position);
-    values_of<R>(row, weights[0], factor, (depth + K::kPerItem - 1) / K::kPerItem);
+    values_of<R, FromPages>(row, weights[0], factor, (depth + K::kPerItem - 1) / K::kPerItem,
+                            values);
   }
 
   Range pages_range() const {
@@ -188,27 +211,31 @@ class Tile {
     }
   }
 
-  template <int R>
-  void values_of(int32_t row, const Item* weights, const float* factor, int32_t depth) {
+  template <int R, bool FromPages>
+  void values_of(int32_t row, const Item* weights, const float* factor, int32_t depth,
+                 SpanRows values) {
     constexpr int C = K::kColumns;
     int32_t column = 0;
     for (; column + C * kWidth <= lay_.padded_size; column += C * kWidth)
-      values_columns<R, C>(row, column, weights, factor, depth);
+      values_columns<R, C, FromPages>(row, column, weights, factor, depth, values);
     for (; column < lay_.padded_size; column += kWidth)
-      values_columns<R, 1>(row, column, weights, factor, depth);
+      values_columns<R, 1, FromPages>(row, column, weights, factor, depth, values);
   }
 
-  template <int R, int C>
+  template <int R, int C, bool FromPages>
   void values_columns(int32_t row, int32_t column, const Item* weights, const float* factor,
-                      int32_t depth) {
+                      int32_t depth, SpanRows values) {
     float* out = lay_.output + row * lay_.padded_size + column;
     Vec acc[R][C];
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c)
         acc[r][c] = L::madd(L::load(out + r * lay_.padded_size + c * kWidth), L::set(factor[r]),
                             L::zero());
-    multiply<K, R, C>(acc, weights, kSpan / K::kPerItem, lay_.values + column, lay_.padded_size,
-                      depth);
+    if constexpr (FromPages)
+      K::add_from_pages(acc, weights, values, column, lay_.head_size - column, depth, next_);
+    else
+      multiply<K, R, C>(acc, weights, kSpan / K::kPerItem, lay_.values + column, lay_.padded_size,
+                        depth);
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) L::store(out + r * lay_.padded_size + c * kWidth, acc[r][c]);
   }
@@ -233,6 +260,7 @@ class Tile {
   const Task& task_;
   const int32_t group_, rows_per_head_, rows_, first_position_;
   Lay<K> lay_;
+  Stream next_;
 };
 
 template <class K>

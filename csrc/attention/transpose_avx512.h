@@ -3,6 +3,7 @@
 #include "lanes_avx512.h"
 
 #include "lay.h"
+#include "stream.h"
 
 namespace {
 
@@ -37,19 +38,52 @@ KVELL_INLINE void transpose16(__m512i (&r)[16]) {
   }
 }
 
+// Sixteen rows' items [item, item + 16) transposed; those past the row's end are 0.
+KVELL_INLINE void load_transposed(__m512i (&r)[16], SpanRows rows, int first, int32_t item,
+                                  int32_t items) {
+  const __mmask16 mask = Avx512Lanes::lanes(0, items - item);
+  for (int j = 0; j < 16; ++j) r[j] = load_items(rows[first + j], item, mask);
+  transpose16(r);
+}
+
 template <class Item>
-static void transpose_span(Item* to, int32_t items, SpanRows rows, SpanRows next) {
+static void transpose_span(Item* to, int32_t items, SpanRows rows, Stream& next) {
   for (int i = 0; i < kvell::kSpan; i += 16)
     for (int32_t item = 0; item < items; item += 16) {
-      const int32_t left = items - item < 16 ? items - item : 16;
-      const __mmask16 mask = Avx512Lanes::lanes(0, left);
       __m512i r[16];
-      for (int j = 0; j < 16; ++j) r[j] = load_items(rows[i + j], item, mask);
-      for (int j = 0; j < 16; ++j)
-        if (next.rows[i + j]) __builtin_prefetch(next[i + j] + item * 4, 0, 2);
-      transpose16(r);
-      for (int32_t j = 0; j < left; ++j) _mm512_storeu_si512(to + (item + j) * kvell::kSpan + i, r[j]);
+      next.advance(16);
+      load_transposed(r, rows, i, item, items);
+      const int32_t left = items - item < 16 ? items - item : 16;
+      for (int32_t j = 0; j < left; ++j)
+        _mm512_storeu_si512(to + (item + j) * kvell::kSpan + i, r[j]);
     }
+}
+
+// What multiply<K, R, 4> makes of transposed keys, for R query rows, 16 positions at a time.
+template <class K, int R>
+KVELL_INLINE void transposed_scores(const Lay<K>& lay, int32_t row, SpanRows keys, Stream& next,
+                                    float (*scores)[kvell::kSpan]) {
+  const auto* query = lay.query + int64_t(row) * lay.query_items;
+  for (int i = 0; i < kvell::kSpan; i += 16) {
+    __m512 acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
+    for (int32_t item = 0; item < lay.query_items; item += 16) {
+      __m512i column[16];
+      next.advance(16);
+      load_transposed(column, keys, i, item, lay.query_items);
+      const auto step = [&](int j) __attribute__((always_inline)) {
+        for (int r = 0; r < R; ++r)
+          acc[r] = K::multiply_add(acc[r], K::broadcast(query + r * lay.query_items + item + j),
+                                   K::items_of(column[j]));
+      };
+      const int32_t left = lay.query_items - item;
+      if (left >= 16)
+        for (int j = 0; j < 16; ++j) step(j);
+      else
+        for (int j = 0; j < left; ++j) step(j);
+    }
+    for (int r = 0; r < R; ++r) _mm512_storeu_ps(scores[r] + i, acc[r]);
+  }
 }
 
 }  // namespace

@@ -1,21 +1,110 @@
-"""The torch-free memory core as a library."""
+"""Kvell's memory core as a library: no torch, no server, typed.
 
-from kvell.pages.layout import GroupSpec as GroupSpec
-from kvell.pages.layout import Layout as Layout
-from kvell.pages.sizing import Manager as Manager
-from kvell.pages.sizing import plan_layout as plan_layout
-from kvell.pages.slots import SlotTable as SlotTable
-from kvell.prefix.capacity import large_pages_needed as large_pages_needed
-from kvell.prefix.capacity import longest_request as longest_request
-from kvell.prefix.capacity import pool_bytes_for as pool_bytes_for
-from kvell.prefix.capacity import requests_that_fit as requests_that_fit
-from kvell.prefix.core import MemoryCore as MemoryCore
-from kvell.prefix.core import ReferenceCore
-from kvell.prefix.hits import alignment_tokens as alignment_tokens
-from kvell.prefix.policies import policy_of as policy_of
-from kvell.prefix.radix import common_prefix as common_prefix
+Requests of several layer groups share one pool of large pages; prefixes that were
+computed once are found again.  One call per step serves a whole batch::
+
+    import numpy as np
+    from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout
+
+    layers = [
+        LayerSpec(0, GroupKind.FULL, kv_heads=1, head_size=64, element_bytes=2),
+        LayerSpec(1, GroupKind.SLIDING, 1, 64, 2, window_tokens=128),
+    ]
+    core = create_core(plan_layout(layers, kv_memory_bytes=1 << 20))
+
+    core.begin_step(1)
+    prompt = np.arange(40, dtype=np.int32)
+    request = core.open(prompt, root="")            # nothing is cached yet
+    core.claim(request, expected_tokens=48)
+    handles, until = np.asarray([request], np.int32), np.asarray([40], np.int32)
+    served, new_pages = core.grow(handles, until)   # rows: 0, group, position, page
+    core.advance(handles, until)                    # after the step was computed
+    assert served == 1 and len(new_pages) == 6      # 40 tokens: 3 pages in each group
+    assert core.peek(prompt, root="") == 32         # another request would hit two pages
+    core.close(request)
+"""
+
+from typing import Literal
+
+from kvell.errors import ChangeSomething
+from kvell.pages.audit import audit
+from kvell.pages.extents import Extent, extents_of
+from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+from kvell.pages.sizing import MANAGERS, Manager, plan_layout
+from kvell.pages.slots import SlotTable
+from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot
+from kvell.prefix.capacity import (
+    large_pages_needed,
+    longest_request,
+    pool_bytes_for,
+    request_bytes,
+    requests_that_fit,
+)
+from kvell.prefix.core import MemoryCore, ReferenceCore
+from kvell.prefix.hits import alignment_tokens
+from kvell.prefix.policies import GroupPolicy, policy_of
+from kvell.prefix.radix import common_prefix
+
+__all__ = [
+    "MANAGERS",
+    "Extent",
+    "GroupKind",
+    "GroupPolicy",
+    "GroupSpec",
+    "HolderSnapshot",
+    "Implementation",
+    "IndexEntry",
+    "LayerSpec",
+    "Layout",
+    "Manager",
+    "MemoryCore",
+    "PoolSnapshot",
+    "SlotTable",
+    "alignment_tokens",
+    "audit",
+    "common_prefix",
+    "create_core",
+    "extents_of",
+    "large_pages_needed",
+    "longest_request",
+    "plan_layout",
+    "policy_of",
+    "pool_bytes_for",
+    "request_bytes",
+    "requests_that_fit",
+]
+
+Implementation = Literal["auto", "compiled", "python"]
+"""``compiled`` needs the extension; ``python`` is slow and obvious; they decide alike."""
 
 
-def create_core(layout: Layout, implementation: str = "auto") -> MemoryCore:
-    """A memory core over a layout."""
+def create_core(layout: Layout, implementation: Implementation = "auto") -> MemoryCore:
+    """A memory core over an empty pool; ``auto`` is the compiled one where it was built.
+
+    :raises ChangeSomething: for ``compiled`` where there is no extension, or an unknown name.
+    """
+    if implementation == "python":
+        return ReferenceCore(layout)
+    if implementation not in ("auto", "compiled"):
+        raise ChangeSomething(
+            "implementation", implementation, "is not one", "use auto, compiled or python"
+        )
+    compiled = _compiled(layout)
+    if compiled is not None:
+        return compiled
+    if implementation == "compiled":
+        raise ChangeSomething(
+            "implementation",
+            implementation,
+            "was not built: there was no C++ compiler when Kvell was installed",
+            "install a compiler and reinstall, or use python",
+        )
     return ReferenceCore(layout)
+
+
+def _compiled(layout: Layout) -> MemoryCore | None:
+    try:
+        from kvell.prefix.compiled import CompiledCore
+    except ImportError:
+        return None
+    return CompiledCore(layout)

@@ -80,6 +80,9 @@ class TestShownProgram:
     def test_below_the_working_directory(self) -> None:
         assert shown_program(Path("/a/b/.venv/bin/kvell"), Path("/a/b")) == ".venv/bin/kvell"
 
+    def test_run_as_a_module(self) -> None:
+        assert shown_program(Path("/a/kvell/cli/main.py"), Path("/a")) == "kvell"
+
     def test_elsewhere(self) -> None:
         assert shown_program(Path("/usr/bin/kvell"), Path("/home/ada")) == "kvell"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvell.cli.plan import element_bytes
-
 Kvell = Callable[..., Any]
 
 
@@ -46,7 +44,8 @@ class TestJson:
         assert 63 * 2**20 < found["pool_bytes"] <= 64 * 2**20
 
     def test_dtype_doubles_a_token(self, plan: Any) -> None:
-        narrow, wide = plan(), plan("--dtype", "float32")
+        narrow, wide = plan("--dtype", "auto"), plan("--dtype", "float32")
+        assert narrow == plan("--dtype", "bfloat16")
         assert wide["groups"][0]["token_bytes"] == 2 * narrow["groups"][0]["token_bytes"]
 
     def test_paged_keeps_every_token_in_every_layer(self, plan: Any) -> None:
@@ -109,24 +108,3 @@ class TestBadInput:
         ended = kvell("plan", "--model", tmp_path)
         assert ended.code == 2
         assert "holds no config.json" in ended.stderr
-
-
-class Config:
-    """A config that names a dtype, or none."""
-
-    def __init__(self, dtype: object) -> None:
-        self.dtype = dtype
-
-
-@pytest.mark.parametrize(
-    ("dtype", "named", "size_bytes"),
-    [
-        ("auto", "torch.float32", 4),
-        ("auto", "bfloat16", 2),
-        ("auto", None, 2),
-        ("float32", "torch.bfloat16", 4),
-        ("bfloat16", "torch.float32", 2),
-    ],
-)
-def test_element_bytes(dtype: str, named: object, size_bytes: int) -> None:
-    assert element_bytes(dtype, Config(named)) == size_bytes

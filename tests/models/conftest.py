@@ -12,7 +12,7 @@ from kvell.models.tokenizer import Tokenizer
 @pytest.fixture(scope="session")
 def smollm2_path(request: pytest.FixtureRequest) -> Path:
     """The packaged model, converted once and kept between test runs."""
-    mkdir: Callable[[str], Path] = request.config.cache.mkdir  # type: ignore[union-attr]
+    mkdir: Callable[[str], Path] = request.config.cache.mkdir
     return packaged_model(mkdir("smollm2"))
 
 

@@ -39,7 +39,7 @@ def test_ragged_batch(architecture: str) -> None:
     module = tiny_module(architecture)
     prompts = {name: prompt_ids(length) for name, length in (("a", 23), ("b", 1), ("c", 12))}
     logits = runner_over(paged(module)).step(list(prompts.items()))
-    parts = logits.split([len(ids) for ids in prompts.values()])
+    parts = torch.split(logits, [len(ids) for ids in prompts.values()])
     for part, ids in zip(parts, prompts.values(), strict=True):
         assert_exact(part, oracle_logits(module, ids))
 

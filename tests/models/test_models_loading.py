@@ -5,7 +5,7 @@ import shutil
 import struct
 from pathlib import Path
 
-import httpx
+import httpx2
 import huggingface_hub.errors as hub
 import pytest
 import torch
@@ -217,7 +217,7 @@ def test_hub_ids_are_fetched(model: str, tmp_path: Path) -> None:
     assert asked == [model]
 
 
-RESPONSE = httpx.Response(404, request=httpx.Request("GET", "http://localhost"))
+RESPONSE = httpx2.Response(404, request=httpx2.Request("GET", "http://localhost"))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ RESPONSE = httpx.Response(404, request=httpx.Request("GET", "http://localhost"))
         (hub.RepositoryNotFoundError("404", response=RESPONSE), "neither a directory nor a model"),
         (hub.LocalEntryNotFoundError("offline"), "cannot be reached"),
         (hub.OfflineModeIsEnabled("offline"), "cannot be reached"),
-        (httpx.ConnectError("no route"), "cannot be reached"),
+        (httpx2.ConnectError("no route"), "cannot be reached"),
         (hub.GatedRepoError("ask for access", response=RESPONSE), "is gated"),
         (OSError("disk full"), "disk full"),
     ],

@@ -79,7 +79,8 @@ def test_chat_streams_the_same_text(client: openai.OpenAI) -> None:
 
 
 def test_chat_without_a_limit_fills_the_context(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(model=MODEL, messages=MESSAGES)
+    long: list[ChatCompletionMessageParam] = [{"role": "user", "content": "x" * 4000}]
+    reply = client.chat.completions.create(model=MODEL, messages=long)
     assert reply.usage is not None
     assert reply.usage.total_tokens == 4096
 

@@ -61,6 +61,8 @@ def main() -> None:
 
 def shown_program(script: Path, here: Path | None = None) -> str:
     """How to type this program again: its path as seen from here if it lies below."""
+    if script.suffix == ".py":  # python -m kvell.cli.main
+        return "kvell"
     try:
         return str(script.absolute().relative_to(here or Path.cwd()))
     except ValueError:

@@ -45,7 +45,7 @@ def kv_memory_option(command: Command) -> Command:
 def dtype_option(command: Command) -> Command:
     """``--dtype``."""
     choices = click.Choice(["auto", "float32", "bfloat16"])
-    text = "Numbers of weights and KV; auto takes the model's own."
+    text = "Numbers of weights and KV; auto is bfloat16."
     return click.option("--dtype", type=choices, default="auto", show_default=True, help=text)(
         command
     )

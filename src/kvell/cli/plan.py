@@ -30,7 +30,8 @@ from kvell.pages.sizing import Manager, plan_layout
 
 WIDE_COLUMNS = 120
 """Width of tables where there is no terminal to ask."""
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
+"""Bytes of one stored number by ``--dtype``."""
 
 
 @click.command()
@@ -54,7 +55,7 @@ def plan(
 
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     config = load_config(model, session)
-    description = describe(config, element_bytes(dtype, config))
+    description = describe(config, ELEMENT_BYTES[dtype])
     layout = plan_layout(description.layers, pool_bytes, manager=manager)
     report = make_report(
         model, description.architecture, manager, layout, description.max_model_len
@@ -95,12 +96,6 @@ def fetch_config(model: str) -> Path:
         problem = "is no local model, and the hub did not give its config.json"
         remedy = "use smollm2, a transformers directory, or a config.json"
         raise ChangeSomething("model", model, problem, remedy) from error
-
-
-def element_bytes(dtype: str, config: Any) -> int:
-    """Bytes of one stored number; ``auto`` is what the config names, else bfloat16."""
-    named = str(getattr(config, "dtype", None)).removeprefix("torch.")
-    return ELEMENT_BYTES.get(named if dtype == "auto" else dtype, 2)
 
 
 def _print(report: PlanReport) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvell.cli.sizes import format_bytes
+from kvell.engine.limits import Limits
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix.capacity import longest_request, pool_bytes_for, request_bytes, requests_that_fit
 from kvell.vocabulary import MIB
@@ -67,7 +68,7 @@ def make_report(
         Fit(tokens, request_bytes(layout, tokens), requests_that_fit(layout, tokens))
         for tokens in lengths
     )
-    longest = longest_request(layout, max_model_len)
+    longest = longest_request(layout, max_model_len, Limits().min_chunk_tokens)
     return PlanReport(model, architecture, manager, layout, max_model_len, longest, fits)
 
 
@@ -96,7 +97,9 @@ def summary_lines(report: PlanReport) -> list[str]:
         f"(the model was made for {report.max_model_len:,})",
     ]
     if report.longest_request_tokens < report.max_model_len:
-        needed_mib = -(-pool_bytes_for(layout, report.max_model_len) // MIB)
+        needed_mib = -(
+            -pool_bytes_for(layout, report.max_model_len, Limits().min_chunk_tokens) // MIB
+        )
         lines.append(
             f"one request of {report.max_model_len:,} tokens needs --kv-memory {needed_mib}MiB"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -35,7 +35,7 @@ def fetch_from_hub(model: str) -> Path:
         raise _refusal(model, "is gated: the hub wants a login with access to it") from error
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise _refusal(model, "is neither a directory nor a model on the hub") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.TransportError) as error:
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
         raise _refusal(model, "is not a directory, and the hub cannot be reached") from error
     except (HfHubHTTPError, OSError) as error:
         raise _refusal(model, f"the hub did not give it ({_first_line(error)})") from error

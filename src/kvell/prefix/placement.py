@@ -12,6 +12,16 @@ from kvell.pages.pool import SHARED, PagePool
 from kvell.prefix.evictor import LruEvictor
 from kvell.prefix.radix import RadixTree
 
+RUNGS = (
+    "own_page",
+    "own_large_page",
+    "shared_page",
+    "others_page",
+    "evict_large",
+    "evict_page",
+)
+"""Where pages came from, in the order in which it is tried."""
+
 
 class Placer:
     """Carries out a demand that :func:`kvell.pages.demand.feasible` has allowed."""
@@ -21,17 +31,7 @@ class Placer:
         self._evictor = evictor
         self._tree = trees
         self.evicted_pages = [0] * len(pool.pages_per_large)
-        self.rungs = dict.fromkeys(
-            (
-                "own_page",
-                "own_large_page",
-                "shared_page",
-                "others_page",
-                "evict_large",
-                "evict_page",
-            ),
-            0,
-        )
+        self.rungs = dict.fromkeys(RUNGS, 0)
 
     def place(
         self, holder: int, need: Sequence[int], demand: Sequence[int], left: list[int]

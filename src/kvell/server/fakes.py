@@ -21,6 +21,7 @@ from kvell.engine.protocol import (
     Submit,
     Tokens,
 )
+from kvell.models.stop_strings import StopStrings
 from kvell.vocabulary import FinishReason, RequestId
 
 CRASH_TOKEN = 1
@@ -152,9 +153,9 @@ class ByteText:
         """A fresh one for one request."""
         return ByteDetokenizer()
 
-    def stop_matcher(self, stop: Sequence[str]) -> "StopSearch":
+    def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
         """A fresh one for one request."""
-        return StopSearch(stop)
+        return StopStrings(tuple(stop))
 
 
 class ByteDetokenizer:
@@ -170,25 +171,3 @@ class ByteDetokenizer:
     def finish(self) -> str:
         """What was held back."""
         return self._decoder.decode(b"", final=True)
-
-
-class StopSearch:
-    """Finds the first stop string, holding back what may be the beginning of one."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string follows it."""
-        self._held += text
-        found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        if found:
-            return self._held[: min(found)], True
-        safe = max(0, len(self._held) - max(map(len, self._stop)) + 1)
-        shown, self._held = self._held[:safe], self._held[safe:]
-        return shown, False
-
-    def finish(self) -> str:
-        """What was held back."""
-        return self._held

@@ -1,0 +1,12 @@
+// The whole state as plain Python data: what audits read and tests compare.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include "core.h"
+
+namespace kvell::memory {
+
+// What each entry is: see CompiledCore.snapshot in prefix/compiled.py.
+nanobind::tuple state_of(Core& core);
+
+}  // namespace kvell::memory

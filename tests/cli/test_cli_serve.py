@@ -1,0 +1,161 @@
+"""``kvell serve`` and the instance process that it starts."""
+
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvell.cli.main import root
+from kvell.cli.serve import instance_command
+from kvell.cli.served_text import ServedText
+from kvell.cli.session import EngineSettings, Session
+from kvell.errors import ChangeSomething
+from kvell.server.instance_process import InstanceStartError
+from kvell.server.text_model import TextModel
+
+Kvell = Callable[..., Any]
+
+ALL_SET = EngineSettings(
+    model="some/model",
+    kv_memory_bytes=123456789,
+    dtype="float32",
+    device="cuda",
+    max_model_len=4096,
+    max_num_batched_tokens=7,
+    max_num_seqs=3,
+    manager="paged",
+)
+
+
+class Served:
+    """Stands in for the HTTP server: keeps what it was given, or fails."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails: Exception | None = None
+
+    def __call__(self, command: Any, text: Any, options: Any, announce: Any) -> None:
+        self.calls.append((command, text, options))
+        if self.fails:
+            raise self.fails
+        announce("http://127.0.0.1:8000")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    stand_in = Served()
+    monkeypatch.setattr("kvell.server.run.serve", stand_in)
+    monkeypatch.setattr(ServedText, "load", lambda model, *_: f"text of {model}")
+    return stand_in
+
+
+class TestServe:
+    def test_listens_on_localhost_unless_told_otherwise(self, kvell: Kvell, served: Served) -> None:
+        assert kvell("serve").code == 0
+        (_, text, options) = served.calls[0]
+        assert text == "text of smollm2"
+        assert (options.host, options.port, options.api_key) == ("127.0.0.1", 8000, None)
+
+    def test_address_and_key_arrive(self, kvell: Kvell, served: Served) -> None:
+        kvell("serve", "--host", "::1", "--port", "0", "--api-key", "secret")
+        options = served.calls[0][2]
+        assert (options.host, options.port, options.api_key) == ("::1", 0, "secret")
+
+    def test_says_where_it_serves(self, kvell: Kvell, served: Served) -> None:
+        ended = kvell("serve")
+        assert "serving http://127.0.0.1:8000/v1" in ended.stderr
+        assert ended.stdout == ""
+
+    def test_the_key_stays_out_of_the_instance(self, kvell: Kvell, served: Served) -> None:
+        kvell("serve", "--api-key", "secret")
+        assert "secret" not in served.calls[0][0]
+
+    def test_port_in_use(self, kvell: Kvell, served: Served) -> None:
+        served.fails = ChangeSomething("port", 8000, "is in use", "try --port 8001")
+        ended = kvell("serve")
+        assert ended.code == 2
+        assert ended.stderr.endswith("kvell: --port=8000: is in use; try --port 8001\n")
+
+    def test_what_the_instance_said_is_not_said_again(self, kvell: Kvell, served: Served) -> None:
+        served.fails = InstanceStartError("the instance ended", exit_code=2)
+        ended = kvell("serve")
+        assert ended.code == 2
+        assert "the instance ended" not in ended.stderr
+
+    def test_an_instance_that_crashes_is_a_bug(self, kvell: Kvell, served: Served) -> None:
+        served.fails = InstanceStartError("the instance ended", exit_code=1)
+        ended = kvell("serve")
+        assert ended.code == 1
+        assert ended.stderr.endswith("kvell: the instance ended\n")
+
+
+class TestInstanceCommand:
+    @pytest.mark.parametrize("settings", [ALL_SET, EngineSettings(model="smollm2")])
+    def test_reads_back_as_the_same_settings(self, settings: EngineSettings) -> None:
+        flags = settings.flags()
+        session = Session(cache_dir=Path("unused"))
+        args = [*flags, "--socket-fd", "3"]
+        with root.commands["instance"].make_context("instance", args, obj=session) as context:
+            read = {name: value for name, value in context.params.items() if name != "socket_fd"}
+        assert EngineSettings(**read) == settings
+
+    def test_is_this_python_and_leaves_the_socket_to_the_front(self) -> None:
+        command = instance_command(ALL_SET)
+        assert command[:4] == [sys.executable, "-m", "kvell.cli.main", "instance"]
+        assert command[-2:] == ["--socket-fd", "{socket_fd}"]
+
+    def test_debug_is_passed_on(self) -> None:
+        assert "--debug" in instance_command(ALL_SET, debug=True)
+        assert "--debug" not in instance_command(replace(ALL_SET, model="m"))
+
+
+class TestInstance:
+    def test_serves_its_engine_over_the_inherited_socket(
+        self, kvell: Kvell, model: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model.engine = object()
+
+        def serve_instance(engine: object, peer: socket.socket) -> None:
+            assert engine is model.engine
+            peer.sendall(b"ready")
+
+        monkeypatch.setattr("kvell.engine.instance.serve_instance", serve_instance)
+        ours, theirs = socket.socketpair()
+        with ours:
+            ended = kvell("instance", "--socket-fd", str(theirs.detach()))
+            assert (ended.code, ours.recv(5)) == (0, b"ready")
+            assert ours.recv(1) == b""  # the instance's end is closed
+
+    def test_needs_a_socket(self, kvell: Kvell) -> None:
+        ended = kvell("instance")
+        assert ended.code == 2
+        assert "Missing option '--socket-fd'" in ended.stderr
+
+
+class FakeTokenizer:
+    eos_token_ids = frozenset({2})
+
+    def encode(self, text: str) -> list[int]:
+        return [len(text)]
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        return [len(messages)]
+
+
+class TestServedText:
+    def test_offers_what_the_front_needs(self) -> None:
+        tokenizer: Any = FakeTokenizer()
+        text: TextModel = ServedText("m", 1000, tokenizer)
+        assert (text.name, text.vocab_size, text.eos_token_ids) == ("m", 1000, frozenset({2}))
+        assert list(text.encode("abc")) == [3]
+        assert list(text.encode_chat([{"role": "user", "content": "x"}])) == [1]
+
+    def test_stop_matchers_are_fresh_for_each_request(self) -> None:
+        tokenizer: Any = FakeTokenizer()
+        text = ServedText("m", 1000, tokenizer)
+        assert text.stop_matcher(["END"]).push("xEND") == ("x", True)
+        assert text.stop_matcher(["END"]).push("y") == ("y", False)

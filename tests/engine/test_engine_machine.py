@@ -1,0 +1,152 @@
+"""The engine core under random traffic: every answer right, every step audited."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvell.engine.journal import Journal, JournaledCore, replay
+from kvell.engine.limits import Limits
+from kvell.engine.plan import StepPlan
+from kvell.engine.protocol import Cancel, Event, Finished, Tokens
+from kvell.memory import longest_request
+from kvell.pages.audit import audit
+from kvell.pages.layout import Layout
+from kvell.vocabulary import RequestId
+from tests.engine.conftest import make_engine_core, make_layout, make_submit
+from tests.engine.virtual_model import VirtualModel, expected_output
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Submit, cancel, step; small pools, shared prefixes, cancels in flight."""
+
+    @initialize(
+        windows=st.sampled_from([(0,), (9,), (0, 9), (0, 5, 14)]),
+        num_large=st.integers(8, 26),
+        batched=st.sampled_from([3, 7, 32]),
+        seats=st.integers(1, 6),
+    )
+    def start(self, windows: tuple[int, ...], num_large: int, batched: int, seats: int) -> None:
+        self.layout: Layout = make_layout(windows, num_large)
+        self.limits = Limits(
+            max_num_batched_tokens=max(batched, seats),
+            max_num_seqs=seats,
+            max_model_len=longest_request(self.layout, 44, 4),
+            vocab_size=50,
+            min_chunk_tokens=4,
+            max_prefix_wait_steps=5,
+        )
+        self.journal = Journal()
+        self.engine = JournaledCore(make_engine_core(self.layout, self.limits), self.journal)
+        self.model = VirtualModel(self.layout)
+        self.prompts: dict[str, tuple[list[int], int]] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.ended: dict[str, Finished] = {}
+        self.plans: list[StepPlan] = []
+        self.count = 0
+
+    @rule(
+        family=st.integers(0, 2),
+        length=st.integers(1, 42),
+        tail=st.lists(st.integers(0, 49), max_size=6),
+        max_tokens=st.integers(1, 25),
+        salted=st.booleans(),
+    )
+    def submit(
+        self, family: int, length: int, tail: list[int], max_tokens: int, salted: bool
+    ) -> None:
+        prompt = [(family * 7 + i * i) % 50 for i in range(length)] + tail
+        name = f"q{self.count}"
+        self.count += 1
+        self.prompts[name] = (prompt, max_tokens)
+        self.outputs[name] = []
+        salt = "s" if salted else ""
+        self.take(self.engine.tell(make_submit(name, prompt, max_tokens, salt=salt)))
+
+    @rule()
+    def step(self) -> None:
+        if not self.engine.core.has_work:
+            return
+        plan = self.engine.plan()
+        self.check_plan(plan)
+        self.take(self.engine.commit(self.model.run(plan)))
+
+    @rule(pick=st.integers(0, 99), in_flight=st.booleans())
+    def cancel(self, pick: int, in_flight: bool) -> None:
+        names = sorted(self.prompts)
+        if not names:
+            return
+        command = Cancel(RequestId(names[pick % len(names)]))
+        if not in_flight or not self.engine.core.has_work:
+            self.take(self.engine.tell(command))
+            return
+        plan = self.engine.plan()
+        self.check_plan(plan)
+        events = self.engine.tell(command)
+        self.take(events)
+        self.take(self.engine.commit(self.model.run(plan)))
+
+    def check_plan(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        assert plan.num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.work, "a step with work to do does none"
+        assert len({work.request_id for work in plan.work}) == len(plan.work)
+        assert not (plan.preempted and plan.admitted)
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Tokens):
+                assert event.first_index == len(self.outputs[event.request_id])
+                assert event.request_id not in self.ended
+                self.outputs[event.request_id].extend(event.token_ids)
+            elif isinstance(event, Finished):
+                assert event.request_id not in self.ended
+                self.ended[event.request_id] = event
+                self.check_answer(event)
+
+    def check_answer(self, event: Finished) -> None:
+        prompt, max_tokens = self.prompts[event.request_id]
+        output = self.outputs[event.request_id]
+        assert output == expected_output(prompt, len(output))
+        if event.reason == "length":
+            room = self.limits.max_model_len - len(prompt)
+            assert len(output) == min(max_tokens, room)
+        if event.reason == "refused":
+            assert len(prompt) >= self.limits.max_model_len
+            assert "--max-model-len" in event.message
+
+    @invariant()
+    def audited(self) -> None:
+        if hasattr(self, "engine"):
+            assert audit(self.layout, self.engine.core.memory.snapshot()) == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(2000):
+            if not self.engine.core.has_work:
+                break
+            self.step()
+        assert set(self.ended) == set(self.prompts), "a request was lost"
+        state = self.engine.core.memory.snapshot()
+        assert not any(state.used)
+        again = make_engine_core(self.layout, self.limits)
+        assert replay(self.journal.entries, again) == self.plans
+
+
+FEW = settings(
+    max_examples=100,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+TestEngineMachine: Any = EngineMachine.TestCase
+TestEngineMachine.settings = FEW
+
+
+@pytest.mark.long
+class TestEngineMachineLong(EngineMachine.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(FEW, max_examples=1500)

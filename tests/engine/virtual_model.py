@@ -1,0 +1,106 @@
+"""A model whose pages can be read back: it writes what a token depends on, and checks it.
+
+Every token's entry in a page is a digest of all tokens up to it.  Before a token
+is computed, every entry that its layers would read is compared with the request's
+own prefix; a page that was evicted, shared or overwritten wrongly cannot pass.
+"""
+
+import numpy as np
+
+from kvell.engine.batching import GroupArrays, PageTables
+from kvell.engine.plan import StepPlan, StepResult, TokenWork
+from kvell.pages.layout import GroupSpec, Layout
+from kvell.pages.slots import SlotTable
+
+VOCAB = 50
+MASK = (1 << 62) - 1
+
+
+def extend_digest(digest: int, token: int) -> int:
+    return (digest * 6364136223846793005 + token + 1442695040888963407) & MASK
+
+
+def next_token(digest: int) -> int:
+    """What the model says after a prefix: any fixed function will do."""
+    return (digest >> 7) % VOCAB
+
+
+def expected_output(prompt: list[int], count: int) -> list[int]:
+    """The only right answer, from the prompt alone."""
+    digest, output = 0, []
+    for token in prompt:
+        digest = extend_digest(digest, token)
+    for _ in range(count):
+        output.append(next_token(digest))
+        digest = extend_digest(digest, output[-1])
+    return output
+
+
+class VirtualModel:
+    """Carries out plans over pages that hold digests instead of keys and values."""
+
+    def __init__(self, layout: Layout, slots: SlotTable | None = None) -> None:
+        self.layout = layout
+        self._tables = PageTables(layout.groups, slots or SlotTable(layout.num_large_pages))
+        self._memory = [
+            np.zeros((layout.num_large_pages * g.pages_per_large, g.page_tokens), np.int64)
+            for g in layout.groups
+        ]
+        self._digests: dict[int, list[int]] = {}
+        self.tokens_computed = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._tables.update(plan)
+        for handle in plan.released:
+            self._digests.pop(handle, None)
+        arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]
+        sampled = [self._compute(i, work, arrays) for i, work in enumerate(plan.work)]
+        self.tokens_computed += plan.num_tokens
+        return StepResult(plan.step, tuple(t for t in sampled if t is not None))
+
+    def _compute(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> int | None:
+        digests = self._digests.setdefault(work.handle, self._resumed(index, work, arrays))
+        assert len(digests) == work.start + 1, "a chunk did not continue where the last one ended"
+        for group, array in enumerate(arrays):
+            self._check_reads(group, index, work, array, digests)
+        for offset, token in enumerate(work.token_ids.tolist()):
+            digests.append(extend_digest(digests[-1], token))
+            row = int(arrays[0].query_starts[index]) + offset
+            for group, array in enumerate(arrays):
+                page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
+                self._memory[group][page, place] = digests[-1]
+        return next_token(digests[-1]) if work.samples else None
+
+    def _resumed(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> list[int]:
+        """A prefix hit: all that is known of the prefix is what its pages say."""
+        if not work.start:
+            return [0]
+        unknown = [-1] * (work.start + 1)
+        for group, array in enumerate(arrays):
+            for position, digest in self._read(group, index, work.start, array).items():
+                assert unknown[position + 1] in (-1, digest), "groups resume different prefixes"
+                unknown[position + 1] = digest
+        return unknown
+
+    def _read(self, group: int, index: int, end: int, array: GroupArrays) -> dict[int, int]:
+        spec = self.layout.groups[group]
+        first = int(array.first_positions[index])
+        start = int(array.table_starts[index])
+        entries = {}
+        for position in range(readable_from(spec, end), end):
+            page = int(array.page_ids[start + position // spec.page_tokens - first])
+            assert page >= 0, "a page that is needed was never allocated"
+            entries[position] = int(self._memory[group][page, position % spec.page_tokens])
+        return entries
+
+    def _check_reads(
+        self, group: int, index: int, work: TokenWork, array: GroupArrays, digests: list[int]
+    ) -> None:
+        assert int(array.context_lens[index]) == work.start + work.count
+        for position, digest in self._read(group, index, work.start, array).items():
+            assert digest == digests[position + 1], f"group {group} lost token {position}"
+
+
+def readable_from(spec: GroupSpec, end: int) -> int:
+    """First position that the token at ``end`` reads."""
+    return max(0, end - spec.window_tokens + 1) if spec.window_tokens else 0
