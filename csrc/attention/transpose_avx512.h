@@ -64,25 +64,27 @@ template <class K, int R>
 KVELL_INLINE void transposed_scores(const Lay<K>& lay, int32_t row, SpanRows keys, Stream& next,
                                     float (*scores)[kvell::kSpan]) {
   const auto* query = lay.query + int64_t(row) * lay.query_items;
-  for (int i = 0; i < kvell::kSpan; i += 16) {
-    __m512 acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
-    for (int32_t item = 0; item < lay.query_items; item += 16) {
+  for (int32_t item = 0; item < lay.query_items; item += 16) {
+    const int32_t left = lay.query_items - item;
+    // Neighbouring groups of positions do not wait for each other's sums.
+    for (int i = 0; i < kvell::kSpan; i += 16) {
       __m512i column[16];
       next.advance(16);
       load_transposed(column, keys, i, item, lay.query_items);
+      __m512 acc[R];
+      for (int r = 0; r < R; ++r)
+        acc[r] = item == 0 ? _mm512_setzero_ps() : _mm512_load_ps(scores[r] + i);
       const auto step = [&](int j) __attribute__((always_inline)) {
         for (int r = 0; r < R; ++r)
           acc[r] = K::multiply_add(acc[r], K::broadcast(query + r * lay.query_items + item + j),
                                    K::items_of(column[j]));
       };
-      const int32_t left = lay.query_items - item;
       if (left >= 16)
         for (int j = 0; j < 16; ++j) step(j);
       else
         for (int j = 0; j < left; ++j) step(j);
+      for (int r = 0; r < R; ++r) _mm512_store_ps(scores[r] + i, acc[r]);
     }
-    for (int r = 0; r < R; ++r) _mm512_storeu_ps(scores[r] + i, acc[r]);
   }
 }
 

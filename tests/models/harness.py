@@ -19,8 +19,6 @@ from kvell.models.random_weights import random_module
 from kvell.models.segments import LayerCallbacks
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
 
-torch.set_num_threads(1)
-
 PAGE_TOKENS = 4
 SMALL: dict[str, Any] = {
     "vocab_size": 509,

@@ -24,6 +24,7 @@ from kvell.models.packaged import (
     packaged_model,
     source_fingerprint,
 )
+from kvell.models.progress import Progress
 from kvell.models.source import resolve_model
 from kvell.models.tokenizer import Tokenizer
 
@@ -109,7 +110,7 @@ def test_second_start_converts_nothing(smollm2_path: Path, monkeypatch: pytest.M
 def fake_conversion(monkeypatch: pytest.MonkeyPatch, works: bool = True) -> list[Path]:
     done: list[Path] = []
 
-    def convert(source: Path, target: Path, progress: packaged.Progress) -> None:
+    def convert(source: Path, target: Path, progress: Progress) -> None:
         target.mkdir()
         (target / "config.json").write_text(source.name)
         progress("unpacking weights", 0.5)
@@ -153,17 +154,21 @@ def test_interrupted_conversion_leaves_nothing(
 
 
 def test_another_process_may_finish_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its directory appears between our look and our rename, and ours replaces it."""
+    """Its directory appears between our look and our rename: then it stays."""
     fingerprint = source_fingerprint(gguf_file())
 
-    def convert(source: Path, target: Path, progress: packaged.Progress) -> None:
+    def convert(source: Path, target: Path, progress: Progress) -> None:
         target.mkdir()
         other = tmp_path / MODEL_NAME
         other.mkdir()
         (other / MARKER).write_text(json.dumps(fingerprint))
+        (other / "theirs").touch()
 
     monkeypatch.setattr("kvell.models.gguf_llama.convert_gguf", convert)
-    assert is_complete(packaged_model(tmp_path), fingerprint)
+    path = packaged_model(tmp_path)
+    assert is_complete(path, fingerprint)
+    assert (path / "theirs").exists()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ class LockStep(RuleBasedStateMachine):
 
 
 FEW = settings(
-    max_examples=120,
+    max_examples=240,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -195,9 +195,12 @@ TestLockStep = LockStep.TestCase
 TestLockStep.settings = FEW
 
 
-@pytest.mark.long
-class TestLockStepLong(LockStep.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(FEW, max_examples=2500)
+class LongLockStep(LockStep):
+    """The same for minutes."""
+
+
+TestLongLockStep = pytest.mark.long(LongLockStep.TestCase)
+TestLongLockStep.settings = settings(FEW, max_examples=5000)
 
 
 def filled(both: Pair, tokens: list[int], root: str = "") -> int:
@@ -267,16 +270,17 @@ def test_a_lease_is_given_back_after_its_step_and_renews_nothing() -> None:
 
 
 def test_no_request_of_a_call_takes_the_large_page_that_a_later_one_needs() -> None:
-    """The first could use a whole large page or a cached page; the second only the former."""
-    both = Pair(pool_of(2, group(1, 2), group(4, 1, window=1)))
-    kept = filled(both, [1])
-    both("close", filled(both, [2]))
-    first, second = (both("open", ints(t, t, t, t), "") for t in (3, 4))
-    served, rows = both("grow", ints(first, second), ints(1, 1))
-    both.check()
-    assert served <= 2
-    assert both("hit_tokens", kept) == 0
-    assert len(rows) == 2 * served
+    """The first must evict a page: every whole large page is wanted in the other group."""
+    both = Pair(pool_of(14, group(4, 2), group(1, 1)))
+    first, gone = filled(both, [1] * 4), filled(both, [2] * 4)
+    both("close", gone)
+    second, third = filled(both, [3]), filled(both, [4])
+    state = both.check()
+    assert (state.whole, state.partial, state.num_empty_large) == (6, (1, 0), 2)
+    served, rows = both("grow", ints(first, second, third), ints(5, 4, 3))
+    assert served == 3
+    assert rows[:, :2].tolist() == [[0, 0], [0, 1], *[[1, 1]] * 3, *[[2, 1]] * 2]
+    assert both.check().rungs["evict_page"] == 1
 
 
 def test_more_pages_than_a_machine_word_in_one_large_page() -> None:
@@ -370,7 +374,7 @@ def test_anything_else_is_refused(core: CompiledCore, tokens: Any) -> None:
 
 
 def test_a_pool_of_a_terabyte_starts_empty_and_serves() -> None:
-    core = CompiledCore(pool_of(1 << 24, group(16, 64)))
+    core = CompiledCore(pool_of(1 << 18, group(16, 64)))
     handle = core.open(np.arange(100, dtype=np.int32), "")
     served, rows = core.grow(ints(handle), ints(100))
     assert served == 1

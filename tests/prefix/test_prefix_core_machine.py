@@ -27,7 +27,9 @@ def small_layout(windows: list[int], sizes: list[int], num_large: int) -> Layout
 def prompt_of(bits: int, repeats: int, tail: int) -> list[int]:
     """Up to 50 tokens of a two-letter alphabet: long common beginnings, odd ends."""
     head = [bits >> i & 1 for i in range(6)]
-    return head[: 1 + bits % 6] + [1, 0, 1] * (3 * repeats) + [tail >> i & 1 for i in range(tail % 5)]
+    return (
+        head[: 1 + bits % 6] + [1, 0, 1] * (3 * repeats) + [tail >> i & 1 for i in range(tail % 5)]
+    )
 
 
 class CoreMachine(RuleBasedStateMachine):

