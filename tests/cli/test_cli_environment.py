@@ -34,6 +34,16 @@ class TestLibraries:
         assert environ["OMP_NUM_THREADS"] == "6"
         assert environ["THP_MEM_ALLOC_ENABLE"] == "1"
 
+    def test_waiting_threads_sleep_soon(self) -> None:
+        environ: dict[str, str] = {}
+        prepare_libraries(environ, cores=6)
+        assert int(environ["GOMP_SPINCOUNT"]) <= 1000
+
+    def test_a_wait_policy_of_the_users_decides_alone(self) -> None:
+        environ = {"OMP_WAIT_POLICY": "active"}
+        prepare_libraries(environ, cores=6)
+        assert "GOMP_SPINCOUNT" not in environ
+
     def test_keeps_what_the_user_set(self) -> None:
         environ = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "0"}
         prepare_libraries(environ, cores=6)

@@ -97,7 +97,7 @@ def open_model(settings: EngineSettings, cache_dir: Path, progress: Progress) ->
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
 
-    return LLM(
+    model: Model = LLM(
         settings.model,
         kv_memory_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
@@ -109,6 +109,7 @@ def open_model(settings: EngineSettings, cache_dir: Path, progress: Progress) ->
         cache_dir=cache_dir,
         progress=progress,
     )
+    return model
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def packaged_model(cache_dir: Path, progress: Progress = quiet) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         # Imported here: it takes seconds, and only the first start needs it.
-        from kvell.models.gguf_llama import convert_gguf
+        from kvell.models.gguf_conversion import convert_gguf
 
         convert_gguf(source, partial, progress)
         (partial / MARKER).write_text(json.dumps(fingerprint))

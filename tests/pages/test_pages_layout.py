@@ -1,0 +1,57 @@
+"""What layers, groups and layouts say of themselves."""
+
+import dataclasses
+
+import pytest
+
+from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+
+GROUP = GroupSpec(
+    "sliding(512)",
+    GroupKind.SLIDING,
+    layers=(0, 1, 3),
+    layer_token_bytes=1024,
+    page_tokens=16,
+    page_stride_bytes=50_000,
+    pages_per_large=5,
+    window_tokens=512,
+)
+
+
+def test_a_token_is_k_and_v_of_every_head() -> None:
+    assert LayerSpec(0, GroupKind.FULL, kv_heads=8, head_size=128, element_bytes=2).token_bytes == (
+        8 * 128 * 2 + 8 * 128 * 2
+    )
+
+
+def test_a_page_holds_the_tokens_of_all_layers_and_then_padding() -> None:
+    assert GROUP.layer_page_bytes == 16 * 1024
+    assert GROUP.page_bytes == 3 * 16 * 1024
+    assert GROUP.padding_bytes == 50_000 - 49_152
+    assert GROUP.token_bytes == 3 * 1024
+
+
+def test_layers_follow_each_other_inside_a_page_by_their_place_in_the_group() -> None:
+    assert [GROUP.layer_offset_bytes(layer) for layer in (0, 1, 3)] == [0, 16_384, 32_768]
+
+
+def test_a_layer_of_another_group_has_no_offset() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        GROUP.layer_offset_bytes(2)
+
+
+def test_a_layout_knows_the_group_of_each_layer() -> None:
+    other = dataclasses.replace(GROUP, name="full", layers=(2,))
+    layout = Layout((GROUP, other), 250_000, 4)
+    assert [layout.group_of_layer(i) for i in range(4)] == [0, 0, 1, 0]
+    with pytest.raises(ValueError, match="layer 4 belongs to no group"):
+        layout.group_of_layer(4)
+
+
+def test_a_pool_is_its_large_pages() -> None:
+    assert Layout((GROUP,), 250_000, 4).pool_bytes == 1_000_000
+
+
+def test_specs_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GROUP.page_tokens = 8  # type: ignore[misc]

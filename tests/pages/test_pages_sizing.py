@@ -1,0 +1,159 @@
+"""From layers to page sizes: the paper's example, a real shape, and what holds for any."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.errors import ChangeSomething
+from kvell.pages.layout import GroupKind, LayerSpec
+from kvell.pages.sizing import (
+    ALIGNMENT_BYTES,
+    MANAGERS,
+    MAX_PADDING,
+    Manager,
+    choose_large_page_bytes,
+    plan_layout,
+)
+from kvell.vocabulary import GIB, KIB, MIB
+from tests.pages.pools import layers
+
+GEMMA3_270M = layers([512, 512, 512, 512, 512, 0] * 3)
+
+any_layers = st.lists(
+    st.builds(
+        lambda window, heads, size, element: (window, heads, size, element),
+        st.sampled_from([0, 0, 128, 512, 4096]),
+        st.integers(1, 9),
+        st.sampled_from([16, 24, 64, 80, 96, 128, 256]),
+        st.sampled_from([1, 2, 4]),
+    ).map(lambda t: (GroupKind.SLIDING if t[0] else GroupKind.FULL, *t)),
+    min_size=1,
+    max_size=24,
+).map(
+    lambda shapes: [
+        LayerSpec(i, kind, heads, size, element, window)
+        for i, (kind, window, heads, size, element) in enumerate(shapes)
+    ]
+)
+page_sizes = st.lists(st.integers(1, 4000).map(lambda n: n * ALIGNMENT_BYTES), min_size=1, max_size=4)
+
+
+def test_jenga_fig_6_two_groups_meet_in_their_least_common_multiple() -> None:
+    """2 layers × 128 bytes and 3 × 128 a token: small pages of 256 and 384, large of 768."""
+    shapes = [
+        LayerSpec(i, GroupKind.SLIDING if i < 2 else GroupKind.FULL, 1, 32, 2, 100 if i < 2 else 0)
+        for i in range(5)
+    ]
+    layout = plan_layout(shapes, MIB, page_tokens=1)
+    assert [g.page_stride_bytes for g in layout.groups] == [256, 384]
+    assert layout.large_page_bytes == math.lcm(256, 384) == 768
+    assert [g.pages_per_large for g in layout.groups] == [3, 2]
+    assert (layout.sizing_rule, layout.num_large_pages) == ("lcm", MIB // 768)
+
+
+def test_gemma3_270m_has_two_groups_and_a_large_page_is_one_sliding_or_five_full() -> None:
+    layout = plan_layout(GEMMA3_270M, 192 * MIB)
+    sliding, full = layout.groups
+    assert (sliding.name, len(sliding.layers), sliding.window_tokens) == ("sliding(512)", 15, 512)
+    assert (full.name, full.layers) == ("full", (5, 11, 17))
+    assert layout.large_page_bytes == 245_760
+    assert (sliding.pages_per_large, full.pages_per_large) == (1, 5)
+    assert sliding.padding_bytes == full.padding_bytes == 0
+    assert layout.num_large_pages == 192 * MIB // 245_760
+
+
+def test_groups_are_by_kind_and_window_and_size_never_by_count() -> None:
+    shapes = [*layers([0] + [128] * 47), LayerSpec(48, GroupKind.SLIDING, 2, 256, 2, 128)]
+    groups = plan_layout(shapes, 64 * GIB).groups
+    assert [len(g.layers) for g in groups] == [1, 47, 1]
+    assert [g.name for g in groups] == ["full", "sliding(128)/1024B", "sliding(128)/2048B"]
+
+
+def test_padding_buys_a_small_large_page_where_the_multiple_explodes() -> None:
+    pages = [64 * 1000, 64 * 1009]
+    assert choose_large_page_bytes(pages, 4 * GIB) == (64 * 1009, "padded")
+    assert math.lcm(*pages) == 64 * 1000 * 1009
+
+
+def test_a_moderate_multiple_is_taken_where_no_padded_size_is_below_the_cap() -> None:
+    """2, 3, … 16 times one size: no smaller large page divides well into all of them."""
+    pages = [64 * 90, 64 * 95, 64 * 100, 64 * 106, 64 * 112, 64 * 119]
+    size, rule = choose_large_page_bytes(pages, 2 * MIB)
+    assert rule == "largest-page"
+    assert size <= 2 * max(pages)
+
+
+def test_a_small_pool_takes_the_largest_page_rather_than_a_large_multiple() -> None:
+    size, rule = choose_large_page_bytes([64 * 97, 64 * 101], 64 * KIB)
+    assert rule == "largest-page"
+    assert 64 * 101 <= size <= 2 * 64 * 101
+
+
+@given(page_sizes, st.integers(1 * MIB, 64 * GIB))
+def test_large_pages_keep_to_the_cap_and_padding_to_its_limit(pages: list[int], pool: int) -> None:
+    size, rule = choose_large_page_bytes(pages, pool)
+    cap = min(pool // 64, max(64 * MIB, pool // 256))
+    assert size >= max(pages)
+    assert size <= cap or max(pages) == math.lcm(*pages) or rule == "largest-page"
+    if rule == "padded":
+        assert all(size / (size // p * p) - 1 <= MAX_PADDING for p in pages)
+    if rule == "lcm":
+        assert size == math.lcm(*pages)
+
+
+@given(any_layers, st.integers(20, 36), st.sampled_from(MANAGERS), st.sampled_from([1, 8, 16]))
+def test_every_group_divides_the_large_page_whatever_the_model(
+    shapes: list[LayerSpec], exponent: int, manager: Manager, page_tokens: int
+) -> None:
+    kv_bytes = 3 << exponent
+    try:
+        layout = plan_layout(shapes, kv_bytes, manager=manager, page_tokens=page_tokens)
+    except ChangeSomething as error:
+        assert error.field == "--kv-memory"
+        return
+    assert sorted(i for g in layout.groups for i in g.layers) == list(range(len(shapes)))
+    assert 0 <= kv_bytes - layout.pool_bytes < layout.large_page_bytes
+    for spec in layout.groups:
+        assert spec.page_stride_bytes * spec.pages_per_large == layout.large_page_bytes
+        assert spec.page_stride_bytes % ALIGNMENT_BYTES == 0
+        assert spec.padding_bytes >= 0
+        aligned = -(-spec.page_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if layout.sizing_rule == "padded":
+            assert spec.page_stride_bytes <= aligned * (1 + MAX_PADDING)
+        if layout.sizing_rule == "lcm":
+            assert spec.page_stride_bytes == aligned
+
+
+def test_the_paged_manager_gives_every_layer_every_token() -> None:
+    layout = plan_layout(GEMMA3_270M, 192 * MIB, manager="paged")
+    (only,) = layout.groups
+    assert (only.kind, only.window_tokens, only.layers) == (GroupKind.FULL, 0, tuple(range(18)))
+    assert only.pages_per_large == 1
+    assert only.page_stride_bytes == 18 * 16 * 1024
+
+
+def test_the_paged_manager_sizes_for_the_largest_layer() -> None:
+    shapes = [*layers([0]), LayerSpec(1, GroupKind.FULL, 4, 256, 2)]
+    assert plan_layout(shapes, MIB, manager="paged").groups[0].layer_token_bytes == 4096
+
+
+def test_an_unknown_manager_is_named_with_those_there_are() -> None:
+    with pytest.raises(ChangeSomething, match=r"--manager=buddy: .*use one of kvell, paged") as told:
+        plan_layout(GEMMA3_270M, MIB, manager="buddy")  # type: ignore[arg-type]
+    assert told.value.field == "--manager"
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(ChangeSomething, match="stores no KV cache"):
+        plan_layout([], MIB)
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_too_little_memory_says_how_much_is_enough(manager: Manager) -> None:
+    with pytest.raises(ChangeSomething, match="smaller than one page") as told:
+        plan_layout(GEMMA3_270M, 1000, manager=manager)
+    assert (told.value.field, told.value.value) == ("--kv-memory", "1000B")
+    kib = int(told.value.remedy.removeprefix("use at least ").removesuffix("KiB"))
+    assert plan_layout(GEMMA3_270M, kib * KIB, manager=manager).num_large_pages == 1
