@@ -129,9 +129,7 @@ def _fill(
         kernels.write_kv(layer, written, case.keys[i][begin:], case.values[i][begin:])
 
 
-def writing(
-    table: torch.Tensor, begin: int, end: int, page_tokens: int, first: int
-) -> GroupBatch:
+def writing(table: torch.Tensor, begin: int, end: int, page_tokens: int, first: int) -> GroupBatch:
     """A batch that only says where positions [begin, end) of one request go."""
     positions = torch.arange(begin, end)
     empty = torch.zeros(0, dtype=torch.int32)

@@ -1,12 +1,11 @@
 """The packaged model, shared by the tests of this room."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvell.models.packaged import packaged_model
 from kvell.models.tokenizer import Tokenizer
 
 
@@ -17,13 +16,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def smollm2_path(request: pytest.FixtureRequest) -> Path:
-    """The packaged model, converted once and kept between test runs."""
-    mkdir: Callable[[str], Path] = request.config.cache.mkdir
-    return packaged_model(mkdir("smollm2"))
 
 
 @pytest.fixture(scope="session")

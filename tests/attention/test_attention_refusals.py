@@ -1,0 +1,187 @@
+"""Wrong tensors and wrong names are refused before any pointer is followed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.attention.cases import Shape, Stored, make_case, new_queries, store, writing
+
+from kvell.attention.choice import choose_kernels
+from kvell.attention.interface import AttendParams, LayerPages
+from kvell.attention.portable import PortableKernels
+from kvell.errors import ChangeSomething
+
+CPU = torch.device("cpu")
+
+native = pytest.importorskip("kvell.attention.native", reason="these checks guard compiled code")
+
+
+@pytest.fixture
+def stored() -> Stored:
+    return store(native.NativeKernels(), make_case(Shape(((40, 2), (20, 1)))))
+
+
+@pytest.fixture
+def query() -> torch.Tensor:
+    return new_queries(make_case(Shape(((40, 2), (20, 1)))))
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+WRONG_BATCHES: dict[str, tuple[Callable[[Stored], Stored], str]] = {
+    "page beyond the pool": (
+        lambda s: replace(s, batch=replace(s.batch, page_ids=s.batch.page_ids + 1000)),
+        "page_ids",
+    ),
+    "negative page": (
+        lambda s: replace(s, batch=replace(s.batch, page_ids=s.batch.page_ids - 1000)),
+        "page_ids",
+    ),
+    "starts that run backwards": (
+        lambda s: replace(s, batch=replace(s.batch, table_starts=ints(0, 9, 5))),
+        "table_starts",
+    ),
+    "starts that end early": (
+        lambda s: replace(s, batch=replace(s.batch, query_starts=ints(0, 2, 2))),
+        "query_starts",
+    ),
+    "context shorter than the step": (
+        lambda s: replace(s, batch=replace(s.batch, context_lens=ints(1, 20))),
+        "context_lens",
+    ),
+    "too few starts": (
+        lambda s: replace(s, batch=replace(s.batch, query_starts=ints(0, 3))),
+        "starts need 3",
+    ),
+    "negative first position": (
+        lambda s: replace(s, batch=replace(s.batch, first_positions=ints(-1, 0))),
+        "first_positions",
+    ),
+    "wide integers": (
+        lambda s: replace(s, batch=replace(s.batch, page_ids=s.batch.page_ids.long())),
+        "page_ids: must be contiguous int32",
+    ),
+    "a half-precision pool": (
+        lambda s: replace(s, layer=replace(s.layer, dtype=torch.float16)),
+        "float16",
+    ),
+    "an odd head size": (
+        lambda s: replace(s, layer=replace(s.layer, head_size=60)),
+        "head_size: 60",
+    ),
+    "pages of nothing": (
+        lambda s: replace(s, layer=replace(s.layer, page_tokens=0)),
+        "must be positive",
+    ),
+    "a pool of floats": (
+        lambda s: replace(s, layer=replace(s.layer, pool=torch.zeros(64))),
+        "pool: must be a flat uint8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "match"), WRONG_BATCHES.values(), ids=WRONG_BATCHES.keys())
+def test_wrong_metadata_is_refused(
+    stored: Stored, query: torch.Tensor, spoil: Callable[[Stored], Stored], match: str
+) -> None:
+    wrong = spoil(stored)
+    with pytest.raises(ValueError, match=match):
+        native.NativeKernels().attend(wrong.layer, wrong.batch, query, AttendParams(1.0))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda q: q.double(), "must be torch.float32"),
+        (lambda q: q[..., :32], "must be"),
+        (lambda q: q[:, :8], "8 heads over 3"),
+        (lambda q: q[0], "must be"),
+        (lambda q: q.transpose(1, 2).contiguous().transpose(1, 2), "contiguous"),
+    ],
+)
+def test_wrong_queries_are_refused(
+    stored: Stored,
+    query: torch.Tensor,
+    spoil: Callable[[torch.Tensor], torch.Tensor],
+    match: str,
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        native.NativeKernels().attend(stored.layer, stored.batch, spoil(query), AttendParams(1.0))
+
+
+def test_sinks_of_another_length_are_refused(stored: Stored, query: torch.Tensor) -> None:
+    params = AttendParams(1.0, sinks=torch.zeros(8))
+    with pytest.raises(ValueError, match="sinks"):
+        native.NativeKernels().attend(stored.layer, stored.batch, query, params)
+
+
+@pytest.mark.parametrize(
+    ("page", "row", "match"),
+    [(10_000, 0, "write_page_ids"), (-1, 0, "write_page_ids"), (0, 16, "write_offsets")],
+)
+def test_writes_outside_the_pool_are_refused(
+    stored: Stored, page: int, row: int, match: str
+) -> None:
+    batch = replace(stored.batch, write_page_ids=ints(page), write_offsets=ints(row))
+    token = torch.zeros(1, 3, 64)
+    with pytest.raises(ValueError, match=match):
+        native.NativeKernels().write_kv(stored.layer, batch, token, token)
+
+
+def test_writes_of_another_shape_are_refused(stored: Stored) -> None:
+    batch = replace(stored.batch, write_page_ids=ints(0), write_offsets=ints(0))
+    kernels = native.NativeKernels()
+    with pytest.raises(ValueError, match="9 heads"):
+        kernels.write_kv(stored.layer, batch, torch.zeros(1, 9, 64), torch.zeros(1, 3, 64))
+    with pytest.raises(ValueError, match="tokens"):
+        kernels.write_kv(stored.layer, batch, torch.zeros(2, 3, 64), torch.zeros(2, 3, 64))
+
+
+def test_a_pool_too_small_for_one_page_holds_none(stored: Stored, query: torch.Tensor) -> None:
+    tiny: LayerPages = replace(stored.layer, pool=stored.layer.pool[:64])
+    with pytest.raises(ValueError, match="is not below 0"):
+        native.NativeKernels().attend(tiny, stored.batch, query, AttendParams(1.0))
+
+
+def test_a_write_touches_its_own_rows_only() -> None:
+    case = make_case(Shape(((40, 1),)))
+    stored = store(native.NativeKernels(), case)
+    before = stored.layer.pool.clone()
+    where = replace(stored.batch, write_page_ids=stored.batch.page_ids[:1], write_offsets=ints(5))
+    new = torch.full((1, 3, 64), 7.0)
+    native.NativeKernels().write_kv(stored.layer, where, new, new)
+    changed = (before != stored.layer.pool).nonzero().flatten()
+    assert 0 < len(changed) <= 2 * 3 * 64 * 4
+    portable = replace(stored.layer, pool=before)
+    PortableKernels().write_kv(portable, where, new, new)
+    assert torch.equal(portable.pool, stored.layer.pool)
+
+
+def test_writing_helper_places_rows_in_order() -> None:
+    batch = writing(ints(7, 3), 14, 18, 16, 0)
+    assert batch.write_page_ids.tolist() == [7, 7, 3, 3]
+    assert batch.write_offsets.tolist() == [14, 15, 0, 1]
+
+
+def test_choice_by_name_and_device() -> None:
+    assert choose_kernels(CPU).name == "native"
+    assert choose_kernels(CPU, "portable").name == "portable"
+    assert choose_kernels(torch.device("cuda", 0)).name == "portable"
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "match"),
+    [(CPU, "fast", "no such kernels"), (torch.device("cuda", 0), "native", "does not run")],
+)
+def test_impossible_choices_say_what_to_change(device: torch.device, name: str, match: str) -> None:
+    with pytest.raises(ChangeSomething, match=match) as caught:
+        choose_kernels(device, name)
+    assert caught.value.field == "attention"
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    with pytest.raises(ChangeSomething, match="choose one of .*portable"):
+        native.NativeKernels(instruction_set="avx1024")

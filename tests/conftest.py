@@ -1,0 +1,15 @@
+"""What tests of several rooms share: the packaged model, converted once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvell.models.packaged import packaged_model
+
+
+@pytest.fixture(scope="session")
+def smollm2_path(request: pytest.FixtureRequest) -> Path:
+    """The packaged model's directory, kept between test runs."""
+    mkdir: Callable[[str], Path] = request.config.cache.mkdir
+    return packaged_model(mkdir("smollm2"))

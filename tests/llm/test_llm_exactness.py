@@ -1,0 +1,129 @@
+"""The whole engine against transformers: real weights, and random ones with windows.
+
+``tests/data/smollm2_greedy.jsonl`` holds what transformers' greedy ``generate`` says
+to the fifty committed prompts (``scripts/greedy_oracle.py`` makes it again).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kvell.engine.sampling_params import SamplingParams
+from kvell.llm import LLM, RequestOutput
+from kvell.models.source import MODEL_NAME
+from kvell.vocabulary import MIB
+
+DATA = Path(__file__).parents[1] / "data"
+GREEDY = SamplingParams(temperature=0, max_tokens=64)
+
+
+@dataclass(frozen=True)
+class Answer:
+    prompt: list[int]
+    tokens: list[int]
+    near_ties: list[int]
+
+
+def read_oracle() -> list[Answer]:
+    lines = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [Answer(r["prompt_token_ids"], r["token_ids"], r["near_ties"]) for r in rows]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> list[Answer]:
+    return read_oracle()
+
+
+def smollm2(cache: Path, **options: Any) -> LLM:
+    given = {"kv_memory_bytes": 256 * MIB, "dtype": "float32", "cache_dir": cache} | options
+    return LLM(MODEL_NAME, **given)
+
+
+def assert_same(outputs: Sequence[RequestOutput], answers: Sequence[Answer]) -> None:
+    assert len(outputs) == len(answers)
+    for output, answer in zip(outputs, answers, strict=True):
+        assert output.prompt_token_ids == answer.prompt
+        assert output.token_ids == answer.tokens, f"prompt {output.index}"
+
+
+def test_oracle_is_what_transformers_says(smollm2_path: Path, oracle: list[Answer]) -> None:
+    """The committed answers are not ours: two of them are made again here."""
+    model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32)
+    for answer in oracle[3:5]:
+        ids = torch.tensor([answer.prompt])
+        made = model.generate(ids, do_sample=False, max_new_tokens=20)
+        assert made[0, ids.shape[1] :].tolist() == answer.tokens[:20]
+
+
+def test_oracle_is_worth_comparing_with(oracle: list[Answer]) -> None:
+    tokens = [token for answer in oracle for token in answer.tokens]
+    ties = sum(len(answer.near_ties) for answer in oracle)
+    assert len(oracle) == 50
+    assert len({tuple(answer.prompt) for answer in oracle}) == 50
+    assert len(set(tokens)) > 300, "answers that repeat one token prove nothing"
+    assert ties < 0.005 * len(tokens)
+
+
+def test_fifty_prompts_in_one_batch_from_their_text(
+    smollm2_path: Path, oracle: list[Answer]
+) -> None:
+    lines = (DATA / "smollm2_prompts.jsonl").read_text().splitlines()
+    outputs = smollm2(smollm2_path.parent).generate([json.loads(line) for line in lines], GREEDY)
+    assert_same(outputs, oracle)
+    assert sum(output.cached_tokens > 0 for output in outputs[25:]) >= 20, "shared beginnings"
+
+
+def test_alone_and_again_from_the_cache(smollm2_path: Path, oracle: list[Answer]) -> None:
+    """One after the other; the second time every whole page of the prompt is a hit."""
+    llm, few = smollm2(smollm2_path.parent), oracle[10:14]
+    prompts = [answer.prompt for answer in few]
+    assert_same(llm.generate(prompts, GREEDY, sequential=True), few)
+    again = llm.generate(prompts, GREEDY, sequential=True)
+    assert_same(again, few)
+    assert [o.cached_tokens for o in again] == [(len(p) - 1) // 16 * 16 for p in prompts]
+
+
+@pytest.mark.parametrize("chunk", [7])
+def test_chunked_prefill(smollm2_path: Path, oracle: list[Answer], chunk: int) -> None:
+    few = oracle[4:10]
+    llm = smollm2(smollm2_path.parent, max_num_batched_tokens=chunk, max_num_seqs=4)
+    params = SamplingParams(temperature=0, max_tokens=16)
+    outputs = llm.generate([answer.prompt for answer in few], params)
+    assert [o.token_ids for o in outputs] == [answer.tokens[:16] for answer in few]
+
+
+def test_preemption(smollm2_path: Path, oracle: list[Answer]) -> None:
+    """A pool for a few requests only: growth preempts, and answers stay the same."""
+    few = sorted(oracle, key=lambda answer: len(answer.prompt))[8:24]
+    llm = smollm2(smollm2_path.parent, kv_memory_bytes=24 * MIB)
+    outputs = llm.generate([answer.prompt for answer in few], GREEDY)
+    assert_same(outputs, few)
+    assert sum(output.preemptions for output in outputs) > 0
+
+
+@pytest.mark.long
+def test_all_fifty_alone(smollm2_path: Path, oracle: list[Answer]) -> None:
+    llm = smollm2(smollm2_path.parent)
+    outputs = llm.generate([answer.prompt for answer in oracle], GREEDY, sequential=True)
+    assert_same(outputs, oracle)
+
+
+@pytest.mark.long
+def test_all_fifty_in_chunks_of_seven(smollm2_path: Path, oracle: list[Answer]) -> None:
+    llm = smollm2(smollm2_path.parent, max_num_batched_tokens=7)
+    assert_same(llm.generate([answer.prompt for answer in oracle], GREEDY), oracle)
+
+
+@pytest.mark.long
+def test_all_fifty_preempted(smollm2_path: Path, oracle: list[Answer]) -> None:
+    llm = smollm2(smollm2_path.parent, kv_memory_bytes=36 * MIB)
+    outputs = llm.generate([answer.prompt for answer in oracle], GREEDY)
+    assert_same(outputs, oracle)
+    assert sum(output.preemptions for output in outputs) > 0
