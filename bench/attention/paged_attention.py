@@ -119,7 +119,8 @@ class GatherAndSdpa:
         view = pool.as_strided(
             shape, (stride, half, half // layer.kv_heads, layer.head_size, 1), offset
         )
-        gathered = view[batch.page_ids.long()].unflatten(0, (requests, -1))
+        gathered = view[batch.page_ids.long()]
+        gathered = gathered.view(requests, -1, *gathered.shape[1:])
         key, value = (
             gathered[:, :, i].transpose(1, 2).reshape(requests, layer.kv_heads, -1, layer.head_size)
             for i in (0, 1)

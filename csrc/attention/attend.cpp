@@ -46,17 +46,14 @@ struct Scratch {
 void attend(const Backend& backend, const Call& call, int threads) {
   if (threads <= 0) threads = default_threads();
   const Plan plan = make_plan(call, threads);
-  const int64_t tasks = plan.tasks.size(), folds = plan.folds.size();
-  if (tasks == 0 && folds == 0) return;
+  const int64_t tasks = plan.tasks.size();
+  if (tasks == 0 && plan.folds.empty()) return;
   if (tasks > 0 && tasks < threads) threads = int(tasks);
   const Scratch scratch(backend.scratch_bytes(call, plan.max_rows), threads);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < tasks; ++i) backend.run(call, plan.tasks[i], scratch.of_this_thread());
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < folds; ++i) backend.fold(call, plan.folds[i], scratch.of_this_thread());
-  }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < tasks; ++i) backend.run(call, plan.tasks[i], scratch.of_this_thread());
+  // Few and short: one more barrier would cost more than it saves.
+  for (const Fold& fold : plan.folds) backend.fold(call, fold, scratch.of_this_thread());
 }
 
 }  // namespace kvell

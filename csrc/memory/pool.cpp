@@ -225,16 +225,13 @@ void Pool::empty_large(int32_t id, const std::function<void(int32_t)>& evict_pag
 }
 
 void Pool::uncache(int32_t slot) {
-  PageRecord& page = pages_[slot];
   LargeRecord& large = larges_[large_of(slot)];
   GroupLists& lists = lists_[large.group()];
   --large.cached;
-  if (page.place & kAside) {
-    --large.aside;
+  if (pages_[slot].place & kAside)
     lists.aside.remove(slot);
-  } else {
+  else
     lists.cached.remove(slot);
-  }
 }
 
 void Pool::make_empty(int32_t slot) {
@@ -259,7 +256,6 @@ void Pool::use(int32_t id, int32_t count) {
     --whole_;
     partial += per_large(large.group()) - count;
     if (large.place) evictable_.remove(id);
-    if (large.aside) restore_aside(id);
   }
   large.used += count;
 }
@@ -307,7 +303,6 @@ const Entry* Pool::oldest_page(int32_t group, bool in_use) {
       const Entry entry = lists.cached.top();
       lists.cached.remove(entry.id());
       lists.aside.push(entry.key(), entry.id());
-      ++larges_[large_of(entry.id())].aside;
     }
     return lists.cached.empty() ? nullptr : &lists.cached.top();
   }
@@ -315,18 +310,6 @@ const Entry* Pool::oldest_page(int32_t group, bool in_use) {
   if (lists.cached.empty()) return &lists.aside.top();
   return std::min(&lists.cached.top(), &lists.aside.top(),
                   [](const Entry* a, const Entry* b) { return *a < *b; });
-}
-
-void Pool::restore_aside(int32_t id) {
-  LargeRecord& large = larges_[id];
-  GroupLists& lists = lists_[large.group()];
-  const int32_t first = first_slot(id), end = first + per_large(large.group());
-  for (int32_t slot = first; slot < end; ++slot) {
-    if (!(pages_[slot].place & kAside)) continue;
-    lists.aside.remove(slot);
-    lists.cached.push(pages_[slot].key, slot);
-  }
-  large.aside = 0;
 }
 
 }  // namespace kvell::memory

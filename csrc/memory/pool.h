@@ -71,7 +71,8 @@ class Pool {
     Order shared;  // by room
     Order owned;   // by owner
     PlacedHeap<PageRecord> cached;
-    // Cached pages of large pages without a used page, met when those were not wanted.
+    // Cached pages of large pages without a used page, met while a call wants all of
+    // those for other groups. It takes them before it ends, and these pages with them.
     PlacedHeap<PageRecord, kAside> aside;
   };
 
@@ -85,7 +86,6 @@ class Pool {
   void settle(int32_t id);
   void make_empty(int32_t slot);
   void uncache(int32_t slot);
-  void restore_aside(int32_t id);
   Key youngest(int32_t id) const;
 
   const Groups groups_;

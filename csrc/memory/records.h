@@ -54,7 +54,6 @@ struct LargeRecord {  // all zero: in no group
   int32_t used;
   int32_t cached;
   int32_t room;    // empty pages
-  int32_t aside;   // cached pages that the evictor put aside
   uint32_t place;  // in the heap of evictable large pages; 0: not in it
   uint32_t listed;
 

@@ -108,7 +108,7 @@ def store(kernels: AttentionKernels, case: Case, placement: int = 0) -> Stored:
     order = torch.randperm(
         sum(counts) + spare, generator=torch.Generator().manual_seed(placement)
     ).to(torch.int32)
-    tables = list(order[: sum(counts)].split(counts))
+    tables = list(torch.split(order[: sum(counts)], counts))
     layer = make_layer(shape, sum(counts) + spare)
     _fill(kernels, layer, case, tables, firsts)
     return Stored(layer, make_batch(shape, tables, firsts))

@@ -22,7 +22,7 @@ SHAPES = {
 }
 
 
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
+@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
 def case(request: pytest.FixtureRequest) -> Case:
     shape: Shape = request.param
     return make_case(shape)
@@ -55,7 +55,7 @@ def test_placement_does_not_matter(kernels: AttentionKernels, case: Case) -> Non
 def test_other_requests_do_not_matter(kernels: AttentionKernels, case: Case) -> None:
     crowd_shape = replace(case.shape, requests=((90, 90), (LONG, 1), (130, 5), (513, 1), (64, 1)))
     crowd = make_case(crowd_shape)
-    together = attend(kernels, crowd).split([new for _, new in crowd_shape.requests])
+    together = torch.split(attend(kernels, crowd), [new for _, new in crowd_shape.requests])
     for i, (context, new) in enumerate(crowd_shape.requests):
         assert torch.equal(attend(kernels, only(crowd, i, context, new)), together[i])
 

@@ -1,6 +1,7 @@
 """Partials merge to the whole, however the context was cut."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from kvell.attention.interface import AttentionKernels, Partial
 from kvell.attention.merge import merge, merge_partials
 from kvell.attention.portable import PortableKernels
 
-TOLERANCE = {"atol": 1e-6, "rtol": 1e-6}
+TOLERANCE = 1e-6
 
 
 def part_of(stored: Stored, first_page: int, last_page: int) -> Stored:
@@ -50,9 +51,7 @@ def partials(kernels: AttentionKernels, case: Case, cuts: list[int]) -> list[Par
     bounds = [0, *cuts, 1 << 20]
     return [
         kernels.attend_partial(part.layer, part.batch, new_queries(case), case.shape.params)
-        for part in (
-            part_of(stored, begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)
-        )
+        for part in (part_of(stored, begin, end) for begin, end in pairwise(bounds))
     ]
 
 
@@ -73,7 +72,7 @@ def test_merged_parts_equal_the_whole(
     merged = merge(partials(kernels, case, cuts), shape.params.sinks)
     stored = store(kernels, case)
     whole = kernels.attend(stored.layer, stored.batch, new_queries(case), shape.params)
-    torch.testing.assert_close(merged, whole, **TOLERANCE)
+    torch.testing.assert_close(merged, whole, atol=TOLERANCE, rtol=TOLERANCE)
     torch.testing.assert_close(merged.double(), dense_attention(case), atol=5e-6, rtol=1e-5)
 
 
@@ -128,12 +127,12 @@ def random_partials(count: int) -> list[Partial]:
 def test_merging_in_two_stages_is_merging_at_once() -> None:
     parts = random_partials(5)
     staged = merge([merge_partials(parts[:2]), merge_partials(parts[2:])])
-    torch.testing.assert_close(staged, merge(parts), **TOLERANCE)
+    torch.testing.assert_close(staged, merge(parts), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_order_matters_only_to_rounding() -> None:
     parts = random_partials(6)
-    torch.testing.assert_close(merge(parts[::-1]), merge(parts), **TOLERANCE)
+    torch.testing.assert_close(merge(parts[::-1]), merge(parts), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_all_parts_empty_is_zero_not_nan() -> None:

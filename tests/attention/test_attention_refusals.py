@@ -183,5 +183,5 @@ def test_impossible_choices_say_what_to_change(device: torch.device, name: str, 
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:
-    with pytest.raises(ChangeSomething, match="choose one of .*portable"):
+    with pytest.raises(ChangeSomething, match=r"choose one of .*portable"):
         native.NativeKernels(instruction_set="avx1024")

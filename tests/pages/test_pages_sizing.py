@@ -77,14 +77,6 @@ def test_padding_buys_a_small_large_page_where_the_multiple_explodes() -> None:
     assert math.lcm(*pages) == 64 * 1000 * 1009
 
 
-def test_a_moderate_multiple_is_taken_where_no_padded_size_is_below_the_cap() -> None:
-    """2, 3, … 16 times one size: no smaller large page divides well into all of them."""
-    pages = [64 * 90, 64 * 95, 64 * 100, 64 * 106, 64 * 112, 64 * 119]
-    size, rule = choose_large_page_bytes(pages, 2 * MIB)
-    assert rule == "largest-page"
-    assert size <= 2 * max(pages)
-
-
 def test_a_small_pool_takes_the_largest_page_rather_than_a_large_multiple() -> None:
     size, rule = choose_large_page_bytes([64 * 97, 64 * 101], 64 * KIB)
     assert rule == "largest-page"

@@ -1,0 +1,153 @@
+"""Random-weight shapes through the whole engine, exact by teacher-forced logits.
+
+The oracle is transformers' own eager model over each request's prompt and answer;
+every logits row from which the engine drew a token is compared with the oracle's.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.attention.choice import choose_kernels
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.engine import Engine
+from kvell.engine.protocol import Finished, Submit, Tokens
+from kvell.engine.sampling_params import SamplingParams
+from kvell.memory import plan_layout
+from kvell.models.description import describe
+from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.vocabulary import KIB, RequestId
+from tests.models.harness import tiny_module
+
+SHAPES = ("LlamaForCausalLM", "Gemma3ForCausalLM")
+"""Gemma 3 has five sliding layers (window 9) to one full; prompts are longer than that."""
+OUTPUT_TOKENS = 36
+
+
+@dataclass
+class Recorder:
+    """A model that remembers the logits of its last step."""
+
+    model: PagedModel
+    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        self.logits = self.model.forward(batch)
+        return self.logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+@dataclass
+class Run:
+    """What an engine answered, and the logits each token was drawn from."""
+
+    outputs: dict[str, list[int]]
+    logits: dict[str, dict[int, torch.Tensor]]
+    finished: dict[str, Finished]
+
+
+def prompts_with_shared_halves(count: int) -> dict[str, list[int]]:
+    """Every second prompt repeats the first 32 tokens of the one before it."""
+    draw = np.random.default_rng(5)
+    prompts: dict[str, list[int]] = {}
+    last: list[int] = []
+    for index in range(count):
+        fresh = draw.integers(3, 509, int(draw.integers(34, 60))).tolist()
+        last = last[:32] + fresh[:9] if index % 2 else fresh
+        prompts[f"q{index}"] = last
+    return prompts
+
+
+def model_of(architecture: str) -> PagedModel:
+    """The tiny model over the kernels that serve on this machine; its module is a copy."""
+    module = copy.deepcopy(tiny_module(architecture))
+    return PagedModel(module, describe(module.config, 4), choose_kernels(torch.device("cpu")))
+
+
+def small_engine(architecture: str, kv_kib: int, batched: int) -> tuple[Engine, Recorder]:
+    recorder = Recorder(model_of(architecture))
+    options = EngineOptions(
+        kv_memory_bytes=kv_kib * KIB, max_model_len=96, max_num_batched_tokens=batched
+    )
+    engine = build_engine(recorder, architecture, options)  # type: ignore[arg-type]
+    return engine, recorder
+
+
+def serve(engine: Engine, recorder: Recorder, prompts: dict[str, list[int]], alone: bool) -> Run:
+    run = Run({name: [] for name in prompts}, {name: {} for name in prompts}, {})
+    batches = [[name] for name in prompts] if alone else [list(prompts)]
+    for batch in batches:
+        for name in batch:
+            params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+            ids = np.asarray(prompts[name], "<i4").tobytes()
+            assert engine.handle(Submit(RequestId(name), ids, params)) == []
+        while engine.has_work():
+            events = engine.step()
+            drawn = [event for event in events if isinstance(event, Tokens)]
+            for event, row in zip(drawn, recorder.logits, strict=True):
+                run.outputs[event.request_id] += event.token_ids
+                run.logits[event.request_id][event.first_index] = row
+            run.finished |= {e.request_id: e for e in events if isinstance(e, Finished)}
+    return run
+
+
+def assert_teacher_forced(architecture: str, prompts: dict[str, list[int]], run: Run) -> None:
+    """Logits within 1e-4 of the largest; greedy tokens the oracle's own but for near ties."""
+    ties = total = 0
+    for name, prompt in prompts.items():
+        output = run.outputs[name]
+        assert len(output) == OUTPUT_TOKENS
+        with torch.inference_mode():
+            logits = tiny_module(architecture)(torch.tensor([prompt + output])).logits[0]
+        for index, token in enumerate(output):
+            expected = logits[len(prompt) - 1 + index]
+            bound = 1e-4 * float(expected.abs().max())
+            assert float((run.logits[name][index] - expected).abs().max()) <= bound
+            best, second = expected.topk(2).values.tolist()
+            ties += best - second < bound
+            total += 1
+            assert token == int(expected.argmax()) or best - second < bound
+    assert ties < 0.005 * total
+    assert len({t for output in run.outputs.values() for t in output}) > total // 4
+
+
+@pytest.mark.parametrize("architecture", SHAPES)
+@pytest.mark.parametrize("batched", [7, 256])
+@pytest.mark.parametrize("alone", [True, False])
+def test_answers_are_exact(architecture: str, batched: int, alone: bool) -> None:
+    prompts = prompts_with_shared_halves(8)
+    engine, recorder = small_engine(architecture, 4096, batched)
+    run = serve(engine, recorder, prompts, alone)
+    assert_teacher_forced(architecture, prompts, run)
+    hits = [run.finished[name].cached_tokens for name in list(prompts)[1::2]]
+    assert hits == [32] * 4, "the second half of the prompts shares two pages with the first"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "large_pages"), [("LlamaForCausalLM", 14), ("Gemma3ForCausalLM", 21)]
+)
+def test_answers_are_exact_when_requests_are_preempted(
+    architecture: str, large_pages: int
+) -> None:
+    """Pools in which growth runs out of pages after the prompts were let in."""
+    prompts = prompts_with_shared_halves(8)
+    layout = plan_layout(describe(tiny_module(architecture).config, 4).layers, 4096 * KIB)
+    pool_kib = -(-large_pages * layout.large_page_bytes // KIB)
+    engine, recorder = small_engine(architecture, pool_kib, 256)
+    run = serve(engine, recorder, prompts, alone=False)
+    assert_teacher_forced(architecture, prompts, run)
+    assert sum(event.preemptions for event in run.finished.values()) > 0
+
+
+def test_one_page_size_for_all_layers_gives_the_same_answers() -> None:
+    prompts = prompts_with_shared_halves(4)
+    recorder = Recorder(model_of("Gemma3ForCausalLM"))
+    options = EngineOptions(4096 * KIB, 96, 64, 8, "paged")
+    engine = build_engine(recorder, "gemma3", options)  # type: ignore[arg-type]
+    assert_teacher_forced("Gemma3ForCausalLM", prompts, serve(engine, recorder, prompts, False))

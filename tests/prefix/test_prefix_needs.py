@@ -1,0 +1,71 @@
+"""How many pages: counted by hand, and by walking every chunk."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.pages.layout import GroupSpec
+from kvell.prefix.needs import demand_pages, peak_pages
+from kvell.prefix.policies import FullPolicy, policy_of
+from tests.pages.pools import group
+
+specs = st.builds(
+    group, st.integers(1, 6), st.integers(1, 4), st.sampled_from([0, 1, 2, 5, 9, 16])
+)
+
+
+def walked_peak(spec: GroupSpec, until: int, chunk: int, start: int) -> int:
+    """Most pages held at once when chunks end at ``start``, ``start + chunk``, …"""
+    policy, size, peak, computed = policy_of(spec), spec.page_tokens, 0, 0
+    ends = [*range(start, until, chunk), until]
+    for end in ends:
+        first = policy.active_start(computed) // size
+        peak = max(peak, -(-end // size) - first)
+        computed = end
+    return peak
+
+
+@given(specs, st.integers(1, 70), st.integers(1, 20), st.data())
+def test_the_peak_covers_every_way_to_walk_in_chunks(
+    spec: GroupSpec, until: int, chunk: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(1, chunk))
+    needed = walked_peak(spec, until, chunk, min(start, until))
+    said = peak_pages(spec, policy_of(spec), until, chunk)
+    assert needed <= said <= -(-until // spec.page_tokens)
+
+
+@given(specs, st.integers(1, 70), st.integers(1, 20))
+def test_the_peak_is_at_most_a_page_above_the_worst_walk(
+    spec: GroupSpec, until: int, chunk: int
+) -> None:
+    """Both ends may straddle a page, so some walk comes within one page of it."""
+    worst = max(walked_peak(spec, until, chunk, min(s, until)) for s in range(1, chunk + 1))
+    said = peak_pages(spec, policy_of(spec), 10 * 70 + until, chunk)
+    longer = max(
+        walked_peak(spec, 10 * 70 + until, chunk, s) for s in range(1, chunk + 1)
+    )
+    assert said - longer <= 1
+    assert peak_pages(spec, policy_of(spec), until, chunk) >= worst
+
+
+def test_a_window_needs_itself_and_the_chunk() -> None:
+    """Window 9 keeps 8 tokens; a chunk of 8 more, both straddling: 15 tokens over pages of 4."""
+    assert peak_pages(group(4, 1, window=9), policy_of(group(4, 1, window=9)), 1000, 8) == 5
+    assert peak_pages(group(4, 1, window=9), policy_of(group(4, 1, window=9)), 1000, 1) == 3
+
+
+def test_full_attention_needs_every_token_whatever_the_chunk() -> None:
+    assert [peak_pages(group(4, 1), FullPolicy(), 33, chunk) for chunk in (1, 8, 33)] == [9, 9, 9]
+
+
+def test_demand_is_what_is_still_to_come() -> None:
+    assert demand_pages(group(4, 8), FullPolicy(), expected_tokens=40, held_end=4, need=2) == 6
+
+
+def test_demand_is_never_below_what_is_asked_for_now() -> None:
+    assert demand_pages(group(4, 8), FullPolicy(), expected_tokens=8, held_end=5, need=3) == 3
+
+
+def test_a_window_never_demands_more_than_it_keeps_alive() -> None:
+    spec = group(4, 8, window=9)
+    assert demand_pages(spec, policy_of(spec), expected_tokens=4000, held_end=0, need=1) == 3

@@ -1,0 +1,79 @@
+"""What full and sliding groups keep, and where they can resume (Jenga fig. 9 and 11)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.pages.layout import GroupKind
+from kvell.prefix.policies import FullPolicy, GroupPolicy, SlidingPolicy, policy_of
+from tests.pages.pools import group
+
+lengths = st.integers(0, 60)
+windows = st.integers(1, 20)
+
+
+def cached(tokens: str) -> list[bool]:
+    return [letter in tokens for letter in "ABCDEFGHIJ"]
+
+
+def test_jenga_fig_11_full_attention_needs_all_a_window_its_last_tokens() -> None:
+    """The paper counts earlier tokens as its window: its 2 is our 3."""
+    full = FullPolicy().possible_prefixes(cached("ABCDEFGHI"))
+    sliding = SlidingPolicy(3).possible_prefixes(cached("CDHIJ"))
+    assert full == list(range(1, 10))
+    assert sliding == [4, 9, 10]
+    assert sorted(set(full) & set(sliding)) == [4, 9]
+
+
+def test_a_short_prefix_needs_no_more_than_itself() -> None:
+    assert SlidingPolicy(3).possible_prefixes(cached("ABJ")) == [1, 2]
+
+
+def test_a_window_of_one_resumes_anywhere() -> None:
+    assert SlidingPolicy(1).possible_prefixes(cached("")) == list(range(1, 11))
+
+
+@given(st.lists(st.booleans(), max_size=30), windows)
+def test_a_prefix_is_possible_when_everything_its_next_token_reads_is_cached(
+    hits: list[bool], window: int
+) -> None:
+    for policy in (FullPolicy(), SlidingPolicy(window)):
+        assert policy.possible_prefixes(hits) == [
+            length
+            for length in range(1, len(hits) + 1)
+            if all(hits[policy.active_start(length) : length])
+        ]
+
+
+@given(lengths, windows)
+def test_a_window_keeps_what_the_next_token_reads(length: int, window: int) -> None:
+    policy = SlidingPolicy(window)
+    assert policy.active_start(length) == max(0, length + 1 - window)
+    assert policy.live_tokens(length) == length - policy.active_start(length)
+
+
+@given(lengths)
+def test_full_attention_leaves_nothing_behind(length: int) -> None:
+    assert FullPolicy().active_start(length) == 0
+    assert FullPolicy().live_tokens(length) == length
+
+
+@given(lengths, windows)
+def test_a_window_longer_than_the_text_is_full_attention(length: int, extra: int) -> None:
+    policy = SlidingPolicy(length + extra)
+    assert policy.live_tokens(length) == length
+    assert policy.active_start(length) == 0
+
+
+@pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(7)])
+def test_both_kinds_rank_the_same_token_alike_and_resume_anywhere(policy: GroupPolicy) -> None:
+    assert policy.prefix_length(48) == 48
+    assert policy.cuts(0, 1000) == ()
+    assert policy.required_for_hit
+
+
+def test_a_groups_kind_chooses_its_policy() -> None:
+    assert policy_of(group(4, 2)) == FullPolicy()
+    sliding = group(4, 2, window=9)
+    assert sliding.kind is GroupKind.SLIDING
+    assert policy_of(sliding) == SlidingPolicy(9)
