@@ -18,7 +18,7 @@ from kvell.vocabulary import GIB
 
 CONTEXTS = {"1K": 1 << 10, "16K": 1 << 14, "128K": 1 << 17, "1M": 1 << 20}
 POOLS = {"1GB": GIB, "16GB": 16 * GIB, "128GB": 128 * GIB, "1TB": 1024 * GIB}
-BATCHES = (64, 256)
+BATCHES = (8, 64, 256)
 PROMPTS = (4096, 131072)
 TRACE_POOL = 16 * GIB
 PYTHON_TOKENS = 1 << 24

@@ -1,4 +1,5 @@
-// Eight float lanes in the compiler's vector extension: SSE2, AVX2 or NEON, by flags.
+// Float lanes in the compiler's vector extension, as wide as one register of the flags'
+// instruction set: four for SSE2 and NEON, eight for AVX2.
 #pragma once
 #include <cstdint>
 
@@ -6,15 +7,22 @@
 
 namespace {
 
+#ifdef __AVX__
+constexpr int kRegisterBytes = 32;
+#else
+constexpr int kRegisterBytes = 16;
+#endif
+
 struct VectorLanes {
-  typedef float Vec __attribute__((vector_size(32), aligned(4)));
-  typedef int32_t Int __attribute__((vector_size(32), aligned(4)));
-  static constexpr int kWidth = 8;
+  typedef float Vec __attribute__((vector_size(kRegisterBytes)));
+  typedef int32_t Int __attribute__((vector_size(kRegisterBytes)));
+  typedef float Unaligned __attribute__((vector_size(kRegisterBytes), aligned(4)));
+  static constexpr int kWidth = kRegisterBytes / 4;
 
   KVELL_INLINE Vec zero() { return Vec{}; }
   KVELL_INLINE Vec set(float x) { return Vec{} + x; }
-  KVELL_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
-  KVELL_INLINE void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
+  KVELL_INLINE Vec load(const float* p) { return *reinterpret_cast<const Unaligned*>(p); }
+  KVELL_INLINE void store(float* p, Vec x) { *reinterpret_cast<Unaligned*>(p) = x; }
   // The flags of the translation unit decide whether this is one rounding or two.
   KVELL_INLINE Vec madd(Vec a, Vec b, Vec c) { return a * b + c; }
   KVELL_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
@@ -33,7 +41,8 @@ struct VectorLanes {
   }
   // Lane i keeps x where begin <= i < end and becomes -inf elsewhere.
   KVELL_INLINE Vec keep(Vec x, int begin, int end) {
-    const Int lane{0, 1, 2, 3, 4, 5, 6, 7};
+    Int lane{};
+    for (int i = 0; i < kWidth; ++i) lane[i] = i;
     return ((lane >= begin) & (lane < end)) ? x : set(-__builtin_inff());
   }
   KVELL_INLINE float largest(Vec x) {
@@ -42,7 +51,9 @@ struct VectorLanes {
     return m;
   }
   KVELL_INLINE float sum(Vec x) {
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+    float total = x[0];
+    for (int i = 1; i < kWidth; ++i) total += x[i];
+    return total;
   }
 };
 

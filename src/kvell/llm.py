@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.engine.admissible import prompt_problem
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.contract import MemoryContract
 from kvell.engine.engine import Engine
@@ -56,6 +57,7 @@ class LLM:
     :param max_model_len: None takes the longest request that the model and pool allow.
     :param cache_dir: where the packaged model is kept once converted.
     :param journal: written with every input of the engine, if given.
+    :param incarnation: counts the restarts of a served instance.
     :raises ChangeSomething: naming what cannot work.
     """
 
@@ -73,6 +75,7 @@ class LLM:
         cache_dir: Path | None = None,
         progress: Callable[[str, float], None] | None = None,
         journal: Journal | None = None,
+        incarnation: int = 0,
         clock: Clock | None = None,
     ) -> None:
         report = progress or _quiet
@@ -86,6 +89,7 @@ class LLM:
             ),
             self.tokenizer.eos_token_ids,
             journal,
+            incarnation,
         )
         self._credits = self.engine.ready().credits
         self._instance = LocalInstance(self.engine)
@@ -201,23 +205,8 @@ class LLM:
 
     def _check(self, tokens: npt.NDArray[np.int32]) -> None:
         """Refuse here, by name, what the engine would refuse."""
-        limits = self.engine.core.limits
-        if not len(tokens):
-            raise ChangeSomething("prompt", "''", "has no tokens", "give at least one")
-        if len(tokens) >= limits.max_model_len:
-            raise ChangeSomething(
-                "prompt",
-                f"{len(tokens)} tokens",
-                f"leaves no room for output in --max-model-len {limits.max_model_len}",
-                f"shorten it to {limits.max_model_len - 1} tokens or raise --max-model-len",
-            )
-        if int(tokens.min()) < 0 or int(tokens.max()) >= limits.vocab_size:
-            raise ChangeSomething(
-                "prompt_token_ids",
-                int(tokens.max() if tokens.min() >= 0 else tokens.min()),
-                "is not a token of this model",
-                f"use ids from 0 to {limits.vocab_size - 1}",
-            )
+        if problem := prompt_problem(tokens, self.engine.core.limits):
+            raise problem
 
     def _measure(self, jobs: Sequence["_Job"], seconds: float) -> dict[str, Any]:
         outputs = sum(len(job.token_ids) for job in jobs)

@@ -115,7 +115,9 @@ def model() -> FakeModel:
 def kvell(model: FakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Kvell:
     """Run a command line in this process with the fake model behind it."""
 
-    def open_model(settings: EngineSettings, cache_dir: Path, progress: Progress) -> FakeModel:
+    def open_model(
+        settings: EngineSettings, cache_dir: Path, progress: Progress, incarnation: int = 0
+    ) -> FakeModel:
         assert cache_dir == tmp_path / "cache"
         progress("loading weights", 0.5)
         progress("loading weights", 1.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvell.cli.available import available_bytes, default_kv_memory_bytes
+from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.cli.environment import cache_dir, prepare_libraries
 from kvell.vocabulary import GIB, MIB
 

@@ -3,7 +3,7 @@
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +98,15 @@ class TestInstanceCommand:
     def test_reads_back_as_the_same_settings(self, settings: EngineSettings) -> None:
         flags = settings.flags()
         session = Session(cache_dir=Path("unused"))
-        args = [*flags, "--socket-fd", "3"]
+        args, names = [*flags, "--socket-fd", "3"], {field.name for field in fields(settings)}
         with root.commands["instance"].make_context("instance", args, obj=session) as context:
-            read = {name: value for name, value in context.params.items() if name != "socket_fd"}
+            read = {name: value for name, value in context.params.items() if name in names}
         assert EngineSettings(**read) == settings
 
     def test_is_this_python_and_leaves_the_socket_to_the_front(self) -> None:
         command = instance_command(ALL_SET)
         assert command[:4] == [sys.executable, "-m", "kvell.cli.main", "instance"]
-        assert command[-2:] == ["--socket-fd", "{socket_fd}"]
+        assert command[-4:] == ["--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"]
 
     def test_debug_is_passed_on(self) -> None:
         assert "--debug" in instance_command(ALL_SET, debug=True)

@@ -30,7 +30,12 @@ def make_layout(
 
 
 def make_submit(
-    name: str, prompt: Sequence[int], max_tokens: int = 8, *, salt: str = "", ignore_eos: bool = True
+    name: str,
+    prompt: Sequence[int],
+    max_tokens: int = 8,
+    *,
+    salt: str = "",
+    ignore_eos: bool = True,
 ) -> Submit:
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
     return Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), sampling, salt)
@@ -38,7 +43,11 @@ def make_submit(
 
 def make_engine_core(layout: Layout, limits: Limits | None = None) -> EngineCore:
     chosen = limits or Limits(
-        max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64, vocab_size=50, min_chunk_tokens=4
+        max_num_batched_tokens=32,
+        max_num_seqs=8,
+        max_model_len=64,
+        vocab_size=50,
+        min_chunk_tokens=4,
     )
     return EngineCore(create_core(layout), chosen, frozenset({EOS}))
 

@@ -12,7 +12,6 @@ import pytest
 
 from kvell.engine.codec import FrameReader, ProtocolError, decode_event, encode_frame
 from kvell.engine.instance import (
-    TRY_LATER,
     CommandGate,
     LocalInstance,
     serve_instance,
@@ -131,7 +130,7 @@ def test_a_submission_beyond_the_credits_is_refused_and_a_finish_gives_one_back(
         refused = peer.read_until(Finished)[-1]
         assert isinstance(refused, Finished)
         assert (refused.request_id, refused.reason) == ("second", "refused")
-        assert refused.message.startswith(TRY_LATER)
+        assert refused.try_later
         peer.send(Cancel(RequestId("first")))
         peer.read_until(Finished)
         peer.send(submit("third"))

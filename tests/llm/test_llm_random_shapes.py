@@ -132,9 +132,7 @@ def test_answers_are_exact(architecture: str, batched: int, alone: bool) -> None
 @pytest.mark.parametrize(
     ("architecture", "large_pages"), [("LlamaForCausalLM", 14), ("Gemma3ForCausalLM", 21)]
 )
-def test_answers_are_exact_when_requests_are_preempted(
-    architecture: str, large_pages: int
-) -> None:
+def test_answers_are_exact_when_requests_are_preempted(architecture: str, large_pages: int) -> None:
     """Pools in which growth runs out of pages after the prompts were let in."""
     prompts = prompts_with_shared_halves(8)
     layout = plan_layout(describe(tiny_module(architecture).config, 4).layers, 4096 * KIB)

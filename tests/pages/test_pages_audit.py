@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.pages.pools import group, pool_of
+from tests.prefix.story import Story
 
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.pages.snapshot import HolderSnapshot, PoolSnapshot
-from tests.pages.pools import group, pool_of
-from tests.prefix.story import Story
 
 LAYOUT = pool_of(8, group(4, 3), group(4, 4, window=6))
 
@@ -139,7 +139,11 @@ BREAKS: list[tuple[str, Break, str]] = [
     ),
     ("the pool names what the index does not", unnamed_key, "the index and the pool disagree"),
     ("the index forgot a page", lambda s: replace(s, index=s.index[1:]), "disagree"),
-    ("the index names a page twice", lambda s: replace(s, index=(*s.index, s.index[0])), "disagree"),
+    (
+        "the index names a page twice",
+        lambda s: replace(s, index=(*s.index, s.index[0])),
+        "disagree",
+    ),
     ("a named page left its group", key_outside_its_group, "its large page is not of the group"),
     ("a page is in the wrong node", moved_entry, "filed in the wrong node"),
     (
@@ -161,7 +165,9 @@ def test_a_healthy_state_passes_and_has_something_of_everything() -> None:
     assert len(HEALTHY.holders) == 2
 
 
-@pytest.mark.parametrize(("broken", "expected"), [b[1:] for b in BREAKS], ids=[b[0] for b in BREAKS])
+@pytest.mark.parametrize(
+    ("broken", "expected"), [b[1:] for b in BREAKS], ids=[b[0] for b in BREAKS]
+)
 def test_what_is_broken_is_reported(broken: Break, expected: str) -> None:
     told = audit(LAYOUT, broken(HEALTHY))
     assert any(expected in line for line in told), told

@@ -1,5 +1,7 @@
 """Runs of pages inside large pages."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def test_no_extent_leaves_its_large_page(pages: list[int], per_large: int) -> No
 @given(runs_of_pages, st.integers(1, 8))
 def test_extents_are_as_long_as_they_can_be(pages: list[int], per_large: int) -> None:
     extents = list(extents_of(pages, per_large))
-    for left, right in zip(extents, extents[1:], strict=False):
+    for left, right in itertools.pairwise(extents):
         joined = left.large_page == right.large_page
         assert not (joined and left.first_index + left.num_pages == right.first_index)
 

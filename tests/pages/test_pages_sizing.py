@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pages.pools import layers
 
 from kvell.errors import ChangeSomething
 from kvell.pages.layout import GroupKind, LayerSpec
@@ -17,7 +18,6 @@ from kvell.pages.sizing import (
     plan_layout,
 )
 from kvell.vocabulary import GIB, KIB, MIB
-from tests.pages.pools import layers
 
 GEMMA3_270M = layers([512, 512, 512, 512, 512, 0] * 3)
 
@@ -37,7 +37,9 @@ any_layers = st.lists(
         for i, (kind, window, heads, size, element) in enumerate(shapes)
     ]
 )
-page_sizes = st.lists(st.integers(1, 4000).map(lambda n: n * ALIGNMENT_BYTES), min_size=1, max_size=4)
+page_sizes = st.lists(
+    st.integers(1, 4000).map(lambda n: n * ALIGNMENT_BYTES), min_size=1, max_size=4
+)
 
 
 def test_jenga_fig_6_two_groups_meet_in_their_least_common_multiple() -> None:
@@ -132,7 +134,9 @@ def test_the_paged_manager_sizes_for_the_largest_layer() -> None:
 
 
 def test_an_unknown_manager_is_named_with_those_there_are() -> None:
-    with pytest.raises(ChangeSomething, match=r"--manager=buddy: .*use one of kvell, paged") as told:
+    with pytest.raises(
+        ChangeSomething, match=r"--manager=buddy: .*use one of kvell, paged"
+    ) as told:
         plan_layout(GEMMA3_270M, MIB, manager="buddy")  # type: ignore[arg-type]
     assert told.value.field == "--manager"
 

@@ -2,15 +2,13 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pages.pools import group
 
 from kvell.pages.layout import GroupSpec
 from kvell.prefix.needs import demand_pages, peak_pages
 from kvell.prefix.policies import FullPolicy, policy_of
-from tests.pages.pools import group
 
-specs = st.builds(
-    group, st.integers(1, 6), st.integers(1, 4), st.sampled_from([0, 1, 2, 5, 9, 16])
-)
+specs = st.builds(group, st.integers(1, 6), st.integers(1, 4), st.sampled_from([0, 1, 2, 5, 9, 16]))
 
 
 def walked_peak(spec: GroupSpec, until: int, chunk: int, start: int) -> int:
@@ -34,18 +32,10 @@ def test_the_peak_covers_every_way_to_walk_in_chunks(
     assert needed <= said <= -(-until // spec.page_tokens)
 
 
-@given(specs, st.integers(1, 70), st.integers(1, 20))
-def test_the_peak_is_at_most_a_page_above_the_worst_walk(
-    spec: GroupSpec, until: int, chunk: int
-) -> None:
-    """Both ends may straddle a page, so some walk comes within one page of it."""
-    worst = max(walked_peak(spec, until, chunk, min(s, until)) for s in range(1, chunk + 1))
-    said = peak_pages(spec, policy_of(spec), 10 * 70 + until, chunk)
-    longer = max(
-        walked_peak(spec, 10 * 70 + until, chunk, s) for s in range(1, chunk + 1)
-    )
-    assert said - longer <= 1
-    assert peak_pages(spec, policy_of(spec), until, chunk) >= worst
+@given(specs, st.integers(100, 170), st.integers(1, 20))
+def test_some_walk_comes_within_a_page_of_the_peak(spec: GroupSpec, until: int, chunk: int) -> None:
+    worst = max(walked_peak(spec, until, chunk, start) for start in range(1, chunk + 1))
+    assert peak_pages(spec, policy_of(spec), until, chunk) - worst <= 1
 
 
 def test_a_window_needs_itself_and_the_chunk() -> None:

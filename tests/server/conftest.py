@@ -39,7 +39,7 @@ def running_server(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
     """A server whose steps take a millisecond, without a key."""
-    with running_server("-", "0", "--step-seconds", "0.001") as (url, _):
+    with running_server("-", "0", "--step-seconds", "0.005") as (url, _):
         yield url
 
 

@@ -48,6 +48,7 @@ def app_that_raises(error: Exception) -> TestClient:
         ),
         (UnknownModel("m"), 404, "invalid_request_error", "model", "model_not_found"),
         (RequestRefused("never"), 400, "invalid_request_error", None, None),
+        (RequestRefused("too long", "prompt"), 400, "invalid_request_error", "prompt", None),
         (TryLater("full"), 429, "rate_limit_error", None, "too_many_requests"),
         (InstanceDied("gone"), 503, "service_unavailable_error", None, None),
         (RequestFailed("died"), 500, "server_error", None, None),

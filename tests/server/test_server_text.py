@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.instance import TRY_LATER
 from kvell.engine.protocol import Finished
 from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import KvellError, TryLater
@@ -50,8 +49,12 @@ class Script:
         self.stopped.append(request_id)
 
 
-def ended(reason: FinishReason, message: str = "", cached: int = 0) -> Output:
-    finished = Finished(RequestId("r"), 0, reason, cached_tokens=cached, message=message)
+def ended(
+    reason: FinishReason, message: str = "", cached: int = 0, *, try_later: bool = False
+) -> Output:
+    finished = Finished(
+        RequestId("r"), 0, reason, cached_tokens=cached, message=message, try_later=try_later
+    )
     return Output((), finished)
 
 
@@ -161,7 +164,7 @@ def test_a_death_after_the_stop_string_changes_nothing() -> None:
     [
         (ended("error", "it died"), RequestFailed),
         (ended("cancelled"), RequestFailed),
-        (ended("refused", TRY_LATER + "draining"), TryLater),
+        (ended("refused", "draining", try_later=True), TryLater),
         (ended("refused", "can never fit"), RequestRefused),
     ],
 )

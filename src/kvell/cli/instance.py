@@ -11,13 +11,14 @@ from kvell.cli.session import EngineSettings, Session
 
 @click.command(hidden=True)
 @click.option("--socket-fd", type=int, required=True, help="A connected stream socket.")
+@click.option("--incarnation", type=int, default=0, help="How often it was started before.")
 @engine_options
 @click.pass_obj
-def instance(session: Session, settings: EngineSettings, socket_fd: int) -> None:
+def instance(session: Session, settings: EngineSettings, socket_fd: int, incarnation: int) -> None:
     """Serve the instance protocol over an inherited socket until the peer closes it."""
     from kvell.engine.instance import serve_instance
 
     with socket.socket(fileno=socket_fd) as peer:
         chosen = with_kv_memory(settings, session)
-        model = session.open_model(chosen, session.cache_dir, StageLines())
+        model = session.open_model(chosen, session.cache_dir, StageLines(), incarnation)
         serve_instance(model.engine, peer)

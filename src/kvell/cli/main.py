@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import kvell
-from kvell.cli.available import available_bytes
+from kvell.device.available import available_bytes
 from kvell.cli.chat import chat
 from kvell.cli.environment import prepare_process, process_cache_dir
 from kvell.cli.faults import guarded

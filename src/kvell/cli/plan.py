@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvell.cli.available import default_kv_memory_bytes
+from kvell.device.available import default_kv_memory_bytes
 from kvell.cli.options import (
     debug_option,
     dtype_option,

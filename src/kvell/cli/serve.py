@@ -47,7 +47,11 @@ def _announce(url: str) -> None:
     click.echo(f"kvell: serving {url}/v1 (Ctrl-C ends it)", err=True)
 
 
+INHERITED = ("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}")
+"""What the front fills in at each start of an instance."""
+
+
 def instance_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:
-    """The command line of an instance process; the front fills in ``{socket_fd}``."""
+    """The command line of an instance process; the front fills in what is in braces."""
     command = [sys.executable, "-m", "kvell.cli.main", "instance", *settings.flags()]
-    return [*command, *(["--debug"] if debug else []), "--socket-fd", "{socket_fd}"]
+    return [*command, *(["--debug"] if debug else []), *INHERITED]

@@ -93,7 +93,9 @@ class Model(Protocol):
         ...
 
 
-def open_model(settings: EngineSettings, cache_dir: Path, progress: Progress) -> Any:
+def open_model(
+    settings: EngineSettings, cache_dir: Path, progress: Progress, incarnation: int = 0
+) -> Any:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
 
@@ -108,6 +110,7 @@ def open_model(settings: EngineSettings, cache_dir: Path, progress: Progress) ->
         manager=settings.manager,
         cache_dir=cache_dir,
         progress=progress,
+        incarnation=incarnation,
     )
     return model
 
@@ -119,6 +122,6 @@ class Session:
     cache_dir: Path
     program: str = "kvell"
     available_bytes: Callable[[], int] = lambda: 0
-    open_model: Callable[[EngineSettings, Path, Progress], Any] = open_model
+    open_model: Callable[..., Any] = open_model
     clock: Clock = field(default_factory=MonotonicClock)
     debug: Debug = field(default_factory=Debug)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kvell.attention.choice import choose_kernels
+from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.device.host import HostPool
 from kvell.engine.contract import make_contract
 from kvell.engine.core import EngineCore
@@ -70,6 +71,7 @@ def build_engine(
     options: EngineOptions,
     eos_token_ids: frozenset[int] = frozenset(),
     journal: Journal | None = None,
+    incarnation: int = 0,
 ) -> Engine:
     """An engine over a loaded model, its pool attached.
 
@@ -77,17 +79,18 @@ def build_engine(
     """
     activations = activation_model(model.module.config)
     reserve_bytes = activations.need_bytes(options.max_num_batched_tokens, options.max_num_seqs)
-    kv_bytes = options.kv_memory_bytes or _gpu_kv_bytes(model.device, reserve_bytes)
+    kv_bytes = options.kv_memory_bytes or _default_kv_bytes(model.device, reserve_bytes)
     layout = plan_layout(model.description.layers, kv_bytes, manager=options.manager)
     limits = make_limits(layout, model, options)
     buffer = HostPool(layout.pool_bytes).buffer() if model.device.type == "cpu" else None
     model.attach(layout, pool_tensor(buffer, layout.pool_bytes, model.device))
     return Engine(
-        EngineCore(create_core(layout), limits, eos_token_ids),
+        EngineCore(create_core(layout), limits, eos_token_ids, incarnation),
         ModelRunner(model, layout, SlotTable(layout.num_large_pages)),
         make_contract(name, layout, model.weight_bytes, reserve_bytes, limits.max_model_len),
         activations,
         journal=journal,
+        incarnation=incarnation,
     )
 
 
@@ -132,9 +135,9 @@ def _dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _gpu_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
-    """Default pool: most of what weights and reserve leave free on a GPU."""
+def _default_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
+    """A quarter of what is available on a CPU; most of what is left on a GPU."""
     if device.type != "cuda":
-        raise ChangeSomething("--kv-memory", None, "has no default here", "give a size like 1GiB")
+        return default_kv_memory_bytes(available_bytes())
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return int((free_bytes - reserve_bytes) * GPU_KV_SHARE)

@@ -13,12 +13,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from kvell.engine.admissible import prompt_problem
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
 from kvell.engine.request import Request
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import Scheduler
+from kvell.errors import ChangeSomething
 from kvell.memory import MemoryCore
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
@@ -47,13 +49,9 @@ class EngineCore:
     def submit(self, command: Submit) -> list[Event]:
         """Queue a request; refused at once if it can never be served."""
         prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
-        if problem := self._problem(command, len(prompt), prompt):
+        if problem := self._problem(command, prompt):
             self._finished["refused"] += 1
-            return [
-                Finished(
-                    command.request_id, command.attempt, "refused", len(prompt), message=problem
-                )
-            ]
+            return [_refusal(command, problem)]
         room = self.limits.max_model_len - len(prompt)
         request = Request(
             command.request_id,
@@ -158,22 +156,10 @@ class EngineCore:
 
     # ------------------------------------------------------------------ checking
 
-    def _problem(self, command: Submit, size: int, prompt: npt.NDArray[np.int32]) -> str:
+    def _problem(self, command: Submit, prompt: npt.NDArray[np.int32]) -> ChangeSomething | None:
         if command.request_id in self._requests:
-            return f"request_id={command.request_id}: is in use; choose another"
-        if not size:
-            return "prompt=[]: has no tokens; give at least one"
-        if size >= self.limits.max_model_len:
-            return (
-                f"prompt={size} tokens: leaves no room for output in --max-model-len="
-                f"{self.limits.max_model_len}; shorten it to {self.limits.max_model_len - 1} tokens"
-            )
-        if int(prompt.min()) < 0 or int(prompt.max()) >= self.limits.vocab_size:
-            return (
-                f"prompt={int(prompt.max())}: holds a token id outside 0 … "
-                f"{self.limits.vocab_size - 1}; use the model's own tokenizer"
-            )
-        return ""
+            return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
+        return prompt_problem(prompt, self.limits)
 
     def _is_in_flight(self, request: Request) -> bool:
         plan = self._in_flight
@@ -240,6 +226,17 @@ class EngineCore:
                 for g, group in enumerate(layout.groups)
             ),
         )
+
+
+def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
+    return Finished(
+        command.request_id,
+        command.attempt,
+        "refused",
+        len(command.prompt) // 4,
+        message=str(problem),
+        field=problem.field,
+    )
 
 
 def _with_seed(command: Submit) -> SamplingParams:

@@ -29,8 +29,6 @@ from kvell.vocabulary import RequestId
 
 OUTGOING_LIMIT_BYTES = 4 << 20
 READ_BYTES = 256 << 10
-TRY_LATER = "try later: "
-"""Begins the message of a refusal that is not the request's fault."""
 
 
 class Engine(Protocol):
@@ -110,7 +108,7 @@ class CommandGate:
 
 
 def _refusal(command: Submit, why: str) -> Finished:
-    return Finished(command.request_id, command.attempt, "refused", message=TRY_LATER + why)
+    return Finished(command.request_id, command.attempt, "refused", message=why, try_later=True)
 
 
 class LocalInstance:

@@ -17,7 +17,8 @@ inside one.  Commands go to the instance, events come back::
 ``Refused`` requests end with ``Finished(reason="refused", message=…)``.
 """
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 
 from kvell.engine.sampling_params import SamplingParams
 from kvell.vocabulary import FinishReason, RequestId
@@ -87,7 +88,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Finished:
-    """The request is over and holds nothing any more."""
+    """The request is over and holds nothing any more.
+
+    For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
+    and ``try_later`` says that nothing must: there was no room just now.
+    """
 
     request_id: RequestId
     attempt: int
@@ -97,6 +102,8 @@ class Finished:
     cached_tokens: int = 0
     preemptions: int = 0
     message: str = ""
+    field: str = ""
+    try_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,8 @@ class Stats:
     prefix_cache_queries: int
     prefix_cache_hits: int
     preemptions: int
-    finished: dict[str, int] = field(default_factory=dict)
-    rungs: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, int] = dataclasses.field(default_factory=dict)
+    rungs: dict[str, int] = dataclasses.field(default_factory=dict)
     groups: tuple[GroupStats, ...] = ()
 
 

@@ -32,6 +32,8 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """See :class:`Runner`."""
+        if plan.moves or plan.copies or plan.checkpoints:
+            raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
         if not plan.work:
             return StepResult(plan.step, ())

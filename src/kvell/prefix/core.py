@@ -136,7 +136,7 @@ class ReferenceCore:
 
     def open(self, tokens: Tokens, root: str, lease_until: int | None = None) -> int:
         """See :class:`MemoryCore`."""
-        prompt = np.ascontiguousarray(tokens, np.int32)
+        prompt = np.array(tokens, np.int32)  # a copy: the caller may reuse its buffer
         length, found = self._match(prompt, root)
         path = [node for node, _ in self._tree.walk(root, prompt[:length])]
         node = path[-1] if path else self._tree.root(root)

@@ -58,7 +58,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, UnknownModel):
         return ApiError(404, str(error), "invalid_request_error", "model", "model_not_found")
     if isinstance(error, RequestRefused):
-        return invalid_request(str(error))
+        return invalid_request(str(error), error.field or None)
     if isinstance(error, InstanceDied):
         return ApiError(503, str(error), "service_unavailable_error")
     if isinstance(error, TryLater):

@@ -5,7 +5,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from kvell.engine.instance import TRY_LATER
 from kvell.engine.protocol import Finished
 from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import KvellError, TryLater
@@ -18,7 +17,11 @@ class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
 
 
 class RequestRefused(KvellError):  # noqa: N818
-    """The instance refused a request for good; the message says why."""
+    """The instance refused a request for good; the message says why, ``field`` what to change."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        self.field = field
+        super().__init__(message)
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,8 @@ def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens
 def _raise_unless_done(finished: Finished) -> None:
     if finished.reason in ("stop", "length"):
         return
-    if finished.reason == "refused" and finished.message.startswith(TRY_LATER):
+    if finished.reason == "refused" and finished.try_later:
         raise TryLater(finished.message)
     if finished.reason == "refused":
-        raise RequestRefused(finished.message)
+        raise RequestRefused(finished.message, finished.field)
     raise RequestFailed(finished.message or f"the request ended: {finished.reason}")

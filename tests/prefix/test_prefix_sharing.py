@@ -1,0 +1,231 @@
+"""What requests find of each other: hits, windows left behind, salts, leases, splits."""
+
+import numpy as np
+import pytest
+from tests.pages.pools import group, pool_of
+from tests.prefix.conftest import MakeStory
+from tests.prefix.story import Story, ints
+
+PROMPT = list(range(100, 140))
+"""Forty tokens: ten pages of four."""
+
+
+def roomy(tell: MakeStory) -> Story:
+    return tell(pool_of(60, group(4, 2), group(4, 3, window=9)))
+
+
+def test_the_second_request_hits(tell: MakeStory) -> None:
+    """Not the third: pages behind the window are still there."""
+    story = roomy(tell)
+    assert story.serve(PROMPT) == 0
+    assert story.serve([*PROMPT[:24], 1, 2, 3]) == 24
+    assert story.serve([*PROMPT[:11], 1]) == 8
+
+
+def test_at_least_the_last_token_is_left_to_compute(tell: MakeStory) -> None:
+    story = roomy(tell)
+    story.serve(PROMPT)
+    assert story.serve(PROMPT) == 36
+    assert story.serve(PROMPT[:4]) == 0
+    assert story.serve([*PROMPT, 7]) == 40
+
+
+def test_a_request_hits_what_another_still_uses(tell: MakeStory) -> None:
+    story = roomy(tell)
+    story.next_step()
+    first = story.open(PROMPT)
+    story.compute(first, 18)
+    second = story.open(PROMPT)
+    assert story.core.hit_tokens(second) == 16
+    assert story.pages(second, 0) == {p: story.pages(first, 0)[p] for p in range(4)}
+    assert set(story.pages(second, 1)) == {2, 3}, "a window of 9 reads tokens 8 … 15"
+    story.close(first)
+    story.close(second)
+
+
+def test_what_is_being_computed_is_not_hit_before_it_is(tell: MakeStory) -> None:
+    story = roomy(tell)
+    first = story.open(PROMPT)
+    story.grow(first, 40)
+    assert story.peek(PROMPT) == 0
+
+
+def test_the_next_turn_hits_generated_tokens(tell: MakeStory) -> None:
+    story = roomy(tell)
+    story.next_step()
+    turn = story.open(PROMPT[:6], expected=12)
+    story.compute(turn, 6)
+    for token in (7, 8, 9, 10, 11, 12, 13):
+        story.decode(turn, token)
+    story.close(turn)
+    conversation = [*PROMPT[:6], 7, 8, 9, 10, 11, 12, 13]
+    assert story.serve([*conversation, 50, 51]) == 12, "all but the last partial page"
+    assert story.serve([*PROMPT[:6], 7, 8, 0]) == 8
+
+
+def test_windows_left_behind_go_first_when_memory_is_not_idle(tell: MakeStory) -> None:
+    """Both groups take a large page for each page here, and the pool is all in use."""
+    story = tell(pool_of(14, group(4, 1), group(4, 1, window=5)))
+    story.serve(PROMPT[:24])
+    old = story.check()
+    assert sum(old.cached) == 12
+    other = story.open([9] * 12)
+    story.compute(other, 12)
+    state = story.check()
+    assert state.evicted_pages == (0, 4), "four pages went, all behind the window"
+    assert story.peek([*PROMPT[:24], 0]) == 24, "the whole prefix can still be resumed"
+    assert story.peek([*PROMPT[:20], 0]) == 4, "of its middle only the beginning can"
+
+
+def test_among_what_can_be_resumed_the_least_recently_used_goes_first(tell: MakeStory) -> None:
+    story = tell(pool_of(6, group(4, 1)))
+    story.serve(PROMPT[:8])
+    story.serve([1] * 8)
+    story.serve([*PROMPT[:8], 5])
+    story.serve([2] * 16)
+    assert story.peek([*PROMPT[:8], 0]) == 8
+    assert story.peek([1] * 9) == 0
+
+
+def test_of_one_age_the_end_goes_before_the_beginning(tell: MakeStory) -> None:
+    story = tell(pool_of(6, group(4, 1)))
+    story.serve(PROMPT[:16])
+    story.serve([1] * 16)
+    assert [story.peek([*PROMPT[:n], 0]) for n in (8, 12)] == [8, 8]
+
+
+def test_salts_never_share(tell: MakeStory) -> None:
+    story = roomy(tell)
+    story.serve(PROMPT, root="mine")
+    assert story.peek(PROMPT, "yours") == 0
+    assert story.peek(PROMPT) == 0
+    assert story.serve(PROMPT, root="mine") == 36
+
+
+def test_a_lease_holds_pages_until_it_expires(tell: MakeStory) -> None:
+    story = tell(pool_of(3, group(4, 1)))
+    story.serve(PROMPT[:8])
+    lease = story.core.open(ints([*PROMPT[:8], 0]), "", story.step + 2)
+    assert story.check().holders[0].is_lease
+    story.next_step(2)
+    assert story.core.hit_tokens(lease) == 8
+    busy = story.open([1] * 12)
+    assert story.core.largest(busy, 12) == 4, "leased pages are not evicted"
+    story.next_step()
+    assert [h.handle for h in story.check().holders] == [busy]
+    assert story.core.largest(busy, 12) == 12
+
+
+def test_a_claimed_lease_is_a_request_and_does_not_expire(tell: MakeStory) -> None:
+    story = tell(pool_of(3, group(4, 1)))
+    story.serve(PROMPT[:8])
+    before = story.check().hit_tokens
+    lease = story.core.open(ints([*PROMPT[:8], 0]), "", story.step)
+    assert story.check().hit_tokens == before, "a lease is no hit yet"
+    story.core.claim(lease, 9)
+    assert story.check().hit_tokens == before + 8
+    story.next_step(5)
+    assert not story.check().holders[0].is_lease
+
+
+def test_an_expired_lease_renews_nothing(tell: MakeStory) -> None:
+    story = tell(pool_of(4, group(4, 1)))
+    story.serve(PROMPT[:8])
+    story.serve([1] * 8)
+    story.core.open(ints([*PROMPT[:8], 0]), "", story.step)
+    story.next_step()
+    story.serve([2] * 4)
+    assert story.peek([*PROMPT[:8], 0]) == 4, "still the oldest"
+    assert story.peek([1] * 9) == 8
+
+
+def test_closing_without_renewal_keeps_the_place_in_the_order(tell: MakeStory) -> None:
+    story = tell(pool_of(4, group(4, 1)))
+    story.serve(PROMPT[:8])
+    story.serve([1] * 8)
+    story.next_step()
+    story.core.close(story.open([*PROMPT[:8], 0]), renew=False)
+    story.serve([2] * 4)
+    assert story.peek([*PROMPT[:8], 0]) == 4
+
+
+def test_a_page_that_straddles_a_split_is_not_shared_and_both_branches_have_one(
+    tell: MakeStory,
+) -> None:
+    story = roomy(tell)
+    left, right = [*PROMPT[:6], 1, 1, 1], [*PROMPT[:6], 2, 2, 2]
+    story.serve(left)
+    assert story.serve(right) == 4
+    assert story.peek(left) == 8
+    assert story.peek(right) == 8
+
+
+def test_two_who_computed_the_same_keep_one_copy(tell: MakeStory) -> None:
+    story = roomy(tell)
+    story.next_step()
+    twins = [story.open(PROMPT[:9]) for _ in range(2)]
+    for twin in twins:
+        story.compute(twin, 9)
+    for twin in twins:
+        story.close(twin)
+    state = story.check()
+    assert [len(keys) for keys in state.keys] == [2, 2]
+    assert sum(state.cached) == 4, "the second copy was not kept"
+
+
+def test_jenga_fig_10_access_times_are_balanced_over_groups(tell: MakeStory) -> None:
+    """[A B C D] → E F, then [A B C D G] → H; pages of one token, a window of 3 (the paper's 2).
+
+    Step 2 renews C D E, step 3 C D G.  E goes before D and G in both layers, and before C
+    where C ends a prefix; the window of step 3's last token left C behind, so there it
+    goes before anything that a request could resume from.
+    """
+    story = tell(pool_of(20, group(1, 1), group(1, 1, window=3)))
+    a, b, c, d, e, g = range(6)
+    story.next_step()
+    first = story.open([a, b, c, d])
+    story.compute(first, 4)
+    story.decode(first, e)
+    story.close(first)
+    story.next_step()
+    second = story.open([a, b, c, d, g])
+    assert story.core.hit_tokens(second) == 4
+    assert sorted(story.pages(second, 1)) == [2, 3], "step 3 reads C and D, and its own G"
+    story.compute(second, 5)
+    story.close(second)
+    full, sliding = orders(story)
+    assert {t: k[1] for t, k in full.items()} == {"A": 3, "B": 3, "C": 3, "D": 3, "E": 2, "G": 3}
+    assert {t: k[1] for t, k in sliding.items()} == {"A": 1, "B": 1, "C": 3, "D": 3, "E": 2, "G": 3}
+    assert sorted(full, key=lambda t: full[t]) == ["E", "G", "D", "C", "B", "A"]
+    assert sorted(sliding, key=lambda t: sliding[t]) == ["B", "A", "C", "E", "G", "D"]
+
+
+def orders(story: Story) -> list[dict[str, tuple[int, int, int]]]:
+    """Per group: letter of the cached token → its key. E and G are both at position 4."""
+    state = story.check()
+    found: list[dict[str, tuple[int, int, int]]] = [{}, {}]
+    for entry in state.index:
+        key = state.keys[entry.group][entry.page]
+        letter = "ABCD"[entry.position] if entry.position < 4 else "EG"[key[1] - 2]
+        found[entry.group][letter] = key
+    return found
+
+
+@pytest.mark.parametrize("bad", [-1, 0])
+def test_time_does_not_go_back(tell: MakeStory, bad: int) -> None:
+    story = tell(pool_of(2, group(4, 1)))
+    story.next_step(3)
+    with pytest.raises(ValueError, match="steps"):
+        story.core.begin_step(2 + bad)
+
+
+def test_prompts_are_copied(tell: MakeStory) -> None:
+    story = roomy(tell)
+    prompt = np.asarray(PROMPT, np.int32)
+    handle = story.core.open(prompt, "")
+    story.core.claim(handle, 40)
+    prompt[:] = 0
+    story.core.grow(ints([handle]), ints([40]))
+    story.core.advance(ints([handle]), ints([40]))
+    assert story.peek([*PROMPT, 1]) == 40
+    assert story.peek([0] * 41) == 0
