@@ -12,7 +12,6 @@ from typing import Any
 
 from bench.core.trace import Replay, Stopwatch, requests
 from bench.core.workloads import DECODE_STEPS, MODELS, Decoding, Prefixes, core_of, timed
-
 from kvell.memory import Implementation
 from kvell.vocabulary import GIB
 

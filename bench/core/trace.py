@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from bench.core.workloads import Ints, ints
 
+from bench.core.workloads import Ints, ints
 from kvell.memory import MemoryCore, PoolSnapshot
 
 STEP_TOKENS = 2048

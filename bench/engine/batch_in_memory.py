@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench.engine import machine
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench.engine import machine
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
@@ -109,7 +109,7 @@ def ideal_requests(model: PagedModel, options: argparse.Namespace) -> float:
         layer.token_bytes * min(length, layer.window_tokens - 1 if layer.window_tokens else length)
         for layer in model.description.layers
     )
-    return options.kv_memory_mib * MIB / needed
+    return float(options.kv_memory_mib * MIB / needed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench.engine import machine
 from rich.console import Console
 from rich.table import Table
 
+from bench.engine import machine
 from kvell.engine.sampling_params import SamplingParams
 from kvell.llm import LLM
 from kvell.models.source import resolve_model

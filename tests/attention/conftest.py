@@ -13,7 +13,7 @@ def implementations() -> list[AttentionKernels]:
         from kvell.attention.native import NativeKernels, instruction_sets
     except ImportError:  # installed without a compiler: the portable kernels are the product
         return found
-    return found + [NativeKernels(2, name) for name in instruction_sets()]
+    return found + [NativeKernels(1, name) for name in instruction_sets()]
 
 
 def _label(kernels: AttentionKernels) -> str:

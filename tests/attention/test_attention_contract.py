@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from kvell.attention.interface import AttentionKernels
 from tests.attention.cases import (
     Shape,
     attend,
     dense_attention,
     make_case,
 )
-
-from kvell.attention.interface import AttentionKernels
 
 RAGGED = ((1, 1), (37, 37), (200, 1), (130, 7), (64, 64), (65, 2))
 

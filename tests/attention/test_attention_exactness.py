@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.attention.cases import Case, Shape, attend, dense_attention, make_case, only
 
 from kvell.attention.interface import AttentionKernels
+from tests.attention.cases import Case, Shape, attend, dense_attention, make_case, only
 
 LONG = 700
 

@@ -7,6 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from kvell.attention.interface import AttentionKernels, Partial
+from kvell.attention.merge import merge, merge_partials
+from kvell.attention.portable import PortableKernels
 from tests.attention.cases import (
     Case,
     Shape,
@@ -17,10 +21,6 @@ from tests.attention.cases import (
     starts_of,
     store,
 )
-
-from kvell.attention.interface import AttentionKernels, Partial
-from kvell.attention.merge import merge, merge_partials
-from kvell.attention.portable import PortableKernels
 
 TOLERANCE = 1e-6
 

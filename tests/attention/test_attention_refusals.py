@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.attention.cases import Shape, Stored, make_case, new_queries, store, writing
 
 from kvell.attention.choice import choose_kernels
 from kvell.attention.interface import AttendParams, LayerPages
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
+from tests.attention.cases import Shape, Stored, make_case, new_queries, store, writing
 
 CPU = torch.device("cpu")
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from tests.attention.cases import Shape, attend, make_case, new_queries, store
 
 native = pytest.importorskip("kvell.attention.native", reason="the portable build has no threads")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.cli.environment import cache_dir, prepare_libraries
+from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.vocabulary import GIB, MIB
 
 HOME = Path("/home/ada")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from kvell.engine.sampling_params import SamplingParams
 from kvell.llm import LLM, RequestOutput
-from kvell.models.source import MODEL_NAME
+from kvell.models.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
 
 DATA = Path(__file__).parents[1] / "data"
@@ -42,8 +42,8 @@ def oracle() -> list[Answer]:
 
 
 def smollm2(cache: Path, **options: Any) -> LLM:
-    given = {"kv_memory_bytes": 256 * MIB, "dtype": "float32", "cache_dir": cache} | options
-    return LLM(MODEL_NAME, **given)
+    options = {"kv_memory_bytes": 256 * MIB} | options
+    return LLM(MODEL_NAME, dtype="float32", cache_dir=cache, **options)
 
 
 def assert_same(outputs: Sequence[RequestOutput], answers: Sequence[Answer]) -> None:

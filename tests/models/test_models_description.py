@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import transformers
-from tests.models.harness import FAMILIES, SMALL, tiny_config
 
 from kvell.errors import ChangeSomething
 from kvell.models.configs import config_from_dict
 from kvell.models.description import architecture, describe, layer_types
 from kvell.models.families import EXACT, REFUSED, require_exact
 from kvell.pages.layout import GroupKind
+from tests.models.harness import FAMILIES, SMALL, tiny_config
 
 
 def windows(config: Any) -> list[int]:

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+
+from kvell.models.families import EXACT
+from kvell.models.random_weights import varies
 from tests.models.harness import (
     FAMILIES,
     assert_exact,
@@ -11,9 +14,6 @@ from tests.models.harness import (
     runner_over,
     tiny_module,
 )
-
-from kvell.models.families import EXACT
-from kvell.models.random_weights import varies
 
 every_family = pytest.mark.parametrize("architecture", sorted(FAMILIES))
 

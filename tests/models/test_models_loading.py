@@ -9,7 +9,6 @@ import httpx2
 import huggingface_hub.errors as hub
 import pytest
 import torch
-from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over, tiny_config
 
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
@@ -19,6 +18,7 @@ from kvell.models.loading import load_paged_model, random_paged_model
 from kvell.models.random_weights import write_random_model
 from kvell.models.source import fetch_from_hub, resolve_model
 from kvell.models.weights import check_weight_file, weight_files
+from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over, tiny_config
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
+from kvell.attention.portable import PortableKernels
+from kvell.models import hook
+from kvell.models.description import describe
+from kvell.models.kv_memory import host_pool, layer_pages, pool_tensor
+from kvell.models.loading import random_paged_model
+from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.random_weights import random_module
 from tests.models.harness import (
     SMALL,
     PagedRunner,
@@ -18,14 +26,6 @@ from tests.models.harness import (
     tiny_config,
     tiny_module,
 )
-
-from kvell.attention.portable import PortableKernels
-from kvell.models import hook
-from kvell.models.description import describe
-from kvell.models.kv_memory import host_pool, layer_pages, pool_tensor
-from kvell.models.loading import random_paged_model
-from kvell.models.paged_model import ForwardBatch, PagedModel
-from kvell.models.random_weights import random_module
 
 CPU = torch.device("cpu")
 

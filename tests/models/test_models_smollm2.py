@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from tests.models.harness import assert_exact, runner_over
 from transformers import AutoModelForCausalLM, AutoTokenizer, TokenizersBackend
 
 from kvell.attention.portable import PortableKernels
@@ -26,6 +25,7 @@ from kvell.models.packaged import (
 from kvell.models.progress import Progress
 from kvell.models.source import resolve_model
 from kvell.models.tokenizer import Tokenizer
+from tests.models.harness import assert_exact, runner_over
 
 PROMPTS = ("The capital of France is", "Once upon a time")
 NEW_TOKENS = 12

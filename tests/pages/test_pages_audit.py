@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.pages.pools import group, pool_of
-from tests.prefix.story import Story
 
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.pages.snapshot import HolderSnapshot, PoolSnapshot
+from tests.pages.pools import group, pool_of
+from tests.prefix.story import Story
 
 LAYOUT = pool_of(8, group(4, 3), group(4, 4, window=6))
 

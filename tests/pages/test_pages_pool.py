@@ -1,10 +1,10 @@
 """The pool's two levels, one transition at a time."""
 
 import pytest
-from tests.pages.pools import group, recorded_pool
 
 from kvell.pages.demand import Supply
 from kvell.pages.pool import NO_GROUP, SHARED, PagePool
+from tests.pages.pools import group, recorded_pool
 
 OLD, YOUNG = (1, 3, -4), (1, 7, -4)
 

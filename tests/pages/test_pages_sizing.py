@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pages.pools import layers
 
 from kvell.errors import ChangeSomething
 from kvell.pages.layout import GroupKind, LayerSpec
@@ -18,6 +17,7 @@ from kvell.pages.sizing import (
     plan_layout,
 )
 from kvell.vocabulary import GIB, KIB, MIB
+from tests.pages.pools import layers
 
 GEMMA3_270M = layers([512, 512, 512, 512, 512, 0] * 3)
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from tests.prefix.story import Story
 
 from kvell.memory import Implementation, Layout
+from tests.prefix.story import Story
 
 MakeStory = Callable[[Layout], Story]
 

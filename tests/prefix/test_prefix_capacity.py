@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pages.pools import group, pool_of
-from tests.prefix.story import Story
 
 from kvell.pages.layout import Layout
 from kvell.prefix.capacity import (
@@ -16,6 +14,8 @@ from kvell.prefix.capacity import (
     request_bytes,
     requests_that_fit,
 )
+from tests.pages.pools import group, pool_of
+from tests.prefix.story import Story
 
 LAYOUT = pool_of(10, group(4, 3), group(4, 2, window=9))
 layouts = st.builds(

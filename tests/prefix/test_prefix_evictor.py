@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pages.pools import group, pool_of
 
 from kvell.pages.pool import SHARED, Key, PagePool
 from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, LruEvictor, key
+from tests.pages.pools import group, pool_of
 
 
 class Cache:

@@ -2,11 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pages.pools import group
 
 from kvell.pages.layout import GroupSpec
 from kvell.prefix.hits import alignment_tokens, hit_positions, longest_hit
 from kvell.prefix.policies import FullPolicy, SlidingPolicy, policy_of
+from tests.pages.pools import group
 
 specs = st.lists(
     st.builds(group, st.integers(1, 4), st.just(2), st.sampled_from([0, 1, 2, 3, 6, 11])),

@@ -2,11 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pages.pools import group
 
 from kvell.pages.layout import GroupSpec
 from kvell.prefix.needs import demand_pages, peak_pages
 from kvell.prefix.policies import FullPolicy, policy_of
+from tests.pages.pools import group
 
 specs = st.builds(group, st.integers(1, 6), st.integers(1, 4), st.sampled_from([0, 1, 2, 5, 9, 16]))
 

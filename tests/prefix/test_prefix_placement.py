@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.pages.pools import group, pool_of
 from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints

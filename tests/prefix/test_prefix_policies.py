@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pages.pools import group
 
 from kvell.pages.layout import GroupKind
 from kvell.prefix.policies import FullPolicy, GroupPolicy, SlidingPolicy, policy_of
+from tests.pages.pools import group
 
 lengths = st.integers(0, 60)
 windows = st.integers(1, 20)

@@ -5,9 +5,9 @@ from random import Random
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.prefix.story import ints
 
 from kvell.prefix.radix import Node, RadixTree, common_prefix
+from tests.prefix.story import ints
 
 texts = st.lists(st.integers(0, 2), max_size=14)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from tests.pages.pools import group, pool_of
 from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints

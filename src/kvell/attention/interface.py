@@ -38,7 +38,8 @@ class GroupBatch:
     :param query_starts: [n+1], request i's new tokens are rows query_starts[i]:query_starts[i+1].
     :param context_lens: [n], tokens of request i including this step's: its last new token
         is at position context_lens[i]-1.
-    :param table_starts: [n+1], request i's page ids are page_ids[table_starts[i]:table_starts[i+1]].
+    :param table_starts: [n+1], request i's page ids are
+        page_ids[table_starts[i]:table_starts[i+1]].
     :param page_ids: [Σ], physical page ids, in order of position.
     :param first_positions: [n], page position of the first entry of each table: entry j holds
         tokens (first_positions[i]+j)*page_tokens onward.  Non-zero once a window has left

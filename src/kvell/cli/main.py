@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 import kvell
-from kvell.device.available import available_bytes
 from kvell.cli.chat import chat
 from kvell.cli.environment import prepare_process, process_cache_dir
 from kvell.cli.faults import guarded
@@ -17,6 +16,7 @@ from kvell.cli.options import debug_option
 from kvell.cli.plan import plan
 from kvell.cli.serve import serve
 from kvell.cli.session import Session
+from kvell.device.available import available_bytes
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from kvell.device.available import default_kv_memory_bytes
 from kvell.cli.session import EngineSettings, Session
 from kvell.cli.sizes import SIZE
+from kvell.device.available import default_kv_memory_bytes
 
 Command = Callable[..., Any]
 

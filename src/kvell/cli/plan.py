@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from kvell.device.available import default_kv_memory_bytes
 from kvell.cli.options import (
     debug_option,
     dtype_option,
@@ -25,6 +24,7 @@ from kvell.cli.plan_report import (
 )
 from kvell.cli.progress import progress_bar
 from kvell.cli.session import Session
+from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
 from kvell.pages.sizing import Manager, plan_layout
 
