@@ -1,7 +1,5 @@
 """The engine core under random traffic: every answer right, every step audited."""
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -143,10 +141,13 @@ FEW = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-TestEngineMachine: Any = EngineMachine.TestCase
+TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = FEW
 
 
-@pytest.mark.long
-class TestEngineMachineLong(EngineMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(FEW, max_examples=1500)
+class LongEngineMachine(EngineMachine):
+    """The same for minutes."""
+
+
+TestEngineMachineLong = pytest.mark.long(LongEngineMachine.TestCase)
+TestEngineMachineLong.settings = settings(FEW, max_examples=1500)

@@ -183,6 +183,9 @@ TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = FEW
 
 
-@pytest.mark.long
-class TestCoreMachineLong(CoreMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = MANY
+class LongCoreMachine(CoreMachine):
+    """The same for minutes."""
+
+
+TestCoreMachineLong = pytest.mark.long(LongCoreMachine.TestCase)
+TestCoreMachineLong.settings = MANY

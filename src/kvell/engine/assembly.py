@@ -37,6 +37,8 @@ Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GPU_KV_SHARE = 0.9
 """Part of a GPU's free memory, after weights and reserve, that becomes the KV pool."""
+MIN_MODEL_LEN = 2
+"""A prompt of one token and one token of output."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,14 @@ def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Li
         vocab_size=model.description.vocab_size,
     )
     fits = longest_request(layout, wanted, limits.min_chunk_tokens)
-    if fits < (wanted if options.max_model_len else 2):
+    if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
         need_kib = -(-pool_bytes_for(layout, wanted, limits.min_chunk_tokens) // KIB)
         raise ChangeSomething(
             "--kv-memory",
             f"{layout.pool_bytes // KIB}KiB",
             f"is too small for one request of --max-model-len={wanted}",
-            f"use --kv-memory {need_kib}KiB or --max-model-len {max(fits, 1)}",
+            f"use --kv-memory {need_kib}KiB"
+            + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),
         )
     return Limits(**{**vars(limits), "max_model_len": fits})
 

@@ -1,0 +1,117 @@
+"""The constants of a run, from a pool and a model; and what is wrong with a wish."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvell.engine.assembly import EngineOptions, load_model, make_limits
+from kvell.errors import ChangeSomething
+from kvell.memory import LayerSpec, Layout, large_pages_needed, plan_layout
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import KIB, MIB
+from tests.pages.pools import layers
+
+GEMMA = layers([512, 512, 512, 512, 512, 0] * 3)
+
+
+def model(max_model_len: int = 32_768) -> PagedModel:
+    """All that limits are made from."""
+    description = SimpleNamespace(max_model_len=max_model_len, vocab_size=262_144)
+    return cast(PagedModel, SimpleNamespace(description=description))
+
+
+def gemma_pool(kv_bytes: int) -> Layout:
+    return plan_layout(GEMMA, kv_bytes)
+
+
+def test_a_large_pool_serves_the_models_own_limit() -> None:
+    limits = make_limits(gemma_pool(1024 * MIB), model(), EngineOptions())
+    assert (limits.max_model_len, limits.vocab_size) == (32_768, 262_144)
+    assert (limits.max_num_batched_tokens, limits.max_num_seqs) == (2048, 256)
+
+
+def test_a_small_pool_serves_what_fits_and_not_a_token_more() -> None:
+    layout = gemma_pool(32 * MIB)
+    limits = make_limits(layout, model(), EngineOptions())
+    fits, chunk = limits.max_model_len, limits.min_chunk_tokens
+    assert 512 < fits < 32_768
+    assert large_pages_needed(layout, fits, 1, chunk) <= layout.num_large_pages
+    assert large_pages_needed(layout, fits + 1, 1, chunk) > layout.num_large_pages
+
+
+def test_a_wished_length_is_taken_when_it_fits() -> None:
+    options = EngineOptions(max_model_len=1000, max_num_batched_tokens=64, max_num_seqs=3)
+    limits = make_limits(gemma_pool(32 * MIB), model(), options)
+    assert (limits.max_model_len, limits.max_num_batched_tokens, limits.max_num_seqs) == (
+        1000,
+        64,
+        3,
+    )
+
+
+def test_more_than_the_model_was_made_for_is_refused() -> None:
+    with pytest.raises(ChangeSomething, match="limit of 100 tokens; use at most 100") as told:
+        make_limits(gemma_pool(32 * MIB), model(100), EngineOptions(max_model_len=101))
+    assert (told.value.field, told.value.value) == ("--max-model-len", 101)
+
+
+def test_a_pool_too_small_for_the_wish_says_which_of_the_two_to_change() -> None:
+    with pytest.raises(ChangeSomething, match="--max-model-len=20000") as told:
+        make_limits(gemma_pool(32 * MIB), model(), EngineOptions(max_model_len=20_000))
+    assert told.value.field == "--kv-memory"
+    words = told.value.remedy.split()
+    enough_kib, shorter = int(words[2].removesuffix("KiB")), int(words[-1])
+    roomy = make_limits(
+        gemma_pool(enough_kib * KIB), model(), EngineOptions(max_model_len=20_000)
+    )
+    assert roomy.max_model_len == 20_000
+    modest = make_limits(gemma_pool(32 * MIB), model(), EngineOptions(max_model_len=shorter))
+    assert modest.max_model_len == shorter
+
+
+def test_a_pool_that_serves_nothing_is_refused() -> None:
+    with pytest.raises(ChangeSomething, match="too small for one request") as told:
+        make_limits(gemma_pool(245_760), model(), EngineOptions())
+    assert told.value.field == "--kv-memory"
+    assert "--max-model-len" not in told.value.remedy, "no length would help"
+
+
+shapes = st.lists(
+    st.builds(
+        lambda window, heads: (window, heads), st.sampled_from([0, 64, 512]), st.integers(1, 9)
+    ),
+    min_size=1,
+    max_size=12,
+).map(lambda drawn: [layers([w], kv_heads=h)[0] for w, h in drawn])
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(2, 4000), st.integers(4 * MIB, 32 * MIB))
+def test_memory_that_was_said_to_be_enough_is_enough(
+    drawn: list[LayerSpec], wished: int, kv_bytes: int
+) -> None:
+    specs = [replace(spec, index=i) for i, spec in enumerate(drawn)]
+    options = EngineOptions(max_model_len=wished)
+    try:
+        limits = make_limits(plan_layout(specs, kv_bytes), model(), options)
+    except ChangeSomething as error:
+        kib = int(error.remedy.split()[2].removesuffix("KiB"))
+        limits = make_limits(plan_layout(specs, kib * KIB), model(), options)
+    assert limits.max_model_len == wished
+
+
+def test_an_unknown_dtype_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ChangeSomething, match="--dtype=int3: .*float32, bfloat16"):
+        load_model(tmp_path, "int3", "cpu", lambda what, done: None)
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ChangeSomething, match="--device=cuda: .*use cpu"):
+        load_model(Path("anywhere"), "auto", "cuda", lambda what, done: None)

@@ -1,0 +1,150 @@
+"""From a plan to arrays: checked by hand, and against a dictionary of positions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.engine.batching import GroupArrays, PageTables, token_positions
+from kvell.engine.plan import StepPlan, TokenWork
+from kvell.memory import GroupSpec, SlotTable
+from kvell.vocabulary import RequestId, StepNumber
+from tests.pages.pools import group
+
+FULL, SLIDING = group(4, 2), group(4, 3, window=6)
+Row = tuple[int, int, int, int]
+
+
+def plan(rows: Sequence[Row], released: tuple[int, ...] = ()) -> StepPlan:
+    pages = np.asarray(rows, np.int32).reshape(-1, 4)
+    return StepPlan(StepNumber(1), released=released, new_pages=pages)
+
+
+def work(handle: int, start: int, count: int) -> TokenWork:
+    tokens = np.zeros(count, np.int32)
+    return TokenWork(RequestId(f"q{handle}"), handle, start, count, tokens, None, 0)
+
+
+def tables(*rows: Row, groups: Sequence[GroupSpec] = (FULL, SLIDING)) -> PageTables:
+    made = PageTables(groups, SlotTable(64))
+    made.update(plan(rows))
+    return made
+
+
+def as_lists(arrays: GroupArrays) -> dict[str, list[int]]:
+    return {name: values.tolist() for name, values in vars(arrays).items()}
+
+
+def test_a_prefill_and_a_decode_over_full_attention() -> None:
+    made = tables((5, 0, 0, 10), (5, 0, 1, 11), (6, 0, 0, 20), (6, 0, 1, 21), (6, 0, 2, 22))
+    assert as_lists(made.arrays(0, [work(6, 8, 1), work(5, 0, 6)])) == {
+        "query_starts": [0, 1, 7],
+        "context_lens": [9, 6],
+        "table_starts": [0, 3, 5],
+        "page_ids": [20, 21, 22, 10, 11],
+        "first_positions": [0, 0],
+        "write_page_ids": [22, 10, 10, 10, 10, 11, 11],
+        "write_offsets": [0, 0, 1, 2, 3, 0, 1],
+    }
+
+
+def test_a_window_starts_at_the_page_its_next_token_reads() -> None:
+    """Token 13 reads 8 … 13 in a window of 6: page 2 on."""
+    rows: list[Row] = [(5, 1, position, 30 + position) for position in range(4)]
+    arrays = tables(*rows).arrays(1, [work(5, 13, 2)])
+    assert as_lists(arrays) == {
+        "query_starts": [0, 2],
+        "context_lens": [15],
+        "table_starts": [0, 2],
+        "page_ids": [32, 33],
+        "first_positions": [2],
+        "write_page_ids": [33, 33],
+        "write_offsets": [1, 2],
+    }
+
+
+def test_all_arrays_are_contiguous_int32() -> None:
+    arrays = tables((5, 0, 0, 10)).arrays(0, [work(5, 0, 3)])
+    for values in vars(arrays).values():
+        assert values.dtype == np.int32
+        assert values.flags["C_CONTIGUOUS"]
+
+
+def test_no_work_makes_empty_arrays() -> None:
+    arrays = as_lists(tables((5, 0, 0, 10)).arrays(0, []))
+    assert arrays["query_starts"] == arrays["table_starts"] == [0]
+    assert arrays["page_ids"] == arrays["write_page_ids"] == []
+
+
+def test_tables_grow_over_steps_and_in_any_order_of_rows() -> None:
+    made = tables((5, 0, 1, 11), (6, 0, 0, 20), (5, 1, 0, 40), (5, 0, 0, 10))
+    made.update(plan([(5, 0, position, 100 + position) for position in range(2, 40)]))
+    page_ids = made.arrays(0, [work(5, 0, 160)]).page_ids.tolist()
+    assert page_ids == [10, 11, *range(102, 140)]
+    assert made.arrays(1, [work(5, 0, 2)]).page_ids.tolist() == [40]
+
+
+def test_a_released_handle_is_forgotten() -> None:
+    made = tables((5, 0, 0, 10), (6, 0, 0, 20))
+    made.update(plan([], released=(5, 99)))
+    assert made.arrays(0, [work(6, 0, 1)]).page_ids.tolist() == [20]
+    with pytest.raises(KeyError, match="5"):
+        made.arrays(0, [work(5, 0, 1)])
+
+
+def test_what_moved_is_found_where_it_lies_now() -> None:
+    slots = SlotTable(64)
+    made = PageTables([FULL], slots)
+    made.update(plan([(5, 0, 0, 0), (5, 0, 1, 3)]))
+    slots.exchange(0, 9)
+    arrays = made.arrays(0, [work(5, 0, 6)])
+    assert arrays.page_ids.tolist() == [18, 3], "two pages to a large page"
+    assert arrays.write_page_ids.tolist() == [18] * 4 + [3] * 2
+
+
+works = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5)
+
+
+@given(works, st.integers(1, 6), st.sampled_from([0, 1, 2, 5, 9, 30]))
+def test_every_token_is_written_where_its_table_says_and_can_read_its_window(
+    spans: list[tuple[int, int]], page_tokens: int, window: int
+) -> None:
+    spec = group(page_tokens, 4, window)
+    where = {(h, p): 100 * h + p for h in range(len(spans)) for p in range(60)}
+    made = tables(*[(h, 0, p, page) for (h, p), page in where.items()], groups=[spec])
+    batch = [work(h, start, count) for h, (start, count) in enumerate(spans)]
+    arrays = made.arrays(0, batch)
+    row = 0
+    for h, (start, count) in enumerate(spans):
+        first = int(arrays.first_positions[h])
+        table = arrays.page_ids[arrays.table_starts[h] : arrays.table_starts[h + 1]].tolist()
+        for token in range(start, start + count):
+            assert arrays.write_page_ids[row] == where[h, token // page_tokens]
+            assert arrays.write_offsets[row] == token % page_tokens
+            earliest = max(0, token - window + 1) if window else 0
+            for read in range(earliest, token + 1):
+                assert table[read // page_tokens - first] == where[h, read // page_tokens]
+            row += 1
+    assert arrays.query_starts[-1] == row
+    assert first_is_needed(arrays, spans, page_tokens, window)
+
+
+def first_is_needed(
+    arrays: GroupArrays, spans: list[tuple[int, int]], page_tokens: int, window: int
+) -> bool:
+    """No table starts before the first page that its first token reads."""
+    return all(
+        first == (max(0, start - window + 1) if window else 0) // page_tokens
+        for first, (start, _) in zip(arrays.first_positions.tolist(), spans, strict=True)
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 20)), max_size=6))
+def test_token_positions_count_up_from_every_start(spans: list[tuple[int, int]]) -> None:
+    starts = np.asarray([s for s, _ in spans], np.int64)
+    counts = np.asarray([c for _, c in spans], np.int64)
+    positions = token_positions(starts, counts)
+    assert positions.dtype == np.int64
+    assert positions.tolist() == [p for s, c in spans for p in range(s, s + c)]

@@ -1,0 +1,134 @@
+"""The engine ties core, runner and arena together, and gives back what it was granted."""
+
+from typing import cast
+
+import pytest
+
+from kvell.elastic.arena import ActivationModel
+from kvell.engine.contract import make_contract
+from kvell.engine.engine import CREDITS, Engine
+from kvell.engine.journal import Journal, PlanAsked
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.protocol import (
+    SCHEMA_VERSION,
+    AskStats,
+    Cancel,
+    Drain,
+    Event,
+    Finished,
+    Ready,
+    Stats,
+    Tokens,
+)
+from kvell.engine.runner import ModelRunner
+from kvell.models.paged_model import PagedModel
+from kvell.pages.slots import SlotTable
+from kvell.vocabulary import RequestId, StepNumber
+from tests.engine.conftest import make_engine_core, make_layout, make_submit
+from tests.engine.virtual_model import VirtualModel, expected_output
+
+LAYOUT = make_layout((0, 9), 40)
+ACTIVATIONS = ActivationModel(fixed_bytes=100, token_bytes=10, logits_row_bytes=50)
+
+
+class Watched(VirtualModel):
+    """Sees what is granted while a step runs; fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__(LAYOUT)
+        self.engine: Engine | None = None
+        self.granted: list[int] = []
+        self.failure: Exception | None = None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        assert self.engine is not None
+        self.granted.append(self.engine.arena.granted_bytes)
+        if self.failure is not None:
+            raise self.failure
+        return super().run(plan)
+
+
+def make_engine(reserve_bytes: int = 10_000, journal: Journal | None = None) -> tuple[Engine, Watched]:
+    contract = make_contract("virtual", LAYOUT, 0, reserve_bytes, 64)
+    runner = Watched()
+    core = make_engine_core(LAYOUT)
+    engine = Engine(core, runner, contract, ACTIVATIONS, journal=journal, incarnation=4)
+    runner.engine = engine
+    return engine, runner
+
+
+def test_the_first_event_says_who_is_there() -> None:
+    engine, _ = make_engine()
+    assert engine.ready() == Ready(SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes)
+
+
+def test_a_request_is_served_from_submission_to_its_end() -> None:
+    engine, _ = make_engine()
+    assert engine.handle(make_submit("a", [1, 2, 3], 4)) == []
+    events: list[Event] = []
+    while engine.has_work():
+        events += engine.step()
+    tokens = [t for e in events if isinstance(e, Tokens) for t in e.token_ids]
+    assert tokens == expected_output([1, 2, 3], 4)
+    assert isinstance(events[-1], Finished)
+
+
+def test_activations_are_granted_for_the_step_and_given_back() -> None:
+    engine, runner = make_engine()
+    engine.handle(make_submit("a", [1, 2, 3], 2))
+    engine.step()
+    engine.step()
+    assert runner.granted == [100 + 3 * 10 + 50, 100 + 10 + 50]
+    assert (engine.arena.granted_bytes, engine.arena.peak_bytes) == (0, 180)
+
+
+def test_a_failed_step_gives_its_activations_back_too() -> None:
+    engine, runner = make_engine()
+    engine.handle(make_submit("a", [1, 2, 3], 2))
+    runner.failure = MemoryError("the device is full")
+    with pytest.raises(MemoryError, match="device is full"):
+        engine.step()
+    assert engine.arena.granted_bytes == 0
+
+
+def test_a_step_beyond_the_reserve_is_a_bug_that_says_so() -> None:
+    engine, runner = make_engine(reserve_bytes=179)
+    engine.handle(make_submit("a", [1, 2, 3], 2))
+    with pytest.raises(RuntimeError, match="step 1 needs 180 bytes"):
+        engine.step()
+    assert not runner.granted
+
+
+def test_stats_come_at_once_and_drain_is_left_to_the_gate() -> None:
+    engine, _ = make_engine()
+    (stats,) = engine.handle(AskStats())
+    assert isinstance(stats, Stats)
+    assert stats.large_pages == 40
+    assert engine.handle(Drain()) == []
+    assert not engine.has_work()
+
+
+def test_a_cancel_ends_a_waiting_request_at_once() -> None:
+    engine, _ = make_engine()
+    engine.handle(make_submit("a", [1, 2, 3], 2))
+    (event,) = engine.handle(Cancel(RequestId("a")))
+    assert isinstance(event, Finished)
+    assert event.reason == "cancelled"
+
+
+def test_everything_that_decides_goes_through_the_journal_and_questions_do_not() -> None:
+    journal = Journal()
+    engine, _ = make_engine(journal=journal)
+    engine.handle(make_submit("a", [1, 2, 3], 1))
+    engine.handle(AskStats())
+    engine.step()
+    submit, asked, result = journal.entries
+    assert submit == make_submit("a", [1, 2, 3], 1)
+    assert asked == PlanAsked()
+    assert isinstance(result, StepResult)
+
+
+def test_a_model_runner_leaves_an_idle_plan_alone() -> None:
+    """No work, no forward pass: there is no model behind this runner."""
+    runner = ModelRunner(cast(PagedModel, None), LAYOUT, SlotTable(40))
+    assert runner.run(StepPlan(StepNumber(5))) == StepResult(StepNumber(5), ())
