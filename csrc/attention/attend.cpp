@@ -46,6 +46,7 @@ struct Scratch {
 void attend(const Backend& backend, const Call& call, int threads) {
   if (threads <= 0) threads = default_threads();
   const Plan plan = make_plan(call, threads);
+  threads = plan.threads;
   const int64_t tasks = plan.tasks.size();
   if (tasks == 0 && plan.folds.empty()) return;
   if (tasks > 0 && tasks < threads) threads = int(tasks);

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int32_t kTileRows = 96;      // query rows that share one packing of K and V
 constexpr int32_t kFewRows = 12;       // below this a task takes all heads: it is bound by memory
+constexpr int64_t kThreadWork = 1 << 18;  // multiply-adds (some 25 us) that are worth waking a thread
 constexpr int64_t kTasksPerThread = 3; // fewer than this and long contexts are split
 
 int32_t first_section(Range range) { return range.begin / kSection; }
@@ -66,6 +67,15 @@ void split_sections(const Call& call, const std::vector<Task>& units, Plan& plan
   }
 }
 
+int useful_threads(const Call& call, const std::vector<Task>& units, int threads) {
+  int64_t work = 0;
+  for (const Task& unit : units) {
+    const Range range = readable(call, unit);
+    work += int64_t(std::max(0, range.end - range.begin)) * task_rows(call, unit);
+  }
+  return int(std::min<int64_t>(threads, 1 + work * call.layer.head_size / kThreadWork));
+}
+
 void largest_first(const Call& call, std::vector<Task>& tasks) {
   std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) {
     return cost(call, a) > cost(call, b);
@@ -87,6 +97,7 @@ Range readable(const Call& call, const Task& task) {
 Plan make_plan(const Call& call, int threads) {
   Plan plan;
   std::vector<Task> units = all_units(call, false);
+  threads = plan.threads = useful_threads(call, units, threads);
   const int64_t wanted = threads > 1 ? threads * kTasksPerThread : 0;
   const bool split = int64_t(units.size()) < wanted;
   if (split && int64_t(units.size()) < threads) {

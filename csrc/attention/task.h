@@ -60,6 +60,7 @@ struct Plan {
   std::vector<Fold> folds;
   std::vector<float> records;
   int32_t max_rows = 0;
+  int threads = 1;  // at most as many as were offered
 };
 
 Plan make_plan(const Call& call, int threads);

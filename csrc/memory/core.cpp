@@ -60,10 +60,11 @@ int64_t Core::match(Ints tokens, const std::string& root) {
 
 int64_t Core::peek(Ints tokens, const std::string& root) { return match(tokens, root); }
 
-int32_t Core::open(Ints tokens, const std::string& root, std::optional<int64_t> lease_until) {
+int32_t Core::open(Ints tokens, const std::string& root, std::optional<int64_t> lease_until,
+                   bool reuse) {
   auto made = std::make_unique<Holder>();
   Holder& h = *made;
-  const int64_t length = match(tokens, root);
+  const int64_t found = match(tokens, root), length = reuse ? found : 0;
   h.node = tree_.at(path_.node ? path_.node : tree_.root(root), length);
   tree_.hold(h.node);
   h.groups.resize(groups_.size());

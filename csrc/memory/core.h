@@ -57,7 +57,8 @@ class Core {
 
   void begin_step(int64_t step);
   int64_t peek(Ints tokens, const std::string& root);
-  int32_t open(Ints tokens, const std::string& root, std::optional<int64_t> lease_until);
+  int32_t open(Ints tokens, const std::string& root, std::optional<int64_t> lease_until,
+               bool reuse);
   void claim(int32_t handle, int64_t expected_tokens);
   int64_t hit_tokens(int32_t handle) const { return holder(handle).hit_tokens; }
   int64_t grow(Ints handles, Ints until, std::vector<Row>& rows);

@@ -110,10 +110,11 @@ NB_MODULE(_core, m) {
            },
            "tokens"_a, "root"_a)
       .def("open",
-           [](Bound& b, nb::handle tokens, const std::string& root, std::optional<int64_t> until) {
-             return b.core().open(IntsArgument(tokens).ints(), root, until);
+           [](Bound& b, nb::handle tokens, const std::string& root, std::optional<int64_t> until,
+              bool reuse) {
+             return b.core().open(IntsArgument(tokens).ints(), root, until, reuse);
            },
-           "tokens"_a, "root"_a, "lease_until"_a = nb::none())
+           "tokens"_a, "root"_a, "lease_until"_a = nb::none(), nb::kw_only(), "reuse"_a = true)
       .def("claim", [](Bound& b, int32_t h, int64_t expected) { b.core().claim(h, expected); },
            "handle"_a, "expected_tokens"_a)
       .def("hit_tokens", [](Bound& b, int32_t h) { return b.core().hit_tokens(h); }, "handle"_a)
@@ -142,5 +143,6 @@ NB_MODULE(_core, m) {
            "handles"_a, "computed"_a)
       .def("close", [](Bound& b, int32_t h, bool renew) { b.core().close(h, renew); }, "handle"_a,
            nb::kw_only(), "renew"_a = true)
+      .def("totals", [](Bound& b) { return totals_of(b.core()); })
       .def("state", [](Bound& b) { return state_of(b.core()); });
 }

@@ -76,6 +76,24 @@ nb::tuple numbers(const Numbers& values) {
 
 }  // namespace
 
+nb::tuple totals_of(Core& core) {
+  const Pool& pool = core.pool();
+  std::vector<int64_t> used(core.groups().size()), cached(core.groups().size());
+  int64_t empty = 0;
+  for (int32_t id = 0; id < pool.num_large(); ++id) {
+    const LargeRecord& large = pool.large(id);
+    if (large.group() < 0) {
+      ++empty;
+      continue;
+    }
+    used[large.group()] += large.used;
+    cached[large.group()] += large.cached;
+  }
+  return nb::make_tuple(empty, numbers(used), numbers(cached),
+                        numbers(core.placer().evicted_pages()), core.total_hit_tokens(),
+                        numbers(core.placer().rungs()));
+}
+
 nb::tuple state_of(Core& core) {
   nb::list holders;
   for (const Holder* holder : core.holders()) holders.append(holder_of(core, *holder));

@@ -67,9 +67,7 @@ def test_a_pool_too_small_for_the_wish_says_which_of_the_two_to_change() -> None
     assert told.value.field == "--kv-memory"
     words = told.value.remedy.split()
     enough_kib, shorter = int(words[2].removesuffix("KiB")), int(words[-1])
-    roomy = make_limits(
-        gemma_pool(enough_kib * KIB), model(), EngineOptions(max_model_len=20_000)
-    )
+    roomy = make_limits(gemma_pool(enough_kib * KIB), model(), EngineOptions(max_model_len=20_000))
     assert roomy.max_model_len == 20_000
     modest = make_limits(gemma_pool(32 * MIB), model(), EngineOptions(max_model_len=shorter))
     assert modest.max_model_len == shorter

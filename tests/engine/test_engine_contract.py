@@ -24,7 +24,12 @@ def test_the_total_is_weights_pool_and_reserve() -> None:
 
 @pytest.mark.parametrize(
     ("max_model_len", "lengths"),
-    [(512, [512]), (1024, [1024]), (8192, [1024, 4096, 8192]), (100_000, [*EXAMPLE_TOKENS, 100_000])],
+    [
+        (512, [512]),
+        (1024, [1024]),
+        (8192, [1024, 4096, 8192]),
+        (100_000, [*EXAMPLE_TOKENS, 100_000]),
+    ],
 )
 def test_what_fits_is_said_for_examples_and_the_longest(
     max_model_len: int, lengths: list[int]

@@ -48,7 +48,9 @@ class Watched(VirtualModel):
         return super().run(plan)
 
 
-def make_engine(reserve_bytes: int = 10_000, journal: Journal | None = None) -> tuple[Engine, Watched]:
+def make_engine(
+    reserve_bytes: int = 10_000, journal: Journal | None = None
+) -> tuple[Engine, Watched]:
     contract = make_contract("virtual", LAYOUT, 0, reserve_bytes, 64)
     runner = Watched()
     core = make_engine_core(LAYOUT)

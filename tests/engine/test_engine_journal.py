@@ -21,7 +21,9 @@ IMPLEMENTATIONS: list[Implementation] = ["python", "compiled"]
 
 def fresh(implementation: Implementation = "auto") -> EngineCore:
     return EngineCore(
-        create_core(LAYOUT, implementation), limits(batched=8, seats=4, max_len=36), frozenset({EOS})
+        create_core(LAYOUT, implementation),
+        limits(batched=8, seats=4, max_len=36),
+        frozenset({EOS}),
     )
 
 

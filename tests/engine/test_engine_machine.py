@@ -89,7 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
     def check_plan(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
-        assert plan.work, "a step with work to do does none"
+        assert plan.work or plan.preempted, "a step with work to do does none"
         assert len({work.request_id for work in plan.work}) == len(plan.work)
         assert not (plan.preempted and plan.admitted)
 

@@ -138,21 +138,6 @@ class CoreMachine(RuleBasedStateMachine):
         self.core.close(handle, renew=renew)
         del self.tokens[handle], self.computed[handle]
 
-    @precondition(lambda self: self.tokens)
-    @rule(index=st.integers(0, 99), chunk=st.integers(1, 8))
-    def what_fits_can_be_done(self, index: int, chunk: int) -> None:
-        """``fits`` is a promise: with nobody else running, the prompt gets through."""
-        handle = self.pick(index)
-        none = np.empty(0, np.int32)
-        until = len(self.tokens[handle])
-        if self.computed[handle] >= until or not self.core.fits(handle, until, chunk, none, none):
-            return
-        while self.computed[handle] < until:
-            reached = self.core.largest(handle, min(until, self.computed[handle] + chunk))
-            assert reached > self.computed[handle]
-            self.core.grow(np.asarray([handle], np.int32), np.asarray([reached], np.int32))
-            self.finish_tokens(handle, reached)
-
     @invariant()
     def audited(self) -> None:
         if hasattr(self, "core"):

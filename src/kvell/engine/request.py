@@ -44,6 +44,7 @@ class Request:
     cached_tokens: int | None = None
     preemptions: int = 0
     prefix_wait_steps: int = 0
+    runs_alone: bool = False
     finish_reason: FinishReason | None = None
 
     @property

@@ -9,6 +9,10 @@ Pure: no clock, no I/O, no torch.  One step is planned as (DESIGN §11)
 3. admissions, first come first served, none in a step that preempted: a request
    is admitted when its whole remaining prompt fits beside what the running ones
    still need.
+
+A request that runs out of pages with nobody else running is held up by how its own
+pages lie: it starts again from nothing and alone, which the contract's page counts
+(:mod:`kvell.prefix.capacity`) promise to be enough.
 """
 
 from collections import deque
@@ -114,16 +118,22 @@ class Scheduler:
 
     def _may_admit(self, draft: "_Draft") -> bool:
         free_seats = self.limits.max_num_seqs - len(self.running)
+        if any(request.runs_alone for request in self.running):
+            return False
         return bool(self.waiting) and draft.budget > 0 and free_seats > 0
 
     def _admit_one(self, request: Request, draft: "_Draft") -> bool:
-        handle = self.core.open(request.tokens(0, request.num_tokens), request.cache_root)
+        tokens = request.tokens(0, request.num_tokens)
+        handle = self.core.open(tokens, request.cache_root, reuse=not request.runs_alone)
         request.handle, request.computed = handle, self.core.hit_tokens(handle)
-        if not self._fits(request) or not self._start(request, draft):
-            self.core.close(handle, renew=False)
-            request.handle, request.computed = NO_HANDLE, 0
+        if self._fits(request) and self._start(request, draft):
+            return True
+        self.core.close(handle, renew=False)
+        request.handle, request.computed = NO_HANDLE, 0
+        if self.running or request.runs_alone:
             return False
-        return True
+        request.runs_alone = True  # what it would reuse lies in its way
+        return self._admit_one(request, draft)
 
     def _start(self, request: Request, draft: "_Draft") -> bool:
         self.core.claim(request.handle, request.num_tokens + self._expected_output(request))
@@ -187,6 +197,7 @@ class Scheduler:
     def _preempt_youngest(self, draft: "_Draft") -> Request:
         """The request admitted last loses its pages and waits in front."""
         victim = self.running.pop()
+        victim.runs_alone |= not self.running
         draft.forget(victim)
         self._close(victim)
         victim.state = RequestState.WAITING
@@ -198,8 +209,8 @@ class Scheduler:
         return victim
 
     def _unstick(self, draft: "_Draft") -> None:
-        """Prefills that wait for each other's pages: the youngest gives way."""
-        while not draft.work and len(self.running) > 1:
+        """Requests that wait for each other's pages: the youngest gives way."""
+        while not draft.work and self.running:
             self._preempt_youngest(draft)
             self._plan_decodes(draft)
             self._plan_prefills(draft)

@@ -28,6 +28,18 @@ class IndexEntry:
 
 
 @dataclass(frozen=True)
+class PoolTotals:
+    """How a pool is divided: large pages of no group, and small pages per group."""
+
+    empty_large: int
+    used_pages: tuple[int, ...]
+    cached_pages: tuple[int, ...]
+    evicted_pages: tuple[int, ...]
+    hit_tokens: int
+    rungs: dict[str, int]
+
+
+@dataclass(frozen=True)
 class PoolSnapshot:
     """Everything, by large page and by small page.
 

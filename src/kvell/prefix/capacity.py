@@ -6,7 +6,7 @@ fit does fit.
 
 from collections.abc import Callable
 
-from kvell.pages.layout import Layout
+from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix.needs import peak_pages
 from kvell.prefix.policies import policy_of
 
@@ -19,14 +19,7 @@ def large_pages_needed(
     :param chunk_tokens: tokens computed in a step: 1 while decoding; a prefill chunk
         needs ``window + chunk`` in sliding groups.
     """
-    return sum(
-        -(
-            -requests
-            * peak_pages(group, policy_of(group), tokens, chunk_tokens)
-            // group.pages_per_large
-        )
-        for group in layout.groups
-    )
+    return sum(_large_pages(group, tokens, requests, chunk_tokens) for group in layout.groups)
 
 
 def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
@@ -55,6 +48,15 @@ def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
 def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
     """Pool that one request of ``tokens`` tokens needs, in the large pages of this layout."""
     return large_pages_needed(layout, tokens, 1, chunk_tokens) * layout.large_page_bytes
+
+
+def _large_pages(group: GroupSpec, tokens: int, requests: int, chunk_tokens: int) -> int:
+    """A window that moves on may straddle one large page more than its pages fill."""
+    policy, per_large = policy_of(group), group.pages_per_large
+    moves_on = policy.live_tokens(tokens) < tokens
+    pages = requests * peak_pages(group, policy, tokens, chunk_tokens)
+    whole = -(-tokens // group.page_tokens) * requests
+    return -(-min(whole, pages + (per_large - 1 if moves_on else 0)) // per_large)
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

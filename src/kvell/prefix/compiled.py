@@ -5,7 +5,7 @@ costs no Python at all; here are only the layout it was made for and its snapsho
 """
 
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
-from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot
+from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix import _core
 from kvell.prefix.placement import RUNGS
 
@@ -21,6 +21,13 @@ class CompiledCore(_core.CompiledCore):
     def __init__(self, layout: Layout) -> None:
         super().__init__([_rules(group) for group in layout.groups], layout.num_large_pages)
         self.layout = layout
+
+    def totals(self) -> PoolTotals:
+        """How the pool is divided now, and counters so far."""
+        empty, used, cached, evicted, hit_tokens, rungs = super().totals()
+        return PoolTotals(
+            empty, used, cached, evicted, hit_tokens, dict(zip(RUNGS, rungs, strict=True))
+        )
 
     def snapshot(self) -> PoolSnapshot:
         """The whole state as plain data, for the audit and for comparison."""

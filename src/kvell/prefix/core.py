@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from kvell.pages.demand import feasible
 from kvell.pages.layout import Layout
-from kvell.pages.pool import PagePool
-from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot
+from kvell.pages.pool import NO_GROUP, PagePool
+from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, LruEvictor, key
 from kvell.prefix.hits import hit_positions, longest_hit
 from kvell.prefix.holders import GroupPages, Holder
@@ -45,11 +45,14 @@ class MemoryCore(Protocol):
         """Length of the prefix a request with these tokens would resume at; changes nothing."""
         ...
 
-    def open(self, tokens: Tokens, root: str, lease_until: int | None = None) -> int:
+    def open(
+        self, tokens: Tokens, root: str, lease_until: int | None = None, *, reuse: bool = True
+    ) -> int:
         """Match and hold the longest resumable prefix; returns a handle.
 
-        At least the last token is left to compute.  With ``lease_until`` the
-        pages are given back by themselves after that step unless claimed.
+        At least the last token is left to compute; all of them without ``reuse``.
+        With ``lease_until`` the pages are given back by themselves after that step
+        unless claimed.
         """
         ...
 
@@ -96,6 +99,10 @@ class MemoryCore(Protocol):
         """Give everything back; ``renew`` counts it as an access now."""
         ...
 
+    def totals(self) -> PoolTotals:
+        """How the pool is divided now, and counters so far; work grows with large pages only."""
+        ...
+
     def snapshot(self) -> PoolSnapshot:
         """The whole state as plain data, for the audit and for comparison."""
         ...
@@ -134,10 +141,13 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         return self._match(tokens, root)[0]
 
-    def open(self, tokens: Tokens, root: str, lease_until: int | None = None) -> int:
+    def open(
+        self, tokens: Tokens, root: str, lease_until: int | None = None, *, reuse: bool = True
+    ) -> int:
         """See :class:`MemoryCore`."""
         prompt = np.array(tokens, np.int32)  # a copy: the caller may reuse its buffer
         length, found = self._match(prompt, root)
+        length = length if reuse else 0
         path = [node for node, _ in self._tree.walk(root, prompt[:length])]
         node = path[-1] if path else self._tree.root(root)
         groups = []
@@ -327,6 +337,19 @@ class ReferenceCore:
         self._tree.let_go(holder.node)
 
     # -------------------------------------------------------------------- looking
+
+    def totals(self) -> PoolTotals:
+        """See :class:`MemoryCore`."""
+        pool, groups = self._pool, range(len(self._groups))
+        by_group = list(zip(pool.group, pool.used, pool.cached, strict=True))
+        return PoolTotals(
+            pool.group.count(NO_GROUP),
+            tuple(sum(used for g, used, _ in by_group if g == group) for group in groups),
+            tuple(sum(cached for g, _, cached in by_group if g == group) for group in groups),
+            tuple(self._placer.evicted_pages),
+            self._hit_tokens,
+            dict(self._placer.rungs),
+        )
 
     def snapshot(self) -> PoolSnapshot:
         """See :class:`MemoryCore`."""
