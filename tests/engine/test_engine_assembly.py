@@ -105,11 +105,11 @@ def test_memory_that_was_said_to_be_enough_is_enough(
 
 
 def test_an_unknown_dtype_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ChangeSomething, match="--dtype=int3: .*float32, bfloat16"):
+    with pytest.raises(ChangeSomething, match=r"--dtype=int3: .*float32, bfloat16"):
         load_model(tmp_path, "int3", "cpu", lambda what, done: None)
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ChangeSomething, match="--device=cuda: .*use cpu"):
+    with pytest.raises(ChangeSomething, match=r"--device=cuda: .*use cpu"):
         load_model(Path("anywhere"), "auto", "cuda", lambda what, done: None)

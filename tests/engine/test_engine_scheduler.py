@@ -88,7 +88,7 @@ def test_nobody_is_admitted_into_the_pages_a_running_prefill_still_needs() -> No
         traffic.step()
     traffic.submit("c", text(3, 2), max_tokens=1)
     traffic.run()
-    steps = {name: p.step for p in traffic.plans for name in p.admitted}
+    steps = {str(name): p.step for p in traffic.plans for name in p.admitted}
     first_token = next(
         p.step for p in traffic.plans for w in p.work if w.request_id == "b" and w.samples
     )
