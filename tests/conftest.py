@@ -4,8 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from kvell.models.packaged import packaged_model
+
+# A busy machine is slow; no test fails for that.
+settings.register_profile("kvell", deadline=None)
+settings.load_profile("kvell")
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The constants of a run, from a pool and a model; and what is wrong with a wish."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ from tests.pages.pools import layers
 GEMMA = layers([512, 512, 512, 512, 512, 0] * 3)
 
 
-def model(max_model_len: int = 32_768) -> PagedModel:
+def model(max_model_len: int = 32_768, specs: Sequence[LayerSpec] = GEMMA) -> PagedModel:
     """All that limits are made from."""
-    description = SimpleNamespace(max_model_len=max_model_len, vocab_size=262_144)
+    description = SimpleNamespace(max_model_len=max_model_len, vocab_size=262_144, layers=specs)
     return cast(PagedModel, SimpleNamespace(description=description))
 
 
@@ -97,10 +98,10 @@ def test_memory_that_was_said_to_be_enough_is_enough(
     specs = [replace(spec, index=i) for i, spec in enumerate(drawn)]
     options = EngineOptions(max_model_len=wished)
     try:
-        limits = make_limits(plan_layout(specs, kv_bytes), model(), options)
+        limits = make_limits(plan_layout(specs, kv_bytes), model(specs=specs), options)
     except ChangeSomething as error:
         kib = int(error.remedy.split()[2].removesuffix("KiB"))
-        limits = make_limits(plan_layout(specs, kib * KIB), model(), options)
+        limits = make_limits(plan_layout(specs, kib * KIB), model(specs=specs), options)
     assert limits.max_model_len == wished
 
 

@@ -118,7 +118,7 @@ def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Li
     )
     fits = longest_request(layout, wanted, limits.min_chunk_tokens)
     if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
-        need_kib = -(-pool_bytes_for(layout, wanted, limits.min_chunk_tokens) // KIB)
+        need_kib = -(-_enough_bytes(layout, model, options.manager, limits) // KIB)
         raise ChangeSomething(
             "--kv-memory",
             f"{layout.pool_bytes // KIB}KiB",
@@ -127,6 +127,18 @@ def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Li
             + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),
         )
     return Limits(**{**vars(limits), "max_model_len": fits})
+
+
+def _enough_bytes(layout: Layout, model: PagedModel, manager: Manager, limits: Limits) -> int:
+    """A pool for one request of ``max_model_len``: a larger pool may have larger pages."""
+    wanted, chunk = limits.max_model_len, limits.min_chunk_tokens
+    enough_bytes = pool_bytes_for(layout, wanted, chunk)
+    while True:
+        layout = plan_layout(model.description.layers, enough_bytes, manager=manager)
+        need_bytes = pool_bytes_for(layout, wanted, chunk)
+        if need_bytes <= layout.pool_bytes:
+            return enough_bytes
+        enough_bytes = max(need_bytes, enough_bytes + layout.large_page_bytes)
 
 
 def _dtype(name: str) -> torch.dtype:
