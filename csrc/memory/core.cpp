@@ -64,6 +64,7 @@ int32_t Core::open(Ints tokens, const std::string& root, std::optional<int64_t> 
                    bool reuse) {
   auto made = std::make_unique<Holder>();
   Holder& h = *made;
+  if (!reuse) placer_.evict_unused();
   const int64_t found = match(tokens, root), length = reuse ? found : 0;
   h.node = tree_.at(path_.node ? path_.node : tree_.root(root), length);
   tree_.hold(h.node);

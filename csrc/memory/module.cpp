@@ -143,6 +143,6 @@ NB_MODULE(_core, m) {
            "handles"_a, "computed"_a)
       .def("close", [](Bound& b, int32_t h, bool renew) { b.core().close(h, renew); }, "handle"_a,
            nb::kw_only(), "renew"_a = true)
-      .def("totals", [](Bound& b) { return totals_of(b.core()); })
+      .def("division", [](Bound& b) { return totals_of(b.core()); })
       .def("state", [](Bound& b) { return state_of(b.core()); });
 }

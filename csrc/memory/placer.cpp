@@ -55,6 +55,15 @@ void Placer::make_room(int32_t group, int64_t demand, const Counts& left) {
   }
 }
 
+void Placer::evict_unused() {
+  for (int32_t id = 0; id < pool_.num_large(); ++id) {
+    const int32_t group = pool_.large(id).group(), first = pool_.first_slot(id);
+    const int32_t count = group < 0 ? 0 : pool_.per_large(group);
+    for (int32_t i = 0; i < count && pool_.large(id).cached; ++i)
+      if (pool_.page(first + i).cached()) evict(group, first + i);
+  }
+}
+
 void Placer::evict(int32_t group, int32_t slot) {
   tree_.drop(group, slot);
   pool_.evict(slot);

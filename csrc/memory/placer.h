@@ -19,6 +19,9 @@ class Placer {
   void place(int32_t holder, int32_t group, int64_t need, int64_t demand, Counts& left,
              std::vector<int32_t>& out);
 
+  // Every cached page without a user becomes empty.
+  void evict_unused();
+
   const Counts& evicted_pages() const { return evicted_; }
   const std::array<int64_t, kRungs>& rungs() const { return rungs_; }
 

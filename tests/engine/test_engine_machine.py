@@ -11,27 +11,34 @@ from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Cancel, Event, Finished, Tokens
 from kvell.memory import longest_request
 from kvell.pages.audit import audit
-from kvell.pages.layout import Layout
+from kvell.pages.layout import GroupSpec, Layout
 from kvell.vocabulary import RequestId
-from tests.engine.conftest import make_engine_core, make_layout, make_submit
+from tests.engine.conftest import make_engine_core, make_submit
 from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.pages.pools import group, pool_of
 
 
 class EngineMachine(RuleBasedStateMachine):
     """Submit, cancel, step; small pools, shared prefixes, cancels in flight."""
 
     @initialize(
-        windows=st.sampled_from([(0,), (9,), (0, 9), (0, 5, 14)]),
-        num_large=st.integers(8, 26),
+        groups=st.lists(
+            st.builds(
+                group, st.sampled_from([2, 4]), st.integers(1, 7), st.sampled_from([0, 0, 5, 9, 14])
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+        num_large=st.integers(3, 26),
         batched=st.sampled_from([3, 7, 32]),
         seats=st.integers(1, 6),
     )
-    def start(self, windows: tuple[int, ...], num_large: int, batched: int, seats: int) -> None:
-        self.layout: Layout = make_layout(windows, num_large)
+    def start(self, groups: list[GroupSpec], num_large: int, batched: int, seats: int) -> None:
+        self.layout: Layout = pool_of(num_large, *groups)
         self.limits = Limits(
             max_num_batched_tokens=max(batched, seats),
             max_num_seqs=seats,
-            max_model_len=longest_request(self.layout, 44, 4),
+            max_model_len=max(2, longest_request(self.layout, 44, 4)),
             vocab_size=50,
             min_chunk_tokens=4,
             max_prefix_wait_steps=5,

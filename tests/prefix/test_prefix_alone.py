@@ -29,7 +29,7 @@ SHAPES = st.sampled_from(
     history=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=6),
     surprise=st.integers(0, 40),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 def test_longest_request_gets_through_from_nothing(
     implementation: Implementation,
     shape: tuple[list[int], list[int]],

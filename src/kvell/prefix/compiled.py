@@ -24,7 +24,7 @@ class CompiledCore(_core.CompiledCore):
 
     def totals(self) -> PoolTotals:
         """How the pool is divided now, and counters so far."""
-        empty, used, cached, evicted, hit_tokens, rungs = super().totals()
+        empty, used, cached, evicted, hit_tokens, rungs = self.division()
         return PoolTotals(
             empty, used, cached, evicted, hit_tokens, dict(zip(RUNGS, rungs, strict=True))
         )

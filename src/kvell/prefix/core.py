@@ -50,7 +50,9 @@ class MemoryCore(Protocol):
     ) -> int:
         """Match and hold the longest resumable prefix; returns a handle.
 
-        At least the last token is left to compute; all of them without ``reuse``.
+        At least the last token is left to compute.  Without ``reuse`` all of them
+        are, and whatever is cached without a user is evicted first: the pages of
+        the holder then lie as densely as the contract counts on.
         With ``lease_until`` the pages are given back by themselves after that step
         unless claimed.
         """
@@ -146,6 +148,8 @@ class ReferenceCore:
     ) -> int:
         """See :class:`MemoryCore`."""
         prompt = np.array(tokens, np.int32)  # a copy: the caller may reuse its buffer
+        if not reuse:
+            self._placer.evict_unused()
         length, found = self._match(prompt, root)
         length = length if reuse else 0
         path = [node for node, _ in self._tree.walk(root, prompt[:length])]

@@ -99,6 +99,15 @@ class Placer:
         else:
             raise AssertionError("placement was asked for an infeasible demand")
 
+    def evict_unused(self) -> None:
+        """Every cached page without a user becomes empty."""
+        pool = self._pool
+        for large, count in enumerate(pool.cached):
+            if count:
+                group = pool.group[large]
+                for page in list(pool.cached_in(large)):
+                    self._evict(group, page)
+
     def _evict(self, group: int, page: int) -> None:
         self._tree.drop(group, page)
         self._pool.evict(group, page)
