@@ -1,4 +1,4 @@
-"""The words that all rooms share: identifiers and units (DESIGN: one noun for one thing)."""
+"""The words that all rooms share: identifiers and units, one noun for one thing."""
 
 from typing import Literal, NewType
 

@@ -22,7 +22,7 @@ STATS = Stats(
     prefix_cache_hits=30,
     preemptions=4,
     rungs={"own_page": 8, "preempt": 4},
-    groups=(GroupStats("full", 1, 2, 3, 4), GroupStats("sliding(512)", 5, 6, 7, 8)),
+    groups=(GroupStats("full", 1, 2, 4), GroupStats("sliding(512)", 5, 6, 8)),
 )
 
 
@@ -82,7 +82,6 @@ def test_groups_and_rungs_have_labels() -> None:
     metrics.instance.stats = STATS
     assert sample(metrics, "group_used_pages", group="full") == 1
     assert sample(metrics, "group_cached_pages", group="sliding(512)") == 6
-    assert sample(metrics, "group_hit_tokens_total", group="sliding(512)") == 7
     assert sample(metrics, "group_evicted_pages_total", group="full") == 4
     assert sample(metrics, "ladder_rungs_total", rung="own_page") == 8
     assert sample(metrics, "ladder_rungs_total", rung="preempt") == 4

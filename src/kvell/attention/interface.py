@@ -129,7 +129,7 @@ class AttentionKernels(Protocol):
 
 
 class RemotePartials(Protocol):
-    """Where the parts of a context that other instances hold are asked for (DESIGN §9)."""
+    """Where the parts of a context that other instances hold are asked for (Infinite-LLM §4)."""
 
     def start(self, layer_index: int, query: torch.Tensor) -> None:
         """Send the query of a layer out; returns at once."""

@@ -1,11 +1,13 @@
 """``kvell serve``: the OpenAI API over HTTP."""
 
+import json
+import os
 import sys
 
 import click
 
 from kvell.cli.faults import CHANGE
-from kvell.cli.options import engine_options
+from kvell.cli.options import engine_options, json_option
 from kvell.cli.progress import progress_bar
 from kvell.cli.session import EngineSettings, Session
 
@@ -20,10 +22,17 @@ from kvell.cli.session import EngineSettings, Session
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option("--api-key", help="Clients must send it; without one, all are served.")
+@json_option
 @engine_options
 @click.pass_obj
 def serve(
-    session: Session, /, settings: EngineSettings, host: str, port: int, api_key: str | None
+    session: Session,
+    /,
+    settings: EngineSettings,
+    host: str,
+    port: int,
+    api_key: str | None,
+    as_json: bool,
 ) -> None:
     """Serve the OpenAI API over HTTP."""
     with progress_bar("loading the tokenizer") as report:
@@ -33,9 +42,10 @@ def serve(
         from kvell.server.run import serve as serve_http
 
         text = ServedText.load(settings.model, session.cache_dir, report)
+    announce = _announce_json if as_json else _announce
     command = instance_command(settings, debug=session.debug.on)
     try:
-        serve_http(command, text, ServeOptions(host, port, api_key), _announce)
+        serve_http(command, text, ServeOptions(host, port, api_key), announce)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
@@ -45,6 +55,11 @@ def serve(
 
 def _announce(url: str) -> None:
     click.echo(f"kvell: serving {url}/v1 (Ctrl-C ends it)", err=True)
+
+
+def _announce_json(url: str) -> None:
+    click.echo(json.dumps({"url": url, "pid": os.getpid()}))
+    sys.stdout.flush()
 
 
 INHERITED = ("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}")

@@ -193,12 +193,10 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """Gauges now and counters so far."""
-        state = self.memory.snapshot()
-        layout = self.memory.layout
-        used = [len(refs) for refs in state.refs]
+        totals, layout = self.memory.totals(), self.memory.layout
         used_bytes = sum(
             count * group.page_stride_bytes
-            for count, group in zip(used, layout.groups, strict=True)
+            for count, group in zip(totals.used_pages, layout.groups, strict=True)
         )
         return Stats(
             incarnation=self._incarnation,
@@ -206,7 +204,7 @@ class EngineCore:
             running=self.num_running(),
             waiting=self.num_waiting(),
             large_pages=layout.num_large_pages,
-            empty_large_pages=state.num_empty_large,
+            empty_large_pages=totals.empty_large,
             kv_cache_usage=used_bytes / layout.pool_bytes,
             prompt_tokens=self._counts["prompt"],
             output_tokens=self._counts["output"],
@@ -214,16 +212,16 @@ class EngineCore:
             prefix_cache_hits=self._counts["hits"],
             preemptions=self._counts["preempted"],
             finished=dict(self._finished),
-            rungs={**state.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
+            rungs={**totals.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
             groups=tuple(
-                GroupStats(
-                    group.name,
-                    used[g],
-                    len(state.keys[g]) - sum(1 for page in state.keys[g] if page in state.refs[g]),
-                    self._counts["hits"],
-                    state.evicted_pages[g],
+                GroupStats(group.name, used, cached, evicted)
+                for group, used, cached, evicted in zip(
+                    layout.groups,
+                    totals.used_pages,
+                    totals.cached_pages,
+                    totals.evicted_pages,
+                    strict=True,
                 )
-                for g, group in enumerate(layout.groups)
             ),
         )
 

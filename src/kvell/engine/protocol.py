@@ -113,7 +113,6 @@ class GroupStats:
     name: str
     used_pages: int
     cached_pages: int
-    hit_tokens: int
     evicted_pages: int
 
 

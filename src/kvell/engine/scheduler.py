@@ -1,6 +1,6 @@
 """The scheduler: requests and memory in, a step plan out.
 
-Pure: no clock, no I/O, no torch.  One step is planned as (DESIGN §11)
+Pure: no clock, no I/O, no torch.  One step is planned as
 
 1. decodes, in order of admission; when memory runs out the youngest running
    request is preempted;

@@ -1,4 +1,4 @@
-"""The audit: every invariant of the pool, written once (DESIGN §5).
+"""The audit: every invariant of the pool, written once.
 
 It reads a snapshot, counts everything again from the holders' tables and the
 index, and reports each difference in a sentence.

@@ -1,6 +1,6 @@
 """From layers to a layout: groups, page sizes and the large page that they divide.
 
-Sources: Jenga §4.4 (why the least common multiple), DESIGN §3 (*large page*) and §5 (*sizes*).
+Source: Jenga §4.4 (why the least common multiple); ADR 1.
 """
 
 import math

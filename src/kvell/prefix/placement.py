@@ -1,6 +1,6 @@
 """Placing the pages of one holder: association by demand, eviction last.
 
-Jenga §4.3 and §5.4 with the order corrected (DESIGN §5, *Allocation*): a holder
+Jenga §4.3 and §5.4 with the order corrected: a holder
 gets a large page of its own only if the pages it is known to need fill it;
 smaller remainders pack, best fit, into shared large pages of the group.
 """

@@ -6,7 +6,7 @@ split, a page that straddles the cut stays with the old branch, and the new bran
 gets its own.  Holes are allowed: a node lives while a page, a child or a holder
 needs it.
 
-Source: DESIGN §6; SGLang's RadixAttention and Jenga §5 for what is kept beside it.
+Source: SGLang's RadixAttention, and Jenga §5 for what is kept beside it.
 """
 
 from collections.abc import Iterator

@@ -113,15 +113,13 @@ class InstanceCollector(Collector):
         cached = GaugeMetricFamily(
             "kvell:group_cached_pages", "Pages kept for hits.", labels=labels
         )
-        hits = CounterMetricFamily("kvell:group_hit_tokens", "Tokens found.", labels=labels)
         evicted = CounterMetricFamily("kvell:group_evicted_pages", "Pages evicted.", labels=labels)
         for group in stats.groups:
             values = (self._model_name, group.name)
             used.add_metric(values, group.used_pages)
             cached.add_metric(values, group.cached_pages)
-            hits.add_metric(values, group.hit_tokens)
             evicted.add_metric(values, group.evicted_pages)
-        return used, cached, hits, evicted
+        return used, cached, evicted
 
     def _by_label(self, label: str, name: str, values: dict[str, int]) -> Metric:
         text = f"How often, by {label}."

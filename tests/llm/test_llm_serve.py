@@ -1,0 +1,103 @@
+"""``kvell serve`` with a real model, as a person would run it: client, kill, restart."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    pid: int
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def instance_pid(self) -> int:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path) -> Iterator[Server]:
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
+    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        yield Server(told["url"], told["pid"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def wait_until_healthy(url: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while httpx.get(f"{url}/health").status_code != 200:
+        assert time.monotonic() < deadline, "the front did not restart its instance"
+        time.sleep(0.1)
+
+
+def ask(client: openai.OpenAI, text: str, max_tokens: int) -> openai.Stream[object]:
+    return client.chat.completions.create(  # type: ignore[return-value]
+        model="smollm2",
+        messages=[{"role": "user", "content": text}],
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+
+
+def said(stream: openai.Stream[object]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)  # type: ignore[attr-defined]
+
+
+def test_a_chat_completion_streams_and_repeats(server: Server) -> None:
+    """The second time the prompt is a prefix hit, and the answer is the same."""
+    client = server.client()
+    first = said(ask(client, "Name the capital of France.", 24))
+    assert "Paris" in first
+    assert said(ask(client, "Name the capital of France.", 24)) == first
+    metrics = httpx.get(f"{server.url}/metrics").text
+    hits = [line for line in metrics.splitlines() if "prefix_cache_hits_total{" in line]
+    assert float(hits[0].split()[-1]) > 0
+
+
+def test_a_completion_of_a_plain_prompt(server: Server) -> None:
+    reply = server.client().completions.create(
+        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0
+    )
+    assert "Paris" in reply.choices[0].text
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens <= 4
+
+
+def test_a_prompt_over_the_limit_names_the_field(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.client().completions.create(model="smollm2", prompt="word " * 9000, max_tokens=4)
+    assert refused.value.param == "prompt"
+
+
+def test_killing_the_instance_is_an_error_and_then_a_restart(server: Server) -> None:
+    client = server.client()
+    stream = ask(client, "Tell me a long story about the sea.", 800)
+    next(iter(stream))
+    os.kill(server.instance_pid(), signal.SIGKILL)
+    with pytest.raises(openai.APIError):
+        said(stream)
+    wait_until_healthy(server.url)
+    assert "Paris" in said(ask(client, "Name the capital of France.", 24))
