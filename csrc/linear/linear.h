@@ -8,14 +8,14 @@
 
 namespace kvell {
 
-// Strides are in elements, from row to row; the last dimension is contiguous.
+// W is contiguous. Strides are in elements, from row to row.
 struct Linear {
   const uint16_t* weight;
   const uint16_t* bias;  // null if there is none
   const uint16_t* x;
   uint16_t* y;
   int64_t out, in, rows;
-  int64_t weight_stride, x_stride, y_stride;
+  int64_t x_stride, y_stride;
 };
 
 struct LinearBackend {

@@ -21,8 +21,8 @@ namespace {
 const uint16_t* at(uintptr_t address) { return reinterpret_cast<const uint16_t*>(address); }
 
 void linear_args(const char* instruction_set, uintptr_t weight, uintptr_t bias, uintptr_t x,
-                 uintptr_t y, int64_t out, int64_t in, int64_t rows, int64_t weight_stride,
-                 int64_t x_stride, int64_t y_stride, int num_threads) {
+                 uintptr_t y, int64_t out, int64_t in, int64_t rows, int64_t x_stride,
+                 int64_t y_stride, int num_threads) {
   const LinearBackend* backend = linear_backend_named(instruction_set);
   if (!backend)
     throw std::invalid_argument(std::string("instruction_set: this processor has no ") +
@@ -31,7 +31,7 @@ void linear_args(const char* instruction_set, uintptr_t weight, uintptr_t bias, 
   if (out == 0 || rows == 0) return;
   run_linear(*backend,
              {at(weight), at(bias), at(x), reinterpret_cast<uint16_t*>(y), out, in, rows,
-              weight_stride, x_stride, y_stride},
+              x_stride, y_stride},
              num_threads);
 }
 
@@ -50,6 +50,6 @@ NB_MODULE(_linear, m) {
   m.def("instruction_sets", &kvell::instruction_sets,
         "Names of the instruction sets this processor can run, best first.");
   m.def("linear", &kvell::linear_args, "instruction_set"_a, "weight"_a, "bias"_a, "x"_a, "y"_a,
-        "out"_a, "in_"_a, "rows"_a, "weight_stride"_a, "x_stride"_a, "y_stride"_a, "num_threads"_a,
+        "out"_a, "in_"_a, "rows"_a, "x_stride"_a, "y_stride"_a, "num_threads"_a,
         nb::call_guard<nb::gil_scoped_release>());
 }

@@ -15,24 +15,46 @@ constexpr int kTileOut = 4;       // rows of W at a time
 constexpr int kLineElements = 32;  // of one cache line
 
 #ifndef KVELL_AHEAD
-#define KVELL_AHEAD 1024
+#define KVELL_AHEAD 2048
+#define KVELL_FAR 10240
 #endif
-// How far ahead each of the four rows is prefetched: 8 KiB in all.
-constexpr int64_t kAheadElements = KVELL_AHEAD;
+// How far ahead of its use W is fetched into the second and then into the first cache.
+// In one go would be slower by up to a third: what waits for memory then holds the few
+// slots that x, read again and again from the second cache, needs too.
+constexpr int64_t kFarElements = KVELL_FAR, kNearElements = KVELL_AHEAD;
 
-// Where the data lies that is wanted kAheadElements after element k of a tile's row: in the
-// same row or at the same row of a later tile, of which `tiles_left` exist.
-struct Ahead {
-  Ahead(const Linear& linear, int64_t tiles_left) {
-    const int64_t tiles = kAheadElements / linear.in, rest = kAheadElements % linear.in;
-    const int64_t tile = kTileOut * linear.weight_stride;
-    turn = linear.in - rest;
-    before = tiles <= tiles_left ? tiles * tile + rest : 0;
-    after = tiles < tiles_left ? (tiles + 1) * tile - turn : 0;
+// W as one stream in the order of its addresses: four rows at a time in lockstep is an
+// order that memory answers at a third of its speed. The passes over a tile share the
+// fetching of one tile's worth of lines.
+struct Fetch {
+  const uint16_t *far, *near;  // null: nothing is left to fetch
+  int lines;                   // of each step of kLineElements
+
+  void operator()(int64_t k) const {
+    for (int line = 0; line < lines; ++line) {
+      const int64_t element = k * lines + line * kLineElements;
+      if (far) __builtin_prefetch(far + element, 0, 2);
+      if (near) __builtin_prefetch(near + element, 0, 3);
+    }
   }
-  int64_t offset(int64_t k) const { return k < turn ? before : after; }
-  int64_t turn, before, after;
 };
+
+// What pass `pass` over the tile at `tile` fetches, of a stream that ends at `stop`.
+Fetch fetch_of(const uint16_t* tile, const uint16_t* stop, int64_t in, int64_t pass, int64_t passes) {
+  const int lines = static_cast<int>(std::max<int64_t>(1, (kTileOut + passes - 1) / passes));
+  if (pass * lines >= kTileOut) return {nullptr, nullptr, 0};
+  const int64_t left = stop - tile - pass * lines * in;
+  const uint16_t* from = stop - left;
+  return {left > kFarElements ? from + kFarElements : nullptr,
+          left > kNearElements ? from + kNearElements : nullptr, lines};
+}
+
+// The start of the stream, before its first tile.
+void fetch_start(const uint16_t* from, int64_t elements) {
+  const int64_t near = std::min(kNearElements, elements), far = std::min(kFarElements, elements);
+  for (int64_t k = 0; k < near; k += kLineElements) __builtin_prefetch(from + k, 0, 3);
+  for (int64_t k = near; k < far; k += kLineElements) __builtin_prefetch(from + k, 0, 2);
+}
 
 struct TileRows {
   const uint16_t* weight[kTileOut];
@@ -48,9 +70,9 @@ static inline __attribute__((always_inline)) void step(typename Lanes::Sum (&sum
     for (int o = 0; o < kTileOut; ++o) sums[r][o] = Lanes::madd(sums[r][o], weights[o], xs[r]);
 }
 
-// R rows of x from `row` on. Only the first pass over a tile fetches ahead.
-template <class Lanes, int R, bool kFetch>
-void multiply(const Linear& linear, const TileRows& tile, int64_t row, const Ahead& ahead) {
+// R rows of x from `row` on. 
+template <class Lanes, int R>
+void multiply(const Linear& linear, const TileRows& tile, int64_t row, const Fetch& fetch) {
   typename Lanes::Sum sums[R][kTileOut];
   typename Lanes::Items weights[kTileOut], xs[R];
   for (int r = 0; r < R; ++r)
@@ -58,10 +80,7 @@ void multiply(const Linear& linear, const TileRows& tile, int64_t row, const Ahe
   const uint16_t* x = linear.x + row * linear.x_stride;
   int64_t k = 0;
   for (; k + Lanes::kElements <= linear.in; k += Lanes::kElements) {
-    if (kFetch && k % kLineElements == 0) {
-      const int64_t offset = k + ahead.offset(k);
-      for (int o = 0; o < kTileOut; ++o) __builtin_prefetch(tile.weight[o] + offset);
-    }
+    if (k % kLineElements == 0) fetch(k);
     for (int o = 0; o < kTileOut; ++o) weights[o] = Lanes::load(tile.weight[o] + k);
     for (int r = 0; r < R; ++r) xs[r] = Lanes::load(x + r * linear.x_stride + k);
     step<Lanes, R>(sums, weights, xs);
@@ -77,34 +96,34 @@ void multiply(const Linear& linear, const TileRows& tile, int64_t row, const Ahe
     Lanes::finish(sums[r], bias, linear.y + (row + r) * linear.y_stride + tile.column, tile.count);
 }
 
-template <class Lanes, int R, bool kFetch>
+template <class Lanes, int R>
 void multiply_rows(const Linear& linear, const TileRows& tile, int64_t row, int64_t rows,
-                   const Ahead& ahead) {
+                   const Fetch& fetch) {
   if constexpr (R > 1) {
-    if (rows < R) return multiply_rows<Lanes, R - 1, kFetch>(linear, tile, row, rows, ahead);
+    if (rows < R) return multiply_rows<Lanes, R - 1>(linear, tile, row, rows, fetch);
   }
-  multiply<Lanes, R, kFetch>(linear, tile, row, ahead);
+  multiply<Lanes, R>(linear, tile, row, fetch);
 }
 
 TileRows tile_rows(const Linear& linear, int64_t column, int64_t end) {
   TileRows tile{{}, column, static_cast<int>(std::min<int64_t>(kTileOut, end - column))};
   for (int o = 0; o < kTileOut; ++o)
-    tile.weight[o] = linear.weight + (column + std::min(o, tile.count - 1)) * linear.weight_stride;
+    tile.weight[o] = linear.weight + (column + std::min(o, tile.count - 1)) * linear.in;
   return tile;
 }
 
 template <class Lanes>
 void run_tiles(const Linear& linear, int64_t begin, int64_t end) {
-  constexpr int64_t most = Lanes::kRows;
-  const int64_t passes = (linear.rows + most - 1) / most;
+  const int64_t passes = (linear.rows + Lanes::kRows - 1) / Lanes::kRows;
+  const uint16_t* const stop = linear.weight + end * linear.in;
+  fetch_start(linear.weight + begin * linear.in, (end - begin) * linear.in);
   for (int64_t column = begin; column < end; column += kTileOut) {
     const TileRows tile = tile_rows(linear, column, end);
-    const Ahead ahead(linear, (end - column) / kTileOut - 1);
     for (int64_t pass = 0; pass < passes; ++pass) {
       const int64_t row = linear.rows * pass / passes;
       const int64_t rows = linear.rows * (pass + 1) / passes - row;
-      if (pass == 0) multiply_rows<Lanes, most, true>(linear, tile, row, rows, ahead);
-      else multiply_rows<Lanes, most, false>(linear, tile, row, rows, ahead);
+      const Fetch fetch = fetch_of(tile.weight[0], stop, linear.in, pass, passes);
+      multiply_rows<Lanes, Lanes::kRows>(linear, tile, row, rows, fetch);
     }
   }
 }

@@ -26,6 +26,7 @@ from kvell.engine.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Manager
 from kvell.models.detokenizer import IncrementalDetokenizer
+from kvell.models.loading import check_model
 from kvell.models.source import resolve_model
 from kvell.models.stop_strings import StopStrings
 from kvell.models.tokenizer import Tokenizer
@@ -80,6 +81,7 @@ class LLM:
     ) -> None:
         report = progress or _quiet
         path = resolve_model(model, cache_dir or Path.home() / ".cache" / "kvell", report)
+        check_model(path)
         self.tokenizer = Tokenizer.load(path)
         self.engine: Engine = build_engine(
             load_model(path, dtype, device, report),

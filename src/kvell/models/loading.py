@@ -36,6 +36,16 @@ def load_paged_model(
     return PagedModel(module, description, kernels)
 
 
+def check_model(path: Path) -> None:
+    """Refuse, from its config alone, a model that cannot be served exactly.
+
+    :raises ChangeSomething: if the architecture or a layer of it is not known to be exact.
+    """
+    config = read_config(path)
+    check_architecture(config)
+    describe(config, 2)
+
+
 def check_architecture(config: Any) -> None:
     """Make sure that the class transformers would run for a config is known to be exact.
 
