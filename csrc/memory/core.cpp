@@ -5,8 +5,6 @@
 namespace kvell::memory {
 namespace {
 
-constexpr int64_t kBehindWindow = 0, kNormal = 1;
-
 int64_t smallest_page(const Groups& groups) {
   int64_t least = groups.at(0).page_tokens;
   for (const Rules& group : groups) least = std::min<int64_t>(least, group.page_tokens);
@@ -19,12 +17,13 @@ void same_size(Ints left, Ints right) {
 
 }  // namespace
 
-Core::Core(Groups groups, int32_t num_large)
+Core::Core(Groups groups, int32_t num_large, const Sharing& sharing)
     : groups_(std::move(groups)),
       publish_tokens_(smallest_page(groups_)),
-      pool_(groups_, num_large),
+      pool_(groups_, num_large, sharing.quotas),
       tree_(groups_, pool_),
-      placer_(groups_, pool_, tree_) {}
+      placer_(groups_, pool_, tree_, sharing.literal_order),
+      group_hit_tokens_(groups_.size(), 0) {}
 
 Holder& Core::holder(int32_t handle) const {
   const auto found = holders_.find(handle);
@@ -96,6 +95,11 @@ void Core::claim(int32_t handle, int64_t expected_tokens) {
   leases_.erase(handle);
   h.expected_tokens = expected_tokens;
   total_hit_tokens_ += h.hit_tokens;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Rules& group = groups_[g];
+    const int64_t first = group.first_hit_page(h.hit_tokens) * group.page_tokens;
+    group_hit_tokens_[g] += std::max<int64_t>(0, h.hit_tokens - first);
+  }
 }
 
 // ------------------------------------------------------------------------ growth
@@ -186,7 +190,7 @@ void Core::held_pages(int32_t handle, std::vector<Row>& rows) const {
 void Core::add_peak(const Holder& h, int64_t until, int64_t chunk, Counts& need) const {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const int64_t held = int64_t(h.groups[g].slots.size());
-    need[g] += std::max<int64_t>(0, groups_[g].peak_pages(until, chunk) - held);
+    need[g] += std::max<int64_t>(0, groups_[g].peak_pages(until, chunk, h.computed) - held);
   }
 }
 
@@ -249,7 +253,7 @@ void Core::publish(Holder& h) {
       const int32_t slot = held.slots[p - held.first];
       if (!tree_.put(node, int32_t(g), p, slot)) continue;
       const int64_t prefix = groups_[g].prefix_length((p + 1) * size);
-      pool_.index(slot, make_key(make_stamp(kBehindWindow, 0), prefix));
+      pool_.index(slot, rule_.key(kBehindWindow, 0, prefix));
     }
   }
   h.published = length;
@@ -271,10 +275,9 @@ void Core::leave_behind(Holder& h) {
     const int64_t start = group.active_start(h.computed) / group.page_tokens;
     const int64_t count = std::min<int64_t>(start - held.first, held.slots.size());
     if (count <= 0) continue;
-    const uint64_t stamp = make_stamp(kBehindWindow, step_);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t end = (held.first + i + 1) * group.page_tokens;
-      pool_.release(held.slots[i], make_key(stamp, group.prefix_length(end)));
+      pool_.release(held.slots[i], rule_.key(kBehindWindow, step_, group.prefix_length(end)));
     }
     held.slots.erase(held.slots.begin(), held.slots.begin() + count);
     held.first += count;
@@ -297,13 +300,12 @@ void Core::close(int32_t handle, bool renew) {
   const std::unique_ptr<Holder> gone = std::move(found->second);
   holders_.erase(found);
   leases_.erase(handle);
-  const uint64_t stamp = make_stamp(kNormal, step_);
   for (size_t g = 0; g < groups_.size(); ++g) {
     int64_t end = gone->groups[g].first * groups_[g].page_tokens;
     for (const int32_t slot : gone->groups[g].slots) {
       end += groups_[g].page_tokens;
       if (renew)
-        pool_.release(slot, make_key(stamp, groups_[g].prefix_length(end)));
+        pool_.release(slot, rule_.key(kNormal, step_, groups_[g].prefix_length(end)));
       else
         pool_.release(slot);
     }

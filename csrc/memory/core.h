@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "eviction.h"
 #include "hits.h"
 #include "placer.h"
 
@@ -53,7 +54,7 @@ struct Row {  // one new page, as the caller sees it
 
 class Core {
  public:
-  Core(Groups groups, int32_t num_large);
+  Core(Groups groups, int32_t num_large, const Sharing& sharing);
 
   void begin_step(int64_t step);
   int64_t peek(Ints tokens, const std::string& root);
@@ -75,6 +76,7 @@ class Core {
   const RadixTree& tree() const { return tree_; }
   const Placer& placer() const { return placer_; }
   int64_t total_hit_tokens() const { return total_hit_tokens_; }
+  const Counts& group_hit_tokens() const { return group_hit_tokens_; }
   std::vector<const Holder*> holders() const;
 
  private:
@@ -96,6 +98,7 @@ class Core {
   void foresee(Holder& holder) const;
 
   const Groups groups_;
+  const EvictionRule rule_{};
   int64_t publish_tokens_;  // prefixes are published in steps of the smallest page
   Pool pool_;
   RadixTree tree_;
@@ -105,6 +108,7 @@ class Core {
   int32_t next_handle_ = 1;
   int64_t step_ = 0;
   int64_t total_hit_tokens_ = 0;
+  Counts group_hit_tokens_;
   // Scratch that keeps its memory from call to call.
   Path path_;
   std::vector<std::vector<int32_t>> runs_;

@@ -55,8 +55,9 @@ nb::object array_of(std::vector<Row>&& rows) {
 
 class Bound {
  public:
-  Bound(const nb::sequence& groups, int32_t num_large)
-      : core_(rules(groups), num_large), nothing_(array_of({})) {}
+  Bound(const nb::sequence& groups, int32_t num_large, bool literal_order,
+        const nb::sequence& quotas)
+      : core_(rules(groups), num_large, {literal_order, counts(quotas)}), nothing_(array_of({})) {}
 
   Core& core() { return core_; }
 
@@ -80,8 +81,14 @@ class Bound {
     for (nb::handle group : groups) {
       const nb::sequence numbers = nb::cast<nb::sequence>(group);
       all.push_back({nb::cast<int32_t>(numbers[0]), nb::cast<int32_t>(numbers[1]),
-                     nb::cast<int64_t>(numbers[2])});
+                     Kind(nb::cast<int32_t>(numbers[2])), nb::cast<int64_t>(numbers[3])});
     }
+    return all;
+  }
+
+  static Counts counts(const nb::sequence& numbers) {
+    Counts all;
+    for (nb::handle number : numbers) all.push_back(nb::cast<int64_t>(number));
     return all;
   }
 
@@ -102,7 +109,8 @@ NB_MODULE(_core, m) {
     }
   });
   nb::class_<Bound>(m, "CompiledCore")
-      .def(nb::init<const nb::sequence&, int32_t>(), "groups"_a, "num_large_pages"_a)
+      .def(nb::init<const nb::sequence&, int32_t, bool, const nb::sequence&>(), "groups"_a,
+           "num_large_pages"_a, "literal_order"_a, "quota_large_pages"_a)
       .def("begin_step", [](Bound& b, int64_t step) { b.core().begin_step(step); }, "step"_a)
       .def("peek",
            [](Bound& b, nb::handle tokens, const std::string& root) {

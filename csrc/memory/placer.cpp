@@ -26,6 +26,7 @@ int32_t Placer::find_large(int32_t holder, int32_t group, int64_t demand, const 
   const bool spare = pool_.may_take_whole(group, left), in_use = !spare;
   int32_t large = pool_.own_large(group, holder, in_use);
   if (large >= 0) return counted(kOwnPage, large);
+  if (literal_order_) return in_literal_order(holder, group, demand, spare);
   if (spare && demand >= groups_[group].pages_per_large) {
     large = pool_.claim_large(group, holder);
     if (large >= 0) return counted(kOwnLargePage, large);
@@ -37,12 +38,30 @@ int32_t Placer::find_large(int32_t holder, int32_t group, int64_t demand, const 
   return large >= 0 ? counted(kOthersPage, large) : -1;
 }
 
-// Evicts a large page or a page of the group, whichever the keys call for.
+// Jenga §5.4, steps 2 to 4: a large page of its own, be it by eviction, comes first.
+int32_t Placer::in_literal_order(int32_t holder, int32_t group, int64_t demand, bool spare) {
+  int32_t large = spare ? pool_.claim_large(group, holder) : -1;
+  if (large >= 0) return counted(kOwnLargePage, large);
+  if (spare && pool_.oldest_large()) return -1;
+  large = pool_.shared_large(group, demand, !spare);
+  if (large >= 0) return counted(kSharedPage, large);
+  large = pool_.others_large(group, !spare);
+  return large >= 0 ? counted(kOthersPage, large) : -1;
+}
+
+// Evicts a large page or a page of the group, whichever the keys call for; a group with a
+// share of its own evicts its own pages only. Where large pages are scarce, cached pages
+// beside used ones go first: nobody else could get them.
 void Placer::make_room(int32_t group, int64_t demand, const Counts& left) {
   const bool may_whole = pool_.may_take_whole(group, left);
-  const Entry* large = may_whole ? pool_.oldest_large() : nullptr;
-  const Entry* page = pool_.oldest_page(group, !may_whole);
-  const bool fills = demand >= groups_[group].pages_per_large;
+  const Entry* large = may_whole && !pool_.has_shares() ? pool_.oldest_large() : nullptr;
+  const bool holes_first = !literal_order_ && pool_.is_scarce();
+  const Entry* page = pool_.oldest_page(group, holes_first || !may_whole);
+  if (holes_first && page)
+    large = nullptr;
+  else if (holes_first)
+    page = pool_.oldest_page(group, !may_whole);
+  const bool fills = literal_order_ || demand >= groups_[group].pages_per_large;
   if (large && (fills || !page || large->key() < page->key())) {
     ++rungs_[kEvictLarge];
     const int32_t id = large->id(), owner_group = pool_.large(id).group();

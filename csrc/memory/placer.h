@@ -11,8 +11,12 @@ enum Rung { kOwnPage, kOwnLargePage, kSharedPage, kOthersPage, kEvictLarge, kEvi
 
 class Placer {
  public:
-  Placer(const Groups& groups, Pool& pool, RadixTree& tree)
-      : groups_(groups), pool_(pool), tree_(tree), evicted_(groups.size(), 0) {}
+  Placer(const Groups& groups, Pool& pool, RadixTree& tree, bool literal_order)
+      : groups_(groups),
+        pool_(pool),
+        tree_(tree),
+        literal_order_(literal_order),
+        evicted_(groups.size(), 0) {}
 
   // Appends `need` slots of `group` to `out`. `demand` is what the holder is known to
   // want from now on; `left`, counted down, what the whole call still has to place.
@@ -27,6 +31,7 @@ class Placer {
 
  private:
   int32_t find_large(int32_t holder, int32_t group, int64_t demand, const Counts& left);
+  int32_t in_literal_order(int32_t holder, int32_t group, int64_t demand, bool spare);
   void make_room(int32_t group, int64_t demand, const Counts& left);
   void evict(int32_t group, int32_t slot);
   int32_t counted(Rung rung, int32_t large) {
@@ -37,6 +42,7 @@ class Placer {
   const Groups groups_;
   Pool& pool_;
   RadixTree& tree_;
+  const bool literal_order_;
   Counts evicted_;
   std::array<int64_t, kRungs> rungs_{};
 };

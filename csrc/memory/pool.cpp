@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <numeric>
 #include <stdexcept>
 
 namespace kvell::memory {
@@ -28,7 +29,7 @@ int32_t id_of(uint64_t entry) { return int32_t(uint32_t(entry)); }
 
 }  // namespace
 
-Pool::Pool(const Groups& groups, int32_t num_large)
+Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
     : groups_(groups),
       num_large_(num_large),
       shift_(shift_for(groups)),
@@ -38,7 +39,14 @@ Pool::Pool(const Groups& groups, int32_t num_large)
       masks_(size_t(num_large) * words_for(groups)),
       evictable_(larges_),
       whole_(num_large),
-      partial_(groups.size(), 0) {
+      partial_(groups.size(), 0),
+      quotas_(quotas),
+      claimed_(groups.size(), 0),
+      in_use_(groups.size(), 0) {
+  const int64_t shares = std::accumulate(quotas.begin(), quotas.end(), int64_t(0));
+  if (shares > num_large)
+    throw std::invalid_argument("shares of " + std::to_string(shares) +
+                                " large pages in a pool of " + std::to_string(num_large));
   for (size_t i = 0; i < groups.size(); ++i) lists_.emplace_back(pages_);
 }
 
@@ -54,11 +62,16 @@ int64_t whole_needed(int64_t need, int64_t partial, int64_t per_large) {
 
 bool Pool::feasible(const Counts& need) const {
   int64_t sum = 0;
-  for (size_t g = 0; g < need.size(); ++g) sum += whole_needed(need[g], partial_[g], per_large(g));
+  for (size_t g = 0; g < need.size(); ++g) {
+    const int64_t whole = whole_needed(need[g], partial_[g], per_large(g));
+    if (has_shares() && whole > quotas_[g] - in_use_[g]) return false;
+    sum += whole;
+  }
   return sum <= whole_;
 }
 
 bool Pool::may_take_whole(int32_t group, const Counts& left) const {
+  if (has_shares()) return in_use_[group] < quotas_[group];
   int64_t sum = 0;
   for (size_t g = 0; g < left.size(); ++g) sum += whole_needed(left[g], partial_[g], per_large(g));
   return sum < whole_ || whole_needed(left[group], partial_[group], per_large(group)) > 0;
@@ -112,6 +125,7 @@ int32_t Pool::others_large(int32_t group, bool in_use) const {
 }
 
 int32_t Pool::claim_large(int32_t group, int32_t holder) {
+  if (has_shares() && claimed_[group] >= quotas_[group]) return -1;
   int32_t id = next_fresh_;
   if (!returned_.empty()) {
     id = returned_.top();
@@ -121,6 +135,7 @@ int32_t Pool::claim_large(int32_t group, int32_t holder) {
   } else {
     return -1;
   }
+  ++claimed_[group];
   LargeRecord& large = larges_[id];
   large.group_plus_one = group + 1;
   large.owner = holder;
@@ -172,6 +187,7 @@ void Pool::take(int32_t id, int64_t count, std::vector<int32_t>& out) {
     out.push_back(slot);
     --left;
   }
+  if (taken) large.written = std::max(large.written, out.back() - first_slot(id) + 1);
   large.room -= taken;
   use(id, taken);
   list(id);
@@ -254,10 +270,24 @@ void Pool::use(int32_t id, int32_t count) {
     partial -= count;
   } else {
     --whole_;
+    ++in_use_[large.group()];
     partial += per_large(large.group()) - count;
     if (large.place) evictable_.remove(id);
+    if (large.cached) bring_back(id);
   }
   large.used += count;
+}
+
+// Its cached pages lie beside used ones from now on.
+void Pool::bring_back(int32_t id) {
+  GroupLists& lists = lists_[larges_[id].group()];
+  if (lists.aside.empty()) return;
+  const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
+  for (int32_t slot = first; slot < end; ++slot) {
+    if (!(pages_[slot].place & kAside)) continue;
+    lists.aside.remove(slot);
+    lists.cached.push(pages_[slot].key, slot);
+  }
 }
 
 void Pool::unuse(int32_t id) {
@@ -267,6 +297,7 @@ void Pool::unuse(int32_t id) {
     ++partial;
   } else {
     partial -= per_large(large.group()) - 1;
+    --in_use_[large.group()];
     ++whole_;
   }
 }
@@ -282,6 +313,7 @@ void Pool::settle(int32_t id) {
   unlist(id);
   uint64_t* words = &masks_[size_t(id) * words_];
   std::fill(words, words + words_, 0);
+  --claimed_[large.group()];
   large = LargeRecord{};
   returned_.push(id);
 }

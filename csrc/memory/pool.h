@@ -13,7 +13,8 @@ namespace kvell::memory {
 
 class Pool {
  public:
-  Pool(const Groups& groups, int32_t num_large);
+  // `quotas`: large pages that each group may take; empty: any.
+  Pool(const Groups& groups, int32_t num_large, const Counts& quotas);
 
   // ---- slots and page ids
   int32_t large_of(int32_t slot) const { return slot >> shift_; }
@@ -27,6 +28,9 @@ class Pool {
   bool feasible(const Counts& need) const;
   // May the group take a whole large page without failing what the call still needs?
   bool may_take_whole(int32_t group, const Counts& left) const;
+  // Are there few large pages without a used page?
+  bool is_scarce() const { return whole_ * kScarce < num_large_; }
+  bool has_shares() const { return !quotas_.empty(); }
 
   // ---- association of holders
   void open_holder(int32_t holder) { live_.insert(holder); }
@@ -55,6 +59,7 @@ class Pool {
   PageRecord& page(int32_t slot) { return pages_[slot]; }
   const LargeRecord& large(int32_t id) const { return larges_[id]; }
   int32_t num_large() const { return num_large_; }
+  int32_t num_touched() const { return next_fresh_; }  // the rest was never claimed
   int32_t per_large(int32_t group) const { return groups_[group].pages_per_large; }
   int32_t first_slot(int32_t large) const { return large << shift_; }
   uint64_t mask_word(int32_t large, int32_t word) const {
@@ -64,6 +69,7 @@ class Pool {
 
  private:
   static constexpr uint32_t kAside = uint32_t(1) << 31;
+  static constexpr int64_t kScarce = 8;  // SCARCE in prefix/placement.py
   using Order = std::set<uint64_t>;  // rank << 32 | large page
 
   struct GroupLists {
@@ -71,8 +77,8 @@ class Pool {
     Order shared;  // by room
     Order owned;   // by owner
     PlacedHeap<PageRecord> cached;
-    // Cached pages of large pages without a used page, met while a call wants all of
-    // those for other groups. It takes them before it ends, and these pages with them.
+    // Cached pages of large pages without a used page, met while only others were wanted;
+    // they come back when their large page is used again.
     PlacedHeap<PageRecord, kAside> aside;
   };
 
@@ -82,6 +88,7 @@ class Pool {
   void list(int32_t id);
   void unlist(int32_t id);
   void use(int32_t id, int32_t count);
+  void bring_back(int32_t id);
   void unuse(int32_t id);
   void settle(int32_t id);
   void make_empty(int32_t slot);
@@ -101,6 +108,9 @@ class Pool {
   int32_t next_fresh_ = 0;  // large pages from here on were never claimed
   int64_t whole_;
   Counts partial_;
+  const Counts quotas_;
+  Counts claimed_;  // per group, large pages in it
+  Counts in_use_;   // of these, with a used page
   std::unordered_set<int32_t> live_;
 };
 

@@ -54,6 +54,7 @@ struct LargeRecord {  // all zero: in no group
   int32_t used;
   int32_t cached;
   int32_t room;    // empty pages
+  int32_t written;  // its first pages, used at least once
   uint32_t place;  // in the heap of evictable large pages; 0: not in it
   uint32_t listed;
 

@@ -78,9 +78,10 @@ nb::tuple numbers(const Numbers& values) {
 
 nb::tuple totals_of(Core& core) {
   const Pool& pool = core.pool();
-  std::vector<int64_t> used(core.groups().size()), cached(core.groups().size());
-  int64_t empty = 0;
-  for (int32_t id = 0; id < pool.num_large(); ++id) {
+  const size_t width = core.groups().size();
+  std::vector<int64_t> used(width), cached(width), unwritten(width), stranded(width);
+  int64_t empty = pool.num_large() - pool.num_touched();
+  for (int32_t id = 0; id < pool.num_touched(); ++id) {
     const LargeRecord& large = pool.large(id);
     if (large.group() < 0) {
       ++empty;
@@ -88,10 +89,14 @@ nb::tuple totals_of(Core& core) {
     }
     used[large.group()] += large.used;
     cached[large.group()] += large.cached;
+    if (!large.used) continue;
+    unwritten[large.group()] += pool.per_large(large.group()) - large.written;
+    stranded[large.group()] += large.written - large.used;
   }
   return nb::make_tuple(empty, numbers(used), numbers(cached),
                         numbers(core.placer().evicted_pages()), core.total_hit_tokens(),
-                        numbers(core.placer().rungs()));
+                        numbers(core.placer().rungs()), numbers(unwritten), numbers(stranded),
+                        numbers(core.group_hit_tokens()));
 }
 
 nb::tuple state_of(Core& core) {

@@ -35,6 +35,7 @@ def test_prompts_outputs_queries_and_hits_are_counted() -> None:
     assert stats.prompt_tokens == stats.prefix_cache_queries == 42
     assert stats.output_tokens == 10
     assert stats.prefix_cache_hits == 20
+    assert [g.hit_tokens for g in stats.groups] == [20, 8], "a window of 9 takes two pages"
     assert stats.finished == {"stop": 0, "length": 2, "cancelled": 0, "refused": 0}
 
 

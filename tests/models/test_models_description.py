@@ -8,9 +8,11 @@ import transformers
 
 from kvell.errors import ChangeSomething
 from kvell.models.configs import config_from_dict
-from kvell.models.description import architecture, describe, layer_types
+from kvell.models.description import architecture, describe, kv_sources, layer_types
 from kvell.models.families import EXACT, REFUSED, require_exact
 from kvell.pages.layout import GroupKind
+from kvell.pages.sizing import plan_layout
+from kvell.vocabulary import GIB
 from tests.models.harness import FAMILIES, SMALL, tiny_config
 
 
@@ -75,6 +77,76 @@ def test_gpt_oss_alternates() -> None:
     assert windows(config) == [128, 0, 128, 0]
 
 
+def test_llama4_is_three_chunked_to_one_full() -> None:
+    text = {"num_hidden_layers": 8, "attention_chunk_size": 8192}
+    layers = describe(config_from_dict({"model_type": "llama4_text", **text}), 2).layers
+    assert [layer.window_tokens for layer in layers] == [8192, 8192, 8192, 0] * 2
+    assert [layer.kind for layer in layers[2:4]] == [GroupKind.CHUNKED, GroupKind.FULL]
+
+
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+}
+
+
+def test_deepseek_v3_stores_a_latent_once_not_keys_and_values() -> None:
+    """512 numbers and 64 with positions: 70 KB a token over 61 layers in bf16."""
+    description = describe(config_from_dict(DEEPSEEK_V3), 2)
+    assert {layer.token_bytes for layer in description.layers} == {(512 + 64) * 2}
+    (group,) = plan_layout(description.layers, GIB).groups
+    assert (group.token_bytes, group.layer_page_bytes) == (70_272, 16 * 1152)
+
+
+def test_quantised_elements_bring_their_scales() -> None:
+    """One float32 scale for the latent; one for each head's key and value."""
+    latent = describe(config_from_dict(DEEPSEEK_V3), 1, kv_scale_bytes=4).layers[0]
+    assert latent.token_bytes == 576 + 4
+    heads = describe(tiny_config("Qwen3ForCausalLM", head_dim=40), 1, kv_scale_bytes=4).layers[0]
+    assert heads.token_bytes == 2 * heads.kv_heads * (40 + 4)
+
+
+def test_gemma3n_layers_that_share_store_nothing() -> None:
+    """The last 15 of 35 read layer 18, the last sliding one before them, or 19, the last full."""
+    layers = describe(config_from_dict({"model_type": "gemma3n_text"}), 2).layers
+    assert [layer.kv_of for layer in layers[:20]] == [None] * 20
+    assert [layer.kv_of for layer in layers[20:]] == [18, 18, 18, 18, 19] * 3
+    assert {layer.token_bytes for layer in layers[:20]} == {2 * 2 * 256 * 2}
+    assert {layer.token_bytes for layer in layers[20:]} == {0}
+    sliding, full = plan_layout(layers, GIB).groups
+    assert full.layers == (4, 9, 14, 19)
+    assert sliding.layers == tuple(i for i in range(20) if i not in full.layers)
+
+
+def test_sharing_that_would_leave_no_layer_of_its_own_is_none() -> None:
+    text = SimpleNamespace(num_kv_shared_layers=15)
+    assert kv_sources(text, ["full_attention"] * 15) == {}
+    assert kv_sources(text, ["full_attention"] * 16) == dict.fromkeys(range(1, 16), 0)
+
+
+def test_gemma4_full_layers_have_larger_heads() -> None:
+    layers = describe(config_from_dict({"model_type": "gemma4_text"}), 2).layers
+    assert [layer.head_size for layer in layers[:6]] == [256] * 5 + [512]
+
+
+def test_an_index_beside_keys_and_values_is_refused() -> None:
+    text = SimpleNamespace(**SMALL, model_type="sparse", index_head_dim=128)
+    with pytest.raises(ChangeSomething, match="stores an index"):
+        describe(text, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["Gemma3nForCausalLM", "Gemma4ForCausalLM", "DeepseekV3ForCausalLM"]
+)
+def test_what_can_be_described_may_still_not_be_run(name: str) -> None:
+    with pytest.raises(ChangeSomething):
+        require_exact(name)
+
+
 def test_mistral_window_holds_for_every_layer() -> None:
     assert windows(tiny_config("MistralForCausalLM")) == [9, 9, 9]
     assert windows(tiny_config("MistralForCausalLM", sliding_window=None)) == [0, 0, 0]
@@ -91,7 +163,7 @@ def test_pattern_of_configs_without_layer_types() -> None:
     assert layer_types(text, "m") == (sliding, sliding, full, sliding, sliding)
 
 
-@pytest.mark.parametrize("kind", ["linear_attention", "chunked_attention", "mamba", "conv"])
+@pytest.mark.parametrize("kind", ["linear_attention", "mamba", "conv"])
 def test_other_layer_types_are_refused_by_name(kind: str) -> None:
     config = SimpleNamespace(
         model_type="odd",

@@ -5,27 +5,44 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.pages.demand import Supply, feasible, whole_needed
+from kvell.pages.demand import Supply, feasible, may_take_whole, whole_needed
 
-supplies = st.integers(1, 3).flatmap(
-    lambda groups: st.builds(
-        Supply,
-        st.integers(0, 4),
-        st.tuples(*[st.integers(0, 5)] * groups),
-        st.tuples(*[st.integers(1, 4)] * groups),
+
+def supplies_of(num_groups: int) -> st.SearchStrategy[Supply]:
+    """Free for all, or in shares that leave no large page over for a second group."""
+    partial = st.tuples(*[st.integers(0, 5)] * num_groups)
+    per_large = st.tuples(*[st.integers(1, 4)] * num_groups)
+    shares = st.tuples(*[st.integers(0, 2)] * num_groups)
+    return st.builds(Supply, st.integers(0, 4), partial, per_large) | st.builds(
+        lambda share, have, per: Supply(sum(share), have, per, share), shares, partial, per_large
     )
-)
+
+
+supplies = st.integers(1, 3).flatmap(supplies_of)
 
 
 def some_way(need: list[int], supply: Supply) -> bool:
-    """Try every assignment of every whole large page to a group."""
+    """Try every assignment of every whole large page to a group, no group above its share."""
     groups = range(len(need))
+    shares = supply.shares or (supply.whole,) * len(need)
     return any(
         all(
-            supply.partial[g] + given_to.count(g) * supply.pages_per_large[g] >= need[g]
+            given_to.count(g) <= shares[g]
+            and supply.partial[g] + given_to.count(g) * supply.pages_per_large[g] >= need[g]
             for g in groups
         )
-        for given_to in itertools.product(groups, repeat=supply.whole)
+        for given_to in itertools.product((-1, *groups), repeat=supply.whole)
+    )
+
+
+def after_a_whole_one(group: int, supply: Supply) -> Supply:
+    """A whole large page has joined the group, all its pages to be had there."""
+    groups = range(len(supply.partial))
+    return Supply(
+        supply.whole - 1,
+        tuple(n + supply.pages_per_large[g] * (g == group) for g, n in enumerate(supply.partial)),
+        supply.pages_per_large,
+        supply.shares and tuple(supply.shares[g] - (g == group) for g in groups),
     )
 
 
@@ -35,6 +52,26 @@ def test_feasible_exactly_when_some_assignment_serves_every_group(
 ) -> None:
     need = needs[: len(supply.partial)]
     assert feasible(need, supply) == some_way(need, supply)
+
+
+@given(supplies, st.lists(st.integers(0, 12), min_size=3, max_size=3), st.integers(0, 2))
+def test_a_whole_large_page_may_be_taken_exactly_when_the_rest_stays_feasible(
+    supply: Supply, needs: list[int], group: int
+) -> None:
+    need, group = needs[: len(supply.partial)], group % len(supply.partial)
+    if not feasible(need, supply):
+        return
+    shares = supply.shares or (supply.whole,) * len(need)
+    possible = (
+        supply.whole > 0 and shares[group] > 0 and some_way(need, after_a_whole_one(group, supply))
+    )
+    assert may_take_whole(group, need, supply) == possible
+
+
+def test_a_share_is_not_lent_to_another_group() -> None:
+    supply = Supply(whole=3, partial=(0, 0), pages_per_large=(2, 2), shares=(1, 2))
+    assert feasible([2, 4], supply)
+    assert not feasible([3, 0], supply)
 
 
 @given(supplies, st.lists(st.integers(0, 12), min_size=3, max_size=3))

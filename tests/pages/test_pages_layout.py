@@ -24,6 +24,20 @@ def test_a_token_is_k_and_v_of_every_head() -> None:
     )
 
 
+def test_a_latent_is_stored_once() -> None:
+    """DeepSeek: 512 numbers and 64 with positions, for all heads together."""
+    assert LayerSpec(0, GroupKind.FULL, 1, 576, 2, tensors=1).token_bytes == 576 * 2
+
+
+def test_quantised_elements_have_a_scale_for_each_vector() -> None:
+    spec = LayerSpec(0, GroupKind.FULL, kv_heads=8, head_size=128, element_bytes=1, scale_bytes=4)
+    assert spec.token_bytes == 2 * 8 * (128 + 4)
+
+
+def test_a_layer_that_reads_anothers_tokens_stores_none() -> None:
+    assert LayerSpec(7, GroupKind.FULL, 8, 128, 2, kv_of=3).token_bytes == 0
+
+
 def test_a_page_holds_the_tokens_of_all_layers_and_then_padding() -> None:
     assert GROUP.layer_page_bytes == 16 * 1024
     assert GROUP.page_bytes == 3 * 16 * 1024

@@ -1,6 +1,7 @@
 """From layers to page sizes: the paper's example, a real shape, and what holds for any."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,15 @@ def test_groups_are_by_kind_and_window_and_size_never_by_count() -> None:
     assert [g.name for g in groups] == ["full", "sliding(128)/1024B", "sliding(128)/2048B"]
 
 
+def test_layers_that_read_anothers_tokens_are_in_no_group() -> None:
+    shapes = [*layers([0, 64]), LayerSpec(2, GroupKind.FULL, 1, 256, 2, kv_of=0)]
+    for manager in MANAGERS:
+        groups = plan_layout(shapes, GIB, manager=manager).groups
+        assert sorted(i for g in groups for i in g.layers) == [0, 1]
+    with pytest.raises(ChangeSomething, match="stores no KV cache"):
+        plan_layout(shapes[2:], GIB)
+
+
 def test_padding_buys_a_small_large_page_where_the_multiple_explodes() -> None:
     pages = [64 * 1000, 64 * 1009]
     assert choose_large_page_bytes(pages, 4 * GIB) == (64 * 1009, "padded")
@@ -91,6 +101,7 @@ def test_large_pages_keep_to_the_cap_and_padding_to_its_limit(pages: list[int], 
     cap = min(pool // 64, max(64 * MIB, pool // 256))
     assert size >= max(pages)
     assert size <= cap or max(pages) == math.lcm(*pages) or rule == "largest-page"
+    assert rule != "largest-page" or math.lcm(*pages) > cap
     if rule == "padded":
         assert all(size / (size // p * p) - 1 <= MAX_PADDING for p in pages)
     if rule == "lcm":
@@ -133,9 +144,31 @@ def test_the_paged_manager_sizes_for_the_largest_layer() -> None:
     assert plan_layout(shapes, MIB, manager="paged").groups[0].layer_token_bytes == 4096
 
 
+def test_the_jenga_manager_differs_from_kvell_by_its_order_alone() -> None:
+    ours, theirs = (plan_layout(GEMMA3_270M, 192 * MIB, manager=m) for m in MANAGERS[:2])
+    assert (ours.association, theirs.association) == ("demand", "literal")
+    assert replace(theirs, association="demand") == ours
+
+
+def test_the_max_page_manager_pads_every_page_to_the_largest() -> None:
+    layout = plan_layout(GEMMA3_270M, 192 * MIB, manager="max-page")
+    assert layout.sizing_rule == "max-page"
+    assert [g.pages_per_large for g in layout.groups] == [1, 1]
+    assert [g.page_stride_bytes for g in layout.groups] == [245_760, 245_760]
+    assert [g.padding_bytes for g in layout.groups] == [0, 4 * 245_760 // 5]
+
+
+def test_the_static_manager_cuts_the_pool_into_the_same_number_of_pages() -> None:
+    """A page of 15 sliding layers takes a large page, five of 3 full layers share one."""
+    layout = plan_layout(GEMMA3_270M, 120 * 245_760, manager="static")
+    assert layout.num_large_pages == 120
+    assert layout.quota_large_pages == (100, 20)
+
+
 def test_an_unknown_manager_is_named_with_those_there_are() -> None:
     with pytest.raises(
-        ChangeSomething, match=r"--manager=buddy: .*use one of kvell, paged"
+        ChangeSomething,
+        match=r"--manager=buddy: .*use one of kvell, jenga, paged, max-page, static",
     ) as told:
         plan_layout(GEMMA3_270M, MIB, manager="buddy")  # type: ignore[arg-type]
     assert told.value.field == "--manager"
@@ -148,8 +181,9 @@ def test_a_model_without_layers_is_refused() -> None:
 
 @pytest.mark.parametrize("manager", MANAGERS)
 def test_too_little_memory_says_how_much_is_enough(manager: Manager) -> None:
+    pages = 2 if manager == "static" else 1
     with pytest.raises(ChangeSomething, match="smaller than one page") as told:
         plan_layout(GEMMA3_270M, 1000, manager=manager)
     assert (told.value.field, told.value.value) == ("--kv-memory", "1000B")
     kib = int(told.value.remedy.removeprefix("use at least ").removesuffix("KiB"))
-    assert plan_layout(GEMMA3_270M, kib * KIB, manager=manager).num_large_pages == 1
+    assert plan_layout(GEMMA3_270M, kib * KIB, manager=manager).num_large_pages == pages

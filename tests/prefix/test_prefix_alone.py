@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvell.memory import Implementation, create_core, longest_request
+from kvell.memory import MANAGERS, Implementation, Manager, create_core, longest_request
+from tests.pages.pools import Chunk
 from tests.prefix.story import Story
 from tests.prefix.test_prefix_core_machine import small_layout
 
@@ -17,6 +18,10 @@ SHAPES = st.sampled_from(
         ([0, 9], [3, 1]),
         ([0, 9], [7, 1]),
         ([0, 5, 14], [1, 2, 3]),
+        ([Chunk(8)], [2]),
+        ([0, Chunk(12)], [3, 1]),
+        ([0, Chunk(10)], [7, 1]),
+        ([0, 5, Chunk(14)], [1, 2, 3]),
     ]
 )
 
@@ -25,6 +30,7 @@ SHAPES = st.sampled_from(
 @given(
     shape=SHAPES,
     num_large=st.integers(4, 30),
+    manager=st.sampled_from(MANAGERS),
     chunk=st.integers(1, 24),
     history=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=6),
     surprise=st.integers(0, 40),
@@ -34,6 +40,7 @@ def test_longest_request_gets_through_from_nothing(
     implementation: Implementation,
     shape: tuple[list[int], list[int]],
     num_large: int,
+    manager: Manager,
     chunk: int,
     history: list[tuple[int, bool]],
     surprise: int,
@@ -43,7 +50,7 @@ def test_longest_request_gets_through_from_nothing(
     Its length was not known beforehand (``surprise`` tokens more than expected), and
     it reuses nothing.
     """
-    layout = small_layout(*shape, num_large)
+    layout = small_layout(*shape, num_large, manager)
     length = longest_request(layout, 120, chunk)
     story = Story(layout, implementation)
     for size, renew in history:

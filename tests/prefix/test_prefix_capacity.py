@@ -14,17 +14,26 @@ from kvell.prefix.capacity import (
     request_bytes,
     requests_that_fit,
 )
-from tests.pages.pools import group, pool_of
+from tests.pages.pools import Chunk, confined, group, literal, pool_of
 from tests.prefix.story import Story
 
 LAYOUT = pool_of(10, group(4, 3), group(4, 2, window=9))
 layouts = st.builds(
-    lambda num, size, per, window: pool_of(num, group(size, per[0]), group(size, per[1], window)),
+    lambda sharing, num, size, per, window: sharing(
+        pool_of(num, group(size, per[0]), group(size, per[1], window))
+    ),
+    st.sampled_from([replace, literal, confined]),
     st.integers(1, 12),
     st.sampled_from([1, 2, 4]),
     st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    st.integers(1, 20),
+    st.one_of(st.integers(1, 20), st.integers(1, 20).map(Chunk)),
 )
+
+
+def resized(layout: Layout, num_large: int) -> Layout:
+    """A pool of so many large pages, cut into shares again if it was."""
+    other = replace(layout, num_large_pages=num_large)
+    return other if layout.quota_large_pages is None else confined(other)
 
 
 def test_one_request_counted_by_hand() -> None:
@@ -34,9 +43,24 @@ def test_one_request_counted_by_hand() -> None:
     assert pool_bytes_for(LAYOUT, 30) == 5 * LAYOUT.large_page_bytes
 
 
+def test_in_equal_shares_the_neediest_group_decides_for_all() -> None:
+    """3 large pages of 3 full pages want 7 to 9 of each kind: 4 large pages of 2 sliding ones."""
+    layout = confined(LAYOUT)
+    assert layout.quota_large_pages == (4, 6)
+    assert large_pages_needed(layout, 30) == 3 + 4
+    assert longest_request(layout, 1000) == 48
+    assert longest_request(LAYOUT, 1000) == 96
+
+
 def test_requests_share_large_pages_of_a_group() -> None:
     """Two requests: 16 full pages in 6 large ones, 6 sliding in 3, which may straddle a fourth."""
     assert large_pages_needed(LAYOUT, 30, requests=2) == 6 + 4
+
+
+def test_a_chunked_request_is_counted_before_its_chunk_ends() -> None:
+    """At 32 tokens a chunk of 8 keeps nothing; a step before it held 8 tokens, 2 or 3 pages."""
+    layout = pool_of(10, group(4, 3), group(4, 2, Chunk(8)))
+    assert large_pages_needed(layout, 32) == 3 + 2
 
 
 def test_a_prefill_chunk_costs_windows_more() -> None:
@@ -65,8 +89,8 @@ def test_the_pool_said_to_be_needed_is_enough_and_not_too_much(
     layout: Layout, tokens: int, chunk: int
 ) -> None:
     num_large = pool_bytes_for(layout, tokens, chunk) // layout.large_page_bytes
-    assert longest_request(replace(layout, num_large_pages=num_large), tokens, chunk) == tokens
-    smaller = replace(layout, num_large_pages=num_large - 1)
+    assert longest_request(resized(layout, num_large), tokens, chunk) == tokens
+    smaller = resized(layout, num_large - 1)
     assert large_pages_needed(smaller, tokens, 1, chunk) > num_large - 1
 
 

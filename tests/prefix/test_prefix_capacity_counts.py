@@ -13,6 +13,7 @@ from kvell.prefix.capacity import (
 )
 from kvell.prefix.needs import peak_pages
 from kvell.prefix.policies import policy_of
+from tests.pages.pools import Chunk, kind_of
 
 FULL = GroupSpec("full", GroupKind.FULL, (5,), 64, 16, 1024, 6, 0)
 SLIDING = GroupSpec("sliding", GroupKind.SLIDING, (0, 1), 32, 16, 1024, 6, 40)
@@ -41,21 +42,21 @@ def pages_by_counting(group: GroupSpec, tokens: int, chunk_tokens: int) -> int:
     most = 0
     for start in range(tokens):
         end = min(start + chunk_tokens, tokens)
-        first = max(0, start - group.window_tokens + 1) if group.window_tokens else 0
+        first = policy_of(group).active_start(start)
         most = max(most, (end - 1) // group.page_tokens - first // group.page_tokens + 1)
     return most
 
 
 @given(
     tokens=st.integers(1, 300),
-    window=st.integers(1, 100),
+    window=st.one_of(st.integers(1, 100), st.integers(1, 100).map(Chunk)),
     chunk_tokens=st.integers(1, 64),
     page_tokens=st.sampled_from([1, 8, 16]),
 )
 def test_pages_are_enough_and_at_most_one_too_many(
     tokens: int, window: int, chunk_tokens: int, page_tokens: int
 ) -> None:
-    group = GroupSpec("s", GroupKind.SLIDING, (0,), 32, page_tokens, 1024, 6, window)
+    group = GroupSpec("s", kind_of(window), (0,), 32, page_tokens, 1024, 6, int(window))
     counted = pages_by_counting(group, tokens, chunk_tokens)
     assert counted <= request_pages(group, tokens, chunk_tokens) <= counted + 1
 

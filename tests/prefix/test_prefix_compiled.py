@@ -12,19 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvell.pages.audit import audit
-from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.compiled import CompiledCore
 from kvell.prefix.core import MemoryCore, ReferenceCore
+from tests.pages.pools import Chunk, confined, group, literal
 
 
 def ints(*values: int) -> npt.NDArray[np.int32]:
     return np.asarray(values, np.int32)
-
-
-def group(page_tokens: int, per_large: int, window: int = 0) -> GroupSpec:
-    kind = GroupKind.SLIDING if window else GroupKind.FULL
-    return GroupSpec("group", kind, (0,), 64, page_tokens, 64, per_large, window)
 
 
 def pool_of(num_large: int, *groups: GroupSpec) -> Layout:
@@ -63,6 +59,7 @@ class Pair:
     def check(self) -> PoolSnapshot:
         expected, state = (by_value(core.snapshot()) for core in self.cores)
         assert state == expected
+        self("totals")
         assert audit(self.layout, state) == []
         return state
 
@@ -72,7 +69,7 @@ groups_of_any_kind = st.lists(
         group,
         st.sampled_from([1, 2, 3, 4, 6]),
         st.sampled_from([1, 2, 3, 5, 70]),
-        st.sampled_from([0, 0, 1, 3, 7, 12]),
+        st.sampled_from([0, 0, 1, 3, 7, 12, Chunk(1), Chunk(5), Chunk(8), Chunk(12)]),
     ),
     min_size=1,
     max_size=3,
@@ -83,9 +80,15 @@ few_letters = st.lists(st.integers(0, 1), min_size=1, max_size=36)
 class LockStep(RuleBasedStateMachine):
     """Tiny pools and two letters: evictions, refusals and split edges all the time."""
 
-    @initialize(groups=groups_of_any_kind, num_large=st.integers(1, 10))
-    def start(self, groups: list[GroupSpec], num_large: int) -> None:
-        self.both = Pair(pool_of(num_large, *groups))
+    @initialize(
+        groups=groups_of_any_kind,
+        num_large=st.integers(1, 10),
+        sharing=st.sampled_from([replace, replace, literal, confined]),
+    )
+    def start(
+        self, groups: list[GroupSpec], num_large: int, sharing: Callable[[Layout], Layout]
+    ) -> None:
+        self.both = Pair(sharing(pool_of(num_large, *groups)))
         self.step = 0
         self.known: dict[int, int] = {}
         self.computed: dict[int, int] = {}
@@ -283,6 +286,16 @@ def test_no_request_of_a_call_takes_the_large_page_that_a_later_one_needs() -> N
     assert both.check().rungs["evict_page"] == 1
 
 
+def test_a_chunk_ends_and_all_its_pages_are_left_behind_at_once() -> None:
+    both = Pair(pool_of(6, group(4, 2), group(4, 2, Chunk(8))))
+    handle = filled(both, list(range(7)))
+    assert both.check().holders[0].groups == ((0, (0, 1)), (0, (2, 3)))
+    both("append", ints(handle), ints(7))
+    both("advance", ints(handle), ints(8))
+    assert both.check().holders[0].groups == ((0, (0, 1)), (2, ()))
+    assert both("peek", ints(*range(9)), "") == 8
+
+
 def test_more_pages_than_a_machine_word_in_one_large_page() -> None:
     both = Pair(pool_of(2, group(1, 150)))
     handle = filled(both, [7] * 149)
@@ -379,6 +392,13 @@ def test_a_pool_of_a_terabyte_starts_empty_and_serves() -> None:
     served, rows = core.grow(ints(handle), ints(100))
     assert served == 1
     assert rows[:, 3].tolist() == list(range(7))
+
+
+def test_shares_larger_than_the_pool_are_refused() -> None:
+    layout = replace(pool_of(4, group(16, 4), group(16, 4)), quota_large_pages=(3, 2))
+    for make in (CompiledCore, ReferenceCore):
+        with pytest.raises(ValueError, match="shares of 5 large pages in a pool of 4"):
+            make(layout)
 
 
 def test_more_pages_than_ids_are_refused() -> None:

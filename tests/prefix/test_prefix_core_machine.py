@@ -7,21 +7,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvell.pages.audit import audit
-from kvell.pages.layout import GroupKind, LayerSpec, Layout
-from kvell.pages.sizing import plan_layout
+from kvell.pages.layout import LayerSpec, Layout
+from kvell.pages.sizing import MANAGERS, Manager, plan_layout
 from kvell.prefix.core import ReferenceCore
+from tests.pages.pools import Chunk, kind_of
 
 PAGE_TOKENS = 4
 
 
-def small_layout(windows: list[int], sizes: list[int], num_large: int) -> Layout:
+def small_layout(
+    windows: list[int], sizes: list[int], num_large: int, manager: Manager = "kvell"
+) -> Layout:
     """Groups with these windows (0: full) and KV heads, in a pool of so many large pages."""
     layers = [
-        LayerSpec(i, GroupKind.SLIDING if w else GroupKind.FULL, size, 8, 2, w)
+        LayerSpec(i, kind_of(w), size, 8, 2, int(w))
         for i, (w, size) in enumerate(zip(windows, sizes, strict=True))
     ]
-    large = plan_layout(layers, 1 << 20, page_tokens=PAGE_TOKENS).large_page_bytes
-    return plan_layout(layers, large * num_large, page_tokens=PAGE_TOKENS)
+    wide = plan_layout(layers, 1 << 20, page_tokens=PAGE_TOKENS, manager=manager)
+    pool_bytes = wide.large_page_bytes * num_large
+    return plan_layout(layers, pool_bytes, page_tokens=PAGE_TOKENS, manager=manager)
 
 
 def prompt_of(bits: int, repeats: int, tail: int) -> list[int]:
@@ -43,12 +47,16 @@ class CoreMachine(RuleBasedStateMachine):
                 ([0, 6], [1, 3]),
                 ([0, 9], [3, 1]),
                 ([0, 5, 14], [1, 2, 3]),
+                ([Chunk(8)], [2]),
+                ([0, Chunk(12)], [1, 3]),
+                ([0, 5, Chunk(10)], [1, 2, 3]),
             ]
         ),
         num_large=st.integers(3, 14),
+        manager=st.sampled_from(MANAGERS),
     )
-    def start(self, shape: tuple[list[int], list[int]], num_large: int) -> None:
-        self.layout = small_layout(*shape, num_large)
+    def start(self, shape: tuple[list[int], list[int]], num_large: int, manager: Manager) -> None:
+        self.layout = small_layout(*shape, num_large, manager)
         self.core = ReferenceCore(self.layout)
         self.step = 0
         self.tokens: dict[int, list[int]] = {}

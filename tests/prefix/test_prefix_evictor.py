@@ -5,15 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.pages.pool import SHARED, Key, PagePool
-from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, LruEvictor, key
+from kvell.prefix.core import ReferenceCore
+from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, Evictor, LeastRecentlyUsed
 from tests.pages.pools import group, pool_of
+from tests.prefix.story import ints
+
+key = LeastRecentlyUsed().key
 
 
 class Cache:
     """A pool with an evictor, and pages of given keys in it."""
 
     def __init__(self, num_large: int, per_large: int) -> None:
-        self.evictor = LruEvictor(1)
+        self.evictor = Evictor(1)
         self.pool = PagePool(pool_of(num_large, group(4, per_large)), self.evictor)
         self.evictor.watch(self.pool)
 
@@ -40,6 +44,30 @@ def test_rank_then_age_then_the_longest_prefix() -> None:
     assert sorted(
         [key(NORMAL, 3, 8), key(NORMAL, 3, 4), key(NORMAL, 2, 4), key(BEHIND_WINDOW, 9, 4)]
     ) == [key(BEHIND_WINDOW, 9, 4), key(NORMAL, 2, 4), key(NORMAL, 3, 8), key(NORMAL, 3, 4)]
+
+
+class MostRecentlyUsed:
+    """The newest first: a rule that no pool or placer knows of."""
+
+    def key(self, rank: int, time: int, prefix_length: int) -> Key:
+        return (rank, -time, -prefix_length)
+
+
+def who_survives(core: ReferenceCore) -> list[int]:
+    """Three prompts in room for two, and what each of them hits afterwards."""
+    for step, token in enumerate((1, 2, 3)):
+        core.begin_step(step)
+        handle, length = core.open(ints([token] * 4), ""), ints([4])
+        core.grow(ints([handle]), length)
+        core.advance(ints([handle]), length)
+        core.close(handle)
+    return [core.peek(ints([token] * 5), "") for token in (1, 2, 3)]
+
+
+def test_a_rule_can_be_replaced_without_touching_anything_else() -> None:
+    layout = pool_of(2, group(4, 1))
+    assert who_survives(ReferenceCore(layout)) == [0, 4, 4]
+    assert who_survives(ReferenceCore(layout, MostRecentlyUsed())) == [4, 0, 4]
 
 
 keys = st.builds(
@@ -122,7 +150,7 @@ def test_nothing_cached_nothing_found() -> None:
 
 
 def test_an_evictor_that_watches_nothing_says_so() -> None:
-    evictor = LruEvictor(1)
+    evictor = Evictor(1)
     evictor.cached(0, 3, key(1, 1, 4))
     with pytest.raises(RuntimeError, match="watches no pool"):
         evictor.oldest_page(0, in_used_large=False)

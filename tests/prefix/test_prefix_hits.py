@@ -5,11 +5,12 @@ from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupSpec
 from kvell.prefix.hits import alignment_tokens, hit_positions, longest_hit
-from kvell.prefix.policies import FullPolicy, SlidingPolicy, policy_of
-from tests.pages.pools import group
+from kvell.prefix.policies import ChunkedPolicy, FullPolicy, SlidingPolicy, policy_of
+from tests.pages.pools import Chunk, group
 
+reaches = st.sampled_from([0, 1, 2, 3, 6, 11, Chunk(1), Chunk(4), Chunk(7), Chunk(12)])
 specs = st.lists(
-    st.builds(group, st.integers(1, 4), st.just(2), st.sampled_from([0, 1, 2, 3, 6, 11])),
+    st.builds(group, st.integers(1, 4), st.just(2), reaches),
     min_size=1,
     max_size=3,
 )
@@ -65,3 +66,12 @@ def test_positions_to_hold_are_those_the_next_token_reads() -> None:
     assert hit_positions(group(4, 2), FullPolicy(), 12) == range(3)
     assert hit_positions(group(4, 2, 6), SlidingPolicy(6), 12) == range(1, 3)
     assert hit_positions(group(4, 2, 1), SlidingPolicy(1), 12) == range(3, 3)
+    assert hit_positions(group(4, 2, Chunk(8)), ChunkedPolicy(8), 12) == range(2, 3)
+    assert hit_positions(group(4, 2, Chunk(6)), ChunkedPolicy(6), 12) == range(3, 3)
+
+
+def test_a_chunk_that_ended_needs_nothing_to_resume() -> None:
+    spec, policy = group(4, 2, Chunk(8)), ChunkedPolicy(8)
+    assert longest_hit([spec], [policy], [{}], 11) == 8
+    assert longest_hit([spec], [policy], [{2: 5}], 12) == 12
+    assert longest_hit([spec], [policy], [{0: 5, 1: 6}], 12) == 8

@@ -117,6 +117,46 @@ def test_a_page_beside_used_ones_is_evicted_when_no_whole_large_page_may_go(
     assert story.peek([1, 2, 0]) == 1, "the longest prefix of one age went first"
 
 
+def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes(
+    tell: MakeStory,
+) -> None:
+    """Twenty large pages, two without a used page: the older history stays, a hole goes."""
+    story = tell(pool_of(20, group(1, 2)))
+    story.serve([7] * 4)
+    story.next_step()
+    story.compute(story.open([1] * 33), 33)
+    brief = story.open([2], expected=1)
+    story.compute(brief, 1)
+    story.next_step()
+    story.close(brief)
+    state = story.check()
+    assert (state.whole, state.num_empty_large) == (3, 1)
+    story.next_step()
+    story.compute(story.open([3, 3], expected=2), 2)
+    assert story.check().whole == 2
+    story.compute(story.open([4], expected=1), 1)
+    assert story.check().rungs["evict_page"] == 1
+    assert story.peek([7] * 5) == 4
+    assert story.peek([2, 0]) == 0
+
+
+def test_while_there_is_room_the_oldest_goes_wherever_it_lies(tell: MakeStory) -> None:
+    """As before, but two of six large pages have no used page."""
+    story = tell(pool_of(6, group(1, 2)))
+    story.serve([7] * 4)
+    story.next_step()
+    story.compute(story.open([1] * 5), 5)
+    brief = story.open([2], expected=1)
+    story.compute(brief, 1)
+    story.next_step()
+    story.close(brief)
+    story.next_step()
+    story.compute(story.open([3, 3], expected=2), 2)
+    story.compute(story.open([4], expected=1), 1)
+    assert story.peek([7] * 5) == 3, "the end of the oldest prefix went"
+    assert story.peek([2, 0]) == 1
+
+
 def test_pages_associated_with_others_serve_before_anything_is_evicted(tell: MakeStory) -> None:
     story = tell(pool_of(2, group(1, 4)))
     owner = story.open([1] * 8, expected=8)

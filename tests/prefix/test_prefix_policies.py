@@ -1,12 +1,18 @@
-"""What full and sliding groups keep, and where they can resume (Jenga fig. 9 and 11)."""
+"""What groups of each kind keep, and where they can resume (Jenga fig. 9 and 11)."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupKind
-from kvell.prefix.policies import FullPolicy, GroupPolicy, SlidingPolicy, policy_of
-from tests.pages.pools import group
+from kvell.prefix.policies import (
+    ChunkedPolicy,
+    FullPolicy,
+    GroupPolicy,
+    SlidingPolicy,
+    policy_of,
+)
+from tests.pages.pools import Chunk, group
 
 lengths = st.integers(0, 60)
 windows = st.integers(1, 20)
@@ -37,7 +43,7 @@ def test_a_window_of_one_resumes_anywhere() -> None:
 def test_a_prefix_is_possible_when_everything_its_next_token_reads_is_cached(
     hits: list[bool], window: int
 ) -> None:
-    for policy in (FullPolicy(), SlidingPolicy(window)):
+    for policy in (FullPolicy(), SlidingPolicy(window), ChunkedPolicy(window)):
         assert policy.possible_prefixes(hits) == [
             length
             for length in range(1, len(hits) + 1)
@@ -65,8 +71,30 @@ def test_a_window_longer_than_the_text_is_full_attention(length: int, extra: int
     assert policy.active_start(length) == 0
 
 
-@pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(7)])
-def test_both_kinds_rank_the_same_token_alike_and_resume_anywhere(policy: GroupPolicy) -> None:
+@given(lengths, windows)
+def test_a_chunk_keeps_what_the_next_token_reads(length: int, chunk: int) -> None:
+    """Of the tokens before it: those in the same chunk."""
+    policy = ChunkedPolicy(chunk)
+    read = [token for token in range(length) if token // chunk == length // chunk]
+    assert policy.live_tokens(length) == len(read)
+    assert policy.active_start(length) == length - len(read)
+
+
+@pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(5), ChunkedPolicy(5)])
+@given(length=lengths)
+def test_the_most_that_lives_is_the_most_on_the_way(policy: GroupPolicy, length: int) -> None:
+    on_the_way = max(policy.live_tokens(n) for n in range(length + 1))
+    assert policy.most_live_tokens(length) == on_the_way
+
+
+def test_chunks_of_four_resume_where_one_ended_and_where_they_are_whole_so_far() -> None:
+    policy = ChunkedPolicy(4)
+    assert policy.possible_prefixes(cached("")) == [4, 8]
+    assert policy.possible_prefixes(cached("ABFGHI")) == [1, 2, 4, 8, 9]
+
+
+@pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(7), ChunkedPolicy(7)])
+def test_all_kinds_rank_the_same_token_alike_and_resume_anywhere(policy: GroupPolicy) -> None:
     assert policy.prefix_length(48) == 48
     assert policy.cuts(0, 1000) == ()
     assert policy.required_for_hit
@@ -77,3 +105,4 @@ def test_a_groups_kind_chooses_its_policy() -> None:
     sliding = group(4, 2, window=9)
     assert sliding.kind is GroupKind.SLIDING
     assert policy_of(sliding) == SlidingPolicy(9)
+    assert policy_of(group(4, 2, window=Chunk(9))) == ChunkedPolicy(9)

@@ -23,6 +23,23 @@ def test_the_second_request_hits(tell: MakeStory) -> None:
     assert story.serve([*PROMPT[:11], 1]) == 8
 
 
+def test_hits_are_counted_by_what_each_group_took(tell: MakeStory) -> None:
+    """24 tokens of full attention; the window of 9 reads tokens 16 … 23."""
+    story = roomy(tell)
+    story.serve(PROMPT)
+    story.serve([*PROMPT[:24], 1, 2, 3])
+    totals = story.core.totals()
+    assert (totals.hit_tokens, totals.group_hit_tokens) == (24, (24, 8))
+
+
+def test_a_lease_that_nobody_claims_is_no_hit(tell: MakeStory) -> None:
+    story = roomy(tell)
+    story.serve(PROMPT)
+    story.core.open(ints(PROMPT), "", story.step)
+    story.next_step()
+    assert story.core.totals().group_hit_tokens == (0, 0)
+
+
 def test_at_least_the_last_token_is_left_to_compute(tell: MakeStory) -> None:
     story = roomy(tell)
     story.serve(PROMPT)

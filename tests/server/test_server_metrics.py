@@ -22,7 +22,7 @@ STATS = Stats(
     prefix_cache_hits=30,
     preemptions=4,
     rungs={"own_page": 8, "preempt": 4},
-    groups=(GroupStats("full", 1, 2, 4), GroupStats("sliding(512)", 5, 6, 8)),
+    groups=(GroupStats("full", 1, 2, 4, 64), GroupStats("sliding(512)", 5, 6, 8, 32)),
 )
 
 
@@ -83,6 +83,7 @@ def test_groups_and_rungs_have_labels() -> None:
     assert sample(metrics, "group_used_pages", group="full") == 1
     assert sample(metrics, "group_cached_pages", group="sliding(512)") == 6
     assert sample(metrics, "group_evicted_pages_total", group="full") == 4
+    assert sample(metrics, "group_prefix_cache_hits_total", group="sliding(512)") == 32
     assert sample(metrics, "ladder_rungs_total", rung="own_page") == 8
     assert sample(metrics, "ladder_rungs_total", rung="preempt") == 4
 

@@ -14,6 +14,7 @@ from kvell.cli.generate import generate
 from kvell.cli.instance import instance
 from kvell.cli.options import debug_option
 from kvell.cli.plan import plan
+from kvell.cli.replay import replay
 from kvell.cli.serve import serve
 from kvell.cli.session import Session
 from kvell.device.available import available_bytes
@@ -29,11 +30,12 @@ def root() -> None:
     Try:  kvell generate --prompt "What is a page?"
           kvell chat
           kvell plan --kv-memory 2GiB
+          kvell replay --trace chat --model llama3-8b --kv-memory 16GiB
           kvell serve --port 8000
     """
 
 
-for command in (generate, chat, serve, plan, instance):
+for command in (generate, chat, serve, plan, replay, instance):
     root.add_command(command)
 
 

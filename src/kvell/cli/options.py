@@ -10,6 +10,7 @@ import click
 from kvell.cli.session import EngineSettings, Session
 from kvell.cli.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
+from kvell.pages.sizing import MANAGERS
 
 Command = Callable[..., Any]
 
@@ -53,8 +54,8 @@ def dtype_option(command: Command) -> Command:
 
 def manager_option(command: Command) -> Command:
     """``--manager``."""
-    choices = click.Choice(["kvell", "paged"])
-    text = "How KV memory is divided: pages by layer group, or one page size."
+    choices = click.Choice(MANAGERS)
+    text = "How KV memory is divided; all but kvell are for comparison."
     return click.option("--manager", type=choices, default="kvell", show_default=True, help=text)(
         command
     )

@@ -214,12 +214,13 @@ class EngineCore:
             finished=dict(self._finished),
             rungs={**totals.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
             groups=tuple(
-                GroupStats(group.name, used, cached, evicted)
-                for group, used, cached, evicted in zip(
+                GroupStats(group.name, used, cached, evicted, hit)
+                for group, used, cached, evicted, hit in zip(
                     layout.groups,
                     totals.used_pages,
                     totals.cached_pages,
                     totals.evicted_pages,
+                    totals.group_hit_tokens,
                     strict=True,
                 )
             ),

@@ -108,12 +108,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Pages of one layer group, in small pages."""
+    """Pages of one layer group, in small pages; tokens of cached pages that requests took."""
 
     name: str
     used_pages: int
     cached_pages: int
     evicted_pages: int
+    hit_tokens: int
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ def audit(layout: Layout, state: PoolSnapshot) -> list[str]:
         *_references(state),
         *_large_pages(layout, state),
         *_supply(layout, state),
+        *_shares(layout, state),
         *_index(layout, state),
         *_tables(layout, state),
     ]
@@ -75,6 +76,14 @@ def _supply(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
                 f"group {index}: {partial} pages to be had in used large pages, "
                 f"not {state.partial[index]}"
             )
+
+
+def _shares(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
+    """No group holds more large pages than its share, where memory was cut at start."""
+    for group, share in enumerate(layout.quota_large_pages or ()):
+        held = state.group.count(group)
+        if held > share:
+            yield f"group {group}: holds {held} large pages, its share is {share}"
 
 
 def _index(layout: Layout, state: PoolSnapshot) -> Iterator[str]:

@@ -19,11 +19,15 @@ class Supply:
     :param whole: large pages without a used page.
     :param partial: per group, pages not used inside large pages that hold a used one.
     :param pages_per_large: per group.
+    :param shares: per group, whole large pages that its share of the pool still has; None
+        where any group may take all of them.  Shares together never exceed the pool, so
+        what one group takes of its own is nobody else's.
     """
 
     whole: int
     partial: tuple[int, ...]
     pages_per_large: tuple[int, ...]
+    shares: tuple[int, ...] | None = None
 
 
 def whole_needed(need: Sequence[int], supply: Supply) -> list[int]:
@@ -36,4 +40,15 @@ def whole_needed(need: Sequence[int], supply: Supply) -> list[int]:
 
 def feasible(need: Sequence[int], supply: Supply) -> bool:
     """Can every group get its ``need`` pages in the same step?"""
-    return sum(whole_needed(need, supply)) <= supply.whole
+    whole = whole_needed(need, supply)
+    if supply.shares is not None:
+        return all(w <= share for w, share in zip(whole, supply.shares, strict=True))
+    return sum(whole) <= supply.whole
+
+
+def may_take_whole(group: int, left: Sequence[int], supply: Supply) -> bool:
+    """May the group take a whole large page without failing what is ``left`` to place?"""
+    if supply.shares is not None:
+        return supply.shares[group] > 0
+    whole = whole_needed(left, supply)
+    return whole[group] > 0 or sum(whole) < supply.whole

@@ -10,11 +10,14 @@ Byte layout of one small page of a token group::
           ├─ layer 1 of the group …
           └─ padding (uniform stride: page_stride_bytes)
 
-A head's share of a layer is contiguous in K and in V.
+A latent (MLA) has one tensor of one head; scales of quantised elements follow their
+tensor.  A layer that reads another's tokens is in no group.  A head's share of a
+layer is contiguous in K and in V.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class GroupKind(StrEnum):
@@ -22,14 +25,22 @@ class GroupKind(StrEnum):
 
     FULL = "full"
     SLIDING = "sliding"
+    CHUNKED = "chunked"
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What one attention layer stores for each token.
+    """What one attention layer stores for each token: sizes, whether it can be run or not.
 
-    ``window_tokens`` counts the token itself, as transformers does: a token at
-    position p reads positions p-window_tokens+1 … p.  Zero for full attention.
+    ``window_tokens`` says how far a token reads.  Sliding: it counts the token itself,
+    as transformers does; a token at position p reads positions p-window_tokens+1 … p.
+    Chunked: the chunk's length; a token reads its chunk from the multiple of
+    window_tokens at or before p.  Zero for full attention.
+
+    :param kv_heads: vectors that a token stores in each tensor.
+    :param tensors: 2 for K and V; 1 for a latent that serves as both (MLA).
+    :param scale_bytes: stored beside each vector of quantised elements.
+    :param kv_of: index of the layer whose tokens this one reads; it stores none itself.
     """
 
     index: int
@@ -38,11 +49,17 @@ class LayerSpec:
     head_size: int
     element_bytes: int
     window_tokens: int = 0
+    tensors: int = 2
+    scale_bytes: int = 0
+    kv_of: int | None = None
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of one token in this layer."""
-        return 2 * self.kv_heads * self.head_size * self.element_bytes
+        """Bytes that one token stores in this layer, scales included."""
+        if self.kv_of is not None:
+            return 0
+        vector_bytes = self.head_size * self.element_bytes + self.scale_bytes
+        return self.tensors * self.kv_heads * vector_bytes
 
 
 @dataclass(frozen=True)
@@ -91,14 +108,25 @@ class GroupSpec:
         return self.layers.index(layer) * self.layer_page_bytes
 
 
+Association = Literal["demand", "literal"]
+"""Who gets a large page of its own: ``demand``, a holder whose known demand fills it;
+``literal``, every holder in every group (Jenga §5.4 to the letter)."""
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The groups of one pool and the large page that all of them divide."""
+    """The groups of one pool, the large page that all of them divide, and how it is shared out.
+
+    :param quota_large_pages: large pages that each group may take, all together no more
+        than the pool has; None if every group may take any.
+    """
 
     groups: tuple[GroupSpec, ...]
     large_page_bytes: int
     num_large_pages: int
     sizing_rule: str = ""
+    association: Association = "demand"
+    quota_large_pages: tuple[int, ...] | None = None
 
     @property
     def pool_bytes(self) -> int:

@@ -61,11 +61,17 @@ class PagePool:
         self.used = [0] * count
         self.cached = [0] * count
         self.empty_mask = [0] * count
+        self.written = [0] * count  # its first pages, used at least once
         self.refs: list[dict[int, int]] = [{} for _ in layout.groups]
         self.indexed: list[dict[int, Key]] = [{} for _ in layout.groups]
         self._observer = observer
         self._empty_heap = list(range(count))
         self._whole = count
+        self._quota = layout.quota_large_pages
+        if self._quota is not None and sum(self._quota) > count:
+            raise ValueError(f"shares of {sum(self._quota)} large pages in a pool of {count}")
+        self._claimed = [0] * len(layout.groups)
+        self._in_use = [0] * len(layout.groups)
         self._partial = [0] * len(layout.groups)
         self._live: set[int] = set()
         # Large pages of each group that have an empty page, shared and associated.
@@ -77,7 +83,12 @@ class PagePool:
     @property
     def supply(self) -> Supply:
         """What could be handed out now, evicting whatever may be evicted."""
-        return Supply(self._whole, tuple(self._partial), self.pages_per_large)
+        return Supply(self._whole, tuple(self._partial), self.pages_per_large, self._shares())
+
+    @property
+    def has_shares(self) -> bool:
+        """Is each group confined to large pages of its own?"""
+        return self._quota is not None
 
     @property
     def num_empty_large(self) -> int:
@@ -132,10 +143,13 @@ class PagePool:
         return max(owned, key=lambda large: (self.owner[large], large), default=None)
 
     def claim_large(self, group: int, holder: int) -> int | None:
-        """Take the lowest empty large page into ``group``; None if there is none."""
+        """Take the lowest empty large page into ``group``; None if there is none for it."""
         if not self._empty_heap:
             return None
+        if self._quota is not None and self._claimed[group] >= self._quota[group]:
+            return None
         large = heapq.heappop(self._empty_heap)
+        self._claimed[group] += 1
         self.group[large] = group
         self.owner[large] = holder
         self.empty_mask[large] = (1 << self.pages_per_large[group]) - 1
@@ -153,6 +167,7 @@ class PagePool:
         self._uncount(large)
         self.empty_mask[large] = mask & (mask - 1)
         self.used[large] += 1
+        self.written[large] = max(self.written[large], index + 1)
         self.refs[group][page] = 1
         self._count(large)
         if not self.empty_mask[large]:
@@ -218,6 +233,11 @@ class PagePool:
 
     # ----------------------------------------------------------------- internal
 
+    def _shares(self) -> tuple[int, ...] | None:
+        if self._quota is None:
+            return None
+        return tuple(q - used for q, used in zip(self._quota, self._in_use, strict=True))
+
     def _usable(self, larges: set[int], in_use: bool) -> Iterator[int]:
         return (large for large in larges if self.used[large] or not in_use)
 
@@ -232,9 +252,11 @@ class PagePool:
         """After a page of ``large`` lost its use or its cached content."""
         if not self.used[large] and not self.cached[large]:
             self._unlist(large)
+            self._claimed[self.group[large]] -= 1
             self.group[large] = NO_GROUP
             self.owner[large] = SHARED
             self.empty_mask[large] = 0
+            self.written[large] = 0
             heapq.heappush(self._empty_heap, large)
         self._count(large)
         if not self.used[large] and self.cached[large]:
@@ -244,6 +266,7 @@ class PagePool:
         if self.used[large]:
             group = self.group[large]
             self._partial[group] += sign * (self.pages_per_large[group] - self.used[large])
+            self._in_use[group] += sign
         else:
             self._whole += sign
 

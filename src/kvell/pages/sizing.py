@@ -5,14 +5,22 @@ Source: Jenga §4.4 (why the least common multiple); ADR 1.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from kvell.errors import ChangeSomething
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+from kvell.pages.shares import equal_shares
 from kvell.vocabulary import KIB, MIB
 
-Manager = Literal["kvell", "paged"]
-MANAGERS: tuple[Manager, ...] = ("kvell", "paged")
+Manager = Literal["kvell", "jenga", "paged", "max-page", "static"]
+"""Configurations of the one allocator.
+
+``kvell``: a group per kind, window and size, associated by demand.  ``jenga``: the
+same groups, allocated in the literal order of Jenga §5.4.  ``paged``: one page size,
+every layer holds every token.  ``max-page``: every group's page is padded to the
+largest.  ``static``: memory is cut at start, the same number of pages for each group.
+"""
+MANAGERS: tuple[Manager, ...] = get_args(Manager)
 
 DEFAULT_PAGE_TOKENS = 16
 ALIGNMENT_BYTES = 64
@@ -32,36 +40,52 @@ def plan_layout(
 ) -> Layout:
     """Cut ``kv_memory_bytes`` into large pages that every group of ``layers`` divides.
 
-    :param manager: ``kvell`` makes a group per kind, window and size; ``paged`` is the
-        one-page-size baseline in which every layer holds every token.
-    :raises ChangeSomething: if not even one large page fits, or there are no layers.
+    :param manager: see :data:`Manager`.
+    :raises ChangeSomething: if there is not even one page for each group that must have
+        its own, or if there are no layers.
     """
     if manager not in MANAGERS:
         raise ChangeSomething(
             "--manager", manager, "is not a manager", f"use one of {', '.join(MANAGERS)}"
         )
+    layers = [layer for layer in layers if layer.kv_of is None]
     if not layers:
         raise ChangeSomething("model", "no layers", "stores no KV cache", "use a decoder model")
     drafts = _one_group(layers, page_tokens) if manager == "paged" else _groups(layers, page_tokens)
     page_bytes = [_align(draft.page_bytes) for draft in drafts]
+    if manager == "max-page":
+        page_bytes = [max(page_bytes)] * len(page_bytes)
     large_page_bytes, rule = choose_large_page_bytes(page_bytes, kv_memory_bytes)
     num_large_pages = kv_memory_bytes // large_page_bytes
-    if num_large_pages < 1:
-        raise ChangeSomething(
-            "--kv-memory",
-            f"{kv_memory_bytes}B",
-            "is smaller than one page of this model",
-            f"use at least {-(-large_page_bytes // KIB)}KiB",
-        )
+    _require_pages(kv_memory_bytes, large_page_bytes, len(drafts) if manager == "static" else 1)
     groups = tuple(_fit(d, p, large_page_bytes) for d, p in zip(drafts, page_bytes, strict=True))
-    return Layout(groups, large_page_bytes, num_large_pages, rule)
+    quota = equal_shares([group.pages_per_large for group in groups], num_large_pages)
+    return Layout(
+        groups,
+        large_page_bytes,
+        num_large_pages,
+        "max-page" if manager == "max-page" else rule,
+        "literal" if manager == "jenga" else "demand",
+        quota if manager == "static" else None,
+    )
+
+
+def _require_pages(kv_memory_bytes: int, large_page_bytes: int, count: int) -> None:
+    if kv_memory_bytes >= count * large_page_bytes:
+        return
+    raise ChangeSomething(
+        "--kv-memory",
+        f"{kv_memory_bytes}B",
+        "is smaller than one page of this model" + (" for each layer group" * (count > 1)),
+        f"use at least {-(-count * large_page_bytes // KIB)}KiB",
+    )
 
 
 def choose_large_page_bytes(page_bytes: Sequence[int], pool_bytes: int) -> tuple[int, str]:
     """Size of the large page for small pages of ``page_bytes``, and the rule that chose it.
 
     Rules, in order: ``lcm`` when the least common multiple is small; ``padded``, the
-    smallest size that wastes at most 1 % of any page; ``lcm`` again within the cap;
+    smallest size that wastes at most 1 % of any page (the multiple itself wastes none);
     ``largest-page`` when nothing else stays below 1/64 of the pool.
     """
     cap = min(pool_bytes // 64, max(64 * MIB, pool_bytes // 256))
@@ -71,8 +95,6 @@ def choose_large_page_bytes(page_bytes: Sequence[int], pool_bytes: int) -> tuple
         return lcm, "lcm"
     for size in _padded_sizes(page_bytes, cap):
         return size, "padded"
-    if lcm <= cap:
-        return lcm, "lcm"
     return _largest_page(page_bytes), "largest-page"
 
 

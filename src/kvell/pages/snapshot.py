@@ -29,7 +29,14 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class PoolTotals:
-    """How a pool is divided: large pages of no group, and small pages per group."""
+    """How a pool is divided: large pages of no group, and small pages per group.
+
+    In large pages with a used page, ``unwritten_pages`` were never used since the
+    large page joined its group; ``stranded_pages`` are cached or empty again, and no
+    other group can get them.  Counters since the start: ``hit_tokens`` of claimed
+    requests' prefixes; ``group_hit_tokens`` of the cached pages that these took in each
+    group (a window takes its own only).
+    """
 
     empty_large: int
     used_pages: tuple[int, ...]
@@ -37,6 +44,9 @@ class PoolTotals:
     evicted_pages: tuple[int, ...]
     hit_tokens: int
     rungs: dict[str, int]
+    unwritten_pages: tuple[int, ...]
+    stranded_pages: tuple[int, ...]
+    group_hit_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)

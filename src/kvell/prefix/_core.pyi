@@ -9,9 +9,19 @@ Ints = npt.NDArray[np.int32]
 Numbers = tuple[int, ...]
 
 class CompiledCore:
-    """Decides as ``ReferenceCore``; groups are (page_tokens, pages_per_large, window or 0)."""
+    """Decides as ``ReferenceCore``.
 
-    def __init__(self, groups: Sequence[tuple[int, int, int]], num_large_pages: int) -> None: ...
+    Groups are (page_tokens, pages_per_large, number of the kind, window_tokens); an
+    empty ``quota_large_pages`` lets every group take any large page.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[int, int, int, int]],
+        num_large_pages: int,
+        literal_order: bool,
+        quota_large_pages: Sequence[int],
+    ) -> None: ...
     def begin_step(self, step: int) -> None: ...
     def peek(self, tokens: Ints, root: str) -> int: ...
     def open(
@@ -28,7 +38,9 @@ class CompiledCore:
     def append(self, handles: Ints, tokens: Ints) -> None: ...
     def advance(self, handles: Ints, computed: Ints) -> None: ...
     def close(self, handle: int, *, renew: bool = True) -> None: ...
-    def division(self) -> tuple[int, Numbers, Numbers, Numbers, int, Numbers]: ...
+    def division(
+        self,
+    ) -> tuple[int, Numbers, Numbers, Numbers, int, Numbers, Numbers, Numbers, Numbers]: ...
     def state(
         self,
     ) -> tuple[

@@ -7,6 +7,7 @@ fit does fit.
 from collections.abc import Callable
 
 from kvell.pages.layout import GroupSpec, Layout
+from kvell.pages.shares import larges_for
 from kvell.prefix.needs import peak_pages
 from kvell.prefix.policies import policy_of
 
@@ -16,10 +17,18 @@ def large_pages_needed(
 ) -> int:
     """Large pages that ``requests`` requests of ``tokens`` tokens take together at their worst.
 
+    With equal shares it is the pool in which every group's share is enough.
+
     :param chunk_tokens: tokens computed in a step: 1 while decoding; a prefill chunk
-        needs ``window + chunk`` in sliding groups.
+        needs ``window + chunk`` in sliding and chunked-local groups.
     """
-    return sum(_large_pages(group, tokens, requests, chunk_tokens) for group in layout.groups)
+    needs = _needs(layout, tokens, requests, chunk_tokens)
+    if layout.quota_large_pages is None:
+        return sum(needs)
+    # Equal shares: the fewest pages for each group that bring every one its large pages.
+    per_large = [group.pages_per_large for group in layout.groups]
+    pages = max(0, *((need - 1) * n + 1 for need, n in zip(needs, per_large, strict=True)))
+    return sum(larges_for(pages, per_large))
 
 
 def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
@@ -32,17 +41,12 @@ def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
 
 def longest_request(layout: Layout, limit_tokens: int, chunk_tokens: int = 1) -> int:
     """Most tokens of one request that fits alone, at most ``limit_tokens``; 0 if none."""
-    return _largest(
-        limit_tokens,
-        lambda n: large_pages_needed(layout, n, 1, min(n, chunk_tokens)) <= layout.num_large_pages,
-    )
+    return _largest(limit_tokens, lambda n: _fits(layout, n, 1, min(n, chunk_tokens)))
 
 
 def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
     """How many requests of ``tokens`` tokens can decode at once."""
-    return _largest(
-        limit, lambda n: large_pages_needed(layout, tokens, n) <= layout.num_large_pages
-    )
+    return _largest(limit, lambda n: _fits(layout, tokens, n, 1))
 
 
 def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
@@ -50,10 +54,22 @@ def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
     return large_pages_needed(layout, tokens, 1, chunk_tokens) * layout.large_page_bytes
 
 
+def _fits(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> bool:
+    needs = _needs(layout, tokens, requests, chunk_tokens)
+    if layout.quota_large_pages is None:
+        return sum(needs) <= layout.num_large_pages
+    return all(n <= share for n, share in zip(needs, layout.quota_large_pages, strict=True))
+
+
+def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> list[int]:
+    """Large pages per group, at its worst."""
+    return [_large_pages(group, tokens, requests, chunk_tokens) for group in layout.groups]
+
+
 def _large_pages(group: GroupSpec, tokens: int, requests: int, chunk_tokens: int) -> int:
     """A window that moves on may straddle one large page more than its pages fill."""
     policy, per_large = policy_of(group), group.pages_per_large
-    moves_on = policy.live_tokens(tokens) < tokens
+    moves_on = policy.most_live_tokens(tokens) < tokens
     pages = requests * peak_pages(group, policy, tokens, chunk_tokens)
     whole = -(-tokens // group.page_tokens) * requests
     return -(-min(whole, pages + (per_large - 1 if moves_on else 0)) // per_large)

@@ -19,14 +19,28 @@ class CompiledCore(_core.CompiledCore):
     """
 
     def __init__(self, layout: Layout) -> None:
-        super().__init__([_rules(group) for group in layout.groups], layout.num_large_pages)
+        super().__init__(
+            [_rules(group) for group in layout.groups],
+            layout.num_large_pages,
+            layout.association == "literal",
+            layout.quota_large_pages or (),
+        )
         self.layout = layout
 
     def totals(self) -> PoolTotals:
         """How the pool is divided now, and counters so far."""
-        empty, used, cached, evicted, hit_tokens, rungs = self.division()
+        empty, used, cached, evicted, hit_tokens, rungs, *by_group = self.division()
+        unwritten, stranded, group_hit_tokens = by_group
         return PoolTotals(
-            empty, used, cached, evicted, hit_tokens, dict(zip(RUNGS, rungs, strict=True))
+            empty,
+            used,
+            cached,
+            evicted,
+            hit_tokens,
+            dict(zip(RUNGS, rungs, strict=True)),
+            unwritten,
+            stranded,
+            group_hit_tokens,
         )
 
     def snapshot(self) -> PoolSnapshot:
@@ -53,7 +67,15 @@ class CompiledCore(_core.CompiledCore):
         )
 
 
-def _rules(group: GroupSpec) -> tuple[int, int, int]:
-    """What the extension knows of a group: page tokens, pages per large page, window or 0."""
-    window = group.window_tokens if group.kind is GroupKind.SLIDING else 0
-    return group.page_tokens, group.pages_per_large, window
+KINDS = (GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED)
+"""Kinds by their number in the extension (``Kind`` in rules.h)."""
+
+
+def _rules(group: GroupSpec) -> tuple[int, int, int, int]:
+    """What the extension knows of a group: page tokens, pages per large page, kind, window."""
+    return (
+        group.page_tokens,
+        group.pages_per_large,
+        KINDS.index(group.kind),
+        group.window_tokens,
+    )

@@ -14,7 +14,7 @@ from kvell.pages.demand import feasible
 from kvell.pages.layout import Layout
 from kvell.pages.pool import NO_GROUP, PagePool
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
-from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, LruEvictor, key
+from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, EvictionRule, Evictor, LeastRecentlyUsed
 from kvell.prefix.hits import hit_positions, longest_hit
 from kvell.prefix.holders import GroupPages, Holder
 from kvell.prefix.needs import demand_pages, peak_pages
@@ -113,11 +113,12 @@ class MemoryCore(Protocol):
 class ReferenceCore:
     """:class:`MemoryCore` in plain Python."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, rule: EvictionRule | None = None) -> None:
         self.layout = layout
+        self._rule = rule or LeastRecentlyUsed()
         self._groups = layout.groups
         self._policies = tuple(policy_of(group) for group in layout.groups)
-        self._evictor = LruEvictor(len(self._groups))
+        self._evictor = Evictor(len(self._groups))
         self._pool = PagePool(layout, self._evictor)
         self._evictor.watch(self._pool)
         self._tree = RadixTree(tuple(group.page_tokens for group in self._groups))
@@ -126,6 +127,7 @@ class ReferenceCore:
         self._next_handle = 1
         self._step = 0
         self._hit_tokens = 0
+        self._group_hit_tokens = [0] * len(self._groups)
 
     # ------------------------------------------------------------------ prefixes
 
@@ -176,6 +178,9 @@ class ReferenceCore:
         holder.lease_until = None
         holder.expected_tokens = expected_tokens
         self._hit_tokens += holder.hit_tokens
+        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
+            taken = hit_positions(group, policy, holder.hit_tokens)
+            self._group_hit_tokens[index] += len(taken) * group.page_tokens
 
     def hit_tokens(self, handle: int) -> int:
         """See :class:`MemoryCore`."""
@@ -252,7 +257,10 @@ class ReferenceCore:
         """Pages the holder will need beyond those it holds, at its worst step up to ``until``."""
         holder = self._holders[handle]
         return [
-            max(0, peak_pages(group, policy, until, chunk_tokens) - len(held.pages))
+            max(
+                0,
+                peak_pages(group, policy, until, chunk_tokens, holder.computed) - len(held.pages),
+            )
             for group, policy, held in zip(self._groups, self._policies, holder.groups, strict=True)
         ]
 
@@ -311,7 +319,7 @@ class ReferenceCore:
                 page = held.pages[position - held.first]
                 rank = policy.prefix_length((position + 1) * pt)
                 if self._tree.put(node, index, position, page):
-                    self._pool.index(index, page, key(BEHIND_WINDOW, 0, rank))
+                    self._pool.index(index, page, self._rule.key(BEHIND_WINDOW, 0, rank))
         holder.published = length
 
     def _leave_behind(self, holder: Holder) -> None:
@@ -330,7 +338,8 @@ class ReferenceCore:
         size, policy = self._groups[group].page_tokens, self._policies[group]
         for i, page in enumerate(pages):
             length = policy.prefix_length((held.first + i + 1) * size)
-            self._pool.release(group, page, None if rank is None else key(rank, self._step, length))
+            key = None if rank is None else self._rule.key(rank, self._step, length)
+            self._pool.release(group, page, key)
 
     def close(self, handle: int, *, renew: bool = True) -> None:
         """See :class:`MemoryCore`."""
@@ -346,13 +355,21 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         pool, groups = self._pool, range(len(self._groups))
         by_group = list(zip(pool.group, pool.used, pool.cached, strict=True))
+        written = [0 for _ in groups]
+        for group, used, count in zip(pool.group, pool.used, pool.written, strict=True):
+            written[group] += count if used else 0
+        used_pages = [sum(used for g, used, _ in by_group if g == group) for group in groups]
+        partial = pool.supply.partial
         return PoolTotals(
             pool.group.count(NO_GROUP),
-            tuple(sum(used for g, used, _ in by_group if g == group) for group in groups),
+            tuple(used_pages),
             tuple(sum(cached for g, _, cached in by_group if g == group) for group in groups),
             tuple(self._placer.evicted_pages),
             self._hit_tokens,
             dict(self._placer.rungs),
+            tuple(partial[g] + used_pages[g] - written[g] for g in groups),
+            tuple(written[g] - used_pages[g] for g in groups),
+            tuple(self._group_hit_tokens),
         )
 
     def snapshot(self) -> PoolSnapshot:

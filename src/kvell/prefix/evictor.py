@@ -1,13 +1,17 @@
 """Which cached page goes first: balanced and aligned over groups (Jenga §5.1).
 
-Every cached page has a key (rank, time, -prefix length), the same for the same
-token in every group: so groups lose tokens of the same age (balanced), and of one
-age the longest prefix first (aligned).  Rank 0 holds pages that a window left
+Every cached page has a key that a rule makes of its last access, the same for the
+same token in every group: so groups lose tokens of the same age (balanced), and of
+one age the longest prefix first (aligned).  Rank 0 holds pages that a window left
 behind; they go before anything that ends a resumable prefix.  A large page is
 as young as its youngest page (Jenga §5.4).
+
+The rule is the only part that knows what makes a good victim: pool, heaps and placer
+compare keys.
 """
 
 import heapq
+from typing import Protocol
 
 from kvell.pages.pool import Key, PagePool
 
@@ -15,13 +19,30 @@ BEHIND_WINDOW = 0
 NORMAL = 1
 
 
-def key(rank: int, time: int, prefix_length: int) -> Key:
-    """Place in the eviction order; the smallest goes first."""
-    return (rank, time, -prefix_length)
+class EvictionRule(Protocol):
+    """What an access makes of a page's place in the eviction order."""
+
+    def key(self, rank: int, time: int, prefix_length: int) -> Key:
+        """Place of a page accessed at step ``time``; the smallest goes first.
+
+        :param rank: ``BEHIND_WINDOW`` or ``NORMAL``.
+        :param prefix_length: tokens up to the page's end, as its group's policy ranks them.
+
+        A page of several accesses keeps the largest of their keys.
+        """
+        ...
 
 
-class LruEvictor:
-    """Least recently used, with heaps whose stale entries are dropped when met."""
+class LeastRecentlyUsed:
+    """By rank, then the oldest access, then the longest prefix."""
+
+    def key(self, rank: int, time: int, prefix_length: int) -> Key:
+        """See :class:`EvictionRule`."""
+        return (rank, time, -prefix_length)
+
+
+class Evictor:
+    """Finds the smallest key, with heaps whose stale entries are dropped when met."""
 
     def __init__(self, num_groups: int) -> None:
         self._pages: list[list[tuple[Key, int]]] = [[] for _ in range(num_groups)]

@@ -3,13 +3,18 @@
 Jenga §4.3 and §5.4 with the order corrected: a holder
 gets a large page of its own only if the pages it is known to need fill it;
 smaller remainders pack, best fit, into shared large pages of the group.
+The literal order stays for comparison, where a layout asks for it.
+
+Eviction goes by the keys while there is room.  Where large pages without a used page are
+scarce, cached pages beside used ones go first, whatever their age: no other group could
+get them, and each large page they save is one that any group can have.
 """
 
 from collections.abc import Sequence
 
-from kvell.pages.demand import whole_needed
+from kvell.pages.demand import may_take_whole
 from kvell.pages.pool import SHARED, PagePool
-from kvell.prefix.evictor import LruEvictor
+from kvell.prefix.evictor import Evictor
 from kvell.prefix.radix import RadixTree
 
 RUNGS = (
@@ -23,13 +28,18 @@ RUNGS = (
 """Where pages came from, in the order in which it is tried."""
 
 
+SCARCE = 8
+"""Large pages are scarce when fewer than one in so many has no used page."""
+
+
 class Placer:
     """Carries out a demand that :func:`kvell.pages.demand.feasible` has allowed."""
 
-    def __init__(self, pool: PagePool, evictor: LruEvictor, trees: RadixTree) -> None:
+    def __init__(self, pool: PagePool, evictor: Evictor, trees: RadixTree) -> None:
         self._pool = pool
         self._evictor = evictor
         self._tree = trees
+        self._literal = pool.layout.association == "literal"
         self.evicted_pages = [0] * len(pool.pages_per_large)
         self.rungs = dict.fromkeys(RUNGS, 0)
 
@@ -62,9 +72,11 @@ class Placer:
     def _find_large(self, holder: int, group: int, left: list[int], demand: int) -> int | None:
         """A large page of the group with an empty page, by the first rungs of the ladder."""
         pool = self._pool
-        spare = self._may_take_whole(group, left)
+        spare = may_take_whole(group, left, pool.supply)
         if (own := pool.own_large(group, holder, in_use=not spare)) is not None:
             return self._count("own_page", own)
+        if self._literal:
+            return self._in_literal_order(holder, group, demand, spare)
         fills = demand >= pool.pages_per_large[group]
         if fills and spare and (large := pool.claim_large(group, holder)) is not None:
             return self._count("own_large_page", large)
@@ -76,18 +88,31 @@ class Placer:
             return self._count("others_page", others)
         return None
 
-    def _may_take_whole(self, group: int, left: Sequence[int]) -> bool:
-        """May the group take a whole large page without failing what others still need?"""
-        supply = self._pool.supply
-        whole = whole_needed(left, supply)
-        return whole[group] > 0 or sum(whole) < supply.whole
+    def _in_literal_order(self, holder: int, group: int, demand: int, spare: bool) -> int | None:
+        """Jenga §5.4, steps 2 to 4: a large page of its own, be it by eviction, comes first."""
+        pool = self._pool
+        if spare and (large := pool.claim_large(group, holder)) is not None:
+            return self._count("own_large_page", large)
+        if spare and self._evictor.oldest_large() is not None:
+            return None
+        if (shared := pool.shared_large(group, demand, in_use=not spare)) is not None:
+            return self._count("shared_page", shared)
+        if (others := pool.others_large(group, in_use=not spare)) is not None:
+            return self._count("others_page", others)
+        return None
 
     def _make_room(self, group: int, left: Sequence[int], demand: int) -> None:
-        """Evict a large page or a page of the group, whichever the keys call for."""
-        may_whole = self._may_take_whole(group, left)
-        large = self._evictor.oldest_large() if may_whole else None
+        """Evict a large page or a page of the group, whichever the keys call for.
+
+        A group with a share of its own evicts its own pages only.
+        """
+        may_whole = may_take_whole(group, left, self._pool.supply)
+        takes_any = may_whole and not self._pool.has_shares
+        large = self._evictor.oldest_large() if takes_any else None
         page = self._evictor.oldest_page(group, in_used_large=not may_whole)
-        fills = demand >= self._pool.pages_per_large[group]
+        if self._is_scarce() and (hole := self._evictor.oldest_page(group, in_used_large=True)):
+            large, page = None, hole
+        fills = self._literal or demand >= self._pool.pages_per_large[group]
         if large is not None and (fills or page is None or large[0] < page[0]):
             self.rungs["evict_large"] += 1
             owner_group = self._pool.group[large[1]]
@@ -98,6 +123,10 @@ class Placer:
             self._evict(group, page[1])
         else:
             raise AssertionError("placement was asked for an infeasible demand")
+
+    def _is_scarce(self) -> bool:
+        pool = self._pool
+        return not self._literal and pool.supply.whole * SCARCE < pool.layout.num_large_pages
 
     def evict_unused(self) -> None:
         """Every cached page without a user becomes empty."""

@@ -4,7 +4,7 @@ Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens; the paper
 counts *earlier* tokens as its window, so its 2 is our 3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +28,10 @@ class GroupPolicy(Protocol):
 
     def live_tokens(self, num_tokens: int) -> int:
         """Tokens a request of ``num_tokens`` keeps between steps."""
+        ...
+
+    def most_live_tokens(self, num_tokens: int) -> int:
+        """Most tokens it keeps between steps on the way to ``num_tokens``."""
         ...
 
     def prefix_length(self, page_end_tokens: int) -> int:
@@ -55,6 +59,10 @@ class FullPolicy:
 
     def live_tokens(self, num_tokens: int) -> int:
         """All of them."""
+        return num_tokens
+
+    def most_live_tokens(self, num_tokens: int) -> int:
+        """All of them, at the end."""
         return num_tokens
 
     def prefix_length(self, page_end_tokens: int) -> int:
@@ -86,18 +94,53 @@ class SlidingPolicy:
         """The window, without the token to come."""
         return min(num_tokens, self.window_tokens - 1)
 
+    def most_live_tokens(self, num_tokens: int) -> int:
+        """A window never shrinks."""
+        return self.live_tokens(num_tokens)
+
     def prefix_length(self, page_end_tokens: int) -> int:
         """As for full attention, so that both evict the same tokens."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
         """Lengths whose last ``window_tokens - 1`` tokens are all cached."""
-        found, run = [], 0
-        for length, hit in enumerate(is_hit, start=1):
-            run = run + 1 if hit else 0
-            if run >= self.live_tokens(length):
-                found.append(length)
-        return found
+        return _prefixes_with_tail(is_hit, self.live_tokens)
+
+    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
+        """Attention can resume anywhere: none."""
+        return ()
+
+
+@dataclass(frozen=True)
+class ChunkedPolicy:
+    """Chunked-local attention (Llama 4): a token reads its own chunk only.
+
+    Chunks start at multiples of ``chunk_tokens``.  At the end of one everything is
+    behind at once: the next token starts the next.
+    """
+
+    chunk_tokens: int
+    required_for_hit: bool = True
+
+    def active_start(self, num_tokens: int) -> int:
+        """Where the chunk of the next token starts."""
+        return num_tokens // self.chunk_tokens * self.chunk_tokens
+
+    def live_tokens(self, num_tokens: int) -> int:
+        """What the unfinished chunk has so far."""
+        return num_tokens % self.chunk_tokens
+
+    def most_live_tokens(self, num_tokens: int) -> int:
+        """A chunk but its last token."""
+        return min(num_tokens, self.chunk_tokens - 1)
+
+    def prefix_length(self, page_end_tokens: int) -> int:
+        """As for full attention, so that both evict the same tokens."""
+        return page_end_tokens
+
+    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
+        """Lengths whose tokens since the chunk began are all cached; any end of a chunk."""
+        return _prefixes_with_tail(is_hit, self.live_tokens)
 
     def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
         """Attention can resume anywhere: none."""
@@ -106,6 +149,20 @@ class SlidingPolicy:
 
 def policy_of(group: GroupSpec) -> GroupPolicy:
     """The policy of a group's kind."""
-    if group.kind is GroupKind.SLIDING:
-        return SlidingPolicy(group.window_tokens)
-    return FullPolicy()
+    match group.kind:
+        case GroupKind.FULL:
+            return FullPolicy()
+        case GroupKind.SLIDING:
+            return SlidingPolicy(group.window_tokens)
+        case GroupKind.CHUNKED:
+            return ChunkedPolicy(group.window_tokens)
+
+
+def _prefixes_with_tail(is_hit: Sequence[bool], tail: Callable[[int], int]) -> list[int]:
+    """Lengths whose last ``tail(length)`` tokens are all cached."""
+    found, run = [], 0
+    for length, hit in enumerate(is_hit, start=1):
+        run = run + 1 if hit else 0
+        if run >= tail(length):
+            found.append(length)
+    return found

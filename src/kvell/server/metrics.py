@@ -114,12 +114,16 @@ class InstanceCollector(Collector):
             "kvell:group_cached_pages", "Pages kept for hits.", labels=labels
         )
         evicted = CounterMetricFamily("kvell:group_evicted_pages", "Pages evicted.", labels=labels)
+        hits = CounterMetricFamily(
+            "kvell:group_prefix_cache_hits", "Tokens of cached pages taken.", labels=labels
+        )
         for group in stats.groups:
             values = (self._model_name, group.name)
             used.add_metric(values, group.used_pages)
             cached.add_metric(values, group.cached_pages)
             evicted.add_metric(values, group.evicted_pages)
-        return used, cached, evicted
+            hits.add_metric(values, group.hit_tokens)
+        return used, cached, evicted, hits
 
     def _by_label(self, label: str, name: str, values: dict[str, int]) -> Metric:
         text = f"How often, by {label}."

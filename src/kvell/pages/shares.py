@@ -1,0 +1,23 @@
+"""Fixed shares of a pool: what each group may take where memory is cut at start."""
+
+from collections.abc import Sequence
+
+
+def larges_for(pages: int, pages_per_large: Sequence[int]) -> list[int]:
+    """Large pages that ``pages`` pages take in each group."""
+    return [-(-pages // count) for count in pages_per_large]
+
+
+def equal_shares(pages_per_large: Sequence[int], num_large_pages: int) -> tuple[int, ...]:
+    """Large pages of each group when all get the same number of pages, as many as go in.
+
+    All zero if the pool has fewer large pages than groups.
+    """
+    low, high = 0, num_large_pages * max(pages_per_large)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(larges_for(middle, pages_per_large)) <= num_large_pages:
+            low = middle
+        else:
+            high = middle - 1
+    return tuple(larges_for(low, pages_per_large))

@@ -1,0 +1,33 @@
+"""Things that happen at known times, in order of time and then of scheduling."""
+
+import heapq
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class EventQueue(Generic[Item]):
+    """A priority queue; of two events at one time, the one scheduled first comes first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Item]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def schedule(self, at_seconds: float, item: Item) -> None:
+        """Let ``item`` happen at ``at_seconds``."""
+        heapq.heappush(self._heap, (at_seconds, self._sequence, item))
+        self._sequence += 1
+
+    def next_seconds(self) -> float | None:
+        """When the next event happens; None if nothing is scheduled."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self) -> Item:
+        """Take the next event.
+
+        :raises IndexError: if there is none.
+        """
+        return heapq.heappop(self._heap)[2]

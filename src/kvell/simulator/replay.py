@@ -1,0 +1,205 @@
+"""Replays a trace in virtual time on the engine's own scheduler and memory core.
+
+::
+
+    trace ─► arrivals ─► EngineCore.plan ─► TraceRunner ─► EngineCore.commit ─► figures
+                              ▲                │ seconds of the step
+                              └─ VirtualClock ◄┘
+
+Nothing of the engine is re-implemented: only the model's answers come from the trace.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvell.clock import Clock, VirtualClock
+from kvell.engine.core import EngineCore
+from kvell.engine.journal import Journal, JournaledCore
+from kvell.engine.limits import Limits
+from kvell.engine.plan import StepPlan
+from kvell.engine.protocol import Event, Finished, Submit, Tokens
+from kvell.engine.sampling_params import SamplingParams
+from kvell.memory import LayerSpec, MemoryCore
+from kvell.simulator.events import EventQueue
+from kvell.simulator.metered import MeteredCore
+from kvell.simulator.metrics import MemoryMeter, RunningRequest, StepMeans
+from kvell.simulator.prompts import PromptMaker
+from kvell.simulator.runner import Machine, TraceRunner
+from kvell.simulator.trace import TraceRow
+from kvell.vocabulary import RequestId
+
+Arrivals = Literal["start", "trace"]
+"""All requests wait at the start, or each arrives at its time."""
+Progress = Callable[[float], None]
+"""Called with the fraction of requests that are done."""
+
+MAX_NUM_BATCHED_TOKENS = 8_192
+MAX_NUM_SEQS = 256
+AHEAD_TOKENS = 1 << 23
+"""Prompts are made shortly before they can be admitted: at most so many tokens …"""
+AHEAD_REQUESTS = 17
+"""… beyond as many requests as one step can hold back, and one more."""
+
+
+@dataclass
+class RequestFigures:
+    """One request's life, in steps; None for what never came."""
+
+    index: int
+    prompt_tokens: int
+    hit_tokens: int | None = None
+    admitted_step: int | None = None
+    first_token_step: int | None = None
+    finish_step: int | None = None
+
+
+class Replay:
+    """One run of one trace; :meth:`run` it once, then read the figures.
+
+    :param core: an empty memory core.
+    :param layers: the model's layers, which say what is needed of the pages.
+    :param limits: ``max_model_len`` decides which requests are refused.
+    :param machine: gives steps their length in virtual time.
+    :param wall: measures how long the replay itself takes.
+    """
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        layers: Sequence[LayerSpec],
+        limits: Limits,
+        rows: Sequence[TraceRow],
+        arrivals: Arrivals,
+        machine: Machine,
+        wall: Clock,
+        journal: Journal | None = None,
+    ) -> None:
+        self.requests = [RequestFigures(i, row.prompt_tokens) for i, row in enumerate(rows)]
+        self.means = StepMeans(core.layout)
+        self.clock = VirtualClock()
+        self._rows, self._arrivals, self._machine, self._wall = rows, arrivals, machine, wall
+        self._memory = MeteredCore(core)
+        self._memory.on_advanced = self._look
+        self._meter = MemoryMeter(core.layout, layers)
+        self._engine = EngineCore(self._memory, limits, frozenset())
+        self._journaled = JournaledCore(self._engine, journal)
+        self._prompts = PromptMaker(rows)
+        self._runner = TraceRunner(self._prompts)
+        self._pending: EventQueue[int] = EventQueue()
+        self._counts = dict.fromkeys(("finished", "refused", "scheduled"), 0)
+        self._waiting_tokens = 0
+        self._leaves_waiting = False
+        self._wall_seconds = 0.0
+
+    def run(self, progress: Progress = lambda _: None) -> None:
+        """Until every request is finished or refused."""
+        began = self._wall.now_seconds()
+        self._schedule_arrivals()
+        while len(self._pending) or self._engine.has_work:
+            self._arrive()
+            if self._engine.has_work:
+                self._step()
+            progress((self._counts["finished"] + self._counts["refused"]) / len(self._rows))
+        self._wall_seconds = self._wall.now_seconds() - began
+
+    def report(self) -> dict[str, Any]:
+        """The figures of the run, by the names that every bench uses."""
+        stats, steps = self._engine.stats(), self.means.num_steps
+        every, saturated = self.means.means(), self.means.means(saturated=True)
+        manager_us = self._memory.nanoseconds / 1e3
+        groups = [
+            figures | {"evicted_pages": group.evicted_pages, "hit_tokens": group.hit_tokens}
+            for figures, group in zip(self.means.group_figures(), stats.groups, strict=True)
+        ]
+        return {
+            "requests_finished": self._counts["finished"],
+            "requests_refused": self._counts["refused"],
+            "steps": steps,
+            "batch_mean": every.batch,
+            "hit_rate": stats.prefix_cache_hits / max(1, stats.prefix_cache_queries),
+            "waste": every.waste,
+            "stranded": every.stranded,
+            "manager_us_per_step": manager_us / max(1, steps),
+            "manager_us_per_request_step": manager_us / max(1, self._counts["scheduled"]),
+            "preemptions": stats.preemptions,
+            "kv_memory_bytes": self._memory.layout.pool_bytes,
+            "wall_seconds": self._wall_seconds,
+            "batch_saturated_mean": saturated.batch,
+            "waste_saturated": saturated.waste,
+            "stranded_saturated": saturated.stranded,
+            "virtual_seconds": self.clock.now_seconds(),
+            "max_running": self._engine.max_running,
+            "max_model_len": self._engine.limits.max_model_len,
+            "rungs": stats.rungs,
+            "groups": groups,
+        }
+
+    # ------------------------------------------------------------------ arrivals
+
+    def _schedule_arrivals(self) -> None:
+        for index, row in enumerate(self._rows):
+            if row.num_tokens > self._engine.limits.max_model_len:
+                self._counts["refused"] += 1
+            else:
+                self._pending.schedule(row.arrival_s * (self._arrivals == "trace"), index)
+
+    def _arrive(self) -> None:
+        """Submit what is due; an idle machine waits for the next arrival."""
+        at_seconds = self._pending.next_seconds()
+        if at_seconds is not None and not self._engine.has_work:
+            self.clock.advance(max(0.0, at_seconds - self.clock.now_seconds()))
+        while self._is_due() and not self._is_far_ahead():
+            self._submit(self._pending.pop())
+
+    def _is_due(self) -> bool:
+        at_seconds = self._pending.next_seconds()
+        return at_seconds is not None and at_seconds <= self.clock.now_seconds()
+
+    def _is_far_ahead(self) -> bool:
+        waiting = self._engine.num_waiting()
+        if waiting < AHEAD_REQUESTS:
+            return False
+        return waiting > self._engine.limits.max_num_seqs or self._waiting_tokens > AHEAD_TOKENS
+
+    def _submit(self, index: int) -> None:
+        row = self._rows[index]
+        self._waiting_tokens += row.prompt_tokens
+        sampling = SamplingParams(temperature=0, max_tokens=row.output_tokens, ignore_eos=True)
+        prompt = self._prompts.prompt(index).astype("<i4", copy=False)
+        self._journaled.tell(Submit(RequestId(str(index)), prompt.tobytes(), sampling))
+
+    # --------------------------------------------------------------------- steps
+
+    def _step(self) -> None:
+        plan = self._journaled.plan()
+        if not plan.work:
+            raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
+        self._leaves_waiting = self._engine.num_waiting() > 0 or self._is_due()
+        self._note_admitted(plan)
+        self._counts["scheduled"] += len(plan.work)
+        self.clock.advance(self._machine.step_seconds(self._memory.layout, plan))
+        self._note(plan.step, self._journaled.commit(self._runner.run(plan)))
+
+    def _look(self) -> None:
+        """A step's tokens are computed: sample the pool."""
+        computed, hits = self._memory.computed, self._memory.hits
+        running = [RunningRequest(length, hits[handle]) for handle, length in computed.items()]
+        totals = self._memory.totals()
+        self.means.add(self._meter.sample(running, totals, leaves_waiting=self._leaves_waiting))
+
+    def _note_admitted(self, plan: StepPlan) -> None:
+        for request_id in plan.admitted:
+            figures = self.requests[int(request_id)]
+            if figures.admitted_step is None:
+                figures.admitted_step = plan.step
+                self._waiting_tokens -= figures.prompt_tokens
+
+    def _note(self, step: int, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Tokens) and event.first_index == 0:
+                self.requests[int(event.request_id)].first_token_step = step
+            elif isinstance(event, Finished):
+                self._counts["finished"] += 1
+                figures = self.requests[int(event.request_id)]
+                figures.finish_step, figures.hit_tokens = step, event.cached_tokens

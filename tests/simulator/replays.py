@@ -1,0 +1,88 @@
+"""Tiny replays whose figures can be worked out by hand."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvell.clock import VirtualClock
+from kvell.engine.journal import Journal
+from kvell.engine.limits import Limits
+from kvell.memory import (
+    GroupKind,
+    Implementation,
+    LayerSpec,
+    Layout,
+    create_core,
+    longest_request,
+    plan_layout,
+)
+from kvell.simulator.model_cost import ModelCost
+from kvell.simulator.profiles import DeviceProfile
+from kvell.simulator.replay import Arrivals, Replay
+from kvell.simulator.runner import Machine
+from kvell.simulator.trace import TraceRow
+
+PROFILE = DeviceProfile("test", 1e9, 1.0, 1e9, 1.0, 1.0)
+MACHINE = Machine(PROFILE, ModelCost(1, 0, 1))
+"""A step takes about a second, whatever it holds."""
+
+
+def row(
+    prompt: int, output: int, blocks: Sequence[int] = (), size: int = 4, at: float = 0.0
+) -> TraceRow:
+    """A trace row; ``size`` is the tokens of a block, if there are blocks."""
+    return TraceRow(at, prompt, output, np.asarray(blocks, np.int64), size if blocks else 0)
+
+
+def layout_of(*layers: tuple[int, int], large_pages: int = 64) -> Layout:
+    """Layers of (window or 0, KV heads); a head's K and V are 32 bytes a token, pages 4 tokens."""
+    specs = [layer_of(i, window, heads) for i, (window, heads) in enumerate(layers)]
+    large_page_bytes = plan_layout(specs, 1 << 20, page_tokens=4).large_page_bytes
+    return plan_layout(specs, large_page_bytes * large_pages, page_tokens=4)
+
+
+def layer_of(index: int, window: int, heads: int) -> LayerSpec:
+    """A layer whose K and V take 32 bytes a token and head."""
+    kind = GroupKind.SLIDING if window else GroupKind.FULL
+    return LayerSpec(index, kind, heads, 8, 2, window)
+
+
+def layers_in(layout: Layout) -> list[LayerSpec]:
+    """The layers that :func:`layout_of` was given."""
+    return [
+        layer_of(index, group.window_tokens, group.layer_token_bytes // 32)
+        for group in layout.groups
+        for index in group.layers
+    ]
+
+
+def limits_of(layout: Layout) -> Limits:
+    """Steps of up to 64 tokens; requests as long as the pool holds."""
+    longest = longest_request(layout, 400, 4)
+    return Limits(64, 8, max_model_len=longest, min_chunk_tokens=4)
+
+
+def make_replay(
+    layout: Layout,
+    rows: Sequence[TraceRow],
+    arrivals: Arrivals = "start",
+    implementation: Implementation = "auto",
+    journal: Journal | None = None,
+) -> Replay:
+    """A replay that has been run."""
+    core, layers, limits = create_core(layout, implementation), layers_in(layout), limits_of(layout)
+    replay = Replay(core, layers, limits, rows, arrivals, MACHINE, VirtualClock(), journal)
+    replay.run()
+    return replay
+
+
+def busy_rows(seed: int, count: int = 30) -> list[TraceRow]:
+    """Requests of up to 80 tokens, half of them behind one of three beginnings."""
+    draw = np.random.default_rng(seed)
+    heads = [list(range(10 * k, 10 * k + 6)) for k in range(3)]
+    rows = []
+    for i in range(count):
+        head = heads[int(draw.integers(3))] if draw.random() < 0.5 else []
+        prompt = 4 * len(head) + int(draw.integers(1, 40))
+        rows.append(row(prompt, int(draw.integers(1, 16)), head, at=float(i)))
+    return rows

@@ -1,0 +1,120 @@
+"""Virtual time: events in order, and steps that take as long as their work."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvell.engine.plan import TokenWork
+from kvell.errors import ChangeSomething
+from kvell.models.configs import config_from_dict
+from kvell.models.description import describe
+from kvell.simulator.events import EventQueue
+from kvell.simulator.model_cost import ModelCost, model_cost
+from kvell.simulator.profiles import DeviceProfile, StepCost, hardware_names, load_profile
+from kvell.vocabulary import RequestId
+from tests.simulator.replays import layout_of
+
+SLOW = DeviceProfile("slow", 100.0, 0.5, 10.0, 0.5, 1.0)
+
+
+class TestEvents:
+    def test_by_time_then_by_scheduling(self) -> None:
+        queue: EventQueue[str] = EventQueue()
+        for at, name in [(2.0, "late"), (1.0, "first"), (1.0, "second"), (0.5, "early")]:
+            queue.schedule(at, name)
+        assert queue.next_seconds() == 0.5
+        assert [queue.pop() for _ in range(4)] == ["early", "first", "second", "late"]
+
+    def test_empty(self) -> None:
+        queue: EventQueue[str] = EventQueue()
+        assert queue.next_seconds() is None
+        with pytest.raises(IndexError):
+            queue.pop()
+
+    def test_items_need_no_order(self) -> None:
+        queue: EventQueue[dict[str, int]] = EventQueue()
+        queue.schedule(1.0, {"a": 1})
+        queue.schedule(1.0, {"a": 0})
+        assert queue.pop() == {"a": 1}
+
+
+class TestProfiles:
+    def test_the_slower_part_decides(self) -> None:
+        assert SLOW.step_seconds(StepCost(100.0, 5.0)) == 1.0 + 2.0
+        assert SLOW.step_seconds(StepCost(100.0, 20.0)) == 1.0 + 4.0
+
+    def test_monotone(self) -> None:
+        profile = load_profile("a100-80")
+        flops = [profile.step_seconds(StepCost(x, 1e10)) for x in np.geomspace(1e9, 1e16, 30)]
+        reads = [profile.step_seconds(StepCost(1e12, x)) for x in np.geomspace(1e6, 1e13, 30)]
+        for seconds in (flops, reads):
+            assert all(a <= b for a, b in pairwise(seconds))
+            assert seconds[-1] > 10 * seconds[0]
+
+    def test_packaged_profiles_load_and_name_their_source(self) -> None:
+        names = hardware_names()
+        assert {"a100-80", "h100", "h200", "l4"} <= set(names)
+        cost = StepCost(1e13, 1e10)
+        seconds = {name: load_profile(name).step_seconds(cost) for name in names}
+        assert seconds["l4"] > seconds["a100-80"] > seconds["h100"]
+
+    def test_own_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.toml"
+        path.write_text(
+            "peak_flops=1e3\nflops_efficiency=1\nbandwidth_bytes=2\n"
+            "bandwidth_efficiency=1\nstep_overhead_seconds=0.5\n"
+        )
+        assert load_profile(str(path)) == DeviceProfile("mine", 1e3, 1.0, 2.0, 1.0, 0.5)
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [("peak_flops = 0", "peak_flops is 0"), ("= 3", "no TOML"), ("", "peak_flops is None")],
+    )
+    def test_broken_file(self, tmp_path: Path, text: str, problem: str) -> None:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        with pytest.raises(ChangeSomething, match=problem):
+            load_profile(str(path))
+
+    def test_unknown_name(self) -> None:
+        with pytest.raises(ChangeSomething, match="a100-80"):
+            load_profile("abacus")
+
+
+def work(start: int, count: int) -> TokenWork:
+    return TokenWork(RequestId("0"), 1, start, count, np.zeros(count, np.int32), None, 0)
+
+
+class TestModelCost:
+    def test_of_a_step(self) -> None:
+        # Full: 64 B a token; sliding(5): 32 B a token, at most 4 of them live.
+        layout = layout_of((0, 2), (5, 1))
+        cost = ModelCost(active_weights=10, weight_bytes=1_000, query_size=3)
+        step = cost.of_step(layout, [work(9, 1), work(0, 2)])
+        assert step.read_bytes == 1_000 + 64 * (10 + 2) + 32 * (4 + 2)
+        # A token attends to what is live at the middle of its work, and to itself.
+        assert step.flops == 2 * 10 * 3 + 4 * 3 * ((10 + 2 * 2) + (5 + 2 * 2))
+
+    def test_published_weights(self) -> None:
+        raw = {
+            "model_type": "llama",
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        }
+        config = config_from_dict(raw)
+        cost = model_cost(config, describe(config, 2), 2)
+        assert abs(cost.active_weights - 7.5e9) < 0.1e9  # 8.03e9 without the input embedding
+        assert cost.weight_bytes == 2 * cost.active_weights
+
+    def test_experts_are_all_read_but_few_computed(self) -> None:
+        raw = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+        config = config_from_dict(raw)
+        cost = model_cost(config, describe(config, 2), 2)
+        assert abs(cost.active_weights - 12.8e9) < 0.3e9
+        assert abs(cost.weight_bytes / 2 - 46.6e9) < 0.5e9

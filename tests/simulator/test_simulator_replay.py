@@ -1,0 +1,161 @@
+"""Whole replays: what the loop promises, whatever the trace."""
+
+from typing import Any
+
+import pytest
+
+from kvell.clock import VirtualClock
+from kvell.engine.core import EngineCore
+from kvell.engine.journal import Journal, replay
+from kvell.engine.plan import StepPlan
+from kvell.memory import audit, create_core
+from kvell.simulator.metered import MeteredCore
+from kvell.simulator.replay import Replay
+from tests.simulator.replays import (
+    MACHINE,
+    busy_rows,
+    layers_in,
+    layout_of,
+    limits_of,
+    make_replay,
+    row,
+)
+
+MIXED = ((0, 1), (9, 2))
+CLOCKED = ("wall_seconds", "manager_us_per_step", "manager_us_per_request_step")
+
+
+def figures(run: Replay) -> dict[str, Any]:
+    return {name: value for name, value in run.report().items() if name not in CLOCKED}
+
+
+class TestWholeTraces:
+    @pytest.mark.parametrize("arrivals", ["start", "trace"])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_every_request_ends_with_its_output(self, seed: int, arrivals: Any) -> None:
+        rows = busy_rows(seed)
+        run = make_replay(layout_of(*MIXED, large_pages=40), rows, arrivals)
+        report = run.report()
+        assert report["requests_finished"] == len(rows)
+        assert all(r.finish_step is not None for r in run.requests)
+        for figures, trace_row in zip(run.requests, rows, strict=True):
+            assert figures.admitted_step is not None
+            assert figures.first_token_step is not None
+            assert figures.finish_step is not None
+            assert figures.admitted_step <= figures.first_token_step
+            taken = figures.finish_step - figures.first_token_step
+            assert taken >= trace_row.output_tokens - 1
+
+    def test_pressure_preempts_and_prefixes_hit(self) -> None:
+        report = make_replay(layout_of(*MIXED, large_pages=24), busy_rows(0)).report()
+        assert report["preemptions"] > 0
+        assert report["hit_rate"] > 0.02
+        assert 0 < report["stranded"] < 1
+        assert 0 < report["waste"] < 1
+        assert report["batch_saturated_mean"] >= report["batch_mean"]
+
+    def test_deterministic(self) -> None:
+        runs = [make_replay(layout_of(*MIXED, large_pages=40), busy_rows(1)) for _ in range(2)]
+        assert figures(runs[0]) == figures(runs[1])
+        assert runs[0].requests == runs[1].requests
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_both_cores_count_alike(self, seed: int) -> None:
+        runs = [
+            make_replay(layout_of(*MIXED, (0, 3), large_pages=60), busy_rows(seed), "start", kind)
+            for kind in ("compiled", "python")
+        ]
+        assert figures(runs[0]) == figures(runs[1])
+        assert runs[0].means._all == runs[1].means._all
+
+    def test_the_journal_gives_the_same_plans(self) -> None:
+        layout, rows, journal = layout_of(*MIXED, large_pages=40), busy_rows(2), Journal()
+        run = make_replay(layout, rows, journal=journal)
+        again = EngineCore(create_core(layout), limits_of(layout), frozenset())
+        plans: list[StepPlan] = replay(journal.entries, again)
+        assert len(plans) == run.report()["steps"]
+        assert not again.has_work
+        assert again.stats() == run._engine.stats()
+        first = EngineCore(create_core(layout), limits_of(layout), frozenset())
+        assert replay(journal.entries, first) == plans
+
+    def test_hits_are_those_of_the_first_admission(self) -> None:
+        rows = [row(9, 1, [1, 2]), row(9, 1, [1, 2]), row(9, 1, [1, 3]), row(9, 1, [4, 5])]
+        run = make_replay(layout_of((0, 1)), rows)
+        assert [r.hit_tokens for r in run.requests] == [0, 8, 4, 0]
+        assert run.report()["hit_rate"] == 12 / 36
+
+    def test_repeated_prompts_share_named_blocks_only(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(20, 2, [1]), row(20, 2, [1]), row(20, 2)])
+        assert [r.hit_tokens for r in run.requests] == [0, 4, 0]
+
+
+class TestRefusals:
+    def test_longer_than_the_pool(self) -> None:
+        run = make_replay(layout_of((0, 1), large_pages=4), [row(20, 1), row(8, 2), row(10, 7)])
+        report = run.report()
+        assert (report["requests_refused"], report["requests_finished"]) == (2, 1)
+        assert report["max_model_len"] == 16
+        assert [r.finish_step is None for r in run.requests] == [True, False, True]
+
+    def test_nothing_but_refused(self) -> None:
+        report = make_replay(layout_of((0, 1), large_pages=4), [row(20, 1)]).report()
+        assert (report["steps"], report["batch_mean"], report["waste"]) == (0, 0.0, 0.0)
+
+
+class TestVirtualTime:
+    def test_steps_take_what_the_profile_says(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(5, 3)])
+        assert run.report()["virtual_seconds"] == pytest.approx(3.0, abs=1e-3)
+
+    def test_requests_come_at_their_time(self) -> None:
+        rows = [row(5, 3, at=0.0), row(5, 1, at=1.5), row(5, 1, at=100.0)]
+        run = make_replay(layout_of((0, 1)), rows, "trace")
+        assert [r.admitted_step for r in run.requests] == [1, 3, 4]
+        assert run.clock.now_seconds() == pytest.approx(101.0, abs=1e-3)
+        # The idle time between has no steps.
+        assert run.report()["steps"] == 4
+
+    def test_start_ignores_arrivals(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(5, 1, at=0.0), row(5, 1, at=1e6)])
+        assert [r.admitted_step for r in run.requests] == [1, 1]
+        assert run.clock.now_seconds() < 2
+
+    def test_what_comes_during_a_step_did_not_wait_in_it(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(5, 1), row(5, 1, at=0.5)], "trace")
+        assert not any(sample.leaves_waiting for sample in run.means._all)
+
+
+class TestMeteredCore:
+    def test_watches_and_changes_nothing(self) -> None:
+        layout = layout_of(*MIXED, large_pages=40)
+        bare, metered = create_core(layout), MeteredCore(create_core(layout))
+        for core in (bare, metered):
+            engine = EngineCore(core, limits_of(layout), frozenset())
+            replay(journal_of(20), engine)
+        assert metered.snapshot() == bare.snapshot()
+        assert audit(layout, metered.snapshot()) == []
+        assert metered.computed == {}
+        assert metered.nanoseconds > 0
+
+    def test_looking_is_not_managing(self) -> None:
+        metered = MeteredCore(create_core(layout_of((0, 1))))
+        metered.totals()
+        metered.snapshot()
+        assert metered.nanoseconds == 0
+
+
+def journal_of(count: int) -> list[Any]:
+    journal = Journal()
+    make_replay(layout_of(*MIXED, large_pages=40), busy_rows(5, count), journal=journal)
+    return journal.entries
+
+
+def test_progress_reaches_the_end() -> None:
+    layout, seen = layout_of((0, 1)), list[float]()
+    rows = busy_rows(0)
+    limits, core = limits_of(layout), create_core(layout)
+    fresh = Replay(core, layers_in(layout), limits, rows, "start", MACHINE, VirtualClock())
+    fresh.run(seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
