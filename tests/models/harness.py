@@ -222,7 +222,8 @@ def paged(module: Any) -> PagedModel:
 
 
 def prompt_ids(length: int, seed: int = 0, vocab: int = 509) -> list[int]:
-    return [random.Random(f"{seed}/{length}").randrange(3, vocab) for _ in range(length)]
+    draw = random.Random(f"{seed}/{length}")
+    return [draw.randrange(3, vocab) for _ in range(length)]
 
 
 def oracle_logits(module: Any, ids: Sequence[int]) -> torch.Tensor:
