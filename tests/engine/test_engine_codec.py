@@ -50,7 +50,7 @@ samplings = st.builds(
     ignore_eos=st.booleans(),
 )
 counts = st.dictionaries(texts, naturals, max_size=3)
-groups = st.builds(GroupStats, texts, naturals, naturals, naturals, naturals)
+groups = st.builds(GroupStats, texts, naturals, naturals, naturals)
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Submit, texts.map(RequestId), st.binary(max_size=64), samplings, texts, naturals),
     st.builds(Cancel, texts.map(RequestId)),
@@ -67,6 +67,8 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.sampled_from(["stop", "length", "cancelled", "refused", "error"]),
         *[naturals] * 4,
         message=texts,
+        field=texts,
+        try_later=st.booleans(),
     ),
     st.builds(
         Stats,
