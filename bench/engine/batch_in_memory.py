@@ -4,6 +4,10 @@ The shape is Gemma-3-270M's (18 layers: 15 sliding 512, 3 full; one KV head of 2
 with random weights.  The ideal is pool ÷ bytes of one request at full length.
 """
 
+from kvell.cli.environment import prepare_process
+
+prepare_process()  # the launcher's own settings; torch reads them when it is imported
+
 import argparse
 import json
 import statistics

@@ -4,6 +4,10 @@ Every round gives each system the same fresh random prompts, so no prefix cache 
 Tokens per second count output tokens over the whole call, prefill included.
 """
 
+from kvell.cli.environment import prepare_process
+
+prepare_process()  # the launcher's own settings; torch reads them when it is imported
+
 import argparse
 import json
 import statistics

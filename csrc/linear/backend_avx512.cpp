@@ -5,14 +5,10 @@
 
 namespace {
 
-#ifndef KVELL_ROWS
-#define KVELL_ROWS 4
-#endif
-
 struct Avx512Lanes {
   using Sum = __m512;
   using Items = __m512bh;
-  static constexpr int kElements = 32, kRows = KVELL_ROWS;
+  static constexpr int kElements = 32, kRows = 4;
 
   static Sum zero() { return _mm512_setzero_ps(); }
   static Items load(const uint16_t* p) { return (Items)_mm512_loadu_si512(p); }

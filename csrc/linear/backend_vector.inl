@@ -12,23 +12,30 @@ constexpr int kWidth = 8;
 constexpr int kWidth = 4;
 #endif
 
+// Two neighbouring elements lie in one 32-bit word and are its halves, shifted or masked
+// into the place of a float's upper half.
 struct VectorLanes {
   typedef float Sum __attribute__((vector_size(kWidth * 4)));
-  typedef uint32_t Bits __attribute__((vector_size(kWidth * 4)));
-  typedef uint16_t Stored __attribute__((vector_size(kWidth * 2), aligned(2)));
-  using Items = Sum;
-  static constexpr int kElements = kWidth, kRows = 2;
+  typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
+  typedef uint32_t Stored __attribute__((vector_size(kWidth * 4), aligned(2), may_alias));
+  struct Items {
+    Sum low, high;
+  };
+  static constexpr int kElements = 2 * kWidth, kRows = 2;
 
   static Sum zero() { return Sum{}; }
   static Items load(const uint16_t* p) {
-    return (Items)(__builtin_convertvector(*reinterpret_cast<const Stored*>(p), Bits) << 16);
+    const Words words = *reinterpret_cast<const Stored*>(p);
+    return {(Sum)(words << 16), (Sum)(words & 0xffff0000u)};
   }
   static Items load_some(const uint16_t* p, int count) {
-    uint16_t some[kWidth] = {};
+    uint16_t some[kElements] = {};
     std::memcpy(some, p, count * sizeof(uint16_t));
     return load(some);
   }
-  static Sum madd(Sum sum, Items a, Items b) { return sum + a * b; }
+  static Sum madd(Sum sum, const Items& a, const Items& b) {
+    return sum + a.low * b.low + a.high * b.high;
+  }
 
   static void finish(const Sum (&sums)[4], const uint16_t* bias, uint16_t* y, int count) {
     for (int o = 0; o < count; ++o) y[o] = rounded(folded(sums[o]) + (bias ? value(bias[o]) : 0.0f));

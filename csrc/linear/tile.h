@@ -14,14 +14,14 @@ using kvell::Linear;
 constexpr int kTileOut = 4;       // rows of W at a time
 constexpr int kLineElements = 32;  // of one cache line
 
-#ifndef KVELL_AHEAD
-#define KVELL_AHEAD 2048
-#define KVELL_FAR 10240
-#endif
+// Forced, because gcc takes a function that only prefetches for one without effects and
+// drops its calls.
+#define KVELL_INLINE inline __attribute__((always_inline))
+
 // How far ahead of its use W is fetched into the second and then into the first cache.
 // In one go would be slower by up to a third: what waits for memory then holds the few
 // slots that x, read again and again from the second cache, needs too.
-constexpr int64_t kFarElements = KVELL_FAR, kNearElements = KVELL_AHEAD;
+constexpr int64_t kFarElements = 20480, kNearElements = 4096;
 
 // W as one stream in the order of its addresses: four rows at a time in lockstep is an
 // order that memory answers at a third of its speed. The passes over a tile share the
@@ -30,7 +30,7 @@ struct Fetch {
   const uint16_t *far, *near;  // null: nothing is left to fetch
   int lines;                   // of each step of kLineElements
 
-  void operator()(int64_t k) const {
+  KVELL_INLINE void operator()(int64_t k) const {
     for (int line = 0; line < lines; ++line) {
       const int64_t element = k * lines + line * kLineElements;
       if (far) __builtin_prefetch(far + element, 0, 2);
@@ -41,7 +41,7 @@ struct Fetch {
 
 // What pass `pass` over the tile at `tile` fetches, of a stream that ends at `stop`.
 Fetch fetch_of(const uint16_t* tile, const uint16_t* stop, int64_t in, int64_t pass, int64_t passes) {
-  const int lines = static_cast<int>(std::max<int64_t>(1, (kTileOut + passes - 1) / passes));
+  const int lines = static_cast<int>((kTileOut + passes - 1) / passes);
   if (pass * lines >= kTileOut) return {nullptr, nullptr, 0};
   const int64_t left = stop - tile - pass * lines * in;
   const uint16_t* from = stop - left;
@@ -50,7 +50,7 @@ Fetch fetch_of(const uint16_t* tile, const uint16_t* stop, int64_t in, int64_t p
 }
 
 // The start of the stream, before its first tile.
-void fetch_start(const uint16_t* from, int64_t elements) {
+KVELL_INLINE void fetch_start(const uint16_t* from, int64_t elements) {
   const int64_t near = std::min(kNearElements, elements), far = std::min(kFarElements, elements);
   for (int64_t k = 0; k < near; k += kLineElements) __builtin_prefetch(from + k, 0, 3);
   for (int64_t k = near; k < far; k += kLineElements) __builtin_prefetch(from + k, 0, 2);
@@ -62,35 +62,38 @@ struct TileRows {
   int count;       // rows of W that exist; the others repeat the last
 };
 
-template <class Lanes, int R>
-static inline __attribute__((always_inline)) void step(typename Lanes::Sum (&sums)[R][kTileOut],
-                                                       const typename Lanes::Items (&weights)[kTileOut],
-                                                       const typename Lanes::Items (&xs)[R]) {
-  for (int r = 0; r < R; ++r)
-    for (int o = 0; o < kTileOut; ++o) sums[r][o] = Lanes::madd(sums[r][o], weights[o], xs[r]);
+// One step of R rows of x over a tile: loads by `load`, of elements from k on.
+template <class Lanes, int R, class Load>
+KVELL_INLINE void step(typename Lanes::Sum (&sums)[R][kTileOut], const TileRows& tile,
+                       const uint16_t* x, int64_t x_stride, int64_t k, Load load) {
+  typename Lanes::Items weights[kTileOut];
+  for (int o = 0; o < kTileOut; ++o) weights[o] = load(tile.weight[o] + k);
+  for (int r = 0; r < R; ++r) {
+    const typename Lanes::Items items = load(x + r * x_stride + k);
+    for (int o = 0; o < kTileOut; ++o) sums[r][o] = Lanes::madd(sums[r][o], weights[o], items);
+  }
 }
 
-// R rows of x from `row` on. 
+// R rows of x from `row` on.
 template <class Lanes, int R>
 void multiply(const Linear& linear, const TileRows& tile, int64_t row, const Fetch& fetch) {
   typename Lanes::Sum sums[R][kTileOut];
-  typename Lanes::Items weights[kTileOut], xs[R];
   for (int r = 0; r < R; ++r)
     for (int o = 0; o < kTileOut; ++o) sums[r][o] = Lanes::zero();
   const uint16_t* x = linear.x + row * linear.x_stride;
+  const auto take = [&](int64_t k) {
+    step<Lanes, R>(sums, tile, x, linear.x_stride, k, [](const uint16_t* p) { return Lanes::load(p); });
+  };
   int64_t k = 0;
-  for (; k + Lanes::kElements <= linear.in; k += Lanes::kElements) {
-    if (k % kLineElements == 0) fetch(k);
-    for (int o = 0; o < kTileOut; ++o) weights[o] = Lanes::load(tile.weight[o] + k);
-    for (int r = 0; r < R; ++r) xs[r] = Lanes::load(x + r * linear.x_stride + k);
-    step<Lanes, R>(sums, weights, xs);
+  for (; k + kLineElements <= linear.in; k += kLineElements) {
+    fetch(k);
+    for (int part = 0; part < kLineElements; part += Lanes::kElements) take(k + part);
   }
-  if (k < linear.in) {
-    const int left = static_cast<int>(linear.in - k);
-    for (int o = 0; o < kTileOut; ++o) weights[o] = Lanes::load_some(tile.weight[o] + k, left);
-    for (int r = 0; r < R; ++r) xs[r] = Lanes::load_some(x + r * linear.x_stride + k, left);
-    step<Lanes, R>(sums, weights, xs);
-  }
+  for (; k + Lanes::kElements <= linear.in; k += Lanes::kElements) take(k);
+  const int left = static_cast<int>(linear.in - k);
+  if (left > 0)
+    step<Lanes, R>(sums, tile, x, linear.x_stride, k,
+                   [left](const uint16_t* p) { return Lanes::load_some(p, left); });
   const uint16_t* bias = linear.bias ? linear.bias + tile.column : nullptr;
   for (int r = 0; r < R; ++r)
     Lanes::finish(sums[r], bias, linear.y + (row + r) * linear.y_stride + tile.column, tile.count);

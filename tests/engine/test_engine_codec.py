@@ -67,6 +67,8 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.sampled_from(["stop", "length", "cancelled", "refused", "error"]),
         *[naturals] * 4,
         message=texts,
+        field=texts,
+        try_later=st.booleans(),
     ),
     st.builds(
         Stats,

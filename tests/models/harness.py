@@ -80,9 +80,9 @@ def tiny_config(architecture: str, **changes: Any) -> Any:
 @cache
 def tiny_module(architecture: str) -> Any:
     """Random weights whose outputs vary; transformers' own eager attention."""
-    config = tiny_config(architecture)
-    config._attn_implementation = "eager"
-    return random_module(config, seed=3)
+    module = random_module(tiny_config(architecture), seed=3)
+    module.set_attn_implementation("eager")  # sdpa would leave out Gemma 2's soft cap
+    return module
 
 
 def small_layout(description: ModelDescription, large_pages: int = 12) -> Layout:
@@ -222,7 +222,8 @@ def paged(module: Any) -> PagedModel:
 
 
 def prompt_ids(length: int, seed: int = 0, vocab: int = 509) -> list[int]:
-    return [random.Random(f"{seed}/{length}").randrange(3, vocab) for _ in range(length)]
+    draw = random.Random(f"{seed}/{length}")
+    return [draw.randrange(3, vocab) for _ in range(length)]
 
 
 def oracle_logits(module: Any, ids: Sequence[int]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from kvell.models.description import architecture, describe
 from kvell.models.families import require_exact
 from kvell.models.paged_model import PagedModel
 from kvell.models.random_weights import random_module
+from kvell.models.small_linear import use_small_linears
 from kvell.models.weights import load_module
 
 
@@ -33,6 +34,7 @@ def load_paged_model(
     check_architecture(config)
     description = describe(config, (kv_dtype or dtype).itemsize)
     module = load_module(path, config, dtype, device or torch.device("cpu"))
+    use_small_linears(module)
     return PagedModel(module, description, kernels)
 
 
@@ -73,4 +75,5 @@ def random_paged_model(
     """
     check_architecture(config)
     module = random_module(config, seed, dtype, scale).to(device or torch.device("cpu"))
+    use_small_linears(module)
     return PagedModel(module, describe(module.config, dtype.itemsize), kernels)
