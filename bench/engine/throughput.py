@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kv-memory-mib", type=int, default=512)
     parser.add_argument("--skip-continuous-batching", action="store_true")
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
