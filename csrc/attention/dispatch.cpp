@@ -2,29 +2,9 @@
 #include <cstring>
 
 #include "backend.h"
+#include "cpu/features.h"
 
 namespace kvell {
-namespace {
-
-bool has_avx512_bf16() {
-#if defined(KVELL_HAS_AVX512)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
-
-bool has_avx2() {
-#if defined(KVELL_HAS_AVX2)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
-
-}  // namespace
 
 const Backend* backend_at(int index) {
 #if defined(KVELL_HAS_AVX512)

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/features.h"
 #include "linear.h"
 
 #ifdef _OPENMP
@@ -14,24 +15,6 @@ namespace {
 // A share is a multiple of this many output columns, so that threads share few cache lines
 // of y and no tile of W is cut.
 constexpr int64_t kShareColumns = 32;
-
-bool has_avx512_bf16() {
-#if defined(KVELL_HAS_AVX512)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
-
-bool has_avx2() {
-#if defined(KVELL_HAS_AVX2)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
 
 int default_threads() {
 #ifdef _OPENMP

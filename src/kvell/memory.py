@@ -40,8 +40,9 @@ from kvell.prefix.capacity import (
     request_bytes,
     requests_that_fit,
 )
-from kvell.prefix.core import MemoryCore, ReferenceCore
+from kvell.prefix.core import ReferenceCore
 from kvell.prefix.hits import alignment_tokens
+from kvell.prefix.interface import MemoryCore
 from kvell.prefix.policies import GroupPolicy, policy_of
 from kvell.prefix.radix import common_prefix
 

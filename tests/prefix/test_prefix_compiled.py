@@ -15,7 +15,8 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.compiled import CompiledCore
-from kvell.prefix.core import MemoryCore, ReferenceCore
+from kvell.prefix.core import ReferenceCore
+from kvell.prefix.interface import MemoryCore
 from tests.pages.pools import Chunk, confined, group, literal
 
 

@@ -11,7 +11,7 @@ from kvell.prefix.placement import RUNGS
 
 
 class CompiledCore(_core.CompiledCore):
-    """:class:`kvell.prefix.core.MemoryCore` over flat arrays.
+    """:class:`kvell.prefix.interface.MemoryCore` over flat arrays.
 
     Misuse raises before anything has changed: ``KeyError`` for a handle that is
     not open, ``ValueError`` for steps that go back, arrays of different lengths, and

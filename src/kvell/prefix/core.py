@@ -1,14 +1,11 @@
-"""The memory core: pool, tables and prefix index behind one interface of batch calls.
+"""The memory core in plain Python: obvious, and therefore the oracle of the compiled one.
 
-This is the obvious implementation, in Python: the oracle of the compiled one, and
-what runs where no compiler was.  Time is the step number.
+It also serves where no compiler was.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from kvell.pages.demand import feasible
 from kvell.pages.layout import Layout
@@ -17,101 +14,15 @@ from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolT
 from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, EvictionRule, Evictor, LeastRecentlyUsed
 from kvell.prefix.hits import hit_positions, longest_hit
 from kvell.prefix.holders import GroupPages, Holder
+from kvell.prefix.interface import NEW_PAGE_COLUMNS, Ints
 from kvell.prefix.needs import demand_pages, peak_pages
 from kvell.prefix.placement import Placer
 from kvell.prefix.policies import policy_of
 from kvell.prefix.radix import RadixTree, Tokens
 
-Ints = npt.NDArray[np.int32]
-
-NEW_PAGE_COLUMNS = 4
-"""Columns of a new-pages array: index into the call's handles, group, position, page."""
-
-
-class MemoryCore(Protocol):
-    """One call per step for a whole batch; what the scheduler and the simulator drive.
-
-    Handles name holders (requests and leases) and are never reused.  Every call
-    leaves the core consistent; a call that raises has changed nothing.
-    """
-
-    layout: Layout
-
-    def begin_step(self, step: int) -> None:
-        """Set the time (steps only grow) and let leases that are over expire."""
-        ...
-
-    def peek(self, tokens: Tokens, root: str) -> int:
-        """Length of the prefix a request with these tokens would resume at; changes nothing."""
-        ...
-
-    def open(
-        self, tokens: Tokens, root: str, lease_until: int | None = None, *, reuse: bool = True
-    ) -> int:
-        """Match and hold the longest resumable prefix; returns a handle.
-
-        At least the last token is left to compute.  Without ``reuse`` all of them
-        are, and whatever is cached without a user is evicted first: the pages of
-        the holder then lie as densely as the contract counts on.
-        With ``lease_until`` the pages are given back by themselves after that step
-        unless claimed.
-        """
-        ...
-
-    def claim(self, handle: int, expected_tokens: int) -> None:
-        """Turn a lease into a request that is expected to reach so many tokens in all."""
-        ...
-
-    def hit_tokens(self, handle: int) -> int:
-        """Tokens that the handle's prefix hit covers."""
-        ...
-
-    def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
-        """Give the holders pages for tokens 0 … until-1, jointly over groups.
-
-        Serves the longest feasible run of ``handles`` from the front; returns its
-        length and the new pages [m, 4]: (index into handles, group, position, page).
-        """
-        ...
-
-    def largest(self, handle: int, until: int) -> int:
-        """Largest length ≤ ``until`` that :meth:`grow` could give the holder now."""
-        ...
-
-    def held_pages(self, handle: int) -> Ints:
-        """All pages of a holder [m, 4], in the columns of :meth:`grow` (first column 0)."""
-        ...
-
-    def fits(
-        self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
-    ) -> bool:
-        """Could the holder be brought to ``until`` tokens in chunks of ``chunk_tokens``,
-        while each of ``others`` still gets what it needs for ``others_until``?"""
-        ...
-
-    def append(self, handles: Ints, tokens: Ints) -> None:
-        """One generated token for each handle (a handle may come several times)."""
-        ...
-
-    def advance(self, handles: Ints, computed: Ints) -> None:
-        """The holders have this many tokens computed: publish full pages, leave windows behind."""
-        ...
-
-    def close(self, handle: int, *, renew: bool = True) -> None:
-        """Give everything back; ``renew`` counts it as an access now."""
-        ...
-
-    def totals(self) -> PoolTotals:
-        """How the pool is divided now, and counters so far; work grows with large pages only."""
-        ...
-
-    def snapshot(self) -> PoolSnapshot:
-        """The whole state as plain data, for the audit and for comparison."""
-        ...
-
 
 class ReferenceCore:
-    """:class:`MemoryCore` in plain Python."""
+    """:class:`kvell.prefix.interface.MemoryCore` in plain Python."""
 
     def __init__(self, layout: Layout, rule: EvictionRule | None = None) -> None:
         self.layout = layout

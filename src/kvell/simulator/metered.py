@@ -6,7 +6,7 @@ from typing import ParamSpec, TypeVar
 
 from kvell.memory import MemoryCore, PoolSnapshot
 from kvell.pages.snapshot import PoolTotals
-from kvell.prefix.core import Ints
+from kvell.prefix.interface import Ints
 from kvell.prefix.radix import Tokens
 
 Arguments = ParamSpec("Arguments")

@@ -49,7 +49,7 @@ class PromptMaker:
         tokens = np.full(row.prompt_tokens, FILLER, np.int32)
         named = min(len(row.block_ids) * row.block_tokens, row.prompt_tokens)
         if named:
-            tokens[:named] = self._blocks(row)[:named]
+            tokens[:named] = self._shared_runs(row)[:named]
         if named < row.prompt_tokens:
             tokens[named] = self._base + MARKS_PER_REQUEST * index
         return tokens
@@ -58,7 +58,7 @@ class PromptMaker:
         """Output token ``position`` of request ``index``."""
         return FILLER if position else self._base + MARKS_PER_REQUEST * index + 1
 
-    def _blocks(self, row: TraceRow) -> Tokens:
+    def _shared_runs(self, row: TraceRow) -> Tokens:
         firsts = 1 + np.searchsorted(self._known, row.block_ids) * self._block_tokens
         inside = np.arange(row.block_tokens, dtype=np.int32)
         blocks: Tokens = (firsts.astype(np.int32)[:, None] + inside).reshape(-1)

@@ -21,7 +21,7 @@ from kvell.errors import ChangeSomething
 BlockIds = npt.NDArray[np.int64]
 
 
-def _no_blocks() -> BlockIds:
+def _no_ids() -> BlockIds:
     return np.empty(0, np.int64)
 
 
@@ -37,7 +37,7 @@ class TraceRow:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    block_ids: BlockIds = field(default_factory=_no_blocks)
+    block_ids: BlockIds = field(default_factory=_no_ids)
     block_tokens: int = 0
     session: str | None = None
 
@@ -142,7 +142,7 @@ class _Line:
     raw: dict[str, Any]
 
     def row(self) -> TraceRow:
-        ids = self._block_ids()
+        ids = self._shared_ids()
         row = TraceRow(
             self._number("arrival_s"),
             self._whole("prompt_tokens"),
@@ -173,7 +173,7 @@ class _Line:
             raise _wrong(self.place, "session", f"is {value!r}, not text")
         return value
 
-    def _block_ids(self) -> BlockIds:
+    def _shared_ids(self) -> BlockIds:
         try:
             ids = np.asarray(self.raw.get("block_hashes") or [])
         except ValueError:

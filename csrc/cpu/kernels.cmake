@@ -1,0 +1,34 @@
+include(CheckCXXCompilerFlag)
+
+# An extension module of CPU kernels. Each instruction set is its own translation unit
+# (backend_SET.cpp) with its own flags; which one runs is decided by the processor at
+# import, never by the machine that built it.
+function(kvell_add_kernels name destination)
+  nanobind_add_module(${name} NB_STATIC NOMINSIZE ${ARGN} backend_portable.cpp)
+  target_compile_options(${name} PRIVATE -O3 -Wall -Wextra -Wno-psabi)
+  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/csrc")
+
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    set(avx2_flags -mavx2 -mfma)
+    # gcc 12 warns about its own intrinsics' undefined() values.
+    set(avx512_flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma
+        -Wno-uninitialized -Wno-maybe-uninitialized)
+    foreach(set avx2 avx512)
+      string(REPLACE ";" " " joined "${${set}_flags}")
+      check_cxx_compiler_flag("${joined}" KVELL_COMPILES_${set})
+      if(KVELL_COMPILES_${set})
+        target_sources(${name} PRIVATE backend_${set}.cpp)
+        set_source_files_properties(backend_${set}.cpp PROPERTIES
+          COMPILE_OPTIONS "${${set}_flags}")
+        string(TOUPPER ${set} upper)
+        target_compile_definitions(${name} PRIVATE KVELL_HAS_${upper}=1)
+      endif()
+    endforeach()
+  endif()
+
+  find_package(OpenMP)
+  if(OpenMP_CXX_FOUND)
+    target_link_libraries(${name} PRIVATE OpenMP::OpenMP_CXX)
+  endif()
+  install(TARGETS ${name} LIBRARY DESTINATION ${destination})
+endfunction()
