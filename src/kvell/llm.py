@@ -6,7 +6,7 @@ over a socket.
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Manager
 from kvell.models.detokenizer import IncrementalDetokenizer
 from kvell.models.loading import check_model
+from kvell.models.progress import Progress, quiet
 from kvell.models.source import resolve_model
 from kvell.models.stop_strings import StopStrings
 from kvell.models.tokenizer import Tokenizer
@@ -74,17 +75,16 @@ class LLM:
         max_num_seqs: int = 256,
         manager: Manager = "kvell",
         cache_dir: Path | None = None,
-        progress: Callable[[str, float], None] | None = None,
+        progress: Progress = quiet,
         journal: Journal | None = None,
         incarnation: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        report = progress or _quiet
-        path = resolve_model(model, cache_dir or Path.home() / ".cache" / "kvell", report)
+        path = resolve_model(model, cache_dir or Path.home() / ".cache" / "kvell", progress)
         check_model(path)
         self.tokenizer = Tokenizer.load(path)
         self.engine: Engine = build_engine(
-            load_model(path, dtype, device, report),
+            load_model(path, dtype, device, progress),
             model,
             EngineOptions(
                 kv_memory_bytes, max_model_len, max_num_batched_tokens, max_num_seqs, manager
@@ -283,7 +283,3 @@ def _each(
             "sampling", f"{len(sampling)} items", f"does not match {count} prompts", "give one each"
         )
     return sampling
-
-
-def _quiet(_what: str, _fraction: float) -> None:
-    """Progress that nobody asked for."""

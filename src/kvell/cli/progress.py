@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import click
 
-from kvell.cli.session import Progress
+from kvell.models.progress import Progress
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.cli.session import Progress
 from kvell.models.configs import read_config
 from kvell.models.description import text_config
 from kvell.models.detokenizer import IncrementalDetokenizer
+from kvell.models.progress import Progress
 from kvell.models.source import resolve_model
 from kvell.models.stop_strings import StopStrings
 from kvell.models.tokenizer import Tokenizer

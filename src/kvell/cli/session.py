@@ -7,10 +7,8 @@ from typing import Any, Protocol
 
 from kvell.cli.faults import Debug
 from kvell.clock import Clock, MonotonicClock
+from kvell.models.progress import Progress
 from kvell.pages.sizing import Manager
-
-Progress = Callable[[str, float], None]
-"""Called with what is going on and the fraction done, 0 … 1."""
 
 
 @dataclass(frozen=True)

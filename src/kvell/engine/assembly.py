@@ -1,6 +1,5 @@
 """Puts an engine together: model, pool, memory core, runner, contract."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +28,8 @@ from kvell.models.activations import activation_model
 from kvell.models.kv_memory import pool_tensor
 from kvell.models.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
+from kvell.models.progress import Progress
 from kvell.vocabulary import KIB
-
-Progress = Callable[[str, float], None]
-"""Called with what is going on and the fraction done, 0 … 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GPU_KV_SHARE = 0.9

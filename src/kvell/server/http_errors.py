@@ -10,8 +10,6 @@ from starlette.exceptions import HTTPException
 from kvell.errors import ChangeSomething, InstanceDied, KvellError, TryLater
 from kvell.server.text_stream import RequestFailed, RequestRefused
 
-CONTEXT_FIELDS = frozenset({"prompt", "messages"})
-
 
 @dataclass(frozen=True)
 class ApiError:

@@ -20,8 +20,6 @@ ARTICLE_SPREAD = (0.65, 1.35)
 """Shortest and longest article, as parts of the mean."""
 QUESTIONS_PER_ARTICLE = 5
 QUESTION_TOKENS = (20, 80)
-EXAM_MAX_TOKENS = 3_076
-"""Longest prompt of MMLU-pro in the Jenga paper."""
 EXAM_SUBJECTS = 14
 MINISTRAL_PROMPT_TOKENS = (55_000, 110_000)
 MINISTRAL_OUTPUT_TOKENS = (50, 100)
