@@ -8,10 +8,10 @@
 namespace {
 
 using OverFloat32 = FloatKernel<VectorLanes, Float32, 4, 2>;
-using OverBFloat16 = FloatKernel<VectorLanes, BFloat16, 4, 2>;
 
-bool is_float32(const kvell::Call& call) {
-  return call.layer.element == kvell::Element::float32;
+template <class Pool>
+void run_over(const kvell::Call& call, const kvell::Task& task, void* scratch) {
+  run_tile<FloatKernel<VectorLanes, Pool, 4, 2>>(call, task, scratch);
 }
 
 size_t scratch_bytes(const kvell::Call& call, int32_t max_rows) {
@@ -19,8 +19,12 @@ size_t scratch_bytes(const kvell::Call& call, int32_t max_rows) {
 }
 
 void run(const kvell::Call& call, const kvell::Task& task, void* scratch) {
-  is_float32(call) ? run_tile<OverFloat32>(call, task, scratch)
-                   : run_tile<OverBFloat16>(call, task, scratch);
+  switch (call.layer.element) {
+    case kvell::Element::float32: return run_over<Float32>(call, task, scratch);
+    case kvell::Element::bfloat16: return run_over<BFloat16>(call, task, scratch);
+    case kvell::Element::int8: return run_over<Int8>(call, task, scratch);
+    case kvell::Element::float8: return run_over<Float8>(call, task, scratch);
+  }
 }
 
 void fold(const kvell::Call& call, const kvell::Fold& sections, void* scratch) {

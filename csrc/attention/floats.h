@@ -6,11 +6,13 @@ namespace {
 
 struct Float32 {
   using Stored = float;
+  static constexpr bool kScaled = false;
   KVELL_INLINE float read(const float* p) { return *p; }
 };
 
 struct BFloat16 {
   using Stored = uint16_t;
+  static constexpr bool kScaled = false;
   KVELL_INLINE float read(const uint16_t* p) {
     const uint32_t bits = uint32_t(*p) << 16;
     float x;
@@ -18,6 +20,41 @@ struct BFloat16 {
     return x;
   }
 };
+
+struct Int8 {
+  using Stored = int8_t;
+  static constexpr bool kScaled = true;
+  KVELL_INLINE float read(const int8_t* p) { return *p; }
+};
+
+// Sign, four bits of exponent (bias 7), three of mantissa; e4m3fn without its NaN, which is
+// never stored.
+struct Float8 {
+  using Stored = uint8_t;
+  static constexpr bool kScaled = true;
+  static constexpr float kRebias = 0x1p120f;  // from a float's exponent bias to this one's
+  KVELL_INLINE float read(const uint8_t* p) {
+    const uint32_t bits = uint32_t(*p & 0x80) << 24 | uint32_t(*p & 0x7f) << 20;
+    float x;
+    __builtin_memcpy(&x, &bits, 4);
+    return x * kRebias;
+  }
+};
+
+// What a row's numbers are multiplied by: the float behind its vector, if it has one.
+template <class Pool>
+KVELL_INLINE float scale_of(const uint8_t* row, int32_t head_size) {
+  float scale = 1.0f;
+  if (Pool::kScaled && row)
+    __builtin_memcpy(&scale, row + head_size * sizeof(typename Pool::Stored), sizeof(scale));
+  return scale;
+}
+
+template <class Pool>
+static void copy_row(float* to, const void* data, int64_t at, int32_t size) {
+  const auto* row = static_cast<const typename Pool::Stored*>(data) + at;
+  for (int32_t d = 0; d < size; ++d) to[d] = Pool::read(row + d);
+}
 
 template <class LanesOf, class Pool, int Rows, int Columns>
 struct FloatKernel {
@@ -37,20 +74,22 @@ struct FloatKernel {
     for (int i = 0; i < kvell::kSpan; ++i) {
       next.advance(lines<Stored>(lay.head_size));
       const Stored* row = reinterpret_cast<const Stored*>(rows[i]);
+      const float scale = scale_of<Pool>(rows[i], lay.head_size);
       float* to = lay.keys + i;
       for (int32_t d = 0; d < lay.head_size; ++d, to += kvell::kSpan)
-        *to = row ? Pool::read(row + d) : 0.0f;
+        *to = row ? Pool::read(row + d) * scale : 0.0f;
     }
   }
 
   template <class Scratch>
   static void pack_values(const Scratch& lay, SpanRows rows, Stream& next) {
     for (int i = 0; i < kvell::kSpan; ++i) {
-      next.advance(lines<Stored>(lay.head_size));
+      next.advance(lines<Stored>(lay.value_size));
       const Stored* row = reinterpret_cast<const Stored*>(rows[i]);
+      const float scale = scale_of<Pool>(rows[i], lay.head_size);
       float* to = lay.values + int64_t(i) * lay.padded_size;
-      const int32_t size = row ? lay.head_size : 0;
-      for (int32_t d = 0; d < size; ++d) to[d] = Pool::read(row + d);
+      const int32_t size = row ? lay.value_size : 0;
+      for (int32_t d = 0; d < size; ++d) to[d] = Pool::read(row + d) * scale;
       for (int32_t d = size; d < lay.padded_size; ++d) to[d] = 0.0f;
     }
   }
@@ -62,10 +101,12 @@ struct FloatKernel {
     for (int32_t head = task.head_begin; head < task.head_end; ++head)
       for (int32_t token = task.token_begin; token < task.token_end; ++token)
         for (int32_t g = 0; g < group; ++g, to += lay.head_size) {
-          const Stored* row = static_cast<const Stored*>(call.query.data) +
-                              token * call.query.token_stride +
-                              (head * group + g) * call.query.head_stride;
-          for (int32_t d = 0; d < lay.head_size; ++d) to[d] = Pool::read(row + d);
+          const int64_t at =
+              token * call.query.token_stride + (head * group + g) * call.query.head_stride;
+          if (call.query.element == kvell::Element::float32)
+            copy_row<Float32>(to, call.query.data, at, lay.head_size);
+          else
+            copy_row<BFloat16>(to, call.query.data, at, lay.head_size);
         }
   }
 

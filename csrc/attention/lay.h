@@ -33,9 +33,10 @@ struct Lay {
       : call(call),
         rows(rows_of_task),
         head_size(call.layer.head_size),
-        padded_size((head_size + kWidth - 1) / kWidth * kWidth),
+        value_size(call.layer.value_size()),
+        padded_size((value_size + kWidth - 1) / kWidth * kWidth),
         query_items(head_size / K::kPerItem),
-        record_floats(kvell::record_floats(head_size)) {
+        record_floats(kvell::record_floats(value_size)) {
     uint8_t* at = static_cast<uint8_t*>(scratch);
     take(at, keys, int64_t(kvell::kSpan) * query_items);
     take(at, values, int64_t(kvell::kSpan) / K::kPerItem * padded_size);
@@ -88,7 +89,7 @@ struct Lay {
   }
 
   const kvell::Call& call;
-  const int32_t rows, head_size, padded_size, query_items;
+  const int32_t rows, head_size, value_size, padded_size, query_items;
   const int64_t record_floats;
   Item *keys, *values, *query;
   float *output, *sums, *maximum, *total_output, *total_sum, *total_maximum;
@@ -119,11 +120,11 @@ struct Lay {
   void write_row(int64_t at, int32_t row, float scale) const {
     const float* from = total_output + row * padded_size;
     if (call.result.element == kvell::Element::float32) {
-      float* to = static_cast<float*>(call.result.output) + at * head_size;
-      for (int32_t d = 0; d < head_size; ++d) to[d] = from[d] * scale;
+      float* to = static_cast<float*>(call.result.output) + at * value_size;
+      for (int32_t d = 0; d < value_size; ++d) to[d] = from[d] * scale;
     } else {
-      uint16_t* to = static_cast<uint16_t*>(call.result.output) + at * head_size;
-      for (int32_t d = 0; d < head_size; ++d) to[d] = to_bfloat16(from[d] * scale);
+      uint16_t* to = static_cast<uint16_t*>(call.result.output) + at * value_size;
+      for (int32_t d = 0; d < value_size; ++d) to[d] = to_bfloat16(from[d] * scale);
     }
   }
 };

@@ -21,8 +21,10 @@ using namespace nb::literals;
 namespace kvell {
 namespace {
 
-// (pool, pool_bytes, page_stride_bytes, layer_offset_bytes, page_tokens, kv_heads, head_size, element)
-using LayerArgs = std::tuple<uintptr_t, int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, int>;
+// (pool, pool_bytes, page_stride_bytes, layer_offset_bytes, page_tokens, kv_heads, head_size,
+//  latent_size, element)
+using LayerArgs =
+    std::tuple<uintptr_t, int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, int32_t, int>;
 // (requests, query_starts, context_lens, table_starts, page_ids, first_positions, pages, tokens)
 using BatchArgs = std::tuple<int32_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t,
                              int64_t>;
@@ -33,9 +35,9 @@ T* at(uintptr_t address) {
 }
 
 Layer layer_of(const LayerArgs& args) {
-  const auto& [pool, bytes, stride, offset, page_tokens, kv_heads, head_size, element] = args;
+  const auto& [pool, bytes, stride, offset, page_tokens, kv_heads, head_size, latent, element] = args;
   return {at<uint8_t>(pool), bytes, stride, offset, page_tokens, kv_heads, head_size,
-          static_cast<Element>(element)};
+          latent, static_cast<Element>(element)};
 }
 
 Batch batch_of(const BatchArgs& args) {
@@ -79,6 +81,7 @@ void write_kv_args(const LayerArgs& layer_args, int64_t tokens, uintptr_t page_i
   const Layer layer = layer_of(layer_args);
   check_below("write_page_ids", at<const int32_t>(page_ids), tokens, layer.num_pages());
   check_below("write_offsets", at<const int32_t>(offsets), tokens, layer.page_tokens);
+  // Quantised rows come as bytes, the scale behind each vector.
   const int64_t size = element_bytes(layer.element);
   const int64_t key_strides[] = {key_token_stride * size, key_head_stride * size};
   const int64_t value_strides[] = {value_token_stride * size, value_head_stride * size};
@@ -87,16 +90,17 @@ void write_kv_args(const LayerArgs& layer_args, int64_t tokens, uintptr_t page_i
 }
 
 void attend_args(const std::string& instruction_set, const LayerArgs& layer_args,
-                 const BatchArgs& batch_args, uintptr_t query, int64_t token_stride,
-                 int64_t head_stride, int32_t heads, float scale, int32_t window_tokens,
-                 float softcap, uintptr_t sinks, uintptr_t output, int output_element,
+                 const BatchArgs& batch_args, uintptr_t query, int query_element,
+                 int64_t token_stride, int64_t head_stride, int32_t heads, float scale,
+                 int32_t window_tokens, int32_t chunk_tokens, float softcap, uintptr_t sinks, uintptr_t output, int output_element,
                  uintptr_t maximum, uintptr_t denominator, int num_threads) {
   const Backend* backend = backend_named(instruction_set.c_str());
   if (!backend) refuse("instruction_set: this processor has no " + instruction_set);
   const Call call{layer_of(layer_args),
                   batch_of(batch_args),
-                  {at<const void>(query), token_stride, head_stride, heads},
-                  {scale, softcap, window_tokens, at<const float>(sinks)},
+                  {at<const void>(query), static_cast<Element>(query_element), token_stride,
+                   head_stride, heads},
+                  {scale, softcap, window_tokens, chunk_tokens, at<const float>(sinks)},
                   {at<void>(output), static_cast<Element>(output_element), at<float>(maximum),
                    at<float>(denominator)}};
   check_batch(call.layer, call.batch, std::get<6>(batch_args), std::get<7>(batch_args));
@@ -121,7 +125,8 @@ NB_MODULE(_kernels, m) {
         "key_token_stride"_a, "key_head_stride"_a, "value"_a, "value_token_stride"_a,
         "value_head_stride"_a, release());
   m.def("attend", &kvell::attend_args, "instruction_set"_a, "layer"_a, "batch"_a, "query"_a,
-        "token_stride"_a, "head_stride"_a, "heads"_a, "scale"_a, "window_tokens"_a, "softcap"_a,
+        "query_element"_a, "token_stride"_a, "head_stride"_a, "heads"_a, "scale"_a,
+        "window_tokens"_a, "chunk_tokens"_a, "softcap"_a,
         "sinks"_a, "output"_a, "output_element"_a, "maximum"_a, "denominator"_a, "num_threads"_a,
         release());
 }

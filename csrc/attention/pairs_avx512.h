@@ -14,6 +14,7 @@ struct PairKernel {
   using Items = __m512bh;
   static constexpr int kPerItem = 2, kRows = 6, kColumns = 4;
   static constexpr bool kReadsPages = true;
+  static constexpr int kItemBytes = 4;
 
   KVELL_INLINE Items load(const uint32_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
   KVELL_INLINE Items broadcast(const uint32_t* p) {
@@ -25,7 +26,7 @@ struct PairKernel {
   }
 
   static void pack_keys(const Lay<PairKernel>& lay, SpanRows rows, Stream& next) {
-    transpose_span(lay.keys, lay.query_items, rows, next);
+    transpose_span<PairKernel>(lay, rows, next);
   }
 
   // One item row per pair of positions: low half the even position's element, high the odd's.
@@ -33,10 +34,10 @@ struct PairKernel {
     const __m512i first = pair_order(0), second = pair_order(16);
     uint32_t* to = lay.values;
     for (int i = 0; i < kvell::kSpan; i += 2, to += lay.padded_size) {
-      next.advance((lay.head_size + 15) / 16);
+      next.advance((lay.value_size + 15) / 16);
       const uint8_t *even = rows[i], *odd = rows[i + 1];
       for (int32_t d = 0; d < lay.padded_size; d += 32) {
-        const __mmask32 mask = elements_left(lay.head_size - d);
+        const __mmask32 mask = elements_left(lay.value_size - d);
         const __m512i a = load_row(even, d, mask), b = load_row(odd, d, mask);
         _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(a, first, b));
         if (d + 16 < lay.padded_size)
@@ -51,10 +52,16 @@ struct PairKernel {
     transposed_scores<PairKernel, R>(lay, row, keys, next, scores);
   }
 
-  // Adds weights × V for dimensions [column, column + 16 C), `left` of which exist.
+  KVELL_INLINE __m512i read_items(const uint8_t* row, int32_t item, __mmask16 mask, int32_t) {
+    return load_items(row, item, mask);
+  }
+
+  // Adds weights × V for dimensions [column, column + 16 C), as far as they exist.
   template <int R, int C>
-  KVELL_INLINE void add_from_pages(__m512 (&acc)[R][C], const uint32_t* weights, SpanRows values,
-                                   int32_t column, int32_t left, int32_t depth, Stream& next) {
+  KVELL_INLINE void add_from_pages(__m512 (&acc)[R][C], const uint32_t* weights,
+                                   const Lay<PairKernel>& lay, SpanRows values, int32_t column,
+                                   int32_t depth, Stream& next) {
+    const int32_t left = lay.value_size - column;
     const __m512i first = pair_order(0), second = pair_order(16);
     for (int32_t k = 0; k < depth; ++k) {
       const uint8_t *even = values[2 * k], *odd = values[2 * k + 1];

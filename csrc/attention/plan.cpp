@@ -48,7 +48,7 @@ int64_t cost(const Call& call, const Task& task) {
 }
 
 void split_sections(const Call& call, const std::vector<Task>& units, Plan& plan) {
-  const int64_t row_floats = record_floats(call.layer.head_size);
+  const int64_t row_floats = record_floats(call.layer.value_size());
   int64_t floats = 0;
   for (const Task& unit : units)
     floats += int64_t(unit.section_end - unit.section_begin) * task_rows(call, unit) * row_floats;
@@ -88,9 +88,8 @@ Range readable(const Call& call, const Task& task) {
   const Batch& batch = call.batch;
   const int32_t first = batch.position(task.request, task.token_begin);
   const int32_t last = batch.position(task.request, task.token_end - 1);
-  const int32_t window = call.rule.window_tokens;
-  int32_t begin = std::max(0, batch.table_begin(task.request, call.layer.page_tokens));
-  if (window > 0) begin = std::max(begin, first - window + 1);
+  const int32_t begin = std::max(batch.table_begin(task.request, call.layer.page_tokens),
+                                 call.rule.first_readable(first));
   return {begin, std::min(last + 1, batch.table_end(task.request, call.layer.page_tokens))};
 }
 

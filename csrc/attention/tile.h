@@ -5,8 +5,8 @@
 //   K::Lanes, K::Item, K::kPerItem, K::kRows × K::kColumns registers of accumulators
 //   K::multiply_add(acc, item, items), K::pack_keys, K::pack_values, K::pack_query,
 //   K::pack_weights (weights → items, adds what it packed to the row's lane sums),
-//   K::kReadsPages: it also has scores_from_pages and add_from_pages, which do the same
-//   arithmetic in the same order without packing
+//   K::kReadsPages: it also has read_items, scores_from_pages and add_from_pages, which do
+//   the same arithmetic in the same order without packing
 #pragma once
 #include <cstdint>
 
@@ -129,7 +129,7 @@ class Tile {
       const uint8_t* values = keys + call_.layer.value_offset_bytes();
       for (int32_t head = task_.head_begin; head < task_.head_end; ++head)
         next_.add(keys + head * head_bytes, rows * row_bytes);
-      for (int32_t head = task_.head_begin; head < task_.head_end; ++head)
+      for (int32_t head = task_.head_begin; head < task_.head_end && values != keys; ++head)
         next_.add(values + head * head_bytes, rows * row_bytes);
       position += rows;
     }
@@ -166,10 +166,9 @@ class Tile {
   template <int R, bool FromPages>
   void row_group(int32_t head, int32_t row_in_head, int32_t position, SpanRows keys,
                  SpanRows values) {
-    const int32_t window = call_.rule.window_tokens;
     const int32_t first = first_position_ + row_in_head / group_;
     const int32_t last = first_position_ + (row_in_head + R - 1) / group_;
-    if (position > last || (window > 0 && position + kSpan <= first - window + 1)) return;
+    if (position > last || position + kSpan <= call_.rule.first_readable(first)) return;
     const int32_t row = head * rows_per_head_ + row_in_head;
     const Range table = pages_range();
     alignas(64) float scores[R][kSpan];
@@ -181,7 +180,7 @@ class Tile {
       this->template scores_of<R>(row, scores);
     for (int r = 0; r < R; ++r) {
       const int32_t own = first_position_ + (row_in_head + r) / group_;
-      const int32_t begin = max(table.begin, window > 0 ? own - window + 1 : 0) - position;
+      const int32_t begin = max(table.begin, call_.rule.first_readable(own)) - position;
       const int32_t end = min(table.end, own + 1) - position;
       factor[r] = weigh<L>(scores[r], begin, end, call_.rule, lay_.maximum[row + r]);
       K::pack_weights(scores[r], weights[r], factor[r], lay_.sums + (row + r) * kWidth);
@@ -232,7 +231,7 @@ class Tile {
         acc[r][c] = L::madd(L::load(out + r * lay_.padded_size + c * kWidth), L::set(factor[r]),
                             L::zero());
     if constexpr (FromPages)
-      K::add_from_pages(acc, weights, values, column, lay_.head_size - column, depth, next_);
+      K::add_from_pages(acc, weights, lay_, values, column, depth, next_);
     else
       multiply<K, R, C>(acc, weights, kSpan / K::kPerItem, lay_.values + column, lay_.padded_size,
                         depth);

@@ -38,21 +38,28 @@ KVELL_INLINE void transpose16(__m512i (&r)[16]) {
   }
 }
 
+// Cache lines of sixteen rows' sixteen items.
+template <class K>
+constexpr int kTileLines = 16 * 16 * K::kItemBytes / 64;
+
 // Sixteen rows' items [item, item + 16) transposed; those past the row's end are 0.
-KVELL_INLINE void load_transposed(__m512i (&r)[16], SpanRows rows, int first, int32_t item,
-                                  int32_t items) {
-  const __mmask16 mask = Avx512Lanes::lanes(0, items - item);
-  for (int j = 0; j < 16; ++j) r[j] = load_items(rows[first + j], item, mask);
+template <class K>
+KVELL_INLINE void load_transposed(__m512i (&r)[16], const Lay<K>& lay, SpanRows rows, int first,
+                                  int32_t item) {
+  const __mmask16 mask = Avx512Lanes::lanes(0, lay.query_items - item);
+  for (int j = 0; j < 16; ++j) r[j] = K::read_items(rows[first + j], item, mask, lay.head_size);
   transpose16(r);
 }
 
-template <class Item>
-static void transpose_span(Item* to, int32_t items, SpanRows rows, Stream& next) {
+template <class K>
+static void transpose_span(const Lay<K>& lay, SpanRows rows, Stream& next) {
+  const int32_t items = lay.query_items;
+  auto* to = lay.keys;
   for (int i = 0; i < kvell::kSpan; i += 16)
     for (int32_t item = 0; item < items; item += 16) {
       __m512i r[16];
-      next.advance(16);
-      load_transposed(r, rows, i, item, items);
+      next.advance(kTileLines<K>);
+      load_transposed(r, lay, rows, i, item);
       const int32_t left = items - item < 16 ? items - item : 16;
       for (int32_t j = 0; j < left; ++j)
         _mm512_storeu_si512(to + (item + j) * kvell::kSpan + i, r[j]);
@@ -69,8 +76,8 @@ KVELL_INLINE void transposed_scores(const Lay<K>& lay, int32_t row, SpanRows key
     // Neighbouring groups of positions do not wait for each other's sums.
     for (int i = 0; i < kvell::kSpan; i += 16) {
       __m512i column[16];
-      next.advance(16);
-      load_transposed(column, keys, i, item, lay.query_items);
+      next.advance(kTileLines<K>);
+      load_transposed(column, lay, keys, i, item);
       __m512 acc[R];
       for (int r = 0; r < R; ++r)
         acc[r] = item == 0 ? _mm512_setzero_ps() : _mm512_load_ps(scores[r] + i);

@@ -4,9 +4,13 @@
 
 namespace kvell {
 
-enum class Element : int { float32 = 0, bfloat16 = 1 };
+// The eight-bit ones carry a float32 scale behind each vector (attention/quantised.py).
+enum class Element : int { float32 = 0, bfloat16 = 1, int8 = 2, float8 = 3 };
 
-inline int64_t element_bytes(Element element) { return element == Element::float32 ? 4 : 2; }
+inline bool is_quantised(Element element) { return element >= Element::int8; }
+inline int64_t element_bytes(Element element) {
+  return element == Element::float32 ? 4 : element == Element::bfloat16 ? 2 : 1;
+}
 
 // Where one layer's K and V lie (attention/interface.py, LayerPages).
 struct Layer {
@@ -17,13 +21,18 @@ struct Layer {
   int32_t page_tokens;
   int32_t kv_heads;
   int32_t head_size;
+  int32_t latent_size;  // 0, or V is the first `latent_size` numbers of K
   Element element;
 
-  int64_t row_bytes() const { return head_size * element_bytes(element); }
+  int32_t value_size() const { return latent_size > 0 ? latent_size : head_size; }
+  int64_t row_bytes() const {
+    return head_size * element_bytes(element) + (is_quantised(element) ? 4 : 0);
+  }
   int64_t head_bytes() const { return page_tokens * row_bytes(); }
-  int64_t value_offset_bytes() const { return kv_heads * head_bytes(); }
+  int64_t tensor_bytes() const { return kv_heads * head_bytes(); }
+  int64_t value_offset_bytes() const { return latent_size > 0 ? 0 : tensor_bytes(); }
   int64_t num_pages() const {
-    const int64_t room = pool_bytes - offset_bytes - 2 * value_offset_bytes();
+    const int64_t room = pool_bytes - offset_bytes - tensor_bytes() - value_offset_bytes();
     return room < 0 ? 0 : room / page_stride_bytes + 1;
   }
   uint8_t* page(int64_t id) const { return pool + id * page_stride_bytes + offset_bytes; }
@@ -56,9 +65,10 @@ struct Batch {
   }
 };
 
-// Query rows [token][head][head_size]; strides in elements, of the layer's element type.
+// Query rows [token][head][head_size], float32 or bfloat16; strides in elements.
 struct Query {
   const void* data;
+  Element element;
   int64_t token_stride;
   int64_t head_stride;
   int32_t heads;
@@ -69,10 +79,19 @@ struct Rule {
   float scale;
   float softcap;
   int32_t window_tokens;
+  int32_t chunk_tokens;
   const float* sinks;  // [heads] or null
+
+  // The earliest position that the token at `own` reads; never falls as `own` grows.
+  int32_t first_readable(int32_t own) const {
+    const int32_t behind_window = window_tokens > 0 ? own - window_tokens + 1 : 0;
+    const int32_t chunk_start = chunk_tokens > 0 ? own - own % chunk_tokens : 0;
+    const int32_t first = behind_window > chunk_start ? behind_window : chunk_start;
+    return first > 0 ? first : 0;
+  }
 };
 
-// Contiguous [token][head][head_size] in `element`; maximum and denominator
+// Contiguous [token][head][value_size] in `element`; maximum and denominator
 // [token][head] in float32, or null when only the output is wanted.
 struct Result {
   void* output;

@@ -21,8 +21,9 @@ void write_kv(const Layer& layer, const int32_t* page_ids, const int32_t* offset
     uint8_t* row = layer.page(page_ids[token]) + offsets[token] * row_bytes;
     for (int32_t head = 0; head < layer.kv_heads; ++head, row += head_bytes) {
       std::memcpy(row, key + token * key_strides_bytes[0] + head * key_strides_bytes[1], row_bytes);
-      std::memcpy(row + value_offset,
-                  value + token * value_strides_bytes[0] + head * value_strides_bytes[1], row_bytes);
+      if (value_offset > 0)
+        std::memcpy(row + value_offset,
+                    value + token * value_strides_bytes[0] + head * value_strides_bytes[1], row_bytes);
     }
   }
   (void)parallel;

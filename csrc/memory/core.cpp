@@ -1,29 +1,75 @@
 #include "core.h"
 
+#include <numeric>
 #include <stdexcept>
 
 namespace kvell::memory {
 namespace {
 
-int64_t smallest_page(const Groups& groups) {
-  int64_t least = groups.at(0).page_tokens;
-  for (const Rules& group : groups) least = std::min<int64_t>(least, group.page_tokens);
-  return least;
-}
-
 void same_size(Ints left, Ints right) {
   if (left.size != right.size) throw std::invalid_argument("arrays of different lengths");
 }
 
+std::string root_of(const Prompt& prompt) { return prompt.model + "/" + prompt.root; }
+
+void add_to(Model& model, int32_t index, const Rules& group) {
+  model.own.push_back(index);
+  model.has_states |= group.kind == Kind::kState;
+  model.has_cross |= group.kind == Kind::kCross;
+  model.counts_images |= group.counts_images;
+  if (!group.counts_tokens()) return;
+  const int64_t size = group.page_tokens;
+  if (std::find(model.page_sizes.begin(), model.page_sizes.end(), size) == model.page_sizes.end())
+    model.page_sizes.push_back(group.page_tokens);
+  model.alignment = std::lcm(model.alignment, size);
+  if (group.required_for_hit) model.hit_alignment = std::lcm(model.hit_alignment, size);
+}
+
 }  // namespace
 
-Core::Core(Groups groups, int32_t num_large, const Sharing& sharing)
-    : groups_(std::move(groups)),
-      publish_tokens_(smallest_page(groups_)),
-      pool_(groups_, num_large, sharing.quotas),
-      tree_(groups_, pool_),
-      placer_(groups_, pool_, tree_, sharing.literal_order),
-      group_hit_tokens_(groups_.size(), 0) {}
+Core::Core(Groups groups, const std::vector<std::string>& names, int32_t num_large,
+           const Sharing& sharing)
+    : store_(std::move(groups), num_large, sharing),
+      publisher_(store_),
+      compactor_(store_),
+      lookup_(store_),
+      group_hit_tokens_(store_.groups.size(), 0) {
+  for (size_t g = 0; g < names.size(); ++g)
+    add_to(models_[names[g]], int32_t(g), store_.groups[g]);
+}
+
+void Core::add_groups(const Groups& groups, const std::vector<std::string>& names) {
+  store_.pool.check_size(groups);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    add_to(models_[names[i]], int32_t(store_.groups.size()), groups[i]);
+    store_.groups.push_back(groups[i]);
+  }
+  const size_t width = store_.groups.size();
+  if (store_.pool.add_groups()) rename_slots();
+  store_.placer.add_groups();
+  publisher_.add_groups();
+  group_hit_tokens_.resize(width, 0);
+  for (const auto& item : holders_) item.second->groups.resize(width);
+}
+
+void Core::rename_slots() {
+  const auto rename = [this](int32_t slot) { return store_.pool.renamed(slot); };
+  store_.tree.rename(rename);
+  for (const auto& item : holders_) {
+    Holder& h = *item.second;
+    for (GroupPages& held : h.groups)
+      for (int32_t& slot : held.slots) slot = rename(slot);
+    for (Source& source : h.sources) source.slot = rename(source.slot);
+    for (Checkpoint& checkpoint : h.checkpoints)
+      for (int32_t& slot : checkpoint.slots) slot = rename(slot);
+  }
+}
+
+const Model& Core::model(const std::string& name) const {
+  const auto found = models_.find(name);
+  if (found == models_.end()) throw UnknownModel{name};
+  return found->second;
+}
 
 Holder& Core::holder(int32_t handle) const {
   const auto found = holders_.find(handle);
@@ -31,60 +77,69 @@ Holder& Core::holder(int32_t handle) const {
   return *found->second;
 }
 
+// Looks all handles up before anything changes.
+void Core::call(Ints handles) {
+  called_.clear();
+  for (int64_t i = 0; i < handles.size; ++i) called_.push_back(&holder(handles[i]));
+}
+
 std::vector<const Holder*> Core::holders() const {
   std::vector<const Holder*> all;
-  for (const auto& item : holders_) all.push_back(item.second.get());
-  std::sort(all.begin(), all.end(),
-            [](const Holder* a, const Holder* b) { return a->handle < b->handle; });
+  for (const auto& item : by_handle_) all.push_back(item.second);
   return all;
 }
 
 // ---------------------------------------------------------------------- prefixes
 
 void Core::begin_step(int64_t step) {
-  if (step < step_)
+  if (step < store_.step)
     throw std::invalid_argument("steps only grow: " + std::to_string(step) + " after " +
-                                std::to_string(step_));
-  step_ = step;
+                                std::to_string(store_.step));
+  store_.step = step;
   for (auto lease = leases_.begin(); lease != leases_.end();) {
     const auto here = lease++;
     if (here->second < step) close(here->first, false);
   }
 }
 
-int64_t Core::match(Ints tokens, const std::string& root) {
-  tree_.match(root, {tokens.data, 0, tokens.size}, path_);
-  return longest_hit(groups_, path_, std::min(path_.length, tokens.size - 1), runs_);
+int64_t Core::peek(const Prompt& prompt) {
+  const Facts facts = facts_of(prompt.tokens.size, prompt.prompt_tokens, prompt.images);
+  return lookup_.match(prompt.tokens, root_of(prompt), model(prompt.model), facts);
 }
 
-int64_t Core::peek(Ints tokens, const std::string& root) { return match(tokens, root); }
-
-int32_t Core::open(Ints tokens, const std::string& root, std::optional<int64_t> lease_until,
-                   bool reuse) {
+int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse) {
   auto made = std::make_unique<Holder>();
   Holder& h = *made;
-  if (!reuse) placer_.evict_unused();
-  const int64_t found = match(tokens, root), length = reuse ? found : 0;
-  h.node = tree_.at(path_.node ? path_.node : tree_.root(root), length);
-  tree_.hold(h.node);
-  h.groups.resize(groups_.size());
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    GroupPages& held = h.groups[g];
-    held.first = groups_[g].first_hit_page(length);
-    const int64_t end = std::max(held.first, length / groups_[g].page_tokens);
-    held.slots.assign(path_.found[g].begin() + std::min<int64_t>(held.first, path_.found[g].size()),
-                      path_.found[g].begin() + std::min<int64_t>(end, path_.found[g].size()));
-    for (const int32_t slot : held.slots) pool_.acquire(slot);
+  const Ints tokens = prompt.tokens;
+  h.facts = facts_of(tokens.size, prompt.prompt_tokens, prompt.images);
+  h.model = &model(prompt.model);
+  if (!reuse) store_.placer.evict_unused();
+  const std::string root = root_of(prompt);
+  const int64_t found = lookup_.match(tokens, root, *h.model, h.facts);
+  const int64_t length = reuse ? found : 0, known = lookup_.path().length;
+  const int32_t last = lookup_.path().node;
+  h.node = store_.tree.at(last ? last : store_.tree.root(root), length);
+  store_.tree.hold(h.node);
+  h.groups.resize(store_.groups.size());
+  h.drops = false;
+  for (const int32_t g : h.model->own) {
+    h.drops |= dropped_tokens(store_.groups[g], h.facts) > 0;
+    lookup_.resume(h, g, length);
   }
+  h.publishes = !h.drops && !(h.model->counts_images && !h.facts.images.empty());
   h.handle = next_handle_++;
   h.hit_tokens = h.computed = h.published = length;
+  h.matched_tokens = reuse ? std::min(known, tokens.size - 1) : 0;
   h.expected_tokens = tokens.size;
   h.prompt.assign(tokens.data, tokens.data + tokens.size);
   h.lease_until = lease_until;
+  h.renewed_step = store_.step;
+  h.next_cut = h.publishes && h.model->has_states ? 0 : kNever;
   if (lease_until) leases_[h.handle] = *lease_until;
-  pool_.open_holder(h.handle);
-  foresee(h);
+  store_.pool.open_holder(h.handle);
+  foresee(store_.groups, h);
   const int32_t handle = h.handle;
+  by_handle_.emplace_hint(by_handle_.end(), handle, made.get());
   holders_.emplace(handle, std::move(made));
   return handle;
 }
@@ -95,9 +150,11 @@ void Core::claim(int32_t handle, int64_t expected_tokens) {
   leases_.erase(handle);
   h.expected_tokens = expected_tokens;
   total_hit_tokens_ += h.hit_tokens;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const Rules& group = groups_[g];
-    const int64_t first = group.first_hit_page(h.hit_tokens) * group.page_tokens;
+  publisher_.note_used(h);
+  for (const int32_t g : h.model->own) {
+    const Rules& group = store_.groups[g];
+    if (!group.counts_tokens() || !group.required_for_hit) continue;
+    const int64_t first = h.groups[g].first * group.page_tokens;
     group_hit_tokens_[g] += std::max<int64_t>(0, h.hit_tokens - first);
   }
 }
@@ -107,24 +164,25 @@ void Core::claim(int32_t handle, int64_t expected_tokens) {
 // Pages still wanted for `until` tokens, per group; false if none.
 bool Core::missing(const Holder& h, int64_t until, int64_t* need) const {
   bool any = false;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    need[g] = std::max<int64_t>(0, ceil_div(until, groups_[g].page_tokens) - h.groups[g].end());
+  std::fill(need, need + store_.groups.size(), 0);
+  for (const int32_t g : h.model->own) {
+    const int64_t end = end_position(store_.groups[g], h.facts, until, h.computed);
+    need[g] = std::max<int64_t>(0, end - h.groups[g].end());
     any |= need[g] > 0;
   }
   return any;
 }
 
-int64_t Core::grow(Ints handles, Ints until, std::vector<Row>& rows) {
+int64_t Core::grow(Ints handles, Ints until, PageRows& rows) {
   same_size(handles, until);
-  const size_t width = groups_.size();
+  const size_t width = store_.groups.size();
   wants_.clear();
   needs_.clear();
   for (int64_t i = 0; i < handles.size; ++i) {
     Holder& h = holder(handles[i]);
-    if (until[i] <= h.room_tokens) continue;
+    if (until[i] <= h.room.to && until[i] >= h.room.from) continue;
     needs_.resize((wants_.size() + 1) * width);
-    missing(h, until[i], &needs_[wants_.size() * width]);
-    wants_.push_back({i, &h});
+    if (missing(h, until[i], &needs_[wants_.size() * width])) wants_.push_back({i, &h});
   }
   if (wants_.empty()) return handles.size;
   const int64_t served = longest_feasible(handles.size);
@@ -137,38 +195,53 @@ int64_t Core::grow(Ints handles, Ints until, std::vector<Row>& rows) {
 }
 
 int64_t Core::longest_feasible(int64_t calls) {
-  const size_t width = groups_.size();
+  const size_t width = store_.groups.size();
   Counts total(width, 0);
   for (size_t i = 0; i < wants_.size(); ++i) {
     for (size_t g = 0; g < width; ++g) total[g] += needs_[i * width + g];
-    if (!pool_.feasible(total)) return wants_[i].index;
+    if (!store_.pool.feasible(total)) return wants_[i].index;
   }
   return calls;
 }
 
-void Core::place(const Want& want, const int64_t* need, Counts& left, std::vector<Row>& rows) {
+void Core::place(const Want& want, const int64_t* need, Counts& left, PageRows& rows) {
   Holder& h = *want.holder;
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  for (const int32_t g : h.model->own) {
     if (!need[g]) continue;
     GroupPages& held = h.groups[g];
     const int64_t begin = held.end();
-    const int64_t demand = groups_[g].demand_pages(h.expected_tokens, begin, need[g]);
-    placer_.place(h.handle, int32_t(g), need[g], demand, left, held.slots);
+    const int64_t demand =
+        demand_pages(store_.groups[g], h.facts, h.expected_tokens, begin, need[g]);
+    store_.placer.place(h.handle, g, need[g], demand, left, held.slots);
     for (int64_t position = begin; position < held.end(); ++position)
-      rows.push_back({int32_t(want.index), int32_t(g), int32_t(position),
-                      pool_.page_of(int32_t(g), held.slots[position - held.first])});
+      rows.push_back({int32_t(want.index), g, int32_t(position),
+                      store_.pool.page_of(g, held.slots[position - held.first])});
+    if (!h.sources.empty()) note_copies(h, g, begin);
   }
-  foresee(h);
+  foresee(store_.groups, h);
+}
+
+// New pages from position `begin` on that are to begin as copies.
+void Core::note_copies(const Holder& h, int32_t g, int64_t begin) {
+  const GroupPages& held = h.groups[g];
+  for (const Source& source : h.sources) {
+    if (source.group != g || source.position < begin || source.position >= held.end()) continue;
+    const int32_t target = held.slots[source.position - held.first];
+    copies_.push_back({h.handle, g, store_.pool.page_of(g, source.slot),
+                       store_.pool.page_of(g, target)});
+  }
 }
 
 int64_t Core::largest(int32_t handle, int64_t until) {
   const Holder& h = holder(handle);
+  if (h.drops && h.computed < h.facts.prompt_tokens)
+    until = std::min(until, h.facts.prompt_tokens);
   int64_t low = h.computed, high = until;
-  Counts need(groups_.size());
+  Counts need(store_.groups.size());
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
     missing(h, middle, need.data());
-    if (pool_.feasible(need))
+    if (store_.pool.feasible(need))
       low = middle;
     else
       high = middle - 1;
@@ -176,122 +249,115 @@ int64_t Core::largest(int32_t handle, int64_t until) {
   return low;
 }
 
-void Core::held_pages(int32_t handle, std::vector<Row>& rows) const {
+void Core::held_pages(int32_t handle, PageRows& rows) const {
   const Holder& h = holder(handle);
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  for (size_t g = 0; g < h.groups.size(); ++g) {
     const GroupPages& held = h.groups[g];
     for (size_t i = 0; i < held.slots.size(); ++i)
       rows.push_back({0, int32_t(g), int32_t(held.first + int64_t(i)),
-                      pool_.page_of(int32_t(g), held.slots[i])});
+                      store_.pool.page_of(int32_t(g), held.slots[i])});
   }
 }
 
 // Pages the holder will need beyond those it holds, at its worst step up to `until`.
 void Core::add_peak(const Holder& h, int64_t until, int64_t chunk, Counts& need) const {
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const int64_t held = int64_t(h.groups[g].slots.size());
-    need[g] += std::max<int64_t>(0, groups_[g].peak_pages(until, chunk, h.computed) - held);
+  for (const int32_t g : h.model->own) {
+    const int64_t peak = peak_pages(store_.groups[g], h.facts, until, chunk, h.computed);
+    need[g] += std::max<int64_t>(0, peak - int64_t(h.groups[g].slots.size()));
   }
 }
 
 bool Core::fits(int32_t handle, int64_t until, int64_t chunk_tokens, Ints others,
                 Ints others_until) {
   same_size(others, others_until);
-  Counts need(groups_.size(), 0);
+  Counts need(store_.groups.size(), 0);
   add_peak(holder(handle), until, chunk_tokens, need);
   for (int64_t i = 0; i < others.size; ++i) add_peak(holder(others[i]), others_until[i], 1, need);
-  return pool_.feasible(need);
+  return store_.pool.feasible(need);
+}
+
+// ------------------------------------------------------------------- checkpoints
+
+void Core::checkpoint(Ints handles, Ints until, StateRows& rows) {
+  same_size(handles, until);
+  call(handles);
+  for (int64_t i = 0; i < handles.size; ++i) {
+    Holder& h = *called_[i];
+    if (until[i] < h.next_cut) continue;
+    cuts_of(h, until[i], cuts_);
+    h.next_cut = next_cut_of(h);
+    for (const int32_t g : h.model->own)
+      if (store_.groups[g].kind == Kind::kState) keep_states(h, g, i, rows);
+  }
+}
+
+// Reserves pages for the states worth keeping, the most valuable first.
+void Core::keep_states(Holder& h, int32_t g, int64_t index, StateRows& rows) {
+  constexpr int64_t kEveryPrefix = int64_t(1) << 31;
+  const Rules& group = store_.groups[g];
+  std::stable_sort(cuts_.begin(), cuts_.end(), [this](const Cut& a, const Cut& b) {
+    return store_.usefulness.rank(a.sort) > store_.usefulness.rank(b.sort);
+  });
+  for (const Cut& cut : cuts_) {
+    const bool is_worth = cut.end - h.hit_tokens >= group.worth_tokens;
+    const int64_t asked = store_.usefulness.rank(cut.sort);
+    const int64_t rank = is_worth ? asked : std::min(asked, kCoarse);
+    const Key limit = store_.rule.key(rank, store_.step, kEveryPrefix);
+    std::vector<int32_t> slots = store_.placer.keep(g, group.slices, rank, limit);
+    if (slots.empty()) continue;
+    for (int32_t part = 0; part < group.slices; ++part)
+      rows.push_back({int32_t(index), g, int32_t(cut.end), part,
+                      store_.pool.page_of(g, slots[part])});
+    h.checkpoints.push_back({g, cut.end, cut.sort, rank, std::move(slots)});
+    h.next_event = 0;
+  }
+}
+
+void Core::compact(int64_t most_large, PageRows& rows) {
+  for (const Move& move : compactor_.compact(by_handle_, most_large)) {
+    const int32_t handle = move.holder->handle, g = move.group;
+    const int32_t page = store_.pool.page_of(g, move.new_slot);
+    rows.push_back({handle, g, int32_t(move.position), page});
+    copies_.push_back({handle, g, store_.pool.page_of(g, move.old_slot), page});
+  }
 }
 
 // ---------------------------------------------------------------------- progress
 
 void Core::append(Ints handles, Ints tokens) {
   same_size(handles, tokens);
-  called_.clear();
-  for (int64_t i = 0; i < handles.size; ++i) called_.push_back(&holder(handles[i]));
+  call(handles);
   for (int64_t i = 0; i < handles.size; ++i) called_[i]->generated.push_back(tokens[i]);
 }
 
 void Core::advance(Ints handles, Ints computed) {
   same_size(handles, computed);
-  called_.clear();
+  call(handles);
   for (int64_t i = 0; i < handles.size; ++i) {
-    called_.push_back(&holder(handles[i]));
-    check_advance(*called_.back(), computed[i]);
+    const Holder& h = *called_[i];
+    const bool is_plain = computed[i] < h.next_event && computed[i] <= h.room.to;
+    if (!is_plain || computed[i] < h.computed) check_advance(h, computed[i]);
   }
   for (int64_t i = 0; i < handles.size; ++i) {
     Holder& h = *called_[i];
-    h.computed = computed[i];
-    if (h.computed < h.next_event) continue;
-    publish(h);
-    leave_behind(h);
-    foresee(h);
+    if (computed[i] < h.next_event && computed[i] >= h.computed) {
+      h.computed = computed[i];
+      continue;
+    }
+    publisher_.advance(h, computed[i]);
+    foresee(store_.groups, h);
   }
 }
 
 // A caller's slip must not reach the tables.
-void Core::check_advance(const Holder& h, int64_t computed) const {
-  if (computed > h.room_tokens)
+void Core::check_advance(const Holder& h, int64_t computed) {
+  needs_.resize(store_.groups.size());
+  if (computed > h.computed && missing(h, computed, needs_.data()))
     throw std::invalid_argument("tokens computed beyond the pages held by handle " +
                                 std::to_string(h.handle));
-  if (computed / publish_tokens_ * publish_tokens_ > h.num_tokens())
+  if (publisher_.published_at(h, computed) > h.num_tokens())
     throw std::invalid_argument("tokens computed beyond those known of handle " +
                                 std::to_string(h.handle));
-}
-
-void Core::publish(Holder& h) {
-  const int64_t length = h.computed / publish_tokens_ * publish_tokens_;
-  if (length <= h.published) return;
-  const int32_t node = tree_.extend(h.node, tokens_between(h, h.published, length));
-  tree_.hold(node);
-  tree_.let_go(h.node);
-  h.node = node;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const int64_t size = groups_[g].page_tokens, end = length / size;
-    const GroupPages& held = h.groups[g];
-    for (int64_t p = std::max(held.first, h.published / size); p < end; ++p) {
-      const int32_t slot = held.slots[p - held.first];
-      if (!tree_.put(node, int32_t(g), p, slot)) continue;
-      const int64_t prefix = groups_[g].prefix_length((p + 1) * size);
-      pool_.index(slot, rule_.key(kBehindWindow, 0, prefix));
-    }
-  }
-  h.published = length;
-}
-
-Tokens Core::tokens_between(const Holder& h, int64_t begin, int64_t end) {
-  const int64_t prompt = int64_t(h.prompt.size());
-  if (end <= prompt) return {h.prompt.data() + begin, begin, end - begin};
-  if (begin >= prompt) return {h.generated.data() + (begin - prompt), begin, end - begin};
-  tail_.assign(h.prompt.begin() + begin, h.prompt.end());
-  tail_.insert(tail_.end(), h.generated.begin(), h.generated.begin() + (end - prompt));
-  return {tail_.data(), begin, end - begin};
-}
-
-void Core::leave_behind(Holder& h) {
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const Rules& group = groups_[g];
-    GroupPages& held = h.groups[g];
-    const int64_t start = group.active_start(h.computed) / group.page_tokens;
-    const int64_t count = std::min<int64_t>(start - held.first, held.slots.size());
-    if (count <= 0) continue;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t end = (held.first + i + 1) * group.page_tokens;
-      pool_.release(held.slots[i], rule_.key(kBehindWindow, step_, group.prefix_length(end)));
-    }
-    held.slots.erase(held.slots.begin(), held.slots.begin() + count);
-    held.first += count;
-  }
-}
-
-// When the holder has to be looked at again.
-void Core::foresee(Holder& h) const {
-  h.room_tokens = std::numeric_limits<int64_t>::max();
-  h.next_event = h.published + publish_tokens_;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    h.room_tokens = std::min(h.room_tokens, h.groups[g].end() * groups_[g].page_tokens);
-    h.next_event = std::min(h.next_event, groups_[g].behind_at(h.groups[g].first));
-  }
 }
 
 void Core::close(int32_t handle, bool renew) {
@@ -299,19 +365,11 @@ void Core::close(int32_t handle, bool renew) {
   if (found == holders_.end()) throw UnknownHandle{handle};
   const std::unique_ptr<Holder> gone = std::move(found->second);
   holders_.erase(found);
+  by_handle_.erase(handle);
   leases_.erase(handle);
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    int64_t end = gone->groups[g].first * groups_[g].page_tokens;
-    for (const int32_t slot : gone->groups[g].slots) {
-      end += groups_[g].page_tokens;
-      if (renew)
-        pool_.release(slot, rule_.key(kNormal, step_, groups_[g].prefix_length(end)));
-      else
-        pool_.release(slot);
-    }
-  }
-  pool_.close_holder(handle);
-  tree_.let_go(gone->node);
+  publisher_.give_back(*gone, renew);
+  store_.pool.close_holder(handle);
+  store_.tree.let_go(gone->node);
 }
 
 }  // namespace kvell::memory

@@ -1,82 +1,68 @@
 // The memory core: pool, tables and prefix index behind calls for whole batches.
 // Every decision equals prefix/core.py's ReferenceCore; that file says what and why.
 #pragma once
-#include <map>
 #include <memory>
-#include <optional>
+#include <utility>
 
-#include "eviction.h"
-#include "hits.h"
-#include "placer.h"
+#include "checkpoints.h"
+#include "compaction.h"
+#include "lookup.h"
+#include "publishing.h"
 
 namespace kvell::memory {
-
-struct GroupPages {  // a holder's pages in one group: positions first … end-1
-  int64_t first = 0;
-  std::vector<int32_t> slots;
-
-  int64_t end() const { return first + int64_t(slots.size()); }
-};
-
-struct Holder {
-  int32_t handle;
-  int32_t node;
-  int64_t hit_tokens;
-  int64_t computed;
-  int64_t published;
-  int64_t expected_tokens;
-  std::optional<int64_t> lease_until;
-  // What lets most steps end after one comparison:
-  int64_t room_tokens = 0;  // tokens that the pages held can take in every group
-  int64_t next_event = 0;   // computed tokens at which a page is to publish or leave behind
-  std::vector<GroupPages> groups;
-  std::vector<int32_t> prompt;
-  std::vector<int32_t> generated;
-
-  int64_t num_tokens() const { return int64_t(prompt.size() + generated.size()); }
-};
 
 struct UnknownHandle {
   int32_t handle;
 };
 
-template <class T>
-struct Span {
-  const T* data;
-  int64_t size;
-  const T& operator[](int64_t i) const { return data[i]; }
+struct UnknownModel {
+  std::string name;
 };
-using Ints = Span<int32_t>;
 
-struct Row {  // one new page, as the caller sees it
-  int32_t index, group, position, page;
+template <size_t kColumns>
+using Row = std::array<int32_t, kColumns>;
+using PageRows = std::vector<Row<4>>;   // index, group, position, page
+using CopyRows = std::vector<Row<4>>;   // handle, group, source, target
+using StateRows = std::vector<Row<5>>;  // index, group, end, slice, page
+
+// What a request is known by.
+struct Prompt {
+  Ints tokens;
+  std::string root;
+  std::string model;
+  std::optional<int64_t> prompt_tokens;
+  Ints images;  // rows of three
 };
 
 class Core {
  public:
-  Core(Groups groups, int32_t num_large, const Sharing& sharing);
+  // `names`: the model of each group.
+  Core(Groups groups, const std::vector<std::string>& names, int32_t num_large,
+       const Sharing& sharing);
 
   void begin_step(int64_t step);
-  int64_t peek(Ints tokens, const std::string& root);
-  int32_t open(Ints tokens, const std::string& root, std::optional<int64_t> lease_until,
-               bool reuse);
+  void add_groups(const Groups& groups, const std::vector<std::string>& names);
+  int64_t peek(const Prompt& prompt);
+  int32_t open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse);
   void claim(int32_t handle, int64_t expected_tokens);
   int64_t hit_tokens(int32_t handle) const { return holder(handle).hit_tokens; }
-  int64_t grow(Ints handles, Ints until, std::vector<Row>& rows);
+  int64_t grow(Ints handles, Ints until, PageRows& rows);
   int64_t largest(int32_t handle, int64_t until);
-  void held_pages(int32_t handle, std::vector<Row>& rows) const;
+  void held_pages(int32_t handle, PageRows& rows) const;
   bool fits(int32_t handle, int64_t until, int64_t chunk_tokens, Ints others, Ints others_until);
+  CopyRows copies() { return std::exchange(copies_, {}); }
+  void checkpoint(Ints handles, Ints until, StateRows& rows);
+  // Rows: handle, group, position, page that it is in now.
+  void compact(int64_t most_large, PageRows& rows);
   void append(Ints handles, Ints tokens);
   void advance(Ints handles, Ints computed);
   void close(int32_t handle, bool renew);
 
   // For snapshots.
-  const Groups& groups() const { return groups_; }
-  Pool& pool() { return pool_; }
-  const RadixTree& tree() const { return tree_; }
-  const Placer& placer() const { return placer_; }
+  Store& store() { return store_; }
   int64_t total_hit_tokens() const { return total_hit_tokens_; }
   const Counts& group_hit_tokens() const { return group_hit_tokens_; }
+  const Counts& checkpoint_pages() const { return publisher_.checkpoint_pages(); }
   std::vector<const Holder*> holders() const;
 
  private:
@@ -86,36 +72,35 @@ class Core {
   };
 
   Holder& holder(int32_t handle) const;
-  int64_t match(Ints tokens, const std::string& root);
+  void call(Ints handles);
+  void add_to_models(const Groups& groups, const std::vector<std::string>& names);
+  const Model& model(const std::string& name) const;
   bool missing(const Holder& holder, int64_t until, int64_t* need) const;
   int64_t longest_feasible(int64_t calls);
-  void place(const Want& want, const int64_t* need, Counts& left, std::vector<Row>& rows);
+  void place(const Want& want, const int64_t* need, Counts& left, PageRows& rows);
+  void note_copies(const Holder& holder, int32_t group, int64_t begin);
   void add_peak(const Holder& holder, int64_t until, int64_t chunk, Counts& need) const;
-  void check_advance(const Holder& holder, int64_t computed) const;
-  void publish(Holder& holder);
-  Tokens tokens_between(const Holder& holder, int64_t begin, int64_t end);
-  void leave_behind(Holder& holder);
-  void foresee(Holder& holder) const;
+  void keep_states(Holder& holder, int32_t group, int64_t index, StateRows& rows);
+  void check_advance(const Holder& holder, int64_t computed);
+  void rename_slots();
 
-  const Groups groups_;
-  const EvictionRule rule_{};
-  int64_t publish_tokens_;  // prefixes are published in steps of the smallest page
-  Pool pool_;
-  RadixTree tree_;
-  Placer placer_;
+  Store store_;
+  Publisher publisher_;
+  Compactor compactor_;
+  Lookup lookup_;
+  Models models_;
   std::unordered_map<int32_t, std::unique_ptr<Holder>> holders_;
-  std::map<int32_t, int64_t> leases_;  // handle to last step
+  std::map<int32_t, Holder*> by_handle_;  // the same, in order
+  std::map<int32_t, int64_t> leases_;     // handle to last step
   int32_t next_handle_ = 1;
-  int64_t step_ = 0;
   int64_t total_hit_tokens_ = 0;
   Counts group_hit_tokens_;
+  CopyRows copies_;  // since they were last asked for
   // Scratch that keeps its memory from call to call.
-  Path path_;
-  std::vector<std::vector<int32_t>> runs_;
   std::vector<Want> wants_;
   Counts needs_;  // one row of groups for each of wants_
   std::vector<Holder*> called_;
-  std::vector<int32_t> tail_;
+  std::vector<Cut> cuts_;
 };
 
 }  // namespace kvell::memory

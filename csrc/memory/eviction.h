@@ -5,7 +5,7 @@
 
 namespace kvell::memory {
 
-constexpr int64_t kBehindWindow = 0, kNormal = 1;
+constexpr int64_t kSpare = 0, kCoarse = 1, kNormal = 2;
 
 struct LeastRecentlyUsed {
   Key key(int64_t rank, int64_t time, int64_t prefix_length) const {

@@ -37,6 +37,12 @@ class PlacedHeap {
     rise(entries_.size() - 1, entries_.back());
   }
 
+  // Members have new ids in the same order; their records have moved already.
+  template <class NewId>
+  void rename(const NewId& new_id) {
+    for (Entry& entry : entries_) entry = Entry(entry.key(), new_id(entry.id()));
+  }
+
   void remove(int32_t id) {
     const size_t hole = (records_[id].place & ~kTag) - 1;
     records_[id].place = 0;

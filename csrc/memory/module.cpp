@@ -12,15 +12,18 @@ using namespace nb::literals;
 namespace kvell::memory {
 namespace {
 
-// One-dimensional int32 values of an argument. Arrays of that type are read in place
-// through the buffer protocol, which costs a tenth of nb::ndarray; anything else that
-// numpy understands is converted first.
+// int32 values of an argument: one-dimensional, or rows of so many columns. Arrays of that
+// type are read in place through the buffer protocol, which costs a tenth of nb::ndarray;
+// anything else that numpy understands is converted first.
 class IntsArgument {
  public:
-  explicit IntsArgument(nb::handle value) {
+  explicit IntsArgument(nb::handle value, int64_t columns = 0) : columns_(columns) {
+    if (value.is_none() && columns) return;
     if (!read(value)) {
       converted_ = nb::module_::import_("numpy").attr("ascontiguousarray")(value, "int32");
-      if (!read(converted_)) throw nb::type_error("expected one-dimensional int32 values");
+      if (!read(converted_))
+        throw nb::type_error(columns ? "expected rows of int32 values"
+                                     : "expected one-dimensional int32 values");
     }
   }
   ~IntsArgument() { PyBuffer_Release(&view_); }
@@ -35,55 +38,88 @@ class IntsArgument {
       PyErr_Clear();
       return false;
     }
-    if (view_.ndim == 1 && view_.itemsize == 4 && view_.format && view_.format[0] == 'i')
-      return true;
+    const bool is_shaped = columns_ ? view_.ndim == 2 && view_.shape[1] == columns_
+                                    : view_.ndim == 1;
+    if (is_shaped && view_.itemsize == 4 && view_.format && view_.format[0] == 'i') return true;
     PyBuffer_Release(&view_);
     return false;
   }
 
+  const int64_t columns_;
   nb::object converted_;
   Py_buffer view_{};
 };
 
-nb::object array_of(std::vector<Row>&& rows) {
-  auto* kept = new std::vector<Row>(std::move(rows));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<Row>*>(p); });
+template <size_t kColumns>
+nb::object array_of(std::vector<Row<kColumns>>&& rows) {
+  using Rows = std::vector<Row<kColumns>>;
+  auto* kept = new Rows(std::move(rows));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<Rows*>(p); });
   const size_t count = kept->size();
-  return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::shape<-1, 4>>(
-      reinterpret_cast<int32_t*>(kept->data()), {count, 4}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::shape<-1, kColumns>>(
+      reinterpret_cast<int32_t*>(kept->data()), {count, kColumns}, owner));
 }
+
+// (rules of a group, its model) as kvell.prefix.compiled gives them.
+struct GivenGroups {
+  explicit GivenGroups(const nb::sequence& given) {
+    for (nb::handle group : given) {
+      const nb::sequence one = nb::cast<nb::sequence>(group);
+      const auto number = [&](int at) { return nb::cast<int64_t>(one[at]); };
+      const auto flag = [&](int at) { return nb::cast<bool>(one[at]); };
+      groups.push_back({int32_t(number(0)), int32_t(number(1)), Kind(number(2)), number(3),
+                        int32_t(number(4)), flag(5), flag(6), flag(7), number(8), number(9)});
+      names.push_back(nb::cast<std::string>(one[10]));
+    }
+  }
+
+  Groups groups;
+  std::vector<std::string> names;
+};
 
 class Bound {
  public:
-  Bound(const nb::sequence& groups, int32_t num_large, bool literal_order,
-        const nb::sequence& quotas)
-      : core_(rules(groups), num_large, {literal_order, counts(quotas)}), nothing_(array_of({})) {}
+  Bound(const GivenGroups& given, int32_t num_large, int64_t large_page_bytes,
+        bool literal_order, const nb::sequence& quotas)
+      : core_(given.groups, given.names, num_large,
+              {large_page_bytes, literal_order, counts(quotas)}),
+        no_pages_(array_of(PageRows())),
+        no_states_(array_of(StateRows())) {}
 
   Core& core() { return core_; }
 
   nb::tuple grow(nb::handle handles, nb::handle until) {
     const IntsArgument who(handles), length(until);
-    std::vector<Row> rows;
+    PageRows rows;
     const int64_t served = core_.grow(who.ints(), length.ints(), rows);
     // Most steps cross no page boundary: one empty array serves them all.
-    return nb::make_tuple(served, rows.empty() ? nothing_ : array_of(std::move(rows)));
+    return nb::make_tuple(served, page_rows(std::move(rows)));
   }
 
   nb::object held_pages(int32_t handle) {
-    std::vector<Row> rows;
+    PageRows rows;
     core_.held_pages(handle, rows);
-    return rows.empty() ? nothing_ : array_of(std::move(rows));
+    return page_rows(std::move(rows));
+  }
+
+  nb::object compact(int64_t most_large) {
+    PageRows rows;
+    core_.compact(most_large, rows);
+    return page_rows(std::move(rows));
+  }
+
+  nb::object copies() { return page_rows(core_.copies()); }
+
+  nb::object checkpoint(nb::handle handles, nb::handle until) {
+    const IntsArgument who(handles), length(until);
+    StateRows rows;
+    core_.checkpoint(who.ints(), length.ints(), rows);
+    return rows.empty() ? no_states_ : array_of(std::move(rows));
   }
 
  private:
-  static Groups rules(const nb::sequence& groups) {
-    Groups all;
-    for (nb::handle group : groups) {
-      const nb::sequence numbers = nb::cast<nb::sequence>(group);
-      all.push_back({nb::cast<int32_t>(numbers[0]), nb::cast<int32_t>(numbers[1]),
-                     Kind(nb::cast<int32_t>(numbers[2])), nb::cast<int64_t>(numbers[3])});
-    }
-    return all;
+  nb::object page_rows(PageRows&& rows) {
+    return rows.empty() ? no_pages_ : array_of(std::move(rows));
   }
 
   static Counts counts(const nb::sequence& numbers) {
@@ -93,7 +129,7 @@ class Bound {
   }
 
   Core core_;
-  nb::object nothing_;
+  nb::object no_pages_, no_states_;
 };
 
 }  // namespace
@@ -106,23 +142,45 @@ NB_MODULE(_core, m) {
       std::rethrow_exception(error);
     } catch (const UnknownHandle& unknown) {
       PyErr_SetObject(PyExc_KeyError, nb::int_(unknown.handle).ptr());
+    } catch (const UnknownModel& unknown) {
+      const nb::str name(unknown.name.c_str(), unknown.name.size());
+      PyErr_Format(PyExc_ValueError, "no group of the pool belongs to model %R", name.ptr());
     }
   });
   nb::class_<Bound>(m, "CompiledCore")
-      .def(nb::init<const nb::sequence&, int32_t, bool, const nb::sequence&>(), "groups"_a,
-           "num_large_pages"_a, "literal_order"_a, "quota_large_pages"_a)
+      .def("__init__",
+           [](Bound* self, const nb::sequence& groups, int32_t num_large,
+              int64_t large_page_bytes, bool literal_order, const nb::sequence& quotas) {
+             new (self)
+                 Bound(GivenGroups(groups), num_large, large_page_bytes, literal_order, quotas);
+           },
+           "groups"_a, "num_large_pages"_a, "large_page_bytes"_a, "literal_order"_a,
+           "quota_large_pages"_a)
+      .def("add_groups",
+           [](Bound& b, const nb::sequence& groups) {
+             const GivenGroups given(groups);
+             b.core().add_groups(given.groups, given.names);
+           },
+           "groups"_a)
       .def("begin_step", [](Bound& b, int64_t step) { b.core().begin_step(step); }, "step"_a)
       .def("peek",
-           [](Bound& b, nb::handle tokens, const std::string& root) {
-             return b.core().peek(IntsArgument(tokens).ints(), root);
+           [](Bound& b, nb::handle tokens, const std::string& root, nb::handle images,
+              std::optional<int64_t> prompt_tokens, const std::string& model) {
+             const IntsArgument text(tokens), spans(images, 3);
+             return b.core().peek({text.ints(), root, model, prompt_tokens, spans.ints()});
            },
-           "tokens"_a, "root"_a)
+           "tokens"_a, "root"_a, nb::kw_only(), "images"_a = nb::none(),
+           "prompt_tokens"_a = nb::none(), "model"_a = "")
       .def("open",
            [](Bound& b, nb::handle tokens, const std::string& root, std::optional<int64_t> until,
-              bool reuse) {
-             return b.core().open(IntsArgument(tokens).ints(), root, until, reuse);
+              bool reuse, nb::handle images, std::optional<int64_t> prompt_tokens,
+              const std::string& model) {
+             const IntsArgument text(tokens), spans(images, 3);
+             return b.core().open({text.ints(), root, model, prompt_tokens, spans.ints()}, until,
+                                  reuse);
            },
-           "tokens"_a, "root"_a, "lease_until"_a = nb::none(), nb::kw_only(), "reuse"_a = true)
+           "tokens"_a, "root"_a, "lease_until"_a = nb::none(), nb::kw_only(), "reuse"_a = true,
+           "images"_a = nb::none(), "prompt_tokens"_a = nb::none(), "model"_a = "")
       .def("claim", [](Bound& b, int32_t h, int64_t expected) { b.core().claim(h, expected); },
            "handle"_a, "expected_tokens"_a)
       .def("hit_tokens", [](Bound& b, int32_t h) { return b.core().hit_tokens(h); }, "handle"_a)
@@ -137,6 +195,9 @@ NB_MODULE(_core, m) {
              return b.core().fits(h, until, chunk, who.ints(), length.ints());
            },
            "handle"_a, "until"_a, "chunk_tokens"_a, "others"_a, "others_until"_a)
+      .def("copies", &Bound::copies)
+      .def("compact", &Bound::compact, "most_large"_a)
+      .def("checkpoint", &Bound::checkpoint, "handles"_a, "until"_a)
       .def("append",
            [](Bound& b, nb::handle handles, nb::handle tokens) {
              const IntsArgument who(handles), what(tokens);

@@ -4,17 +4,31 @@
 #include <array>
 
 #include "radix.h"
+#include "usefulness.h"
 
 namespace kvell::memory {
 
-enum Rung { kOwnPage, kOwnLargePage, kSharedPage, kOthersPage, kEvictLarge, kEvictPage, kRungs };
+// In the order of RUNGS in prefix/placement.py.
+enum Rung {
+  kOwnPage,
+  kOwnLargePage,
+  kSharedPage,
+  kOthersPage,
+  kEvictLarge,
+  kEvictPage,
+  kCheckpoint,
+  kSkipCheckpoint,
+  kRungs
+};
 
 class Placer {
  public:
-  Placer(const Groups& groups, Pool& pool, RadixTree& tree, bool literal_order)
+  Placer(const Groups& groups, Pool& pool, RadixTree& tree, Usefulness& usefulness,
+         bool literal_order)
       : groups_(groups),
         pool_(pool),
         tree_(tree),
+        usefulness_(usefulness),
         literal_order_(literal_order),
         evicted_(groups.size(), 0) {}
 
@@ -22,6 +36,16 @@ class Placer {
   // want from now on; `left`, counted down, what the whole call still has to place.
   void place(int32_t holder, int32_t group, int64_t need, int64_t demand, Counts& left,
              std::vector<int32_t>& out);
+
+  // Slots for something to be cached with this rank; none if there are not enough. Nobody
+  // who is running is in its way, and only cached pages below `limit` give way.
+  std::vector<int32_t> keep(int32_t group, int64_t count, int64_t rank, const Key& limit);
+
+  // An empty large page for the holder alone; there is one, or one that may be evicted.
+  int32_t vacate(int32_t group, int32_t holder);
+
+  bool is_literal() const { return literal_order_; }
+  void add_groups() { evicted_.resize(groups_.size(), 0); }
 
   // Every cached page without a user becomes empty.
   void evict_unused();
@@ -32,19 +56,26 @@ class Placer {
  private:
   int32_t find_large(int32_t holder, int32_t group, int64_t demand, const Counts& left);
   int32_t in_literal_order(int32_t holder, int32_t group, int64_t demand, bool spare);
-  void make_room(int32_t group, int64_t demand, const Counts& left);
+  void make_room(int32_t group, int64_t demand, const Counts& left, int64_t need);
+  void evict_beside(int32_t group, int32_t slot, int64_t need);
+  int32_t find_kept(int32_t group, int64_t count, int32_t keeper);
+  bool displace(int32_t group, const Key& limit);
+  void evict_large(int32_t large);
+  void evict_page(int32_t group, int32_t slot);
   void evict(int32_t group, int32_t slot);
   int32_t counted(Rung rung, int32_t large) {
     ++rungs_[rung];
     return large;
   }
 
-  const Groups groups_;
+  const Groups& groups_;
   Pool& pool_;
   RadixTree& tree_;
+  Usefulness& usefulness_;
   const bool literal_order_;
   Counts evicted_;
   std::array<int64_t, kRungs> rungs_{};
+  std::vector<int32_t> victims_;  // scratch
 };
 
 }  // namespace kvell::memory

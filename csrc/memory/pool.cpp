@@ -13,8 +13,8 @@ int32_t shift_for(const Groups& groups) {
   return shift;
 }
 
-int64_t slots_for(const Groups& groups, int32_t num_large) {
-  const int64_t slots = int64_t(num_large) << shift_for(groups);
+int64_t slots_for(int32_t shift, int32_t num_large) {
+  const int64_t slots = int64_t(num_large) << shift;
   if (slots >= int64_t(1) << 31) throw std::invalid_argument("more pages than 32 bits can name");
   return slots;
 }
@@ -34,9 +34,9 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
       num_large_(num_large),
       shift_(shift_for(groups)),
       words_(words_for(groups)),
-      pages_(slots_for(groups, num_large)),
+      pages_(slots_for(shift_, num_large)),
       larges_(num_large),
-      masks_(size_t(num_large) * words_for(groups)),
+      masks_(size_t(num_large) * words_),
       evictable_(larges_),
       whole_(num_large),
       partial_(groups.size(), 0),
@@ -48,6 +48,43 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
     throw std::invalid_argument("shares of " + std::to_string(shares) +
                                 " large pages in a pool of " + std::to_string(num_large));
   for (size_t i = 0; i < groups.size(); ++i) lists_.emplace_back(pages_);
+  for (const int64_t rank : {0, 1, 2}) live_.insert(keeper(rank));
+}
+
+void Pool::check_size(const Groups& more) const { slots_for(shift_for(more), num_large_); }
+
+bool Pool::add_groups() {
+  for (Counts* counts : {&partial_, &claimed_, &in_use_}) counts->resize(groups_.size(), 0);
+  while (lists_.size() < groups_.size()) lists_.emplace_back(pages_);
+  widen_masks(words_for(groups_));
+  if (shift_for(groups_) == shift_) return false;
+  rename_slots(shift_for(groups_));
+  return true;
+}
+
+void Pool::rename_slots(int32_t shift) {
+  ZeroArray<PageRecord> wider(slots_for(shift, num_large_));
+  old_shift_ = shift_;
+  shift_ = shift;
+  for (int32_t id = 0; id < next_fresh_; ++id) {
+    const int32_t count = larges_[id].group() < 0 ? 0 : per_large(larges_[id].group());
+    for (int32_t i = 0; i < count; ++i) wider[first_slot(id) + i] = pages_[(id << old_shift_) + i];
+  }
+  pages_ = std::move(wider);
+  for (GroupLists& lists : lists_) {
+    lists.cached.rename([this](int32_t slot) { return renamed(slot); });
+    lists.aside.rename([this](int32_t slot) { return renamed(slot); });
+  }
+}
+
+void Pool::widen_masks(int32_t words) {
+  if (words == words_) return;
+  ZeroArray<uint64_t> wider(size_t(num_large_) * words);
+  for (int32_t id = 0; id < next_fresh_; ++id)
+    for (int32_t word = 0; word < words_; ++word)
+      wider[size_t(id) * words + word] = mask_word(id, word);
+  masks_ = std::move(wider);
+  words_ = words;
 }
 
 // -------------------------------------------------------------- what there is
@@ -81,9 +118,10 @@ bool Pool::may_take_whole(int32_t group, const Counts& left) const {
 
 void Pool::close_holder(int32_t holder) {
   live_.erase(holder);
+  const uint64_t first = rank_of_owner(holder);
   for (GroupLists& lists : lists_) {
-    auto mine = lists.owned.lower_bound(uint64_t(holder) << 32);
-    while (mine != lists.owned.end() && *mine >> 32 == uint64_t(holder)) {
+    auto mine = lists.owned.lower_bound(first);
+    while (mine != lists.owned.end() && *mine >> 32 == first >> 32) {
       const int32_t id = id_of(*mine);
       mine = lists.owned.erase(mine);
       larges_[id].owner = kShared;
@@ -98,8 +136,8 @@ bool Pool::usable(uint64_t entry, bool in_use) const {
 
 int32_t Pool::own_large(int32_t group, int32_t holder, bool in_use) const {
   const Order& owned = lists_[group].owned;
-  for (auto at = owned.lower_bound(uint64_t(holder) << 32);
-       at != owned.end() && *at >> 32 == uint64_t(holder); ++at)
+  const uint64_t first = rank_of_owner(holder);
+  for (auto at = owned.lower_bound(first); at != owned.end() && *at >> 32 == first >> 32; ++at)
     if (usable(*at, in_use)) return id_of(*at);
   return -1;
 }
@@ -152,7 +190,8 @@ Pool::Order& Pool::order_of(const LargeRecord& large) {
 
 uint64_t Pool::rank(int32_t id) const {
   const LargeRecord& large = larges_[id];
-  return uint64_t(large.owner == kShared ? large.room : large.owner) << 32 | uint32_t(id);
+  const uint64_t by_room = uint64_t(large.room) << 32;
+  return (large.owner == kShared ? by_room : rank_of_owner(large.owner)) | uint32_t(id);
 }
 
 void Pool::list(int32_t id) {

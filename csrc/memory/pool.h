@@ -16,6 +16,15 @@ class Pool {
   // `quotas`: large pages that each group may take; empty: any.
   Pool(const Groups& groups, int32_t num_large, const Counts& quotas);
 
+  // Before groups are added: may there be pages of theirs in this pool?
+  void check_size(const Groups& more) const;
+  // Serves the groups that were added; true if the slots have new numbers: see renamed.
+  bool add_groups();
+  // The number of a slot from before the last add_groups.
+  int32_t renamed(int32_t slot) const {
+    return (slot >> old_shift_) << shift_ | (slot & ((1 << old_shift_) - 1));
+  }
+
   // ---- slots and page ids
   int32_t large_of(int32_t slot) const { return slot >> shift_; }
   int32_t page_of(int32_t group, int32_t slot) const {
@@ -71,6 +80,10 @@ class Pool {
   static constexpr uint32_t kAside = uint32_t(1) << 31;
   static constexpr int64_t kScarce = 8;  // SCARCE in prefix/placement.py
   using Order = std::set<uint64_t>;  // rank << 32 | large page
+  // Keepers come before holders, the one of the higher rank first.
+  static uint64_t rank_of_owner(int32_t owner) {
+    return uint64_t(uint32_t(owner - keeper(2))) << 32;
+  }
 
   struct GroupLists {
     explicit GroupLists(ZeroArray<PageRecord>& pages) : cached(pages), aside(pages) {}
@@ -85,6 +98,8 @@ class Pool {
   Order& order_of(const LargeRecord& large);
   uint64_t rank(int32_t id) const;
   bool usable(uint64_t entry, bool in_use) const;
+  void rename_slots(int32_t shift);
+  void widen_masks(int32_t words);
   void list(int32_t id);
   void unlist(int32_t id);
   void use(int32_t id, int32_t count);
@@ -95,9 +110,9 @@ class Pool {
   void uncache(int32_t slot);
   Key youngest(int32_t id) const;
 
-  const Groups groups_;
+  const Groups& groups_;
   const int32_t num_large_;
-  int32_t shift_ = 0, words_ = 1;
+  int32_t shift_ = 0, old_shift_ = 0, words_ = 1;
   ZeroArray<PageRecord> pages_;
   ZeroArray<LargeRecord> larges_;
   ZeroArray<uint64_t> masks_;  // empty pages of large pages that are in a group

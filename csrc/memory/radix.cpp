@@ -35,13 +35,15 @@ void set_child(Node& node, int32_t token, int32_t id) {
 }
 
 // Appends a node's pages of one group that end within the first `length` tokens.
-void collect(const Node& node, int32_t group, int32_t page_tokens, int64_t length, Path& path) {
-  std::vector<int32_t>& found = path.found[group];
-  const std::vector<int32_t>& pages = node.pages[group];
+void collect(const Node& node, int32_t group, int32_t page_tokens, int64_t length, Found& found) {
   const int64_t count = length / page_tokens - node.first_position(page_tokens);
-  const int64_t known = std::min<int64_t>(count, pages.size());
-  found.insert(found.end(), pages.begin(), pages.begin() + known);
-  found.insert(found.end(), count - known, kNoPage);
+  int64_t known = 0;
+  if (size_t(group) < node.pages.size()) {
+    const std::vector<int32_t>& pages = node.pages[group];
+    known = std::min<int64_t>(count, pages.size());
+    found.whole.insert(found.whole.end(), pages.begin(), pages.begin() + known);
+  }
+  found.whole.insert(found.whole.end(), count - known, kNoPage);
 }
 
 }  // namespace
@@ -55,24 +57,71 @@ int32_t RadixTree::root(const std::string& name) {
   return id;
 }
 
-void RadixTree::match(const std::string& root, Tokens tokens, Path& path) const {
+void RadixTree::match(const std::string& root, Tokens tokens, const Model& model,
+                      Path& path) const {
   path.node = kNoNode;
   path.length = 0;
   path.found.resize(groups_.size());
-  for (auto& found : path.found) found.clear();
+  for (Found& found : path.found) {
+    found.whole.clear();
+    found.marks.clear();
+  }
   const auto known = roots_.find(root);
   if (known == roots_.end()) return;
   path.node = known->second;
   while (path.length < tokens.size) {
     const int32_t id = child_of(nodes_[path.node], tokens.data[path.length]);
-    if (!id) return;
+    if (!id) break;
     const Node& node = nodes_[id];
     const int64_t size = std::min<int64_t>(node.tokens.size(), tokens.size - path.length);
     path.length += common_prefix(node.tokens.data(), tokens.data + path.length, size);
     path.node = id;
-    for (size_t g = 0; g < groups_.size(); ++g)
-      collect(node, int32_t(g), groups_[g].page_tokens, path.length, path);
-    if (path.length < node.end()) return;
+    for (const int32_t g : model.own)
+      if (groups_[g].counts_tokens())
+        collect(node, g, groups_[g].page_tokens, path.length, path.found[g]);
+    for (const Mark& mark : node.marks)
+      if (mark.end <= path.length) path.found[mark.group].marks.push_back(mark);
+    if (path.length < node.end()) break;
+  }
+  if (!path.length) return;
+  for (const int32_t g : model.own)
+    if (groups_[g].counts_tokens() && path.length % groups_[g].page_tokens) add_tails(g, path);
+}
+
+// From the nodes below where the path ends: the first few.
+void RadixTree::add_tails(int32_t group, Path& path) const {
+  constexpr size_t kBelowNodes = 8;  // BELOW_NODES in prefix/radix.py
+  const int32_t page_tokens = groups_[group].page_tokens;
+  const int64_t end = (path.length / page_tokens + 1) * page_tokens;
+  std::vector<int32_t> stack{path.node};
+  for (size_t seen = 0; !stack.empty() && seen < kBelowNodes;) {
+    const Node& node = nodes_[stack.back()];
+    stack.pop_back();
+    if (node.end() > path.length) {
+      ++seen;
+      add_tails_of(node, group, path.length, path.found[group]);
+    }
+    if (node.end() >= end) continue;
+    // Later children are not reached.
+    for (size_t i = std::min(node.children.size(), kBelowNodes); i-- > 0;)
+      stack.push_back(node.children[i].node);
+  }
+}
+
+void RadixTree::add_tails_of(const Node& node, int32_t group, int64_t matched,
+                             Found& found) const {
+  const int32_t page_tokens = groups_[group].page_tokens;
+  const int64_t position = matched / page_tokens, end = (position + 1) * page_tokens;
+  const int64_t index = position - node.first_position(page_tokens);
+  if (node.start < end && end <= node.end() && size_t(group) < node.pages.size() &&
+      index < int64_t(node.pages[group].size()) && node.pages[group][index] != kNoPage &&
+      int64_t(found.whole.size()) == position)
+    found.whole.push_back(node.pages[group][index]);
+  const Mark first{group, int32_t(matched) + 1, 0, kNoPage};
+  auto mark = std::lower_bound(node.marks.begin(), node.marks.end(), first);
+  for (; mark != node.marks.end() && mark->group == group && mark->end < end; ++mark) {
+    const auto at = std::lower_bound(found.marks.begin(), found.marks.end(), *mark);
+    if (at == found.marks.end() || *mark < *at) found.marks.insert(at, *mark);
   }
 }
 
@@ -99,28 +148,104 @@ int32_t RadixTree::at(int32_t id, int64_t length) const {
   return id;
 }
 
-bool RadixTree::put(int32_t id, int32_t group, int64_t position, int32_t slot) {
-  const int32_t page_tokens = groups_[group].page_tokens;
-  const int32_t home = at(id, (position + 1) * page_tokens);
+bool RadixTree::put(int32_t id, int32_t group, int64_t end, int32_t part, int32_t slot,
+                    int32_t tag) {
+  const int32_t home = at(id, end);
   Node& node = nodes_[home];
-  std::vector<int32_t>& pages = node.pages[group];
-  const size_t index = size_t(position - node.first_position(page_tokens));
-  if (index >= pages.size()) pages.resize(index + 1, kNoPage);
-  if (pages[index] != kNoPage) return false;
-  pages[index] = slot;
+  const bool is_new = is_whole(group, end)
+                          ? put_whole(node, group, end, slot)
+                          : put_mark(node, {group, int32_t(end), part, slot, tag});
+  if (!is_new) return false;
   ++node.num_pages;
   PageRecord& page = pool_.page(slot);
   page.node = home;
-  page.position = int32_t(position);
+  page.end = int32_t(end);
   return true;
+}
+
+bool RadixTree::put_whole(Node& node, int32_t group, int64_t end, int32_t slot) {
+  const int32_t page_tokens = groups_[group].page_tokens;
+  if (size_t(group) >= node.pages.size()) node.pages.resize(groups_.size());
+  std::vector<int32_t>& pages = node.pages[group];
+  const size_t index = size_t(end / page_tokens - 1 - node.first_position(page_tokens));
+  if (index >= pages.size()) pages.resize(index + 1, kNoPage);
+  if (pages[index] != kNoPage) return false;
+  pages[index] = slot;
+  return true;
+}
+
+bool RadixTree::put_mark(Node& node, const Mark& mark) {
+  const auto at = std::lower_bound(node.marks.begin(), node.marks.end(), mark);
+  if (at != node.marks.end() && !(mark < *at)) return false;
+  node.marks.insert(at, mark);
+  return true;
+}
+
+Marks::const_iterator RadixTree::mark_of(const Node& node, int32_t group, int32_t slot) const {
+  const Mark first{group, pool_.page(slot).end, 0, slot};
+  auto at = std::lower_bound(node.marks.begin(), node.marks.end(), first);
+  while (at->slot != slot) ++at;
+  return at;
+}
+
+int32_t RadixTree::part_of(int32_t group, int32_t slot) const {
+  const PageRecord& page = pool_.page(slot);
+  return is_whole(group, page.end) ? 0 : mark_of(nodes_[page.node], group, slot)->part;
+}
+
+int32_t RadixTree::page_at(int32_t id, int32_t group, int64_t end, int32_t part) const {
+  const Node& node = nodes_[at(id, end)];
+  if (is_whole(group, end)) {
+    const int32_t size = groups_[group].page_tokens;
+    const int64_t index = end / size - 1 - node.first_position(size);
+    const std::vector<int32_t>& pages = node.pages[group];
+    return index >= 0 && index < int64_t(pages.size()) ? pages[index] : kNoPage;
+  }
+  const Mark wanted{group, int32_t(end), part, kNoPage};
+  const auto found = std::lower_bound(node.marks.begin(), node.marks.end(), wanted);
+  return found != node.marks.end() && !(wanted < *found) ? found->slot : kNoPage;
+}
+
+void RadixTree::retag(int32_t group, int32_t slot, int32_t tag) {
+  const PageRecord& page = pool_.page(slot);
+  if (!page.node || is_whole(group, page.end)) return;
+  Node& node = nodes_[page.node];
+  const auto mark = node.marks.begin() + (mark_of(node, group, slot) - node.marks.cbegin());
+  if (mark->tag) mark->tag = tag;
+}
+
+int32_t RadixTree::tag_of(int32_t group, int32_t slot) const {
+  const PageRecord& page = pool_.page(slot);
+  if (!page.node || is_whole(group, page.end)) return 0;
+  return mark_of(nodes_[page.node], group, slot)->tag;
 }
 
 void RadixTree::drop(int32_t group, int32_t slot) {
   const PageRecord& page = pool_.page(slot);
   Node& node = nodes_[page.node];
-  node.pages[group][page.position - node.first_position(groups_[group].page_tokens)] = kNoPage;
+  const int32_t page_tokens = groups_[group].page_tokens;
+  if (is_whole(group, page.end))
+    node.pages[group][page.end / page_tokens - 1 - node.first_position(page_tokens)] = kNoPage;
+  else
+    node.marks.erase(mark_of(node, group, slot));
   --node.num_pages;
   prune(page.node);
+}
+
+void RadixTree::rename(int32_t group, int32_t old_slot, int32_t new_slot) {
+  PageRecord &old = pool_.page(old_slot), &renamed = pool_.page(new_slot);
+  if (!old.node) return;
+  Node& node = nodes_[old.node];
+  const int32_t page_tokens = groups_[group].page_tokens;
+  if (is_whole(group, old.end)) {
+    node.pages[group][old.end / page_tokens - 1 - node.first_position(page_tokens)] = new_slot;
+  } else {
+    node.marks[size_t(mark_of(node, group, old_slot) - node.marks.begin())].slot = new_slot;
+  }
+  renamed.key = old.key;
+  renamed.node = old.node;
+  renamed.end = old.end;
+  old.node = 0;
 }
 
 void RadixTree::let_go(int32_t id) {
@@ -158,7 +283,6 @@ int32_t RadixTree::make(int64_t start, int32_t parent) {
   Node& node = nodes_[id];
   node.start = start;
   node.parent = parent;
-  node.pages.resize(groups_.size());
   ++num_nodes_;
   return id;
 }
@@ -198,7 +322,8 @@ int32_t RadixTree::split(int32_t id, int64_t length) {
 
 void RadixTree::move_pages_up(int32_t lower_id, int32_t upper_id) {
   Node &upper = nodes_[upper_id], &lower = nodes_[lower_id];
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  upper.pages.resize(lower.pages.size());
+  for (size_t g = 0; g < lower.pages.size(); ++g) {
     const int32_t page_tokens = groups_[g].page_tokens;
     std::vector<int32_t>& pages = lower.pages[g];
     const int64_t count = upper.end() / page_tokens - upper.first_position(page_tokens);
@@ -212,6 +337,23 @@ void RadixTree::move_pages_up(int32_t lower_id, int32_t upper_id) {
       --lower.num_pages;
     }
   }
+  move_marks_up(lower_id, upper_id);
+}
+
+void RadixTree::move_marks_up(int32_t lower_id, int32_t upper_id) {
+  Node &upper = nodes_[upper_id], &lower = nodes_[lower_id];
+  Marks staying;
+  for (const Mark& mark : lower.marks) {
+    if (mark.end > upper.end()) {
+      staying.push_back(mark);
+      continue;
+    }
+    upper.marks.push_back(mark);
+    pool_.page(mark.slot).node = upper_id;
+    ++upper.num_pages;
+    --lower.num_pages;
+  }
+  lower.marks = std::move(staying);
 }
 
 }  // namespace kvell::memory

@@ -1,5 +1,6 @@
-// A compressed radix tree over tokens; beside each node, per group, the pages whose
-// last token it holds, by position, with holes. Semantics of prefix/radix.py.
+// A compressed radix tree over tokens; beside each node, the pages whose last token it
+// holds. Semantics of prefix/radix.py. Whole pages of tokens lie by position, with holes;
+// what has another place (half-full pages, states, pages of images) is a mark.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -29,9 +30,21 @@ struct Child {
   int32_t node;
 };
 
+struct Mark {  // a page at a place of its own: (end, part) in prefix/radix.py
+  int32_t group, end, part, slot;
+  int32_t tag = 0;  // what the page was named with
+
+  bool operator<(const Mark& other) const {
+    if (group != other.group) return group < other.group;
+    return end != other.end ? end < other.end : part < other.part;
+  }
+};
+using Marks = std::vector<Mark>;  // in order
+
 struct Node {
   std::vector<int32_t> tokens;
   std::vector<std::vector<int32_t>> pages;  // per group, from first_position on
+  Marks marks;
   std::vector<Child> children;              // by token
   int64_t start = 0;
   int32_t parent = kNoNode;
@@ -44,11 +57,18 @@ struct Node {
   bool needed() const { return holders || num_pages || !children.empty(); }
 };
 
+// Along a path, of one group; with pages of which a prompt shares the first tokens, where
+// it parts from what is known.
+struct Found {
+  std::vector<int32_t> whole;  // by position; kNoPage in holes
+  Marks marks;
+};
+
 // The path that a prompt shares with the tree.
 struct Path {
   int32_t node = kNoNode;  // the last one; kNoNode if the root name is unknown
   int64_t length = 0;
-  std::vector<std::vector<int32_t>> found;  // per group, by position; kNoPage in holes
+  std::vector<Found> found;  // per group; only a model's own are filled
 };
 
 class RadixTree {
@@ -56,17 +76,36 @@ class RadixTree {
   RadixTree(const Groups& groups, Pool& pool) : groups_(groups), pool_(pool), nodes_(1) {}
 
   int32_t root(const std::string& name);
-  void match(const std::string& root, Tokens tokens, Path& path) const;
+  void match(const std::string& root, Tokens tokens, const Model& model, Path& path) const;
   // Puts `tokens` below a known prefix; returns the node they end in. The prefix is
   // `tokens.begin` long; its node may have been split since, never merged.
   int32_t extend(int32_t node, Tokens tokens);
   // The node on the path to `node` that holds token length-1.
   int32_t at(int32_t node, int64_t length) const;
-  // Names a page at a position of the path that ends in `node`, unless one is there.
-  bool put(int32_t node, int32_t group, int64_t position, int32_t slot);
+  // Names a page at a place on the path that ends in `node`, unless one is there.
+  bool put(int32_t node, int32_t group, int64_t end, int32_t part, int32_t slot, int32_t tag);
   void drop(int32_t group, int32_t slot);
+  // What `old_slot` held, named or not, is in `new_slot` now.
+  void rename(int32_t group, int32_t old_slot, int32_t new_slot);
   void hold(int32_t node) { ++nodes_[node].holders; }
   void let_go(int32_t node);
+  // The page at a place on the path that ends in `node`; kNoPage in holes.
+  int32_t page_at(int32_t node, int32_t group, int64_t end, int32_t part) const;
+  // Which of the pages of one end a named page is.
+  int32_t part_of(int32_t group, int32_t slot) const;
+  // A page that has a place of its own is to be known as something else.
+  void retag(int32_t group, int32_t slot, int32_t tag);
+  // What a named page was named with.
+  int32_t tag_of(int32_t group, int32_t slot) const;
+  // Slots have new numbers, in the same order.
+  template <class NewSlot>
+  void rename(const NewSlot& new_slot) {
+    for (Node& node : nodes_) {
+      for (Mark& mark : node.marks) mark.slot = new_slot(mark.slot);
+      for (std::vector<int32_t>& pages : node.pages)
+        for (int32_t& slot : pages) slot = slot == kNoPage ? kNoPage : new_slot(slot);
+    }
+  }
 
   const Node& node(int32_t id) const { return nodes_[id]; }
   int64_t num_nodes() const { return num_nodes_; }
@@ -76,10 +115,20 @@ class RadixTree {
   void prune(int32_t node);
   void forget(int32_t node);
   int32_t grow(int32_t node, Tokens rest);
+  void add_tails(int32_t group, Path& path) const;
+  void add_tails_of(const Node& node, int32_t group, int64_t matched, Found& found) const;
   int32_t split(int32_t node, int64_t length);
   void move_pages_up(int32_t lower, int32_t upper);
+  void move_marks_up(int32_t lower, int32_t upper);
+  // Do the group's pages that end there lie by position?
+  bool is_whole(int32_t group, int64_t end) const {
+    return groups_[group].counts_tokens() && end % groups_[group].page_tokens == 0;
+  }
+  bool put_whole(Node& node, int32_t group, int64_t end, int32_t slot);
+  bool put_mark(Node& node, const Mark& mark);
+  Marks::const_iterator mark_of(const Node& node, int32_t group, int32_t slot) const;
 
-  const Groups groups_;
+  const Groups& groups_;
   Pool& pool_;
   std::deque<Node> nodes_;  // [0] stands for no node
   std::vector<int32_t> free_;

@@ -13,6 +13,9 @@ namespace kvell::memory {
 
 constexpr int32_t kNoGroup = -1;
 constexpr int32_t kShared = 0;  // no holder has handle 0
+// Owner of large pages that only cached pages are put into, by their rank (KEEPERS in
+// pages/pool.py).
+constexpr int32_t keeper(int64_t rank) { return -2 - int32_t(rank); }
 
 // Place in the eviction order; the smallest goes first.
 struct Key {
@@ -41,9 +44,9 @@ inline int64_t prefix_of(const Key& key) { return int64_t(uint32_t(~key.shortnes
 struct PageRecord {  // all zero: empty
   Key key;
   int32_t refs;
-  int32_t node;      // where the index names it; 0: nowhere
-  int32_t position;  // of the page among its prefix's pages, while named
-  uint32_t place;    // in a heap of cached pages; 0: in none
+  int32_t node;    // where the index names it; 0: nowhere
+  int32_t end;     // length of the prefix that it ends, while named
+  uint32_t place;  // in a heap of cached pages; 0: in none
 
   bool cached() const { return node && !refs; }
 };

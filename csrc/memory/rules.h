@@ -1,24 +1,40 @@
 // What each kind of layer group asks of the core: plain numbers in, token counts out.
-// The same functions as prefix/policies.py and prefix/needs.py; a new kind of group
-// (state, image) is a new case here and nowhere else.
+// The same functions as prefix/policies.py.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace kvell::memory {
 
 inline int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
-enum class Kind : int32_t { kFull, kSliding, kChunked };  // the order of KINDS in compiled.py
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+// In the order of KINDS in compiled.py.
+enum class Kind : int32_t { kFull, kSliding, kChunked, kState, kCross, kVision, kDropping };
 
 struct Rules {
   int32_t page_tokens;
   int32_t pages_per_large;
   Kind kind;
-  int64_t window_tokens;  // sliding: counts the token itself; chunked: the chunk's length
-  bool required_for_hit = true;
+  int64_t window_tokens;  // sliding: counts the token itself; chunked: the chunk's length;
+                          // dropping: tokens of the prompt that are kept
+  int32_t slices;         // pages of one state
+  bool required_for_hit;
+  bool counts_images;     // pages hold image tokens beside those of the text
+  bool holds_embeddings;  // whole images get pages at once
+  int64_t page_bytes;     // with its padding
+  int64_t worth_tokens;   // a state that saves so many tokens may displace cached pages
+
+  bool is_window() const { return kind == Kind::kSliding || kind == Kind::kChunked; }
+  // Is page i the one of tokens i × page_tokens … of the text?
+  bool counts_tokens() const {
+    return kind != Kind::kState && kind != Kind::kCross && kind != Kind::kVision;
+  }
 
   // First token that a later step may still read once so many are computed.
   int64_t active_start(int64_t tokens) const {
@@ -31,47 +47,48 @@ struct Rules {
         return 0;
     }
   }
-  // Most tokens kept between steps on the way to so many.
-  int64_t most_live_tokens(int64_t tokens) const {
-    return kind == Kind::kFull ? tokens : std::min(tokens, window_tokens - 1);
+  // First token that stays active: what a later step may read, and what the last one did.
+  int64_t kept_start(int64_t tokens) const {
+    return kind == Kind::kSliding ? std::max<int64_t>(0, tokens - window_tokens)
+                                  : active_start(tokens);
   }
-  // Eviction rank among pages of one age: the longest goes first.
-  int64_t prefix_length(int64_t page_end_tokens) const { return page_end_tokens; }
-
-  // Fewest computed tokens at which page `position` is wholly behind: the inverse
-  // of active_start, so that a step knows at once that nothing has to be done.
-  int64_t behind_at(int64_t position) const {
-    const int64_t end = (position + 1) * page_tokens;
+  // Most tokens that stay active between steps on the way to so many.
+  int64_t most_kept_tokens(int64_t tokens) const {
     switch (kind) {
       case Kind::kSliding:
-        return end + window_tokens - 1;
+        return std::min(tokens, window_tokens);
       case Kind::kChunked:
-        return ceil_div(end, window_tokens) * window_tokens;
+        return std::min(tokens, window_tokens - 1);
       default:
-        return std::numeric_limits<int64_t>::max();
+        return tokens;
     }
   }
 
-  int64_t peak_pages(int64_t until, int64_t chunk, int64_t computed) const {
-    const int64_t whole = ceil_div(until, page_tokens) - active_start(computed) / page_tokens;
-    const int64_t live = most_live_tokens(until);
-    if (live >= until) return whole;
-    return std::min(whole, ceil_div(live + chunk - 1, page_tokens) + 1);
+  // Fewest computed tokens at which page `position` of a window is wholly behind: the
+  // inverse of kept_start, so that a step knows at once that nothing has to be done.
+  int64_t behind_at(int64_t position) const {
+    const int64_t end = (position + 1) * page_tokens;
+    if (kind == Kind::kSliding) return end + window_tokens;
+    return ceil_div(end, window_tokens) * window_tokens;
   }
-  int64_t demand_pages(int64_t expected, int64_t held_end, int64_t need) const {
-    const int64_t rest = ceil_div(expected, page_tokens) - held_end;
-    const int64_t live = ceil_div(most_live_tokens(expected), page_tokens) + 1;
-    return std::max(need, std::min(rest, live));
-  }
-
-  int64_t first_hit_page(int64_t length) const { return active_start(length) / page_tokens; }
 };
 
 using Groups = std::vector<Rules>;
 using Counts = std::vector<int64_t>;  // one number per group
 
+// The groups of one model, by index, and what follows from them.
+struct Model {
+  std::vector<int32_t> own;
+  std::vector<int32_t> page_sizes;  // of token groups, each once
+  int64_t alignment = 1;            // tokens after which pages of all token groups end
+  int64_t hit_alignment = 1;        // … of those that a hit requires
+  bool has_states = false, has_cross = false, counts_images = false;
+};
+using Models = std::unordered_map<std::string, Model>;
+
 // How a pool is shared out (Layout in pages/layout.py).
 struct Sharing {
+  int64_t large_page_bytes = 0;
   bool literal_order = false;  // every holder gets large pages of its own first
   Counts quotas;               // large pages each group may take; empty: any
 };

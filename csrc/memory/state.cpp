@@ -26,16 +26,18 @@ nb::tuple larges_of(const Pool& pool) {
                         nb::tuple(masks));
 }
 
-nb::tuple entry_of(const Core& core, int32_t group, int32_t page, const PageRecord& record) {
-  const Node& node = core.tree().node(record.node);
-  return nb::make_tuple(group, page, record.position, node.start, node.end());
+nb::tuple entry_of(Store& store, int32_t group, int32_t slot) {
+  const PageRecord& record = store.pool.page(slot);
+  const Node& node = store.tree.node(record.node);
+  return nb::make_tuple(group, store.pool.page_of(group, slot), record.end,
+                        store.tree.part_of(group, slot), node.start, node.end());
 }
 
 // Per group: page → users, page → key; and what the index names.
-nb::tuple pages_of(Core& core) {
-  Pool& pool = core.pool();
+nb::tuple pages_of(Store& store) {
+  Pool& pool = store.pool;
   nb::list refs, keys, index;
-  for (size_t g = 0; g < core.groups().size(); ++g) {
+  for (size_t g = 0; g < store.groups.size(); ++g) {
     refs.append(nb::dict());
     keys.append(nb::dict());
   }
@@ -49,22 +51,33 @@ nb::tuple pages_of(Core& core) {
       if (!record.node) continue;
       const Key key = record.key;
       keys[group][nb::int_(page)] = nb::make_tuple(rank_of(key), time_of(key), -prefix_of(key));
-      index.append(entry_of(core, group, page, record));
+      index.append(entry_of(store, group, slot));
     }
   }
   return nb::make_tuple(nb::tuple(refs), nb::tuple(keys), nb::tuple(index));
 }
 
-nb::tuple holder_of(Core& core, const Holder& holder) {
+// (group, page) that the holder uses but not as its own: to copy, to write states to.
+nb::tuple others_of(const Pool& pool, const Holder& holder) {
+  nb::list others;
+  for (const Source& source : holder.sources)
+    others.append(nb::make_tuple(source.group, pool.page_of(source.group, source.slot)));
+  for (const Checkpoint& checkpoint : holder.checkpoints)
+    for (const int32_t slot : checkpoint.slots)
+      others.append(nb::make_tuple(checkpoint.group, pool.page_of(checkpoint.group, slot)));
+  return nb::tuple(others);
+}
+
+nb::tuple holder_of(const Pool& pool, const Holder& holder) {
   nb::list groups;
   for (size_t g = 0; g < holder.groups.size(); ++g) {
     nb::list pages;
-    for (const int32_t slot : holder.groups[g].slots)
-      pages.append(core.pool().page_of(int32_t(g), slot));
+    for (const int32_t slot : holder.groups[g].slots) pages.append(pool.page_of(int32_t(g), slot));
     groups.append(nb::make_tuple(holder.groups[g].first, nb::tuple(pages)));
   }
   return nb::make_tuple(holder.handle, holder.computed, holder.published,
-                        holder.lease_until.has_value(), nb::tuple(groups));
+                        holder.lease_until.has_value(), nb::tuple(groups),
+                        others_of(pool, holder));
 }
 
 template <class Numbers>
@@ -77,8 +90,9 @@ nb::tuple numbers(const Numbers& values) {
 }  // namespace
 
 nb::tuple totals_of(Core& core) {
-  const Pool& pool = core.pool();
-  const size_t width = core.groups().size();
+  const Pool& pool = core.store().pool;
+  const Placer& placer = core.store().placer;
+  const size_t width = core.store().groups.size();
   std::vector<int64_t> used(width), cached(width), unwritten(width), stranded(width);
   int64_t empty = pool.num_large() - pool.num_touched();
   for (int32_t id = 0; id < pool.num_touched(); ++id) {
@@ -93,20 +107,20 @@ nb::tuple totals_of(Core& core) {
     unwritten[large.group()] += pool.per_large(large.group()) - large.written;
     stranded[large.group()] += large.written - large.used;
   }
-  return nb::make_tuple(empty, numbers(used), numbers(cached),
-                        numbers(core.placer().evicted_pages()), core.total_hit_tokens(),
-                        numbers(core.placer().rungs()), numbers(unwritten), numbers(stranded),
-                        numbers(core.group_hit_tokens()));
+  return nb::make_tuple(empty, numbers(used), numbers(cached), numbers(placer.evicted_pages()),
+                        core.total_hit_tokens(), numbers(placer.rungs()), numbers(unwritten),
+                        numbers(stranded), numbers(core.group_hit_tokens()),
+                        numbers(core.checkpoint_pages()));
 }
 
 nb::tuple state_of(Core& core) {
+  Store& store = core.store();
   nb::list holders;
-  for (const Holder* holder : core.holders()) holders.append(holder_of(core, *holder));
-  const Pool& pool = core.pool();
-  return nb::make_tuple(larges_of(pool), pages_of(core), pool.whole(), numbers(pool.partial()),
-                        nb::tuple(holders), core.tree().num_nodes(),
-                        numbers(core.placer().evicted_pages()), core.total_hit_tokens(),
-                        numbers(core.placer().rungs()));
+  for (const Holder* holder : core.holders()) holders.append(holder_of(store.pool, *holder));
+  return nb::make_tuple(larges_of(store.pool), pages_of(store), store.pool.whole(),
+                        numbers(store.pool.partial()), nb::tuple(holders), store.tree.num_nodes(),
+                        numbers(store.placer.evicted_pages()), core.total_hit_tokens(),
+                        numbers(store.placer.rungs()));
 }
 
 }  // namespace kvell::memory

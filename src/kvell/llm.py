@@ -56,6 +56,8 @@ class LLM:
     :param model: ``smollm2``, a local transformers directory, or a hub id.
     :param kv_memory_bytes: size of the KV pool.
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
+    :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
+        ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
     :param max_model_len: None takes the longest request that the model and pool allow.
     :param cache_dir: where the packaged model is kept once converted.
     :param journal: written with every input of the engine, if given.
@@ -69,6 +71,7 @@ class LLM:
         *,
         kv_memory_bytes: int | None = None,
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         device: str = "cpu",
         max_model_len: int | None = None,
         max_num_batched_tokens: int = 2048,
@@ -84,7 +87,7 @@ class LLM:
         check_model(path)
         self.tokenizer = Tokenizer.load(path)
         self.engine: Engine = build_engine(
-            load_model(path, dtype, device, progress),
+            load_model(path, dtype, device, progress, kv_cache_dtype),
             model,
             EngineOptions(
                 kv_memory_bytes, max_model_len, max_num_batched_tokens, max_num_seqs, manager

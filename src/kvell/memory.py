@@ -4,7 +4,7 @@ Requests of several layer groups share one pool of large pages; prefixes that we
 computed once are found again.  One call per step serves a whole batch::
 
     import numpy as np
-    from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout
+    from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout, register
 
     layers = [
         LayerSpec(0, GroupKind.FULL, kv_heads=1, head_size=64, element_bytes=2),
@@ -22,18 +22,29 @@ computed once are found again.  One call per step serves a whole batch::
     assert served == 1 and len(new_pages) == 6      # 40 tokens: 3 pages in each group
     assert core.peek(prompt, root="") == 32         # another request would hit two pages
     core.close(request)
+
+    state = LayerSpec(0, GroupKind.STATE, 0, 0, 2, state_bytes=4096)
+    assert [g.name for g in register(core, "small", [state])] == ["small:state"]
+    other = core.open(prompt, root="", model="small")
+    core.close(other)
+
+The protocol of a step, images, states and several models: ``docs/memory-library.md``.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from kvell.errors import ChangeSomething
 from kvell.pages.audit import audit
 from kvell.pages.extents import Extent, extents_of
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+from kvell.pages.registering import MAX_REGISTERED_PADDING, plan_groups_into
 from kvell.pages.sizing import MANAGERS, Manager, plan_layout
 from kvell.pages.slots import SlotTable
-from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot
+from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix.capacity import (
+    fits_alone,
     large_pages_needed,
     longest_request,
     pool_bytes_for,
@@ -41,36 +52,48 @@ from kvell.prefix.capacity import (
     requests_that_fit,
 )
 from kvell.prefix.core import ReferenceCore
+from kvell.prefix.facts import Facts, Images, ImageSpan, facts_of
 from kvell.prefix.hits import alignment_tokens
-from kvell.prefix.interface import MemoryCore
+from kvell.prefix.interface import Ints, MemoryCore
 from kvell.prefix.policies import GroupPolicy, policy_of
-from kvell.prefix.radix import common_prefix
+from kvell.prefix.radix import Tokens, common_prefix
 
 __all__ = [
     "MANAGERS",
+    "MAX_REGISTERED_PADDING",
     "Extent",
+    "Facts",
     "GroupKind",
     "GroupPolicy",
     "GroupSpec",
     "HolderSnapshot",
+    "ImageSpan",
+    "Images",
     "Implementation",
     "IndexEntry",
+    "Ints",
     "LayerSpec",
     "Layout",
     "Manager",
     "MemoryCore",
     "PoolSnapshot",
+    "PoolTotals",
     "SlotTable",
+    "Tokens",
     "alignment_tokens",
     "audit",
     "common_prefix",
     "create_core",
     "extents_of",
+    "facts_of",
+    "fits_alone",
     "large_pages_needed",
     "longest_request",
+    "plan_groups_into",
     "plan_layout",
     "policy_of",
     "pool_bytes_for",
+    "register",
     "request_bytes",
     "requests_that_fit",
 ]
@@ -101,6 +124,31 @@ def create_core(layout: Layout, implementation: Implementation = "auto") -> Memo
             "install a compiler and reinstall, or use python",
         )
     return ReferenceCore(layout)
+
+
+def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple[GroupSpec, ...]:
+    """Serve a further model from the pool of a core that lives; returns the model's groups.
+
+    The large page keeps its size: pages of the new groups divide it with at most 5 % of
+    padding, by the tokens of a page or the layers of a state's page.  Requests name the
+    model when they are opened; what is open and cached stays as it is.
+
+    :param model: a name that no group of the pool has; it takes the place of the layers' own.
+    :raises ChangeSomething: if a page cannot divide the large page so well (the remedy names
+        the size that would serve both, for ``plan_layout`` at the next start), if the name
+        is taken, or if the pool was cut into shares at start.  The core is as before.
+    """
+    layout = core.layout
+    if any(group.model == model for group in layout.groups):
+        raise ChangeSomething("model", model or "''", "is in the pool already", "use another name")
+    if layout.quota_large_pages is not None:
+        raise ChangeSomething(
+            "manager", "a pool cut at start", "has no memory to share", "use manager kvell"
+        )
+    named = [replace(layer, model=model) for layer in layers]
+    groups = plan_groups_into(layout.large_page_bytes, named, beside=layout.groups)
+    core.register(groups)
+    return groups
 
 
 def _compiled(layout: Layout) -> MemoryCore | None:

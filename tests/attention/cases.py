@@ -12,11 +12,15 @@ from kvell.attention.interface import (
     GroupBatch,
     LayerPages,
 )
+from kvell.attention.quantised import dequantise, is_quantised, quantise
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a layer and its requests look like; ``requests`` are (context, new) token counts."""
+    """What a layer and its requests look like; ``requests`` are (context, new) token counts.
+
+    ``pool_dtype`` is what the pool stores, the queries' ``dtype`` if not given.
+    """
 
     requests: tuple[tuple[int, int], ...]
     heads: int = 9
@@ -28,12 +32,16 @@ class Shape:
     sinks: bool = False
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    chunk_tokens: int = 0
+    value_size: int = 0
+    pool_dtype: torch.dtype | None = None
 
     @property
     def params(self) -> AttendParams:
         generator = torch.Generator().manual_seed(self.seed + 1)
         sinks = torch.randn(self.heads, generator=generator) if self.sinks else None
-        return AttendParams(self.head_size**-0.5 * 2, self.window_tokens, self.softcap, sinks)
+        scale = self.head_size**-0.5 * 2
+        return AttendParams(scale, self.window_tokens, self.softcap, sinks, self.chunk_tokens)
 
 
 @dataclass(frozen=True)
@@ -62,37 +70,48 @@ def make_case(shape: Shape) -> Case:
         return drawn.to(shape.dtype)
 
     contexts = [context for context, _ in shape.requests]
-    return Case(
-        shape,
-        [draw(context, shape.heads) for context in contexts],
-        [draw(context, shape.kv_heads) for context in contexts],
-        [draw(context, shape.kv_heads) for context in contexts],
-    )
+    queries = [draw(context, shape.heads) for context in contexts]
+    keys = [_stored(draw(context, shape.kv_heads), shape) for context in contexts]
+    if shape.value_size:
+        return Case(shape, queries, keys, [key[..., : shape.value_size] for key in keys])
+    values = [_stored(draw(context, shape.kv_heads), shape) for context in contexts]
+    return Case(shape, queries, keys, values)
+
+
+def _stored(drawn: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """As a plain pool of another dtype takes it; quantised ones take it as it is."""
+    dtype = shape.pool_dtype or shape.dtype
+    return drawn if is_quantised(dtype) else drawn.to(dtype)
 
 
 def first_pages(shape: Shape) -> list[int]:
     """Page position of each table's first entry: pages behind the window are gone."""
-    if not shape.window_tokens:
-        return [0] * len(shape.requests)
     return [
-        max(0, context - new - shape.window_tokens + 1) // shape.page_tokens
+        shape.params.first_readable(context - new) // shape.page_tokens
         for context, new in shape.requests
     ]
 
 
 def make_layer(shape: Shape, pages: int) -> LayerPages:
     """A pool of NaN in which the layer has neighbours and pages have padding."""
-    layer_bytes = 2 * shape.kv_heads * shape.page_tokens * shape.head_size * shape.dtype.itemsize
-    offset_bytes, stride_bytes = layer_bytes, 2 * layer_bytes + 64
-    pool = torch.full((stride_bytes * pages // 2,), torch.nan, dtype=torch.bfloat16)
-    return LayerPages(
-        pool.view(torch.uint8),
-        shape.dtype,
-        stride_bytes,
-        offset_bytes,
+    empty = torch.empty(0, dtype=torch.uint8)
+    layer = LayerPages(
+        empty,
+        shape.pool_dtype or shape.dtype,
+        0,
+        0,
         shape.page_tokens,
         shape.kv_heads,
         shape.head_size,
+        shape.value_size,
+    )
+    stride_bytes = 2 * layer.page_bytes + 64
+    pool = torch.full((stride_bytes * pages // 2,), torch.nan, dtype=torch.bfloat16)
+    return replace(
+        layer,
+        pool=pool.view(torch.uint8),
+        page_stride_bytes=stride_bytes,
+        layer_offset_bytes=layer.page_bytes,
     )
 
 
@@ -126,7 +145,8 @@ def _fill(
         if begin >= context:
             continue
         written = writing(tables[i], begin, context, layer.page_tokens, firsts[i])
-        kernels.write_kv(layer, written, case.keys[i][begin:], case.values[i][begin:])
+        value = None if case.shape.value_size else case.values[i][begin:]
+        kernels.write_kv(layer, written, case.keys[i][begin:], value)
 
 
 def writing(table: torch.Tensor, begin: int, end: int, page_tokens: int, first: int) -> GroupBatch:
@@ -175,7 +195,8 @@ def dense_attention(case: Case) -> torch.Tensor:
     """Attention of the step's rows by definition, in float64 [T, heads, head_size]."""
     shape = case.shape
     rows = [_dense_request(case, i, *request) for i, request in enumerate(shape.requests)]
-    empty = torch.zeros(0, shape.heads, shape.head_size, dtype=torch.float64)
+    size = shape.value_size or shape.head_size
+    empty = torch.zeros(0, shape.heads, size, dtype=torch.float64)
     return torch.cat([*rows, empty])
 
 
@@ -183,8 +204,11 @@ def _dense_request(case: Case, i: int, context: int, new: int) -> torch.Tensor:
     shape, params = case.shape, case.shape.params
     repeat = shape.heads // shape.kv_heads
     query = case.queries[i][context - new :].double()
-    key = case.keys[i].double().repeat_interleave(repeat, 1)
-    value = case.values[i].double().repeat_interleave(repeat, 1)
+    key = _read_back(case.keys[i], shape).double().repeat_interleave(repeat, 1)
+    value = _read_back(case.values[i], shape).double()
+    if shape.value_size:  # V is a part of what was stored as K
+        value = _read_back(case.keys[i], shape)[..., : shape.value_size].double()
+    value = value.repeat_interleave(repeat, 1)
     scores = torch.einsum("thd,shd->ths", query, key) * params.scale
     if params.softcap:
         scores = params.softcap * torch.tanh(scores / params.softcap)
@@ -193,6 +217,8 @@ def _dense_request(case: Case, i: int, context: int, new: int) -> torch.Tensor:
     hidden = position > own
     if params.window_tokens:
         hidden |= position <= own - params.window_tokens
+    if params.chunk_tokens:
+        hidden |= position // params.chunk_tokens != own // params.chunk_tokens
     scores = scores.masked_fill(hidden, -math.inf)
     if params.sinks is not None:
         sinks = params.sinks.double().view(1, -1, 1).expand(new, -1, 1)
@@ -200,6 +226,12 @@ def _dense_request(case: Case, i: int, context: int, new: int) -> torch.Tensor:
             "ths,shd->thd", torch.cat([scores, sinks], 2).softmax(2)[..., :-1], value
         )
     return torch.einsum("ths,shd->thd", scores.softmax(2), value)
+
+
+def _read_back(vectors: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """What a quantised pool makes of vectors."""
+    dtype = shape.pool_dtype or shape.dtype
+    return dequantise(quantise(vectors, dtype), dtype) if is_quantised(dtype) else vectors
 
 
 def attend(kernels: AttentionKernels, case: Case, placement: int = 0) -> torch.Tensor:

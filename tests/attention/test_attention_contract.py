@@ -37,6 +37,15 @@ SHAPES = {
     "loose softcap": Shape(RAGGED, softcap=50.0),
     "sinks": Shape(RAGGED, sinks=True),
     "all at once": Shape(RAGGED, window_tokens=33, softcap=5.0, sinks=True, page_tokens=8),
+    "chunks": Shape(RAGGED, chunk_tokens=24),
+    "chunks of a page": Shape(RAGGED, chunk_tokens=16),
+    "chunks inside a page": Shape(RAGGED, chunk_tokens=5),
+    "chunks over a long context": Shape(((1500, 3), (700, 100)), chunk_tokens=520),
+    "chunks and a window": Shape(RAGGED, chunk_tokens=50, window_tokens=20),
+    "latents": Shape(RAGGED, heads=6, kv_heads=1, head_size=72, value_size=64),
+    "small latents": Shape(RAGGED, heads=20, kv_heads=1, head_size=24, value_size=8),
+    "latents, one query": Shape(RAGGED, heads=1, kv_heads=1, head_size=40, value_size=32),
+    "latents of several heads": Shape(RAGGED, heads=4, kv_heads=2, head_size=40, value_size=16),
     "several sections": Shape(((1100, 1), (1025, 1), (1024, 1), (600, 200)), heads=2, kv_heads=1),
 }
 
@@ -69,15 +78,19 @@ def shapes(draw: st.DrawFn) -> Shape:
     for _ in range(draw(st.integers(1, 4))):
         context = draw(st.integers(1, 180))
         requests.append((context, draw(st.integers(1, context))))
+    head_size = 8 * draw(st.integers(1, 17))
     return Shape(
         tuple(requests),
         heads=kv_heads * draw(st.integers(1, 7)),
         kv_heads=kv_heads,
-        head_size=8 * draw(st.integers(1, 17)),
+        head_size=head_size,
+        value_size=draw(st.just(0) | st.sampled_from(range(8, head_size + 1, 8))),
+        pool_dtype=draw(st.sampled_from([None, torch.bfloat16, torch.int8, torch.float8_e4m3fn])),
         page_tokens=draw(st.integers(1, 40)),
         window_tokens=draw(st.just(0) | st.integers(1, 100)),
         softcap=draw(st.sampled_from([0.0, 2.0, 30.0])),
         sinks=draw(st.booleans()),
+        chunk_tokens=draw(st.just(0) | st.integers(1, 100)),
         seed=draw(st.integers(0, 100)),
     )
 

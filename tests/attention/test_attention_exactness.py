@@ -18,6 +18,9 @@ SHAPES = {
     "many heads, capped, sinks": Shape(
         ((LONG, LONG),), heads=8, kv_heads=1, head_size=40, softcap=4.0, sinks=True
     ),
+    "chunks": Shape(((LONG, LONG),), heads=3, kv_heads=1, head_size=32, chunk_tokens=150),
+    "latents": Shape(((LONG, LONG),), heads=5, kv_heads=1, head_size=40, value_size=24),
+    "int8": Shape(((LONG, LONG),), heads=4, kv_heads=2, head_size=32, pool_dtype=torch.int8),
     "pages of 8": Shape(((LONG, LONG),), heads=2, kv_heads=2, head_size=128, page_tokens=8),
 }
 

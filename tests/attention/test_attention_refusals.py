@@ -72,6 +72,14 @@ WRONG_BATCHES: dict[str, tuple[Callable[[Stored], Stored], str]] = {
         lambda s: replace(s, layer=replace(s.layer, head_size=60)),
         "head_size: 60",
     ),
+    "a latent longer than its key": (
+        lambda s: replace(s, layer=replace(s.layer, value_size=72)),
+        "value_size: 72",
+    ),
+    "an odd latent": (
+        lambda s: replace(s, layer=replace(s.layer, value_size=20)),
+        "value_size: 20",
+    ),
     "pages of nothing": (
         lambda s: replace(s, layer=replace(s.layer, page_tokens=0)),
         "must be positive",
@@ -138,6 +146,22 @@ def test_writes_of_another_shape_are_refused(stored: Stored) -> None:
         kernels.write_kv(stored.layer, batch, torch.zeros(1, 9, 64), torch.zeros(1, 3, 64))
     with pytest.raises(ValueError, match="tokens"):
         kernels.write_kv(stored.layer, batch, torch.zeros(2, 3, 64), torch.zeros(2, 3, 64))
+
+
+def test_values_come_with_keys_or_inside_of_them(stored: Stored) -> None:
+    batch = replace(stored.batch, write_page_ids=ints(0), write_offsets=ints(0))
+    kernels, token = native.NativeKernels(), torch.zeros(1, 3, 64)
+    latent = replace(stored.layer, value_size=32)
+    for layer, value in ((stored.layer, None), (latent, token)):
+        with pytest.raises(ValueError, match="unless it is a part of the key"):
+            kernels.write_kv(layer, batch, token, value)
+
+
+def test_keys_for_a_plain_pool_are_of_its_dtype(stored: Stored) -> None:
+    batch = replace(stored.batch, write_page_ids=ints(0), write_offsets=ints(0))
+    token = torch.zeros(1, 3, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"must be torch\.float32 in"):
+        native.NativeKernels().write_kv(stored.layer, batch, token, token)
 
 
 def test_a_pool_too_small_for_one_page_holds_none(stored: Stored, query: torch.Tensor) -> None:

@@ -68,6 +68,7 @@ def test_code_that_click_asks_for() -> None:
     ("field", "flag"),
     [
         ("max_model_len", "--max-model-len"),
+        ("kv_cache_dtype", "--kv-cache-dtype"),
         ("kv_memory_bytes", "--kv-memory"),
         ("model", "--model"),
         ("--kv-memory", "--kv-memory"),

@@ -95,7 +95,7 @@ class TestEngineFlags:
     def test_all_arrive(self, kvell: Kvell, model: Any) -> None:
         flags = (
             "--model m --kv-memory 24GB --dtype bfloat16 --device cuda --max-model-len 4096 "
-            "--max-num-batched-tokens 7 --max-num-seqs 3 --manager paged"
+            "--max-num-batched-tokens 7 --max-num-seqs 3 --manager paged --kv-cache-dtype fp8"
         )
         kvell("generate", "--prompt", "x", *flags.split())
         settings = model.settings
@@ -107,6 +107,8 @@ class TestEngineFlags:
         )
         assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (7, 3)
         assert settings.manager == "paged"
+        assert settings.kv_cache_dtype == "fp8"
+        assert "--kv-cache-dtype fp8" in " ".join(settings.flags())
 
     def test_defaults(self, kvell: Kvell, model: Any) -> None:
         kvell("generate", "--prompt", "x")

@@ -48,6 +48,12 @@ class TestJson:
         assert narrow == plan("--dtype", "bfloat16")
         assert wide["groups"][0]["token_bytes"] == 2 * narrow["groups"][0]["token_bytes"]
 
+    @pytest.mark.parametrize("name", ["int8", "fp8"])
+    def test_quantised_tokens_carry_their_scales(self, plan: Any, name: str) -> None:
+        groups = plan("--kv-cache-dtype", name, "--kv-memory", "64MiB")["groups"]
+        one_layer = 2 * 1 * (32 + 4)  # K and V, heads, head size and a float32
+        assert [group["token_bytes"] for group in groups] == [5 * one_layer, one_layer]
+
     def test_paged_keeps_every_token_in_every_layer(self, plan: Any) -> None:
         ours, paged = plan("--kv-memory", "64MiB"), plan("--kv-memory", "64MiB", "--manager=paged")
         assert len(paged["groups"]) == 1
@@ -108,3 +114,51 @@ class TestBadInput:
         ended = kvell("plan", "--model", tmp_path)
         assert ended.code == 2
         assert "holds no config.json" in ended.stderr
+
+
+CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
+
+
+class TestOtherKinds:
+    @pytest.fixture
+    def shape(self, kvell: Kvell) -> Callable[..., Any]:
+        """The plan of a bench shape as JSON."""
+
+        def call(name: str, *flags: str) -> Any:
+            path = CONFIGS / f"{name}.json"
+            ended = kvell("plan", "--model", path, "--json", "--kv-memory", "6GiB", *flags)
+            assert ended.code == 0, ended.stderr
+            return json.loads(ended.stdout)
+
+        return call
+
+    def test_states_come_in_pages_of_one_layer(self, shape: Any) -> None:
+        found = shape("jamba-mini")
+        state, full = found["groups"]
+        assert (state["kind"], state["page_tokens"], state["layers_per_page"]) == ("state", 1, 1)
+        assert (state["pages_per_state"], full["pages_per_state"]) == (28, 0)
+        assert found["large_page_bytes"] == 3_432_000
+        assert found["longest_request_tokens"] == found["max_model_len"] == 262_144
+
+    def test_paged_grows_pages_until_they_hold_a_state(self, shape: Any) -> None:
+        tokens = [
+            group["page_tokens"] for group in shape("jamba-mini", "--manager=paged")["groups"]
+        ]
+        assert tokens == [80, 1]
+
+    def test_cross_attention_is_a_group_of_images(self, shape: Any) -> None:
+        full, cross = shape("llama-3.2-11b-vision")["groups"]
+        assert (full["kind"], cross["kind"], len(cross["layers"])) == ("full", "cross", 8)
+        (paged,) = shape("llama-3.2-11b-vision", "--manager=paged")["groups"]
+        assert (paged["counts_images"], full["counts_images"]) == (True, False)
+
+    def test_a_person_reads_what_a_state_takes(self, kvell: Kvell) -> None:
+        path = CONFIGS / "jamba-mini.json"
+        stdout = kvell("plan", "--model", path, "--kv-memory", "6GiB").stdout
+        assert "every request holds one state of 8.31 MiB in 28 pages" in stdout
+        assert "state of 1" in stdout
+
+    def test_a_person_reads_which_pages_hold_images(self, kvell: Kvell) -> None:
+        path = CONFIGS / "llava-onevision-7b.json"
+        stdout = kvell("plan", "--model", path, "--kv-memory", "6GiB").stdout
+        assert "16 of an image" in stdout

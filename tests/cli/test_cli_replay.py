@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvell.cli.replay import REPOSITORY, named_config
+from kvell.cli.replay import REPOSITORY, images_in_text, named_config
+from kvell.memory import GroupKind, LayerSpec
 
 Kvell = Callable[..., Any]
+KINDS = (GroupKind.FULL, GroupKind.CROSS)
 
 CONTRACT = {
     *("requests_finished", "requests_refused", "steps", "batch_mean", "hit_rate", "waste"),
@@ -155,7 +157,18 @@ class TestBadInput:
         assert ended.code == 2
         assert f"--trace={trace}:4: prompt_tokens is None" in ended.stderr
 
-    def test_unknown_layer_kinds_are_named(self, kvell: Kvell, trace: Path) -> None:
-        ended = kvell("replay", "--trace", trace, "--model", "jamba-mini")
+    def test_unknown_layer_kinds_are_named(
+        self, kvell: Kvell, tiny_config: Path, trace: Path
+    ) -> None:
+        kinds = json.loads(tiny_config.read_text())
+        kinds["layer_types"][0] = "compressed_sparse_attention"
+        tiny_config.write_text(json.dumps(kinds))
+        ended = kvell("replay", "--trace", trace, "--model", tiny_config)
         assert ended.code == 2
-        assert "linear_attention" in ended.stderr
+        assert "compressed_sparse_attention" in ended.stderr
+
+
+def test_an_image_is_in_the_text_unless_the_text_attends_to_it() -> None:
+    full, across = (LayerSpec(i, kind, 1, 8, 2) for i, kind in enumerate(KINDS))
+    assert images_in_text([full])
+    assert not images_in_text([full, across])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.batching import GroupArrays, PageTables, token_positions
-from kvell.engine.plan import StepPlan, TokenWork
-from kvell.memory import GroupSpec, SlotTable
+from kvell.engine.plan import NewPages, StepPlan, TokenWork
+from kvell.memory import GroupKind, GroupSpec, SlotTable
 from kvell.vocabulary import RequestId, StepNumber
 from tests.pages.pools import group
 
@@ -102,6 +102,67 @@ def test_what_moved_is_found_where_it_lies_now() -> None:
     arrays = made.arrays(0, [work(5, 0, 6)])
     assert arrays.page_ids.tolist() == [18, 3], "two pages to a large page"
     assert arrays.write_page_ids.tolist() == [18] * 4 + [3] * 2
+
+
+STATE = GroupSpec(
+    "state", GroupKind.STATE, (0, 2, 4, 6), 64, 1, page_stride_bytes=128, pages_per_large=3,
+    layers_per_page=2,
+)  # fmt: skip
+
+
+def checkpoints(*rows: tuple[int, int, int, int, int]) -> NewPages:
+    return np.asarray(rows, np.int32).reshape(-1, 5)
+
+
+def test_a_states_table_has_its_slices_and_its_cuts_count_from_the_steps_first_token() -> None:
+    """Two slices; another group's checkpoint, and rows in any order."""
+    rows: list[Row] = [(5, 1, 1, 11), (5, 1, 0, 10), (6, 1, 0, 20), (6, 1, 1, 21)]
+    made = tables(*rows, groups=[FULL, STATE])
+    kept = checkpoints(
+        (6, 1, 72, 1, 41),
+        (6, 0, 66, 0, 99),
+        (6, 1, 64, 0, 30),
+        (6, 1, 72, 0, 40),
+        (6, 1, 64, 1, 31),
+    )
+    arrays = made.states(1, [work(5, 3, 1), work(6, 60, 12)], kept)
+    assert {name: values.tolist() for name, values in vars(arrays).items()} == {
+        "query_starts": [0, 1, 13],
+        "starts": [3, 60],
+        "page_ids": [[10, 11], [20, 21]],
+        "cut_requests": [1, 1],
+        "cut_tokens": [4, 12],
+        "cut_page_ids": [[30, 31], [40, 41]],
+    }
+    assert all(v.dtype == np.int32 and v.flags["C_CONTIGUOUS"] for v in vars(arrays).values())
+
+
+def test_states_without_checkpoints() -> None:
+    made = tables((5, 0, 0, 10), (5, 0, 1, 11), groups=[STATE])
+    arrays = made.states(0, [work(5, 0, 7)], checkpoints())
+    assert arrays.cut_page_ids.shape == (0, 2)
+    assert arrays.cut_requests.tolist() == arrays.cut_tokens.tolist() == []
+
+
+def test_states_that_moved_are_found_where_they_lie_now() -> None:
+    slots = SlotTable(64)
+    made = PageTables([STATE], slots)
+    made.update(plan([(5, 0, 0, 0), (5, 0, 1, 4)]))
+    slots.exchange(0, 9)
+    arrays = made.states(0, [work(5, 0, 7)], checkpoints((5, 0, 3, 0, 1), (5, 0, 3, 1, 5)))
+    assert arrays.page_ids.tolist() == [[27, 4]], "three pages to a large page"
+    assert arrays.cut_page_ids.tolist() == [[28, 5]]
+
+
+@pytest.mark.parametrize("row", [(5, 0, 3, 0, 9), (5, 0, 12, 0, 9), (6, 0, 5, 0, 9)])
+def test_a_checkpoint_of_no_token_of_the_step_is_refused(
+    row: tuple[int, int, int, int, int],
+) -> None:
+    """Before its first token, after its last one, of a request that is not in it."""
+    made = tables((5, 0, 0, 10), (5, 0, 1, 11), groups=[STATE])
+    second = (*row[:3], 1, row[4])
+    with pytest.raises(ValueError, match="checkpoint"):
+        made.states(0, [work(5, 3, 8)], checkpoints(row, second))
 
 
 works = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5)

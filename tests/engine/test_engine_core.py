@@ -52,7 +52,7 @@ def test_what_a_cancelled_request_computed_is_cached(traffic: Traffic) -> None:
     traffic.finish_step(plan)
     traffic.submit("b", PROMPT)
     traffic.run()
-    assert traffic.finished("b").cached_tokens == 8
+    assert traffic.finished("b").cached_tokens == len(PROMPT) - 1, "all but the last token"
 
 
 def test_a_waiting_request_is_cancelled_at_once(traffic: Traffic) -> None:

@@ -3,6 +3,7 @@
 from typing import cast
 
 import pytest
+import torch
 
 from kvell.elastic.arena import ActivationModel
 from kvell.engine.contract import make_contract
@@ -132,5 +133,6 @@ def test_everything_that_decides_goes_through_the_journal_and_questions_do_not()
 
 def test_a_model_runner_leaves_an_idle_plan_alone() -> None:
     """No work, no forward pass: there is no model behind this runner."""
-    runner = ModelRunner(cast(PagedModel, None), LAYOUT, SlotTable(40))
+    pool = torch.empty(0, dtype=torch.uint8)
+    runner = ModelRunner(cast(PagedModel, None), LAYOUT, SlotTable(40), pool)
     assert runner.run(StepPlan(StepNumber(5))) == StepResult(StepNumber(5), ())

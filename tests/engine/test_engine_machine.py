@@ -21,6 +21,8 @@ from tests.pages.pools import group, pool_of
 class EngineMachine(RuleBasedStateMachine):
     """Submit, cancel, step; small pools, shared prefixes, cancels in flight."""
 
+    common_pool = False
+
     @initialize(
         groups=st.lists(
             st.builds(
@@ -42,6 +44,9 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=50,
             min_chunk_tokens=4,
             max_prefix_wait_steps=5,
+            common_pool=self.common_pool,
+            common_pool_chunk_tokens=4,
+            common_pool_share=0.6,
         )
         self.journal = Journal()
         self.engine = JournaledCore(make_engine_core(self.layout, self.limits), self.journal)
@@ -135,6 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert set(self.ended) == set(self.prompts), "a request was lost"
+        self.engine.core.let_go()
         state = self.engine.core.memory.snapshot()
         assert not any(state.used)
         again = make_engine_core(self.layout, self.limits)
@@ -152,9 +158,27 @@ TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = FEW
 
 
+class CommonPoolMachine(EngineMachine):
+    """With shared prefixes protected: nobody starves of it, and every lease ends."""
+
+    common_pool = True
+
+
+TestCommonPoolMachine = CommonPoolMachine.TestCase
+TestCommonPoolMachine.settings = FEW
+
+
 class LongEngineMachine(EngineMachine):
     """The same for minutes."""
 
 
 TestEngineMachineLong = pytest.mark.long(LongEngineMachine.TestCase)
 TestEngineMachineLong.settings = settings(FEW, max_examples=1500)
+
+
+class LongCommonPoolMachine(CommonPoolMachine):
+    """The same for minutes."""
+
+
+TestCommonPoolMachineLong = pytest.mark.long(LongCommonPoolMachine.TestCase)
+TestCommonPoolMachineLong.settings = settings(FEW, max_examples=1500)

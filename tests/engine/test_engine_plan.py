@@ -45,7 +45,7 @@ def test_equal_content_makes_equal_plans_and_hashes() -> None:
         replace(plan(), work=(work(tokens=(7, 9)), plan().work[1])),
         replace(plan(), moves=(LargePageMove(1, 2),)),
         replace(plan(), copies=(PageCopy(0, 1, 2),)),
-        replace(plan(), checkpoints=((1, 0, 0, 5),)),
+        replace(plan(), checkpoints=np.asarray([[1, 0, 64, 0, 5]], np.int32)),
         replace(plan(), preempted=(RequestId("b"),)),
         replace(plan(), admitted=(RequestId("a"),)),
     ],

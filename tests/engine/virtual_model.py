@@ -51,6 +51,9 @@ class VirtualModel:
 
     def run(self, plan: StepPlan) -> StepResult:
         self._tables.update(plan)
+        for copy in plan.copies:
+            memory = self._memory[copy.group]
+            memory[copy.target] = memory[copy.source]
         for handle in plan.released:
             self._digests.pop(handle, None)
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]

@@ -3,9 +3,11 @@
 import copy
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,11 +15,14 @@ import transformers
 
 from kvell.attention.interface import GroupBatch
 from kvell.attention.portable import PortableKernels
+from kvell.attention.states import StateBatch
+from kvell.memory import policy_of
 from kvell.models.description import ModelDescription, describe
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.models.random_weights import random_module
 from kvell.models.segments import LayerCallbacks
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+from tests.models.attention_variants import VARIANTS
 
 PAGE_TOKENS = 4
 SMALL: dict[str, Any] = {
@@ -42,7 +47,134 @@ FIVE_TO_ONE: dict[str, Any] = WINDOW | {
     "layer_types": [SLIDING] * 5 + [FULL],
 }
 
+MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+}
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", FULL, "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", FULL, "conv"]}
+FEW_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "BambaForCausalLM": ("BambaConfig", MAMBA2 | {"attn_layer_indices": [1]}),
+    "FalconH1ForCausalLM": (
+        "FalconH1Config",
+        MAMBA2
+        | {
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "ssm_in_multiplier": 0.7,
+            "ssm_out_multiplier": 1.3,
+            "ssm_multipliers": [0.5, 0.8, 1.2, 0.9, 1.1],
+            "attention_in_multiplier": 0.9,
+            "attention_out_multiplier": 0.8,
+            "key_multiplier": 0.6,
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.5,
+            "mlp_multipliers": [0.9, 1.1],
+        },
+    ),
+    "FalconMambaForCausalLM": ("FalconMambaConfig", {"state_size": 8, "intermediate_size": 96}),
+    "GraniteMoeHybridForCausalLM": (
+        "GraniteMoeHybridConfig",
+        MAMBA2
+        | EXPERTS
+        | {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 32},
+    ),
+    "JambaForCausalLM": (
+        "JambaConfig",
+        {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 6,
+        },
+    ),
+    "KimiLinearForCausalLM": (
+        "KimiLinearConfig",
+        EXPERTS
+        | {
+            "layer_types": LINEAR["layer_types"],
+            "linear_head_dim": 16,
+            "linear_num_heads": 3,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 24,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "Lfm2ForCausalLM": ("Lfm2Config", CONVOLUTIONS | {"block_auto_adjust_ff_dim": False}),
+    "Lfm2MoeForCausalLM": ("Lfm2MoeConfig", CONVOLUTIONS | FEW_EXPERTS | {"num_dense_layers": 1}),
+    "Mamba2ForCausalLM": (
+        "Mamba2Config",
+        {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 16},
+    ),
+    "MambaForCausalLM": ("MambaConfig", {"state_size": 8, "intermediate_size": 96}),
+    "MiniMaxForCausalLM": (
+        "MiniMaxConfig",
+        EXPERTS | {"layer_types": LINEAR["layer_types"], "block_size": 16},
+    ),
+    "NemotronHForCausalLM": (
+        "NemotronHConfig",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "chunk_size": 16,
+        },
+    ),
+    "OlmoHybridForCausalLM": ("OlmoHybridConfig", LINEAR | {"linear_allow_neg_eigval": True}),
+    "Qwen3NextForCausalLM": (
+        "Qwen3NextConfig",
+        LINEAR | FEW_EXPERTS | {"shared_expert_intermediate_size": 32},
+    ),
+    "Qwen3_5ForCausalLM": ("Qwen3_5TextConfig", LINEAR),
+    "Qwen3_5MoeForCausalLM": (
+        "Qwen3_5MoeTextConfig",
+        LINEAR | FEW_EXPERTS | {"shared_expert_intermediate_size": 32},
+    ),
+    "Zamba2ForCausalLM": (
+        "Zamba2Config",
+        {
+            "num_hidden_layers": 5,
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "mamba"],
+            "head_dim": 24,
+            "num_key_value_heads": 4,
+            "num_mem_blocks": 1,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "n_mamba_heads": 6,
+            "mamba_headdim": 16,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 16,
+            "chunk_size": 16,
+        },
+    ),
+}
+"""Families with states beside attention; odd numbers of heads and groups on purpose."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    **STATES,
+    **VARIANTS,
     "ArceeForCausalLM": ("ArceeConfig", {}),
     "Exaone4ForCausalLM": ("Exaone4Config", MIXED),
     "Gemma2ForCausalLM": ("Gemma2Config", MIXED | {"query_pre_attn_scalar": 24}),
@@ -88,11 +220,13 @@ def tiny_module(architecture: str) -> Any:
 def small_layout(description: ModelDescription, large_pages: int = 12) -> Layout:
     """Groups by kind, window and size; every page is padded by one layer's bytes."""
     members: dict[tuple[GroupKind, int, int], list[LayerSpec]] = {}
-    for layer in description.layers:
+    for layer in (layer for layer in description.layers if layer.kv_of is None):
         members.setdefault((layer.kind, layer.window_tokens, layer.token_bytes), []).append(layer)
     strides = [
-        PAGE_TOKENS * token_bytes * (len(layers) + 1)
-        for (_, _, token_bytes), layers in members.items()
+        2 * token_bytes
+        if kind is GroupKind.STATE
+        else PAGE_TOKENS * token_bytes * (len(layers) + 1)
+        for (kind, _, token_bytes), layers in members.items()
     ]
     large = math.lcm(*strides) * 4
     groups = tuple(
@@ -101,10 +235,11 @@ def small_layout(description: ModelDescription, large_pages: int = 12) -> Layout
             kind=kind,
             layers=tuple(layer.index for layer in layers),
             layer_token_bytes=token_bytes,
-            page_tokens=PAGE_TOKENS,
+            page_tokens=1 if kind is GroupKind.STATE else PAGE_TOKENS,
             page_stride_bytes=stride,
             pages_per_large=large // stride,
             window_tokens=window,
+            layers_per_page=1 if kind is GroupKind.STATE else 0,
         )
         for stride, ((kind, window, token_bytes), layers) in zip(
             strides, members.items(), strict=True
@@ -115,7 +250,10 @@ def small_layout(description: ModelDescription, large_pages: int = 12) -> Layout
 
 @dataclass
 class Request:
-    """Pages of one request per group, in order of position, and how far it is computed."""
+    """Pages of one request per group, in order of position, and how far it is computed.
+
+    Of a state group, the pages of the running state, one for each slice.
+    """
 
     pages: list[list[int]]
     computed: int = 0
@@ -135,9 +273,17 @@ class PagedRunner:
     free: list[list[int]]
     requests: dict[str, Request] = field(default_factory=dict)
     callbacks: LayerCallbacks | None = None
+    kept: dict[tuple[str, int], list[list[int]]] = field(default_factory=dict)
 
-    def step(self, work: Sequence[tuple[str, Sequence[int]]]) -> torch.Tensor:
-        """Run new tokens of some requests; logits [all new tokens, vocab], in order."""
+    def step(
+        self,
+        work: Sequence[tuple[str, Sequence[int]]],
+        cuts: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> torch.Tensor:
+        """Run new tokens of some requests; logits [all new tokens, vocab], in order.
+
+        :param cuts: lengths at which the states of a request are kept.
+        """
         for name, tokens in work:
             self._grow(name, len(tokens))
         positions = [
@@ -147,7 +293,7 @@ class PagedRunner:
         batch = ForwardBatch(
             torch.tensor(flat),
             torch.tensor(positions),
-            tuple(self._group(index, work) for index in range(len(self.layout.groups))),
+            tuple(self._group(index, work, cuts) for index in range(len(self.layout.groups))),
             torch.arange(len(flat)),
         )
         logits = self.model.forward(batch, self.callbacks)
@@ -164,10 +310,31 @@ class PagedRunner:
         request = self.requests.setdefault(name, Request(empty))
         needed = -(-(request.computed + tokens) // PAGE_TOKENS)
         for group, pages in enumerate(request.pages):
-            while len(pages) < needed:
+            spec = self.layout.groups[group]
+            while len(pages) < (spec.slices if spec.kind is GroupKind.STATE else needed):
                 pages.append(self.free[group].pop())
 
-    def _group(self, index: int, work: Sequence[tuple[str, Sequence[int]]]) -> GroupBatch:
+    def resume(self, name: str, source: str, length: int) -> None:
+        """A request that starts with another's pages, its states those kept after ``length``."""
+        self.requests[name] = Request([[] for _ in self.layout.groups], length)
+        for group, spec in enumerate(self.layout.groups):
+            if spec.kind is GroupKind.STATE:
+                old = self.kept[source, length][group]
+            else:
+                old = self.requests[source].pages[group][: -(-length // PAGE_TOKENS)]
+            for page in old:
+                new = self.free[group].pop()
+                self.page_bytes(group, new).copy_(self.page_bytes(group, page))
+                self.requests[name].pages[group].append(new)
+
+    def _group(
+        self,
+        index: int,
+        work: Sequence[tuple[str, Sequence[int]]],
+        cuts: Mapping[str, Sequence[int]],
+    ) -> GroupBatch | StateBatch:
+        if self.layout.groups[index].kind is GroupKind.STATE:
+            return self._states(index, work, cuts)
         spec = self.layout.groups[index]
         query_starts, lens, table_starts, firsts = [0], [], [0], []
         ids: list[int] = []
@@ -187,19 +354,45 @@ class PagedRunner:
         lists = (query_starts, lens, table_starts, ids, firsts, write_ids, write_rows)
         return GroupBatch(*(torch.tensor(entry, dtype=torch.int32) for entry in lists))
 
+    def _states(
+        self,
+        index: int,
+        work: Sequence[tuple[str, Sequence[int]]],
+        cuts: Mapping[str, Sequence[int]],
+    ) -> StateBatch:
+        slices = self.layout.groups[index].slices
+        requests = [self.requests[name] for name, _ in work]
+        starts = [request.computed for request in requests]
+        kept = [
+            (place, name, end) for place, (name, _) in enumerate(work) for end in cuts.get(name, ())
+        ]
+        pages = [[self.free[index].pop() for _ in range(slices)] for _ in kept]
+        for (_, name, end), states in zip(kept, pages, strict=True):
+            self.kept.setdefault((name, end), [[] for _ in self.layout.groups])[index] = states
+        lists = (
+            [0, *accumulate(len(tokens) for _, tokens in work)],
+            starts,
+            [request.pages[index] for request in requests],
+            [place for place, _, _ in kept],
+            [end - starts[place] for place, _, end in kept],
+        )
+        tensors = [torch.tensor(entry, dtype=torch.int32) for entry in (*lists, pages)]
+        tensors[-1] = tensors[-1].view(-1, slices)
+        return StateBatch(*tensors)
+
     def _first_page(self, spec: GroupSpec, request: Request, group: int) -> int:
         """First page that a window still reads; those before are wiped and left out."""
         if not spec.window_tokens:
             return 0
-        first = max(0, request.computed - spec.window_tokens + 1) // PAGE_TOKENS
+        first = policy_of(spec).active_start(request.computed) // PAGE_TOKENS
         for page in request.pages[group][:first]:
             self.page_bytes(group, page).fill_(0xFF)
         return first
 
 
-def runner_over(model: PagedModel, shuffle_seed: int = 0) -> PagedRunner:
+def runner_over(model: PagedModel, shuffle_seed: int = 0, large_pages: int = 12) -> PagedRunner:
     """A runner with a pool of its own: groups take large pages in turn, page 0 of each is bait."""
-    layout = small_layout(model.description)
+    layout = small_layout(model.description, large_pages)
     pool = torch.full((layout.pool_bytes,), 0xFF, dtype=torch.uint8)
     model.attach(layout, pool)
     free = [

@@ -154,7 +154,7 @@ def test_malformed_field(copied: Path) -> None:
 
 def test_refused_architecture_never_gets_to_its_weights(copied: Path) -> None:
     (copied / "config.json").write_text(
-        '{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}'
+        '{"model_type": "zamba", "architectures": ["ZambaForCausalLM"]}'
     )
     (copied / "model.safetensors").unlink()
     assert "needs its own mixer" in refused(copied)
@@ -162,9 +162,9 @@ def test_refused_architecture_never_gets_to_its_weights(copied: Path) -> None:
 
 def test_the_class_that_would_run_counts_not_the_one_that_is_named(copied: Path) -> None:
     (copied / "config.json").write_text(
-        '{"model_type": "mamba", "architectures": ["LlamaForCausalLM"]}'
+        '{"model_type": "zamba", "architectures": ["LlamaForCausalLM"]}'
     )
-    assert "MambaForCausalLM" in refused(copied)
+    assert "ZambaForCausalLM" in refused(copied)
 
 
 def test_config_that_names_no_architecture_is_served_by_its_type(copied: Path) -> None:
@@ -179,9 +179,9 @@ def test_config_file_alone_can_be_read(saved: Path) -> None:
 
 
 def test_random_model_is_guarded_too() -> None:
-    from transformers import MambaConfig
+    from transformers import ZambaConfig
 
-    config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1)
+    config = ZambaConfig(vocab_size=64)
     with pytest.raises(ChangeSomething, match="needs its own mixer"):
         random_paged_model(config, PortableKernels())
 

@@ -204,7 +204,7 @@ def test_layer_pages_follow_the_layout() -> None:
     description = describe(tiny_config("Gemma3ForCausalLM"), 4)
     layout = small_layout(description)
     pool = torch.zeros(layout.pool_bytes, dtype=torch.uint8)
-    pages = layer_pages(layout, description, pool, torch.float32)
+    pages = list(layer_pages(layout, description, pool, torch.float32).values())
     layer_bytes = 2 * 2 * 16 * 4 * 4
     assert [entry.layer_offset_bytes for entry in pages] == [
         0, layer_bytes, 2 * layer_bytes, 3 * layer_bytes, 4 * layer_bytes, 0

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
 from kvell.pages.pool import Key, PagePool
@@ -26,6 +27,25 @@ def group(page_tokens: int, pages_per_large: int, window: int = 0) -> GroupSpec:
     return GroupSpec("group", kind, (0,), 64, page_tokens, 0, pages_per_large, int(window))
 
 
+def state(slices: int, pages_per_large: int, **changes: Any) -> GroupSpec:
+    """A state of so many pages, one layer in each."""
+    layers = tuple(range(slices))
+    spec = GroupSpec("group", GroupKind.STATE, layers, 64, 1, 0, pages_per_large)
+    return replace(spec, layers_per_page=1, **changes)
+
+
+def images(kind: GroupKind, page_tokens: int, pages_per_large: int) -> GroupSpec:
+    """Keys and values, or embeddings, of image tokens."""
+    return replace(group(page_tokens, pages_per_large), kind=kind)
+
+
+def dropping(page_tokens: int, pages_per_large: int, budget: int, **changes: Any) -> GroupSpec:
+    """Full attention that keeps so many tokens of a prompt."""
+    kind = GroupKind.DROPPING
+    changes = {"kind": kind, "window_tokens": budget, **changes}
+    return replace(group(page_tokens, pages_per_large), **changes)
+
+
 def pool_of(num_large: int, *groups: GroupSpec) -> Layout:
     """A pool of large pages that all the groups divide."""
     large = 64 * math.lcm(*(g.pages_per_large for g in groups))
@@ -45,15 +65,13 @@ def literal(layout: Layout) -> Layout:
 
 def _named(index: int, spec: GroupSpec, large: int) -> GroupSpec:
     stride = large // spec.pages_per_large
-    return GroupSpec(
-        f"g{index}",
-        spec.kind,
-        (index,),
-        max(1, stride // spec.page_tokens),
-        spec.page_tokens,
-        stride,
-        spec.pages_per_large,
-        spec.window_tokens,
+    layers = tuple(range(100 * index, 100 * index + len(spec.layers)))
+    return replace(
+        spec,
+        name=f"g{index}",
+        layers=layers,
+        layer_token_bytes=max(1, stride // spec.page_tokens),
+        page_stride_bytes=stride,
     )
 
 

@@ -8,8 +8,8 @@ import pytest
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.pages.snapshot import HolderSnapshot, PoolSnapshot
-from tests.pages.pools import group, pool_of
-from tests.prefix.story import Story
+from tests.pages.pools import group, pool_of, state
+from tests.prefix.story import Story, ints
 
 LAYOUT = pool_of(8, group(4, 3), group(4, 4, window=6))
 
@@ -74,7 +74,7 @@ def key_outside_its_group(state: PoolSnapshot) -> PoolSnapshot:
 
 
 def moved_entry(state: PoolSnapshot) -> PoolSnapshot:
-    entry = replace(state.index[0], position=state.index[0].position + 7)
+    entry = replace(state.index[0], end=state.index[0].end + 28)
     return replace(state, index=(entry, *state.index[1:]))
 
 
@@ -153,6 +153,29 @@ BREAKS: list[tuple[str, Break, str]] = [
     ),
     ("a reserved page can be hit", reserved_page_named, "a reserved page of group 0 is named"),
 ]
+
+
+def test_a_hit_inside_a_page_needs_that_page_only_once_it_is_copied() -> None:
+    """9 tokens hit: two pages, and the source of a third; without the source the page is due."""
+    story = Story(LAYOUT)
+    story.serve(range(9))
+    lease = story.core.open(ints([*range(9), 7]), "", 9)
+    assert story.core.hit_tokens(lease) == 9
+    resumed = story.check()
+    held = replace(resumed.holders[0], others=())
+    told = audit(LAYOUT, replace(resumed, holders=(held,)))
+    assert any("tokens computed beyond its pages" in line for line in told)
+
+
+def test_part_of_a_state_is_reported() -> None:
+    layout = pool_of(6, group(4, 2), state(2, 2))
+    story = Story(layout)
+    story.compute(story.open(range(4)), 4)
+    healthy = story.check()
+    tokens, (first, pages) = healthy.holders[0].groups
+    broken = replace(healthy.holders[0], groups=(tokens, (first, pages[:1])))
+    told = audit(layout, replace(healthy, holders=(broken,)))
+    assert "holder 1: part of a state in group 1" in told
 
 
 def test_a_healthy_state_passes_and_has_something_of_everything() -> None:

@@ -62,6 +62,27 @@ def test_a_layout_knows_the_group_of_each_layer() -> None:
         layout.group_of_layer(4)
 
 
+def test_a_layer_with_attention_and_a_state_is_in_two_groups() -> None:
+    state = dataclasses.replace(GROUP, name="state", kind=GroupKind.STATE)
+    layout = Layout((state, GROUP), 250_000, 4)
+    assert layout.group_of_layer(1) == 1
+    assert layout.group_of_layer(1, GroupKind.STATE) == 0
+    assert layout.group_of_layer(1, GroupKind.SLIDING) == 1
+    with pytest.raises(ValueError, match="layer 1 belongs to no group"):
+        layout.group_of_layer(1, GroupKind.FULL)
+
+
+def test_a_state_alone_is_found_without_its_kind() -> None:
+    state = dataclasses.replace(GROUP, kind=GroupKind.STATE)
+    assert Layout((state,), 250_000, 4).group_of_layer(3) == 0
+
+
+def test_slices_of_a_state_follow_each_other() -> None:
+    state = GroupSpec("state", GroupKind.STATE, (0, 1, 3, 4), 100, 1, 256, 1, layers_per_page=2)
+    assert (state.slices, state.page_bytes, state.padding_bytes) == (2, 200, 56)
+    assert [state.layer_offset_bytes(layer) for layer in state.layers] == [0, 100, 0, 100]
+
+
 def test_a_pool_is_its_large_pages() -> None:
     assert Layout((GROUP,), 250_000, 4).pool_bytes == 1_000_000
 

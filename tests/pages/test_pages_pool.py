@@ -4,7 +4,7 @@ import pytest
 
 from kvell.pages.demand import Supply
 from kvell.pages.pool import NO_GROUP, SHARED, PagePool
-from tests.pages.pools import group, recorded_pool
+from tests.pages.pools import group, pool_of, recorded_pool
 
 OLD, YOUNG = (1, 3, -4), (1, 7, -4)
 
@@ -156,3 +156,29 @@ def test_large_pages_without_a_used_page_can_be_left_out() -> None:
     other = claim(pool, 0)
     assert pool.shared_large(0, 1, in_use=False) == other
     assert pool.shared_large(0, 1, in_use=True) is None, "the used one has no empty page"
+
+
+def test_groups_that_come_later_share_the_large_pages() -> None:
+    pool, _ = recorded_pool(2, group(4, 2))
+    large = pool.claim_large(0, SHARED)
+    assert large is not None
+    pool.add_groups(pool_of(2, group(4, 2), group(4, 3)))
+    late = pool.claim_large(1, SHARED)
+    assert late is not None
+    assert [pool.take(late) for _ in range(3)] == [3, 4, 5]
+    assert pool.claim_large(1, SHARED) is None
+    assert pool.supply.pages_per_large == (2, 3)
+
+
+def test_a_renamed_page_keeps_its_place_in_the_eviction_order() -> None:
+    pool, recorder = recorded_pool(1, group(4, 2))
+    large = pool.claim_large(0, SHARED)
+    assert large is not None
+    old, new = pool.take(large), pool.take(large)
+    assert not pool.rename(0, old, new), "nothing named it"
+    pool.index(0, old, (2, 7, -4))
+    assert pool.rename(0, old, new)
+    pool.release(0, old, None)
+    pool.release(0, new, None)
+    assert recorder.pages == [(0, new, (2, 7, -4))]
+    assert pool.num_empty(large) == 1

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
+from kvell.pages.grouping import ALIGNMENT_BYTES
 from kvell.pages.layout import GroupKind, LayerSpec
 from kvell.pages.sizing import (
-    ALIGNMENT_BYTES,
     MANAGERS,
     MAX_PADDING,
     Manager,
@@ -168,7 +168,7 @@ def test_the_static_manager_cuts_the_pool_into_the_same_number_of_pages() -> Non
 def test_an_unknown_manager_is_named_with_those_there_are() -> None:
     with pytest.raises(
         ChangeSomething,
-        match=r"--manager=buddy: .*use one of kvell, jenga, paged, max-page, static",
+        match=r"--manager=buddy: .*use one of kvell, jenga, paged, max-page, static, manual",
     ) as told:
         plan_layout(GEMMA3_270M, MIB, manager="buddy")  # type: ignore[arg-type]
     assert told.value.field == "--manager"

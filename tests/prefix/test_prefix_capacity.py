@@ -37,10 +37,11 @@ def resized(layout: Layout, num_large: int) -> Layout:
 
 
 def test_one_request_counted_by_hand() -> None:
-    """30 tokens: 8 full pages in 3 large ones; a window of 8 tokens straddles 3 pages: 2."""
-    assert large_pages_needed(LAYOUT, 30) == 3 + 2
-    assert request_bytes(LAYOUT, 30) == 8 * 128 + 3 * 192
-    assert pool_bytes_for(LAYOUT, 30) == 5 * LAYOUT.large_page_bytes
+    """30 tokens: 8 full pages in 3 large ones; a window of 9 tokens and one to come: 4 pages,
+    which may straddle a third large one."""
+    assert large_pages_needed(LAYOUT, 30) == 3 + 3
+    assert request_bytes(LAYOUT, 30) == 8 * 128 + 4 * 192
+    assert pool_bytes_for(LAYOUT, 30) == 6 * LAYOUT.large_page_bytes
 
 
 def test_in_equal_shares_the_neediest_group_decides_for_all() -> None:
@@ -49,12 +50,12 @@ def test_in_equal_shares_the_neediest_group_decides_for_all() -> None:
     assert layout.quota_large_pages == (4, 6)
     assert large_pages_needed(layout, 30) == 3 + 4
     assert longest_request(layout, 1000) == 48
-    assert longest_request(LAYOUT, 1000) == 96
+    assert longest_request(LAYOUT, 1000) == 84
 
 
 def test_requests_share_large_pages_of_a_group() -> None:
-    """Two requests: 16 full pages in 6 large ones, 6 sliding in 3, which may straddle a fourth."""
-    assert large_pages_needed(LAYOUT, 30, requests=2) == 6 + 4
+    """Two requests: 16 full pages in 6 large ones, 8 sliding in 4, which may straddle a fifth."""
+    assert large_pages_needed(LAYOUT, 30, requests=2) == 6 + 5
 
 
 def test_a_chunked_request_is_counted_before_its_chunk_ends() -> None:

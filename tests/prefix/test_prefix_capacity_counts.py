@@ -11,6 +11,7 @@ from kvell.prefix.capacity import (
     request_bytes,
     requests_that_fit,
 )
+from kvell.prefix.facts import Facts
 from kvell.prefix.needs import peak_pages
 from kvell.prefix.policies import policy_of
 from tests.pages.pools import Chunk, kind_of
@@ -20,7 +21,7 @@ SLIDING = GroupSpec("sliding", GroupKind.SLIDING, (0, 1), 32, 16, 1024, 6, 40)
 
 
 def request_pages(group: GroupSpec, tokens: int, chunk_tokens: int = 1) -> int:
-    return peak_pages(group, policy_of(group), tokens, chunk_tokens)
+    return peak_pages(group, Facts(tokens), tokens, chunk_tokens)
 
 
 def layout(large_pages: int, *groups: GroupSpec) -> Layout:
@@ -42,7 +43,7 @@ def pages_by_counting(group: GroupSpec, tokens: int, chunk_tokens: int) -> int:
     most = 0
     for start in range(tokens):
         end = min(start + chunk_tokens, tokens)
-        first = policy_of(group).active_start(start)
+        first = policy_of(group).kept_start(start)
         most = max(most, (end - 1) // group.page_tokens - first // group.page_tokens + 1)
     return most
 

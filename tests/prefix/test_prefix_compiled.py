@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvell.pages.audit import audit
-from kvell.pages.layout import GroupSpec, Layout
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.compiled import CompiledCore
 from kvell.prefix.core import ReferenceCore
 from kvell.prefix.interface import MemoryCore
-from tests.pages.pools import Chunk, confined, group, literal
+from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
+
+LARGE_PAGE_BYTES = 64 * 210
 
 
 def ints(*values: int) -> npt.NDArray[np.int32]:
@@ -25,7 +27,16 @@ def ints(*values: int) -> npt.NDArray[np.int32]:
 
 
 def pool_of(num_large: int, *groups: GroupSpec) -> Layout:
-    return Layout(groups, 64, num_large)
+    return Layout(tuple(map(sized, groups)), LARGE_PAGE_BYTES, num_large)
+
+
+def sized(spec: GroupSpec) -> GroupSpec:
+    """Pages that divide the large page, where so many can."""
+    return replace(spec, page_stride_bytes=LARGE_PAGE_BYTES // spec.pages_per_large)
+
+
+def of_model(name: str, *groups: GroupSpec) -> list[GroupSpec]:
+    return [replace(spec, model=name) for spec in groups]
 
 
 def by_value(state: PoolSnapshot) -> PoolSnapshot:
@@ -50,12 +61,27 @@ class Pair:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.cores: tuple[MemoryCore, MemoryCore] = (ReferenceCore(layout), CompiledCore(layout))
+        self.cores: tuple[MemoryCore, ...] = (ReferenceCore(layout), CompiledCore(layout))
 
     def __call__(self, name: str, *args: object, **options: object) -> Any:
         expected, answer = (getattr(core, name)(*args, **options) for core in self.cores)
         assert same(expected, answer), (name, args, expected, answer)
         return expected
+
+    def refused(
+        self, error: type[Exception], match: str, name: str, *args: Any, **opts: Any
+    ) -> None:
+        """Both raise this, and nothing has changed."""
+        before = self.check()
+        for core in self.cores:
+            with pytest.raises(error, match=match):
+                getattr(core, name)(*args, **opts)
+        assert self.check() == before
+
+    def register(self, groups: list[GroupSpec]) -> None:
+        self("register", groups)
+        self.layout = self.cores[0].layout
+        assert self.cores[1].layout == self.layout
 
     def check(self) -> PoolSnapshot:
         expected, state = (by_value(core.snapshot()) for core in self.cores)
@@ -65,35 +91,96 @@ class Pair:
         return state
 
 
-groups_of_any_kind = st.lists(
+page_sizes = st.sampled_from([1, 2, 3, 4, 6])
+large_pages = st.sampled_from([1, 2, 3, 5, 70])
+windows = st.sampled_from([0, 0, 1, 3, 7, 12, Chunk(1), Chunk(5), Chunk(8), Chunk(12)])
+token_groups = st.builds(group, page_sizes, large_pages, windows)
+merged_groups = st.builds(replace, token_groups, holds_embeddings=st.just(True))
+drafter_groups = st.builds(
+    replace,
+    st.one_of(token_groups, st.builds(state, st.just(2), large_pages)),
+    required_for_hit=st.just(False),
+)
+mixed_groups = st.builds(
+    replace, st.builds(group, page_sizes, large_pages), counts_images=st.just(True)
+)
+groups_of_any_kind = st.one_of(
+    token_groups,
+    token_groups,
+    token_groups,
+    st.builds(state, st.integers(1, 3), large_pages),
     st.builds(
-        group,
-        st.sampled_from([1, 2, 3, 4, 6]),
-        st.sampled_from([1, 2, 3, 5, 70]),
-        st.sampled_from([0, 0, 1, 3, 7, 12, Chunk(1), Chunk(5), Chunk(8), Chunk(12)]),
+        images, st.sampled_from([GroupKind.CROSS, GroupKind.VISION]), page_sizes, large_pages
+    ),
+    st.builds(dropping, page_sizes, large_pages, st.sampled_from([1, 4, 7, 20])),
+    drafter_groups,
+    merged_groups,
+    mixed_groups,
+)
+mixes = st.lists(groups_of_any_kind, min_size=1, max_size=4)
+late_groups = st.lists(
+    st.one_of(
+        st.builds(group, page_sizes, st.sampled_from([2, 70, 105, 210]), windows),
+        st.builds(state, st.integers(1, 3), st.sampled_from([1, 3, 210])),
+    ),
+    min_size=1,
+    max_size=2,
+)
+few_letters = st.builds(
+    lambda start, letters, times: [start, *letters * times],
+    st.integers(0, 1),
+    st.sampled_from([[0], [1, 0], [1, 0, 1], [0, 0, 1, 1, 1]]),
+    st.sampled_from([1, 2, 3, 5, 7, 11, 40]),
+)
+Picture = tuple[int, int, int, int]
+pictures = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 3, 8]),
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from([1, 2, 7]),
+        st.integers(1, 2),
     ),
     min_size=1,
     max_size=3,
 )
-few_letters = st.lists(st.integers(0, 1), min_size=1, max_size=36)
+"""Text before each image, its tokens there, image tokens, what it shows."""
+
+
+def with_pictures(text: list[int], shown: list[Picture]) -> tuple[list[int], list[list[int]]]:
+    """A text with images in it, and where they are; equal content has equal ids and sizes."""
+    tokens: list[int] = []
+    rows: list[list[int]] = []
+    for before, count, image_tokens, content in shown:
+        tokens, text = tokens + text[:before], text[before:]
+        rows.append([len(tokens), count, image_tokens])
+        tokens = tokens + [-(100 * count + 10 * image_tokens + content)] * count
+    return tokens + (text or [1]), rows
 
 
 class LockStep(RuleBasedStateMachine):
     """Tiny pools and two letters: evictions, refusals and split edges all the time."""
 
     @initialize(
-        groups=groups_of_any_kind,
-        num_large=st.integers(1, 10),
+        groups=mixes,
+        others=st.one_of(st.just([]), st.just([]), mixes),
+        num_large=st.one_of(st.integers(1, 10), st.integers(8, 40)),
         sharing=st.sampled_from([replace, replace, literal, confined]),
     )
     def start(
-        self, groups: list[GroupSpec], num_large: int, sharing: Callable[[Layout], Layout]
+        self,
+        groups: list[GroupSpec],
+        others: list[GroupSpec],
+        num_large: int,
+        sharing: Callable[[Layout], Layout],
     ) -> None:
-        self.both = Pair(sharing(pool_of(num_large, *groups)))
+        layout = pool_of(num_large, *groups, *of_model("other", *others))
+        self.both = Pair(sharing(layout))
+        self.models = sorted({spec.model for spec in layout.groups})
         self.step = 0
         self.known: dict[int, int] = {}
         self.computed: dict[int, int] = {}
         self.leases: dict[int, tuple[int, int]] = {}
+        self.past: list[tuple[list[int], str, dict[str, Any]]] = []
 
     def some(self, chosen: int) -> list[int]:
         """Running requests by the bits of a number, the youngest first if it is odd."""
@@ -114,22 +201,93 @@ class LockStep(RuleBasedStateMachine):
         self.both("begin_step", self.step)
         self.leases = {h: v for h, v in self.leases.items() if v[0] >= self.step}
 
-    @rule(
-        tokens=few_letters,
-        root=st.sampled_from(["", "salt"]),
-        lease=st.sampled_from([None, None, 0, 2]),
-        extra=st.integers(0, 30),
+    @precondition(
+        lambda self: "late" not in self.models and self.both.layout.quota_large_pages is None
     )
-    def open(self, tokens: list[int], root: str, lease: int | None, extra: int) -> None:
-        prompt = ints(*tokens)
-        hit = self.both("peek", prompt, root)
+    @rule(groups=late_groups)
+    def register(self, groups: list[GroupSpec]) -> None:
+        self.both.register([sized(spec) for spec in of_model("late", *groups)])
+        self.models.append("late")
+
+    @rule(
+        text=few_letters,
+        shown=st.one_of(st.just([]), pictures),
+        generated=st.sampled_from([0, 0, 0, 1, 9]),
+        model=st.integers(0, 5),
+        root=st.sampled_from(["", "", "", "salt"]),
+        lease=st.sampled_from([None, None, None, 0, 2]),
+        reuse=st.sampled_from([True] * 15 + [False]),
+        fill=st.sampled_from([0, 1, 1, 2]),
+    )
+    def open(
+        self,
+        text: list[int],
+        shown: list[Picture],
+        generated: int,
+        model: int,
+        root: str,
+        lease: int | None,
+        reuse: bool,
+        fill: int,
+    ) -> None:
+        tokens, rows = with_pictures(text, shown)
+        options = {
+            "images": np.asarray(rows, np.int32) if rows else None,
+            "prompt_tokens": max(0, len(tokens) - generated) if generated else None,
+            "model": self.models[model % len(self.models)],
+        }
+        self.begin(tokens, root, options, lease, reuse, fill)
+
+    def begin(
+        self,
+        tokens: list[int],
+        root: str,
+        options: dict[str, Any],
+        lease: int | None,
+        reuse: bool,
+        fill: int,
+    ) -> None:
+        """Open, and compute nothing, or the prompt in chunks, and maybe close."""
+        hit = self.both("peek", ints(*tokens), root, **options)
         until = None if lease is None else self.step + lease
-        handle = self.both("open", prompt, root, until)
-        assert self.both("hit_tokens", handle) == hit
-        if until is None:
-            self.running(handle, len(tokens), len(tokens) + extra)
-        else:
+        handle = self.both("open", ints(*tokens), root, until, reuse=reuse, **options)
+        assert self.both("hit_tokens", handle) == (hit if reuse else 0)
+        self.past.append((tokens, root, options))
+        if until is not None:
             self.leases[handle] = until, len(tokens)
+            return
+        self.running(handle, len(tokens), len(tokens) + len(tokens) % 30)
+        chunk = 1 + sum(tokens) % 90
+        while fill and self.computed[handle] < len(tokens):
+            wanted = min(len(tokens), self.computed[handle] + chunk)
+            reached = self.both("largest", handle, wanted)
+            if reached == self.computed[handle]:
+                break
+            self.compute([handle], [reached], keep=True)
+        if fill > 1:
+            self.forget(handle, renew=True)
+
+    @precondition(lambda self: self.past)
+    @rule(
+        chosen=st.integers(0, 99),
+        more=st.sampled_from([[], [1], [0, 1, 1, 0, 1]]),
+        fill=st.sampled_from([0, 1, 1, 2]),
+    )
+    def next_turn(self, chosen: int, more: list[int], fill: int) -> None:
+        """What somebody had, and maybe something else behind it."""
+        tokens, root, options = self.past[chosen % len(self.past)]
+        self.begin([*tokens, *more], root, options, None, True, fill)
+
+    def compute(self, handles: list[int], until: list[int], keep: bool) -> None:
+        served, _ = self.both("grow", ints(*handles), ints(*until))
+        if keep:
+            self.both("checkpoint", ints(*handles[:served]), ints(*until[:served]))
+        self.both("advance", ints(*handles[:served]), ints(*until[:served]))
+        self.computed.update(zip(handles[:served], until, strict=False))
+
+    def forget(self, handle: int, renew: bool) -> None:
+        self.both("close", handle, renew=renew)
+        del self.known[handle], self.computed[handle]
 
     @precondition(lambda self: self.leases)
     @rule(extra=st.integers(0, 30))
@@ -139,14 +297,29 @@ class LockStep(RuleBasedStateMachine):
         self.running(handle, num_tokens, num_tokens + extra)
 
     @precondition(lambda self: self.known)
-    @rule(chosen=st.integers(1, 63), chunk=st.integers(1, 20), compute=st.booleans())
-    def prefill_or_decode(self, chosen: int, chunk: int, compute: bool) -> None:
+    @rule(
+        chosen=st.integers(1, 63),
+        chunk=st.one_of(st.integers(1, 20), st.just(90)),
+        compute=st.sampled_from([True, True, True, False]),
+        keep=st.booleans(),
+    )
+    def prefill_or_decode(self, chosen: int, chunk: int, compute: bool, keep: bool) -> None:
         handles = self.some(chosen)
         until = [min(self.known[h], self.computed[h] + chunk) for h in handles]
-        served, _ = self.both("grow", ints(*handles), ints(*until))
         if compute:
-            self.both("advance", ints(*handles[:served]), ints(*until[:served]))
-            self.computed.update(zip(handles[:served], until, strict=False))
+            self.compute(handles, until, keep)
+            return
+        served, _ = self.both("grow", ints(*handles), ints(*until))
+        if keep:
+            self.both("checkpoint", ints(*handles[:served]), ints(*until[:served]))
+
+    @rule(most_large=st.integers(0, 3))
+    def compact(self, most_large: int) -> None:
+        self.both("compact", most_large)
+
+    @rule()
+    def copies(self) -> None:
+        self.both("copies")
 
     @precondition(lambda self: self.known)
     @rule(chosen=st.integers(1, 63), token=st.integers(0, 1), times=st.integers(1, 3))
@@ -159,9 +332,7 @@ class LockStep(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(chosen=st.integers(0, 63), renew=st.booleans())
     def close(self, chosen: int, renew: bool) -> None:
-        handle = self.one(chosen)
-        self.both("close", handle, renew=renew)
-        del self.known[handle], self.computed[handle]
+        self.forget(self.one(chosen), renew)
 
     @precondition(lambda self: self.known)
     @rule(chosen=st.integers(0, 63), until=st.integers(0, 60), chunk=st.integers(1, 9))
@@ -246,7 +417,7 @@ def test_a_decode_publishes_across_the_end_of_its_prompt() -> None:
     both("grow", ints(handle), ints(8))
     both("advance", ints(handle), ints(8))
     assert both("peek", ints(5, 6, 7, 8, 9, 10, 11, 12, 0), "") == 8
-    assert both("peek", ints(5, 6, 7, 8, 9, 10, 11, 13, 0), "") == 4
+    assert both("peek", ints(5, 6, 7, 8, 9, 10, 11, 13, 0), "") == 7
 
 
 def test_names_that_nothing_is_kept_under_are_forgotten() -> None:
@@ -307,6 +478,193 @@ def test_more_pages_than_a_machine_word_in_one_large_page() -> None:
     assert both.check().cached[0] == 149
 
 
+def test_a_prefix_that_ends_inside_a_page_is_resumed_by_a_copy() -> None:
+    both = Pair(pool_of(8, group(4, 2), group(6, 2, 7)))
+    both("close", filled(both, [1, 2, 3, 4, 5, 6, 7]))
+    handle = both("open", ints(1, 2, 3, 4, 5, 6, 7, 8), "")
+    assert both("hit_tokens", handle) == 7
+    assert len(both.check().holders[0].others) == 2
+    both("grow", ints(handle), ints(8))
+    assert both("copies")[:, [0, 1]].tolist() == [[handle, 0], [handle, 1]]
+    assert both("copies").shape == (0, 4)
+    both("advance", ints(handle), ints(8))
+    assert both.check().holders[0].others == ()
+
+
+def test_first_tokens_of_a_page_are_found_where_a_prompt_parts() -> None:
+    both = Pair(pool_of(8, group(4, 2)))
+    both("close", filled(both, [1, 2, 3, 4, 5, 6, 7, 8]))
+    both("close", filled(both, [1, 2, 3, 4, 5, 9]))
+    assert both("peek", ints(1, 2, 3, 4, 5, 6, 0), "") == 6
+    assert both("peek", ints(1, 2, 3, 4, 5, 0), "") == 5
+
+
+def test_a_mark_goes_with_its_side_when_an_edge_is_split() -> None:
+    both = Pair(pool_of(30, group(8, 2), state(2, 5)))
+    for length in (5, 11, 20):
+        both("close", filled(both, list(range(length))))
+    both("close", filled(both, [*range(9), 99, 98, 97]))
+    state_ends = {(e.end, e.node_start, e.node_end) for e in both.check().index if e.group == 1}
+    assert state_ends == {(5, 0, 9), (11, 9, 20), (20, 9, 20), (12, 9, 12)}
+    assert both("peek", ints(*range(12)), "") == 11
+    assert both("peek", ints(*range(8)), "") == 5
+
+
+def test_states_are_kept_where_a_prompt_ends_and_on_the_way() -> None:
+    both = Pair(pool_of(100, group(16, 2), state(3, 5)))
+    handle = both("open", np.arange(700, dtype=np.int32), "")
+    both("claim", handle, 800)
+    both("grow", ints(handle), ints(700))
+    rows = both("checkpoint", ints(handle), ints(700))
+    assert rows[:, 2].tolist() == [end for end in (512, 640, 256, 128, 64) for _ in range(3)]
+    assert rows[:, 3].tolist() == [0, 1, 2] * 5
+    assert {-4, -2} <= set(both.check().owner)
+    both("advance", ints(handle), ints(700))
+    assert both("totals").checkpoint_pages == (0, 15)
+    assert both("peek", np.arange(600, dtype=np.int32), "") == 512
+    assert both("checkpoint", ints(handle), ints(700)).shape == (0, 5)
+
+
+def test_a_state_that_is_not_reached_is_not_kept() -> None:
+    both = Pair(pool_of(9, group(16, 9), state(1, 1)))
+    handle = both("open", np.arange(100, dtype=np.int32), "")
+    both("grow", ints(handle), ints(100))
+    assert both("checkpoint", ints(handle), ints(100))[:, 2].tolist() == [64]
+    both("advance", ints(handle), ints(50))
+    assert both.check().holders[0].others == ()
+    assert both("checkpoint", ints(handle), ints(100))[:, 2].tolist() == [64]
+    both("close", handle)
+
+
+def test_of_a_long_prompt_its_budget_is_kept() -> None:
+    both = Pair(pool_of(12, dropping(4, 2, 8), group(4, 2)))
+    handle = filled(both, list(range(18)))
+    assert [len(pages) for _, pages in both.check().holders[0].groups] == [2, 5]
+    both("append", ints(handle), ints(7))
+    both("grow", ints(handle), ints(19))
+    both("advance", ints(handle), ints(19))
+    both("close", handle)
+    assert both.check().index == ()
+    both("close", filled(both, list(range(7))))
+    assert both("peek", ints(*range(20)), "", prompt_tokens=20) == 7
+
+
+def with_image(*tokens: int) -> dict[str, Any]:
+    """One image over the negative ids, of three image tokens each."""
+    places = [i for i, token in enumerate(tokens) if token < 0]
+    return {"images": np.asarray([[places[0], len(places), 3 * len(places)]], np.int32)}
+
+
+def shown(both: Pair, *tokens: int) -> int:
+    """A request with an image, all of it computed."""
+    handle: int = both("open", ints(*tokens), "", **with_image(*tokens))
+    both("grow", ints(handle), ints(len(tokens)))
+    both("advance", ints(handle), ints(len(tokens)))
+    return handle
+
+
+def test_an_image_is_found_whole_or_not() -> None:
+    both = Pair(pool_of(12, group(2, 2), images(GroupKind.CROSS, 2, 3)))
+    both("close", shown(both, 1, 2, -5, -5, 3, 4, 5))
+    again, other = (1, 2, -5, -5, 3, 9), (1, 2, -6, -6, 3, 9)
+    assert both("peek", ints(*again), "", **with_image(*again)) == 5
+    assert both("peek", ints(*other), "", **with_image(*other)) == 2
+    handle = shown(both, *again)
+    assert both.check().holders[0].groups[1] == (0, (6, 7, 8))
+    assert both("held_pages", handle)[:, 1].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_embeddings_are_left_behind_as_they_are_read() -> None:
+    both = Pair(pool_of(12, group(4, 2), images(GroupKind.VISION, 2, 4)))
+    tokens = (1, 2, -5, -5, -5, -5, 3)
+    handle = both("open", ints(*tokens), "", **with_image(*tokens))
+    both("grow", ints(handle), ints(3))
+    held = []
+    for computed in (2, 3, 4, 5, 6):
+        both("grow", ints(handle), ints(computed))
+        both("advance", ints(handle), ints(computed))
+        first, pages = both.check().holders[0].groups[1]
+        held.append((first, len(pages)))
+    assert held == [(0, 6), (1, 5), (3, 3), (4, 2), (6, 0)]
+
+
+def test_whole_images_get_pages_at_once_where_embeddings_lie_in_them() -> None:
+    both = Pair(pool_of(12, replace(group(2, 2), holds_embeddings=True)))
+    tokens = (1, 2, -5, -5, -5, -5, 3)
+    handle = both("open", ints(*tokens), "", **with_image(*tokens))
+    both("grow", ints(handle), ints(2))
+    assert len(both("held_pages", handle)) == 1
+    both("grow", ints(handle), ints(3))
+    assert len(both("held_pages", handle)) == 3
+
+
+def test_models_share_a_pool_but_no_prefixes() -> None:
+    small, big = group(4, 2), replace(group(4, 5, 6), model="big")
+    both = Pair(pool_of(8, small, big))
+    both("close", filled(both, list(range(12))))
+    assert both("peek", ints(*range(12)), "") == 11
+    assert both("peek", ints(*range(12)), "", model="big") == 0
+    both.refused(ValueError, "no group of the pool belongs to model \"it's\"", "peek",
+                 ints(1), "", model="it's")  # fmt: skip
+
+
+def test_a_model_with_more_pages_to_a_large_page_comes_later() -> None:
+    both = Pair(pool_of(6, group(4, 3), state(2, 5)))
+    handle = filled(both, list(range(10)))
+    both("close", filled(both, [*range(7), 99]))
+    before = both.check()
+    both.register([sized(replace(group(1, 210, 30), model="new"))])
+    after = both.check()
+    assert (after.refs[:2], after.keys[:2]) == (before.refs, before.keys)
+    assert both("peek", ints(*range(7), 99, 98), "") == 8
+    new = both("open", ints(*range(200)), "", model="new")
+    both("grow", ints(new, handle), ints(150, 12))
+    both("advance", ints(new, handle), ints(150, 10))
+    for each in (handle, new):
+        both("close", each)
+    assert both.check().used == (0,) * 6
+
+
+def test_groups_that_do_not_fit_are_not_registered() -> None:
+    both = Pair(pool_of(6, group(4, 3)))
+    late = sized(replace(group(4, 2), model="late"))
+    both.refused(ValueError, "model '' is in the pool already", "register", [group(4, 3)])
+    uneven = [late, replace(late, page_stride_bytes=64)]
+    both.refused(ValueError, "do not divide the large page", "register", uneven)
+    shares = Pair(confined(pool_of(6, group(4, 3))))
+    shares.refused(ValueError, "cut into shares at start", "register", [late])
+
+
+@pytest.mark.parametrize("rows", [[[0, 2, 2], [1, 1, 1]], [[3, 2, 2]], [[0, 0, 1]], [[0, 1, 0]]])
+def test_images_lie_in_the_text_and_apart(rows: list[list[int]]) -> None:
+    both = Pair(pool_of(6, group(4, 3)))
+    both.refused(
+        ValueError, "overlaps, is empty or lies outside", "open", ints(1, 2, 3, 4), "",
+        images=np.asarray(rows, np.int32),
+    )  # fmt: skip
+
+
+def test_scattered_pages_are_gathered() -> None:
+    both = Pair(pool_of(16, group(1, 4)))
+    handles = [both("open", ints(n), "") for n in range(4)]
+    for until in range(1, 9):
+        for handle in handles:
+            both("append", ints(handle), ints(until))
+            both("grow", ints(handle), ints(until))
+            both("advance", ints(handle), ints(until))
+    for handle in handles[1:]:
+        both("close", handle, renew=False)
+    moved = both("compact", 1)
+    assert moved.shape == (4, 4)
+    assert moved[:, 0].tolist() == [handles[0]] * 4
+    assert both("copies")[:, 3].tolist() == moved[:, 3].tolist()
+    assert len(both.check().holders[0].others) == 4
+    both("append", ints(handles[0]), ints(9))
+    both("grow", ints(handles[0]), ints(9))
+    both("advance", ints(handles[0]), ints(9))
+    assert both.check().holders[0].others == ()
+
+
 @pytest.fixture
 def core() -> CompiledCore:
     return CompiledCore(pool_of(4, group(4, 2)))
@@ -325,6 +683,7 @@ def by_name(name: str, *args: object) -> Callable[[CompiledCore], object]:
         by_name("largest", 1, 5),
         by_name("held_pages", 1),
         by_name("fits", 1, 4, 1, ints(), ints()),
+        by_name("checkpoint", ints(1), ints(4)),
         by_name("append", ints(1), ints(4)),
         by_name("advance", ints(1), ints(4)),
         by_name("close", 1),
@@ -379,6 +738,12 @@ def test_any_integers_that_numpy_understands_are_tokens(core: CompiledCore, toke
     core.grow(ints(handle), ints(4))
     core.advance(ints(handle), ints(4))
     assert core.peek(tokens, "") == 4
+
+
+@pytest.mark.parametrize("given", [np.zeros((1, 2), np.int32), np.zeros(3, np.int32), "image"])
+def test_images_are_rows_of_three(core: CompiledCore, given: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        core.peek(ints(1, 2, 3, 4), "", images=given)
 
 
 @pytest.mark.parametrize("tokens", [np.zeros((2, 2), np.int32), "text"])

@@ -1,184 +1,232 @@
-"""The whole memory core under random use, with the audit after every step."""
+"""The whole memory core under random use: every mix of groups, with the audit after each step.
 
-import numpy as np
+What is checked is in :mod:`rehearsal`: the audit, hits and refusals beside a slow and
+obvious reference, and that nothing is read but what must be read.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from kvell.pages.audit import audit
-from kvell.pages.layout import LayerSpec, Layout
-from kvell.pages.sizing import MANAGERS, Manager, plan_layout
-from kvell.prefix.core import ReferenceCore
-from tests.pages.pools import Chunk, kind_of
+from kvell.pages.layout import Layout
+from tests.pages.pools import confined, literal
+from tests.prefix.mixes import MIXES, Prompt, late, prompt_of, with_images
+from tests.prefix.reading import Request
+from tests.prefix.rehearsal import Rehearsal
 
-PAGE_TOKENS = 4
-
-
-def small_layout(
-    windows: list[int], sizes: list[int], num_large: int, manager: Manager = "kvell"
-) -> Layout:
-    """Groups with these windows (0: full) and KV heads, in a pool of so many large pages."""
-    layers = [
-        LayerSpec(i, kind_of(w), size, 8, 2, int(w))
-        for i, (w, size) in enumerate(zip(windows, sizes, strict=True))
-    ]
-    wide = plan_layout(layers, 1 << 20, page_tokens=PAGE_TOKENS, manager=manager)
-    pool_bytes = wide.large_page_bytes * num_large
-    return plan_layout(layers, pool_bytes, page_tokens=PAGE_TOKENS, manager=manager)
+shapes = st.tuples(st.integers(0, 11), st.integers(0, 5), st.integers(0, 15))
 
 
-def prompt_of(bits: int, repeats: int, tail: int) -> list[int]:
-    """Up to 50 tokens of a two-letter alphabet: long common beginnings, odd ends."""
-    head = [bits >> i & 1 for i in range(6)]
-    return (
-        head[: 1 + bits % 6] + [1, 0, 1] * (3 * repeats) + [tail >> i & 1 for i in range(tail % 5)]
-    )
+def beginning(old: Request, length: int) -> Prompt:
+    """The first tokens of a request, and the images that are whole in them."""
+    images = old.prompt.images
+    for start, tokens, _ in images.tolist():
+        if start < length < start + tokens:
+            length = start
+    whole = images[:, 0] + images[:, 1] <= length
+    return Prompt(old.tokens[:length], images[whole])
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """Requests come, grow, advance, and go; prefixes collide by design."""
+    """Requests come, grow, compute, and go; prefixes collide by design."""
+
+    mixes = tuple(MIXES)
+    steps = 0
 
     @initialize(
-        shape=st.sampled_from(
-            [
-                ([0], [1]),
-                ([6], [2]),
-                ([0, 6], [1, 3]),
-                ([0, 9], [3, 1]),
-                ([0, 5, 14], [1, 2, 3]),
-                ([Chunk(8)], [2]),
-                ([0, Chunk(12)], [1, 3]),
-                ([0, 5, Chunk(10)], [1, 2, 3]),
-            ]
-        ),
-        num_large=st.integers(3, 14),
-        manager=st.sampled_from(MANAGERS),
+        data=st.data(),
+        num_large=st.integers(3, 40),
+        sharing=st.sampled_from([replace, replace, literal, confined]),
     )
-    def start(self, shape: tuple[list[int], list[int]], num_large: int, manager: Manager) -> None:
-        self.layout = small_layout(*shape, num_large, manager)
-        self.core = ReferenceCore(self.layout)
-        self.step = 0
-        self.tokens: dict[int, list[int]] = {}
-        self.computed: dict[int, int] = {}
-        self.leases: dict[int, int] = {}
-        self.published: set[tuple[int, ...]] = set()
+    def start(
+        self, data: st.DataObject, num_large: int, sharing: Callable[[Layout], Layout]
+    ) -> None:
+        self.mix = MIXES[data.draw(st.sampled_from(self.mixes))]
+        self.models = self.mix.models
+        self.past: list[Request] = []
+        self.rehearsal = Rehearsal(sharing(self.mix.layout(num_large)))
 
-    def pick(self, index: int) -> int:
-        handles = sorted(self.tokens)
-        return handles[index % len(handles)]
+    def pick(self, index: int) -> Request:
+        running = self.rehearsal.running
+        return running[index % len(running)]
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.rehearsal.running)
 
     @rule()
     def next_step(self) -> None:
-        self.step += 1
-        self.core.begin_step(self.step)
-        for handle in [h for h, until in self.leases.items() if until < self.step]:
-            del self.leases[handle]
+        self.rehearsal.next_step()
+
+    def prompt(self, shape: tuple[int, int, int], images: list[int]) -> Prompt:
+        tokens = prompt_of(*shape)
+        if self.mix.long:
+            tokens = [*tokens, *tokens, *tokens]
+        places = images if self.mix.image_scale else []
+        return with_images(tokens, places, self.mix.image_scale)
 
     @rule(
-        shape=st.tuples(st.integers(0, 63), st.integers(0, 5), st.integers(0, 15)),
+        shape=shapes,
+        images=st.lists(st.integers(0, 30), max_size=3),
+        model=st.integers(0, 3),
+        root=st.sampled_from(["", "", "", "salt"]),
+        lease=st.sampled_from([None, None, None, 0, 2]),
+        reuse=st.integers(0, 15),
         extra=st.integers(0, 12),
-        root=st.sampled_from(["", "salt"]),
-        lease=st.booleans(),
     )
-    def open(self, shape: tuple[int, int, int], extra: int, root: str, lease: bool) -> None:
-        tokens = prompt_of(*shape)
-        prompt = np.asarray(tokens, np.int32)
-        expected = self.core.peek(prompt, root)
-        handle = self.core.open(prompt, root, self.step + 2 if lease else None)
-        hit = self.core.hit_tokens(handle)
-        assert hit == expected
-        assert hit < len(tokens)
-        assert hit % PAGE_TOKENS == 0
-        assert hit == 0 or (root, *tokens[:hit]) in self.published
-        if lease and extra % 2:
-            self.leases[handle] = self.step + 2
-            return
-        self.core.claim(handle, len(tokens) + extra)
-        self.tokens[handle], self.computed[handle] = tokens, hit
-        self.root = getattr(self, "root", {})
-        self.root[handle] = root
-        self.reach(handle, len(tokens))
+    def open(
+        self,
+        shape: tuple[int, int, int],
+        images: list[int],
+        model: int,
+        root: str,
+        lease: int | None,
+        reuse: int,
+        extra: int,
+    ) -> None:
+        request = self.rehearsal.open(
+            self.prompt(shape, images),
+            self.models[model % len(self.models)],
+            root,
+            lease_until=None if lease is None else self.rehearsal.step + lease,
+            reuse=bool(reuse),
+            extra=extra,
+        )
+        if lease is None:
+            self.reach(request, len(request.tokens))
 
-    def reach(self, handle: int, wanted: int) -> None:
+    @precondition(lambda self: self.past)
+    @rule(index=st.integers(0, 99), cut=st.integers(0, 300), tail=st.integers(0, 15))
+    def next_turn(self, index: int, cut: int, tail: int) -> None:
+        """What somebody had, all of it or a part, and something else."""
+        old = self.past[index % len(self.past)]
+        prompt = beginning(old, cut % 2 * cut or len(old.tokens))
+        tokens = [*prompt.tokens, *prompt_of(tail, 0, tail)]
+        request = self.rehearsal.open(Prompt(tokens, prompt.images), old.model, old.root)
+        self.reach(request, len(request.tokens))
+
+    @precondition(lambda self: self.rehearsal.leases)
+    @rule(extra=st.integers(0, 12))
+    def claim(self, extra: int) -> None:
+        self.rehearsal.claim(self.rehearsal.leases[0], extra)
+
+    def reach(self, request: Request, wanted: int) -> None:
         """Compute as much of the request as memory allows, up to ``wanted`` tokens."""
-        until = self.core.largest(handle, wanted)
-        assert self.computed[handle] <= until <= wanted
-        one = np.asarray([handle], np.int32)
-        served, rows = self.core.grow(one, np.asarray([until], np.int32))
-        assert served == 1
-        assert len({tuple(row) for row in rows.tolist()}) == len(rows)
-        if until < wanted:
-            assert self.core.grow(one, np.asarray([until + 1], np.int32))[0] == 0
-        self.finish_tokens(handle, until)
+        until = self.rehearsal.largest(request, wanted)
+        if until == request.computed:
+            return
+        assert self.rehearsal.grow([request], [until]) == 1
+        self.rehearsal.compute([request], [until])
 
-    @precondition(lambda self: self.tokens)
-    @rule(index=st.integers(0, 99), count=st.integers(1, 20))
+    @precondition(lambda self: self.is_busy)
+    @rule(index=st.integers(0, 99), count=st.integers(1, 40))
     def prefill(self, index: int, count: int) -> None:
-        handle = self.pick(index)
-        self.reach(handle, min(len(self.tokens[handle]), self.computed[handle] + count))
+        request = self.pick(index)
+        self.reach(request, min(len(request.tokens), request.computed + count))
 
-    def finish_tokens(self, handle: int, until: int) -> None:
-        self.core.advance(np.asarray([handle], np.int32), np.asarray([until], np.int32))
-        self.computed[handle] = until
-        for length in range(PAGE_TOKENS, until + 1, PAGE_TOKENS):
-            self.published.add((self.root[handle], *self.tokens[handle][:length]))
+    @precondition(lambda self: self.is_busy)
+    @rule(
+        chosen=st.integers(1, 63),
+        count=st.integers(1, 20),
+        compute=st.booleans(),
+        gather=st.integers(0, 3),
+    )
+    def together(self, chosen: int, count: int, compute: bool, gather: int) -> None:
+        """Several in one call: either all that is needed of the first ones, or nothing."""
+        some = [r for i, r in enumerate(self.rehearsal.running) if chosen >> i % 6 & 1]
+        until = [self.within(r, count) for r in some]
+        served = self.rehearsal.grow(some, until)
+        if compute:
+            self.rehearsal.compute(some[:served], until[:served], gather)
 
-    @precondition(lambda self: self.tokens)
-    @rule(token=st.integers(0, 1))
-    def decode_all(self, token: int) -> None:
-        ready = [h for h in sorted(self.tokens) if self.computed[h] == len(self.tokens[h])]
-        handles = np.asarray(ready, np.int32)
-        self.core.append(handles, np.full(len(ready), token, np.int32))
-        for handle in ready:
-            self.tokens[handle] = [*self.tokens[handle], token]
-        until = np.asarray([len(self.tokens[h]) for h in ready], np.int32)
-        served, rows = self.core.grow(handles, until)
-        assert served <= len(ready)
-        assert (rows[:, 0] < max(served, 1)).all()
-        for handle in ready[:served]:
-            self.finish_tokens(handle, len(self.tokens[handle]))
+    def within(self, request: Request, count: int) -> int:
+        """A prompt is computed to its end before anything follows: then tokens are dropped."""
+        end = min(len(request.tokens), request.computed + count)
+        if request.computed < request.facts.prompt_tokens:
+            return min(end, request.facts.prompt_tokens)
+        return end
 
-    @precondition(lambda self: self.tokens)
+    @precondition(lambda self: self.is_busy)
+    @rule(token=st.integers(0, 1), gather=st.integers(0, 2))
+    def decode_all(self, token: int, gather: int) -> None:
+        ready = [r for r in self.rehearsal.running if r.computed == len(r.tokens)]
+        self.rehearsal.append(ready, token)
+        until = [len(r.tokens) for r in ready]
+        served = self.rehearsal.grow(ready, until)
+        self.rehearsal.compute(ready[:served], until[:served], gather)
+
+    @precondition(lambda self: self.is_busy)
     @rule(index=st.integers(0, 99), renew=st.booleans())
     def close(self, index: int, renew: bool) -> None:
-        handle = self.pick(index)
-        self.core.close(handle, renew=renew)
-        del self.tokens[handle], self.computed[handle]
+        request = self.pick(index)
+        self.past.append(request)
+        self.rehearsal.close(request, renew=renew)
+
+    @precondition(lambda self: self.is_busy)
+    @rule(index=st.integers(0, 99), reuse=st.booleans())
+    def preempt(self, index: int, reuse: bool) -> None:
+        """And begin again, with what was generated as known tokens."""
+        old = self.pick(index)
+        self.rehearsal.close(old, renew=False)
+        generated = old.tokens[len(old.prompt.tokens) :]
+        self.rehearsal.open(old.prompt, old.model, old.root, generated=generated, reuse=reuse)
+
+    @precondition(lambda self: "late" not in self.models)
+    @rule()
+    def register(self) -> None:
+        layout = self.rehearsal.core.layout
+        groups = late(layout)
+        if groups and layout.quota_large_pages is None:
+            self.rehearsal.register(groups)
+            self.models = [*self.models, "late"]
 
     @invariant()
-    def audited(self) -> None:
-        if hasattr(self, "core"):
-            assert audit(self.layout, self.core.snapshot()) == []
+    def counted(self) -> None:
+        type(self).steps += 1
 
     def teardown(self) -> None:
-        if not hasattr(self, "core"):
+        if not hasattr(self, "rehearsal"):
             return
-        for handle in list(self.tokens):
-            self.core.close(handle)
-        self.step += 4
-        self.core.begin_step(self.step)
-        state = self.core.snapshot()
+        for request in self.rehearsal.running:
+            self.rehearsal.close(request, renew=True)
+        for _ in range(4):
+            self.rehearsal.next_step()
+        state = self.rehearsal.check()
         assert not any(state.used)
         assert not state.holders
-        assert audit(self.layout, state) == []
 
 
 FEW = settings(
-    max_examples=200,
-    stateful_step_count=60,
+    max_examples=150,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-MANY = settings(FEW, max_examples=3000, stateful_step_count=60)
+MANY = settings(FEW, max_examples=100, stateful_step_count=100)
+LONG_STEPS = 50_000
+"""For each mix: a million in all."""
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = FEW
 
 
-class LongCoreMachine(CoreMachine):
-    """The same for minutes."""
+@pytest.mark.long
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_mix_for_long(mix: str) -> None:
+    class LongCoreMachine(CoreMachine):
+        mixes = (mix,)
+        steps = 0
 
-
-TestCoreMachineLong = pytest.mark.long(LongCoreMachine.TestCase)
-TestCoreMachineLong.settings = MANY
+    while LongCoreMachine.steps < LONG_STEPS:
+        run_state_machine_as_test(LongCoreMachine, settings=MANY)

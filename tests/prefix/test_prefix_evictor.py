@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvell.pages.pool import SHARED, Key, PagePool
 from kvell.prefix.core import ReferenceCore
-from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, Evictor, LeastRecentlyUsed
+from kvell.prefix.evictor import NORMAL, SPARE, Evictor, LeastRecentlyUsed
 from tests.pages.pools import group, pool_of
 from tests.prefix.story import ints
 
@@ -41,9 +41,12 @@ class Cache:
 
 
 def test_rank_then_age_then_the_longest_prefix() -> None:
-    assert sorted(
-        [key(NORMAL, 3, 8), key(NORMAL, 3, 4), key(NORMAL, 2, 4), key(BEHIND_WINDOW, 9, 4)]
-    ) == [key(BEHIND_WINDOW, 9, 4), key(NORMAL, 2, 4), key(NORMAL, 3, 8), key(NORMAL, 3, 4)]
+    assert sorted([key(NORMAL, 3, 8), key(NORMAL, 3, 4), key(NORMAL, 2, 4), key(SPARE, 9, 4)]) == [
+        key(SPARE, 9, 4),
+        key(NORMAL, 2, 4),
+        key(NORMAL, 3, 8),
+        key(NORMAL, 3, 4),
+    ]
 
 
 class MostRecentlyUsed:
@@ -70,9 +73,7 @@ def test_a_rule_can_be_replaced_without_touching_anything_else() -> None:
     assert who_survives(ReferenceCore(layout, MostRecentlyUsed())) == [4, 0, 4]
 
 
-keys = st.builds(
-    key, st.sampled_from([BEHIND_WINDOW, NORMAL]), st.integers(0, 5), st.integers(1, 9)
-)
+keys = st.builds(key, st.sampled_from([SPARE, NORMAL]), st.integers(0, 5), st.integers(1, 9))
 
 
 @given(st.lists(keys, min_size=1, max_size=12))

@@ -1,5 +1,7 @@
 """What groups of each kind keep, and where they can resume (Jenga fig. 9 and 11)."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +12,10 @@ from kvell.prefix.policies import (
     FullPolicy,
     GroupPolicy,
     SlidingPolicy,
+    StatePolicy,
     policy_of,
 )
-from tests.pages.pools import Chunk, group
+from tests.pages.pools import Chunk, group, images
 
 lengths = st.integers(0, 60)
 windows = st.integers(1, 20)
@@ -58,6 +61,28 @@ def test_a_window_keeps_what_the_next_token_reads(length: int, window: int) -> N
     assert policy.live_tokens(length) == length - policy.active_start(length)
 
 
+@given(lengths, windows)
+def test_a_window_stays_in_use_as_the_last_token_read_it(length: int, window: int) -> None:
+    """One token more than the next one reads, so its access is now (Jenga fig. 10)."""
+    policy = SlidingPolicy(window)
+    assert policy.kept_start(length + 1) == policy.active_start(length)
+
+
+def test_a_state_can_be_resumed_where_it_was_kept_and_is_never_behind() -> None:
+    policy = StatePolicy()
+    assert policy.possible_prefixes(cached("BF")) == [2, 6]
+    assert [policy.kept_start(n) for n in (0, 7)] == [0, 0]
+    assert [policy.live_tokens(n) for n in (0, 1, 70)] == [0, 1, 1]
+
+
+def test_every_kind_says_what_is_required() -> None:
+    kinds = {kind: policy_of(images(kind, 4, 2)) for kind in GroupKind}
+    assert [kind for kind, policy in kinds.items() if not policy.required_for_hit] == [
+        GroupKind.VISION
+    ]
+    assert not policy_of(replace(group(4, 2, 9), required_for_hit=False)).required_for_hit
+
+
 @given(lengths)
 def test_full_attention_leaves_nothing_behind(length: int) -> None:
     assert FullPolicy().active_start(length) == 0
@@ -82,9 +107,10 @@ def test_a_chunk_keeps_what_the_next_token_reads(length: int, chunk: int) -> Non
 
 @pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(5), ChunkedPolicy(5)])
 @given(length=lengths)
-def test_the_most_that_lives_is_the_most_on_the_way(policy: GroupPolicy, length: int) -> None:
-    on_the_way = max(policy.live_tokens(n) for n in range(length + 1))
-    assert policy.most_live_tokens(length) == on_the_way
+def test_the_most_kept_is_the_most_on_the_way(policy: GroupPolicy, length: int) -> None:
+    """What the last token read counts too: it is given back a token later."""
+    on_the_way = max(n - policy.kept_start(n) for n in range(length + 1))
+    assert policy.most_kept_tokens(length) == on_the_way
 
 
 def test_chunks_of_four_resume_where_one_ended_and_where_they_are_whole_so_far() -> None:
@@ -96,7 +122,6 @@ def test_chunks_of_four_resume_where_one_ended_and_where_they_are_whole_so_far()
 @pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(7), ChunkedPolicy(7)])
 def test_all_kinds_rank_the_same_token_alike_and_resume_anywhere(policy: GroupPolicy) -> None:
     assert policy.prefix_length(48) == 48
-    assert policy.cuts(0, 1000) == ()
     assert policy.required_for_hit
 
 

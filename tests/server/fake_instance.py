@@ -5,6 +5,7 @@ import socket
 import sys
 
 from kvell.engine.instance import serve_instance
+from kvell.engine.protocol import SCHEMA_VERSION
 from kvell.server.fakes import FakeEngine
 
 
@@ -14,7 +15,7 @@ def main() -> int:
     parser.add_argument("--incarnation", type=int, default=0)
     parser.add_argument("--credits", type=int, default=8)
     parser.add_argument("--step-seconds", type=float, default=0.0)
-    parser.add_argument("--schema-version", type=int, default=1)
+    parser.add_argument("--schema-version", type=int, default=SCHEMA_VERSION)
     parser.add_argument("--exit-at-start", type=int)
     parser.add_argument("--exit-from-incarnation", type=int)
     args = parser.parse_args()

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from kvell.engine.protocol import Finished, Stats
+from kvell.engine.protocol import SCHEMA_VERSION, Finished, Stats
 from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.fakes import fake_token
@@ -246,7 +246,7 @@ def test_an_instance_told_to_end_drains_and_is_replaced(instance_command: Comman
     ("arguments", "message", "exit_code"),
     [
         (("--exit-at-start", "2"), "exit 2", 2),
-        (("--schema-version", "99"), "needs version 1", None),
+        (("--schema-version", "99"), f"needs version {SCHEMA_VERSION}", None),
     ],
 )
 def test_an_instance_that_does_not_become_ready_is_an_error(

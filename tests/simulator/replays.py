@@ -18,8 +18,10 @@ from kvell.memory import (
 )
 from kvell.simulator.model_cost import ModelCost
 from kvell.simulator.profiles import DeviceProfile
-from kvell.simulator.replay import Arrivals, Replay
+from kvell.simulator.replay import Replay
 from kvell.simulator.runner import Machine
+from kvell.simulator.schedule import Arrivals
+from kvell.simulator.timeline import Timeline
 from kvell.simulator.trace import TraceRow
 
 PROFILE = DeviceProfile("test", 1e9, 1.0, 1e9, 1.0, 1.0)
@@ -68,10 +70,23 @@ def make_replay(
     arrivals: Arrivals = "start",
     implementation: Implementation = "auto",
     journal: Journal | None = None,
+    timeline: Timeline | None = None,
+    *,
+    sessions: bool = True,
 ) -> Replay:
     """A replay that has been run."""
-    core, layers, limits = create_core(layout, implementation), layers_in(layout), limits_of(layout)
-    replay = Replay(core, layers, limits, rows, arrivals, MACHINE, VirtualClock(), journal)
+    replay = Replay(
+        create_core(layout, implementation),
+        layers_in(layout),
+        limits_of(layout),
+        rows,
+        arrivals,
+        MACHINE,
+        VirtualClock(),
+        journal,
+        timeline=timeline,
+        sessions=sessions,
+    )
     replay.run()
     return replay
 

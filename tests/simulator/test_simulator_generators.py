@@ -9,12 +9,23 @@ import pytest
 
 from kvell.errors import ChangeSomething
 from kvell.simulator.generators import ARTICLE_MEAN_TOKENS, GENERATORS, generate_trace
-from kvell.simulator.trace import TraceRow, ideal_hit_rate, read_trace, write_trace
+from kvell.simulator.prompts import PromptMaker
+from kvell.simulator.rows import (
+    TraceRow,
+    ideal_hit_rate,
+    ideal_hit_tokens,
+    placed,
+    predecessors,
+)
+from kvell.simulator.trace import read_trace, write_trace
 
 
 def plain(rows: list[TraceRow]) -> list[tuple[object, ...]]:
     return [
-        (r.arrival_s, r.prompt_tokens, r.output_tokens, r.block_ids.tobytes(), r.session)
+        (
+            *(r.arrival_s, r.prompt_tokens, r.output_tokens, r.block_ids.tobytes()),
+            *(r.session, r.images, r.continues),
+        )
         for r in rows
     ]
 
@@ -40,16 +51,22 @@ class TestEvery:
 
 def test_chat_goes_on_from_what_was_said() -> None:
     rows = generate_trace("chat", 300)
-    sessions: dict[str | None, list[TraceRow]] = {}
-    for row in rows:
-        sessions.setdefault(row.session, []).append(row)
-    followed = [turns for turns in sessions.values() if len(turns) > 1]
-    assert len(followed) > 10
-    for turns in followed:
-        for before, after in pairwise(turns):
-            assert after.prompt_tokens > before.prompt_tokens + before.output_tokens
-            shared = len(before.block_ids)
-            assert np.array_equal(after.block_ids[:shared], before.block_ids)
+    followed = 0
+    for row, before in zip(rows, predecessors(rows), strict=True):
+        assert row.continues == (before is not None)
+        assert (len(row.block_ids) == 0) == row.continues
+        if before is not None:
+            followed += 1
+            assert row.prompt_tokens > rows[before].num_tokens
+    assert followed > 200
+
+
+def test_chat_as_its_docstring_says() -> None:
+    rows = generate_trace("chat")
+    prompts = [r.prompt_tokens for r in rows]
+    assert (round(np.mean(prompts)), min(prompts), max(prompts)) == (1_621, 139, 7_416)
+    assert round(np.mean([r.output_tokens for r in rows])) == 198
+    assert abs(ideal_hit_tokens(rows) / sum(prompts) - 0.90) < 0.01
 
 
 def test_articles_have_the_papers_mean_and_several_questions() -> None:
@@ -60,10 +77,46 @@ def test_articles_have_the_papers_mean_and_several_questions() -> None:
     assert ideal_hit_rate(rows) > 0.75
 
 
+def test_articles_as_their_docstring_says() -> None:
+    rows = generate_trace("arxiv-qa")
+    prompts = [r.prompt_tokens for r in rows]
+    assert (min(prompts), max(prompts)) == (58_730, 121_462)
+    assert abs(np.mean(prompts) - ARTICLE_MEAN_TOKENS) < 1
+    assert abs(ideal_hit_tokens(rows) / sum(prompts) - 0.80) < 0.01
+
+
 def test_exams_stay_below_the_papers_longest() -> None:
     rows = generate_trace("mmlu-pro", 2_000)
     assert 2_500 < max(r.prompt_tokens for r in rows) <= 3_076
     assert len({int(r.block_ids[0]) for r in rows}) == 14
+
+
+def test_exams_as_their_docstring_says() -> None:
+    rows = generate_trace("mmlu-pro")
+    prompts = [r.prompt_tokens for r in rows]
+    assert (min(prompts), max(prompts), round(np.mean(prompts))) == (703, 2_748, 1_459)
+    assert abs(ideal_hit_tokens(rows) / sum(prompts) - 0.83) < 0.01
+
+
+def test_image_questions_have_the_papers_lengths() -> None:
+    rows = generate_trace("mmmu-pro", 400)
+    assert {r.prompt_tokens for r in rows} == {43}
+    assert {(len(r.images), r.images[0].tokens, r.images[0].start) for r in rows} == {(1, 6_193, 0)}
+    assert {placed(r, True).prompt_tokens for r in rows} == {6_193 + 43}
+    assert max(r.output_tokens for r in rows) <= 64
+    uses = Counter(r.images[0].id for r in rows)
+    assert sorted(uses) == list(range(len(uses)))
+    assert 20 < len(rows) - len(uses) < 65
+
+
+def test_image_questions_share_their_images_tokens_only() -> None:
+    rows = generate_trace("mmmu-pro", 100)
+    prompts = PromptMaker(rows)
+    of = [r.images[0].id for r in rows]
+    again = next(i for i, image in enumerate(of) if image in of[:i])
+    first, second = prompts.prompt(of.index(of[again])), prompts.prompt(again)
+    assert np.array_equal(first[:6_193], second[:6_193])
+    assert first[6_193] != second[6_193]
 
 
 @pytest.mark.parametrize("name", ["ministral-static", "ministral-dynamic"])
@@ -95,13 +148,37 @@ def test_documents_span_their_range() -> None:
 def test_tree_prefixes_are_shared_by_two_to_six() -> None:
     rows = generate_trace("tree", 3_000)
     users = Counter(int(r.block_ids[0]) for r in rows)
-    # The last family may be cut by the count.
-    assert sorted(users.values())[1] >= 2
-    assert set(users.values()) >= {2, 3, 4, 5, 6}
+    assert set(users.values()) == {2, 3, 4, 5, 6}
     lengths = [len(r.block_ids) for r in rows]
     assert min(lengths) < 200
     assert 15_800 < max(lengths) <= 16_000
     assert abs(np.mean(lengths) - 8_000) < 700
+
+
+def test_tree_prefixes_end_anywhere_and_lie_in_any_order() -> None:
+    rows = generate_trace("tree", 3_000)
+    assert {r.block_tokens for r in rows} == {1}
+    ends = Counter(len(r.block_ids) % 16 for r in rows)
+    assert len(ends) == 16
+    assert max(ends.values()) < 0.12 * len(rows)
+    firsts = [int(r.block_ids[0]) for r in rows]
+    assert sum(a == b for a, b in pairwise(firsts)) < 20
+
+
+@pytest.mark.parametrize("count", range(2, 30))
+@pytest.mark.parametrize("seed", range(3))
+def test_no_tree_prefix_is_used_once(count: int, seed: int) -> None:
+    users = Counter(int(r.block_ids[0]) for r in generate_trace("tree", count, seed))
+    assert users.total() == count
+    assert 2 <= min(users.values()) <= max(users.values()) <= 6
+
+
+def test_tree_hits_are_every_prefix_but_at_its_first_use() -> None:
+    rows = generate_trace("tree")
+    lengths = {int(r.block_ids[0]): len(r.block_ids) for r in rows}
+    ideal = sum(len(r.block_ids) for r in rows) - sum(lengths.values())
+    assert ideal_hit_tokens(rows) == ideal
+    assert abs(ideal / sum(r.prompt_tokens for r in rows) - 0.73) < 0.01
 
 
 def test_unknown_name() -> None:

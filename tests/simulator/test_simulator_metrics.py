@@ -7,11 +7,14 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.engine.limits import Limits
-from kvell.memory import Layout, create_core, plan_layout
+from kvell.memory import GroupKind, Layout, create_core, plan_layout
 from kvell.prefix.policies import FullPolicy, SlidingPolicy
 from kvell.simulator.metrics import GroupSample, Parts, RunningRequest, needed_bytes, waste
 from kvell.simulator.replay import Replay
 from tests.simulator.replays import MACHINE, layer_of, layout_of, make_replay, row
+
+FULL = (GroupKind.FULL, FullPolicy())
+SLIDING = (GroupKind.SLIDING, SlidingPolicy(9))
 
 
 class TestByHand:
@@ -80,28 +83,29 @@ class TestNeededBytes:
 
     def test_nothing_shared(self, layout: Layout) -> None:
         full, sliding = layout.groups
-        assert needed_bytes(full, {FullPolicy(): 2}, at(5, 12), 2 + 3) == 2 * 17
-        assert needed_bytes(sliding, {SlidingPolicy(9): 3}, at(5, 12), 2 + 2) == 3 * (5 + 8)
+        assert needed_bytes(full, {FULL: 2}, at(5, 12), 2 + 3) == 2 * 17
+        # Of 12 tokens the first page is kept: the step before read its last token.
+        assert needed_bytes(sliding, {SLIDING: 3}, at(5, 12), 2 + 3) == 3 * (5 + 8)
 
     def test_each_reference_to_a_shared_page_takes_it_away(self, layout: Layout) -> None:
-        assert needed_bytes(layout.groups[0], {FullPolicy(): 1}, at(9, 9, 9), 2 + 3) == 8 + 3
+        assert needed_bytes(layout.groups[0], {FULL: 1}, at(9, 9, 9), 2 + 3) == 8 + 3
 
     def test_a_shared_page_where_windows_begin_is_counted_too_low_not_too_high(
         self, layout: Layout
     ) -> None:
         # Both have 13 tokens, and their windows of 8 begin with token 5, in a shared page.
-        counted = needed_bytes(layout.groups[1], {SlidingPolicy(9): 1}, at(13, 13), 2 + 2)
+        counted = needed_bytes(layout.groups[1], {SLIDING: 1}, at(13, 13), 2 + 2)
         needed = 3 + 4 + 1 + 1
         assert needed - 4 < counted <= needed
 
     def test_sliding_layers_in_a_full_group_need_their_window(self, layout: Layout) -> None:
-        parts: Parts = {FullPolicy(): 1, SlidingPolicy(9): 5}
+        parts: Parts = {FULL: 1, SLIDING: 5}
         assert needed_bytes(layout.groups[0], parts, at(30, 6), 8 + 2) == 36 + 5 * (8 + 6)
 
     def test_what_such_layers_share_ends_where_the_hit_does(self, layout: Layout) -> None:
         # Of 16 tokens in common, the window of the second, 14 … 21, still has two.
         running = [*at(40), *at(22, hits=16)]
-        parts: Parts = {FullPolicy(): 1, SlidingPolicy(9): 5}
+        parts: Parts = {FULL: 1, SLIDING: 5}
         counted = needed_bytes(layout.groups[0], parts, running, 10 + 2)
         assert counted == (40 + 6) + 5 * (8 + 8 - 2)
 

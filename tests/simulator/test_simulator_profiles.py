@@ -33,6 +33,16 @@ class TestEvents:
         with pytest.raises(IndexError):
             queue.pop()
 
+    @pytest.mark.parametrize(("now", "due"), [(0.9, 0), (1.0, 2), (2.9, 3), (3.0, 4), (9.0, 4)])
+    def test_due(self, now: float, due: int) -> None:
+        queue: EventQueue[str] = EventQueue()
+        assert queue.num_due(now) == 0
+        for at in (3.0, 1.0, 2.0, 1.0):
+            queue.schedule(at, "event")
+        assert queue.num_due(now) == due
+        queue.pop()
+        assert queue.num_due(now) == max(0, due - 1)
+
     def test_items_need_no_order(self) -> None:
         queue: EventQueue[dict[str, int]] = EventQueue()
         queue.schedule(1.0, {"a": 1})

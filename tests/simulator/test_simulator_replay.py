@@ -1,5 +1,6 @@
 """Whole replays: what the loop promises, whatever the trace."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,16 @@ class TestRefusals:
         report = make_replay(layout_of((0, 1), large_pages=4), [row(20, 1)]).report()
         assert (report["steps"], report["batch_mean"], report["waste"]) == (0, 0.0, 0.0)
 
+    def test_by_the_engine_itself(self) -> None:
+        layout = layout_of((0, 1))
+        rows = [replace(row(5, 1, at=float(i)), session="s") for i in range(3)]
+        limits = replace(limits_of(layout), vocab_size=1)
+        core = create_core(layout)
+        run = Replay(core, layers_in(layout), limits, rows, "trace", MACHINE, VirtualClock())
+        run.run()
+        assert run.report()["requests_refused"] == 3
+        assert run.clock.now_seconds() == 2.0
+
 
 class TestVirtualTime:
     def test_steps_take_what_the_profile_says(self) -> None:
@@ -135,7 +146,7 @@ class TestMeteredCore:
             replay(journal_of(20), engine)
         assert metered.snapshot() == bare.snapshot()
         assert audit(layout, metered.snapshot()) == []
-        assert metered.computed == {}
+        assert metered.running() == []
         assert metered.nanoseconds > 0
 
     def test_looking_is_not_managing(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvell.errors import ChangeSomething
 from kvell.simulator.prompts import PromptMaker
-from kvell.simulator.trace import ideal_hit_rate, read_trace, repeated, write_trace
+from kvell.simulator.trace import ImageRow, ideal_hit_rate, read_trace, repeated, write_trace
 from tests.simulator.replays import row
 
 GOOD = {"arrival_s": 0.5, "prompt_tokens": 9, "output_tokens": 2}
@@ -55,6 +55,65 @@ class TestReading:
         rows = [row(8, 1, [1, 2]), row(8, 1, [1, 2]), row(9, 1, [1, 2]), row(9, 1, [3, 2])]
         # A prompt's last token is always computed: of 8 tokens only one block can hit.
         assert ideal_hit_rate(rows) == (0 + 4 + 8 + 0) / 34
+
+
+IMAGES = {"images": [{"start": 0, "tokens": 6193, "id": 4}, {"start": 8, "tokens": 1, "id": 0}]}
+TURNS = [GOOD | {"session": "s"}, GOOD | {"session": "s", "prompt_tokens": 12, "continues": True}]
+
+
+class TestImagesAndTurns:
+    def test_fields(self, tmp_path: Path) -> None:
+        (found,) = read_trace(written(tmp_path, GOOD | IMAGES))
+        assert found.images == (ImageRow(0, 6193, 4), ImageRow(8, 1, 0))
+        assert found.prompt_tokens == 9
+        assert not found.continues
+
+    def test_a_turn_that_goes_on(self, tmp_path: Path) -> None:
+        assert [r.continues for r in read_trace(written(tmp_path, *TURNS))] == [False, True]
+
+    def test_round_trip(self, tmp_path: Path) -> None:
+        path, again = written(tmp_path, GOOD | IMAGES, *TURNS), tmp_path / "again.jsonl"
+        write_trace(again, read_trace(path))
+        assert again.read_text() == path.read_text()
+
+    @pytest.mark.parametrize(
+        ("images", "said"),
+        [
+            ("many", "images is no list of objects"),
+            ([3], "images is no list of objects"),
+            ([{"tokens": 1, "id": 1}], "images[0].start is None"),
+            ([{"start": -1, "tokens": 1, "id": 1}], "images[0].start is -1"),
+            ([{"start": 9, "tokens": 1, "id": 1}], "images[0].start is 9, behind a prompt of 9"),
+            ([{"start": 1, "tokens": 0, "id": 1}], "images[0].tokens is 0"),
+            ([{"start": 1, "tokens": 2, "id": 1 << 31}], "images[0].id is 2147483648, above"),
+            ([{"start": 1, "tokens": 2, "id": "x"}], "images[0].id is 'x'"),
+            (
+                [{"start": 5, "tokens": 1, "id": 1}, {"start": 4, "tokens": 1, "id": 1}],
+                "images[1].start is 4, before the image above",
+            ),
+        ],
+    )
+    def test_wrong_images(self, tmp_path: Path, images: Any, said: str) -> None:
+        with pytest.raises(ChangeSomething) as caught:
+            read_trace(written(tmp_path, GOOD, GOOD | {"images": images}))
+        assert str(caught.value.value).endswith("trace.jsonl:2")
+        assert caught.value.problem.startswith(said)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"continues": 1}, "neither true nor false"),
+            ({"session": "other"}, "no earlier line"),
+            ({"session": None}, "no earlier line"),
+            ({"prompt_tokens": 11}, "ends at 11 tokens"),
+            (BLOCKS, "block_hashes of its own"),
+        ],
+    )
+    def test_wrong_turns(self, tmp_path: Path, change: Any, said: str) -> None:
+        with pytest.raises(ChangeSomething) as caught:
+            read_trace(written(tmp_path, TURNS[0], TURNS[1] | change))
+        assert caught.value.problem.startswith("continues is ")
+        assert said in caught.value.problem
 
 
 class TestRefusals:

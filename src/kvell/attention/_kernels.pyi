@@ -1,6 +1,6 @@
 """Types of the compiled module (csrc/attention/module.cpp)."""
 
-LayerArgs = tuple[int, int, int, int, int, int, int, int]
+LayerArgs = tuple[int, int, int, int, int, int, int, int, int]
 BatchArgs = tuple[int, int, int, int, int, int, int, int]
 
 def instruction_sets() -> list[str]: ...
@@ -21,11 +21,13 @@ def attend(
     layer: LayerArgs,
     batch: BatchArgs,
     query: int,
+    query_element: int,
     token_stride: int,
     head_stride: int,
     heads: int,
     scale: float,
     window_tokens: int,
+    chunk_tokens: int,
     softcap: float,
     sinks: int,
     output: int,

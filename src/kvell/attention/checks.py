@@ -3,11 +3,14 @@
 A wrong tensor here is a mistake of the caller, not of the user: ValueError.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import torch
 
 from kvell.attention.interface import GroupBatch, LayerPages
+
+FLOATS = (torch.float32, torch.bfloat16)
+"""What queries may be, and keys and values on their way into a quantised pool."""
 
 
 def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
@@ -21,24 +24,32 @@ def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
         raise ValueError(f"head_size: {layer.head_size} is not a multiple of 8")
     if min(layer.page_stride_bytes, layer.page_tokens, layer.kv_heads) <= 0:
         raise ValueError("layer: page_stride_bytes, page_tokens and kv_heads must be positive")
+    if not 0 <= layer.value_size <= layer.head_size or layer.value_size % 8:
+        raise ValueError(f"value_size: {layer.value_size} is no multiple of 8 up to head_size")
 
 
 def check_query(layer: LayerPages, query: torch.Tensor) -> None:
-    """Query is [T, heads, head_size] of the layer's dtype, heads shared evenly."""
-    _check_rows("query", layer, query)
+    """Query is [T, heads, head_size] of a float dtype, heads shared evenly."""
+    _check_rows("query", layer, query, FLOATS)
     if query.shape[1] == 0 or query.shape[1] % layer.kv_heads:
         raise ValueError(f"query: {query.shape[1]} heads over {layer.kv_heads} kv heads")
 
 
-def check_kv(layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor) -> None:
+def check_kv(
+    layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
+) -> None:
     """Key and value are [T, kv_heads, head_size]; the batch says where each token goes."""
-    for name, tensor in (("key", key), ("value", value)):
-        _check_rows(name, layer, tensor)
+    if (value is None) != bool(layer.value_size):
+        raise ValueError("value: must be given, unless it is a part of the key")
+    dtypes = FLOATS if layer.quantised else (layer.dtype,)
+    stored = (("key", key),) if value is None else (("key", key), ("value", value))
+    for name, tensor in stored:
+        _check_rows(name, layer, tensor, dtypes)
         if tensor.shape[1] != layer.kv_heads:
             raise ValueError(f"{name}: {tensor.shape[1]} heads, the layer has {layer.kv_heads}")
-    tokens = key.shape[0]
-    if {value.shape[0], batch.write_page_ids.shape[0], batch.write_offsets.shape[0]} != {tokens}:
-        raise ValueError(f"key: {tokens} tokens, but value or the batch have another number")
+    counts = {tensor.shape[0] for _, tensor in stored}
+    if counts != {batch.write_page_ids.shape[0]} or counts != {batch.write_offsets.shape[0]}:
+        raise ValueError(f"key: {key.shape[0]} tokens, but value or the batch have another number")
 
 
 def check_sinks(sinks: torch.Tensor | None, heads: int) -> None:
@@ -56,9 +67,12 @@ def int32_pointer(name: str, tensor: torch.Tensor) -> int:
     return tensor.data_ptr()
 
 
-def _check_rows(name: str, layer: LayerPages, tensor: torch.Tensor) -> None:
-    if tensor.dtype != layer.dtype or tensor.device.type != "cpu":
-        raise ValueError(f"{name}: must be {layer.dtype} in host memory, is {tensor.dtype}")
+def _check_rows(
+    name: str, layer: LayerPages, tensor: torch.Tensor, dtypes: Sequence[torch.dtype]
+) -> None:
+    if tensor.dtype not in dtypes or tensor.device.type != "cpu":
+        wanted = " or ".join(map(str, dtypes))
+        raise ValueError(f"{name}: must be {wanted} in host memory, is {tensor.dtype}")
     if tensor.dim() != 3 or tensor.shape[2] != layer.head_size:
         raise ValueError(f"{name}: must be [tokens, heads, {layer.head_size}]")
     if tensor.shape[0] and tensor.stride(2) != 1:

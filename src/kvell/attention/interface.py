@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from kvell.attention.quantised import is_quantised, scale_bytes_of
+
 
 @dataclass(frozen=True)
 class LayerPages:
@@ -18,6 +20,12 @@ class LayerPages:
     block ``[kv_heads, page_tokens, head_size]`` of ``dtype`` that starts at byte
     ``p * page_stride_bytes + layer_offset_bytes``; V follows it directly in the
     same shape.  Offsets are multiples of the element size; arithmetic is 64 bit.
+
+    A quantised dtype (int8, float8_e4m3fn) has a float32 scale behind each vector
+    (:mod:`kvell.attention.quantised`).
+
+    :param value_size: 0, or the length of a latent: then V is the first ``value_size``
+        numbers of K, and only K is stored.
     """
 
     pool: torch.Tensor
@@ -27,6 +35,32 @@ class LayerPages:
     page_tokens: int
     kv_heads: int
     head_size: int
+    value_size: int = 0
+
+    @property
+    def quantised(self) -> bool:
+        """Do vectors carry a scale?"""
+        return is_quantised(self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one head's stored vector, its scale included."""
+        return self.head_size * self.dtype.itemsize + scale_bytes_of(self.dtype)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all of a page's keys (or values) in this layer."""
+        return self.kv_heads * self.page_tokens * self.row_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of this layer inside a page."""
+        return self.tensor_bytes * (1 if self.value_size else 2)
+
+    @property
+    def output_size(self) -> int:
+        """Numbers that attention gives for each head."""
+        return self.value_size or self.head_size
 
 
 @dataclass(frozen=True)
@@ -61,7 +95,7 @@ class GroupBatch:
 class Partial:
     """Attention over a part of the context, mergeable with other parts (Infinite-LLM eq. 2-3).
 
-    :param output: float32 [T, heads, head_size], normalised over this part alone.
+    :param output: float32 [T, heads, output_size], normalised over this part alone.
     :param maximum: float32 [T, heads], the largest score; -inf where the part is empty.
     :param denominator: float32 [T, heads], sum of exp(score - maximum); 0 where empty.
     """
@@ -78,6 +112,8 @@ class AttendParams:
     :param scale: multiplies q·k.
     :param window_tokens: 0 for full attention; else a token reads itself and the
         window_tokens-1 before it.
+    :param chunk_tokens: 0, or a token reads nothing before the last multiple of
+        chunk_tokens at or before its own position (Llama 4).
     :param softcap: 0 for none; else scores become softcap*tanh(score/softcap) after scaling.
     :param sinks: float32 [heads] or None: a learned logit per head that joins the
         denominator only (gpt-oss).
@@ -87,6 +123,13 @@ class AttendParams:
     window_tokens: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    chunk_tokens: int = 0
+
+    def first_readable(self, position: int) -> int:
+        """The earliest position that the token at ``position`` reads."""
+        behind_window = position - self.window_tokens + 1 if self.window_tokens else 0
+        chunk_start = position - position % self.chunk_tokens if self.chunk_tokens else 0
+        return max(0, behind_window, chunk_start)
 
 
 class AttentionKernels(Protocol):
@@ -100,10 +143,14 @@ class AttentionKernels(Protocol):
     name: str
 
     def write_kv(
-        self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor
+        self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
     ) -> None:
-        """Store key and value, each [T, kv_heads, head_size] of the layer's dtype
-        (any strides with a contiguous last dimension), into their pages."""
+        """Store key and value, each [T, kv_heads, head_size] (any strides with a
+        contiguous last dimension), into their pages.
+
+        They are of the layer's dtype, or of any float dtype where it is quantised.  The
+        value is None where it is a part of the key.
+        """
         ...
 
     def attend(
@@ -112,7 +159,7 @@ class AttentionKernels(Protocol):
         """Attention of query [T, heads, head_size] over each request's pages.
 
         The new tokens' own K and V must have been written.  Returns [T, heads,
-        head_size] in the query's dtype; heads is a multiple of kv_heads, and query
+        output_size] in the query's dtype; heads is a multiple of kv_heads, and query
         head h reads kv head h // (heads // kv_heads).
         """
         ...

@@ -5,14 +5,16 @@ import torch  # first: the extension then shares torch's OpenMP runtime
 from kvell.attention import _kernels
 from kvell.attention.checks import check_kv, check_layer, check_query, check_sinks, int32_pointer
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
+from kvell.attention.quantised import quantise
 from kvell.errors import ChangeSomething
 
 _EightInts = tuple[int, int, int, int, int, int, int, int]
-_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+_NineInts = tuple[int, int, int, int, int, int, int, int, int]
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
 class NativeKernels:
-    """Attention in compiled code, for float32 and bfloat16 pools in host memory.
+    """Attention in compiled code, for float32, bfloat16 and quantised pools in host memory.
 
     Within one instruction set, a (token, head) comes out the same to the last bit
     in every batch, chunk, placement and number of threads.
@@ -38,7 +40,7 @@ class NativeKernels:
         self.instruction_set = instruction_set or known[0]
 
     def write_kv(
-        self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor
+        self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
     ) -> None:
         """Store key and value [T, kv_heads, head_size] into their pages.
 
@@ -46,6 +48,10 @@ class NativeKernels:
         """
         check_layer(layer, _ELEMENTS)
         check_kv(layer, batch, key, value)
+        if layer.quantised:
+            key = quantise(key, layer.dtype)
+            value = None if value is None else quantise(value, layer.dtype)
+        value = key if value is None else value
         _kernels.write_kv(
             _layer_args(layer),
             key.shape[0],
@@ -62,11 +68,11 @@ class NativeKernels:
     def attend(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> torch.Tensor:
-        """Attention of query [T, heads, head_size]; returns the same shape and dtype.
+        """Attention of query [T, heads, head_size]; returns [T, heads, output_size].
 
         :raises ValueError: if dtypes, shapes or the batch's metadata are wrong.
         """
-        output = torch.empty(query.shape, dtype=query.dtype)
+        output = torch.empty((*query.shape[:2], layer.output_size), dtype=query.dtype)
         self._attend(layer, batch, query, params, output, None)
         return output
 
@@ -74,7 +80,7 @@ class NativeKernels:
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
         """As :meth:`attend`, in float32 and mergeable; sinks are not applied."""
-        output = torch.empty(query.shape, dtype=torch.float32)
+        output = torch.empty((*query.shape[:2], layer.output_size), dtype=torch.float32)
         maximum = torch.empty(query.shape[:2], dtype=torch.float32)
         partial = Partial(output, maximum, torch.empty_like(maximum))
         self._attend(layer, batch, query, params, output, partial)
@@ -97,11 +103,13 @@ class NativeKernels:
             _layer_args(layer),
             self._batches.args(batch, query.shape[0]),
             query.data_ptr(),
+            _ELEMENTS[query.dtype],
             query.stride(0),
             query.stride(1),
             query.shape[1],
             params.scale,
             params.window_tokens,
+            params.chunk_tokens,
             params.softcap,
             0 if params.sinks is None else params.sinks.data_ptr(),
             output.data_ptr(),
@@ -136,7 +144,7 @@ def instruction_sets() -> list[str]:
     return _kernels.instruction_sets()
 
 
-def _layer_args(layer: LayerPages) -> _EightInts:
+def _layer_args(layer: LayerPages) -> _NineInts:
     return (
         layer.pool.data_ptr(),
         layer.pool.shape[0],
@@ -145,6 +153,7 @@ def _layer_args(layer: LayerPages) -> _EightInts:
         layer.page_tokens,
         layer.kv_heads,
         layer.head_size,
+        layer.value_size,
         _ELEMENTS[layer.dtype],
     )
 

@@ -27,7 +27,15 @@ DONE, BUG, CHANGE, INTERRUPTED = 0, 1, 2, 130
 _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
     name: "--" + name.replace("_", "-")
     for name in (
-        *("model", "dtype", "device", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
+        *(
+            "model",
+            "dtype",
+            "kv_cache_dtype",
+            "device",
+            "max_model_len",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+        ),
         *("manager", "temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos"),
         *("host", "port", "api_key"),
     )

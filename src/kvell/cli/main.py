@@ -14,6 +14,7 @@ from kvell.cli.generate import generate
 from kvell.cli.instance import instance
 from kvell.cli.options import debug_option
 from kvell.cli.plan import plan
+from kvell.cli.plot import plot
 from kvell.cli.replay import replay
 from kvell.cli.serve import serve
 from kvell.cli.session import Session
@@ -30,12 +31,13 @@ def root() -> None:
     Try:  kvell generate --prompt "What is a page?"
           kvell chat
           kvell plan --kv-memory 2GiB
-          kvell replay --trace chat --model llama3-8b --kv-memory 16GiB
+          kvell replay --trace chat --model llama3-8b --kv-memory 16GiB --timeline kvell.jsonl
+          kvell plot kvell.jsonl --out memory.png
           kvell serve --port 8000
     """
 
 
-for command in (generate, chat, serve, plan, replay, instance):
+for command in (generate, chat, serve, plan, replay, plot, instance):
     root.add_command(command)
 
 

@@ -10,6 +10,7 @@ import click
 from kvell.cli.session import EngineSettings, Session
 from kvell.cli.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
+from kvell.models.kv_dtypes import KV_DTYPES
 from kvell.pages.sizing import MANAGERS
 
 Command = Callable[..., Any]
@@ -46,10 +47,19 @@ def kv_memory_option(command: Command) -> Command:
 def dtype_option(command: Command) -> Command:
     """``--dtype``."""
     choices = click.Choice(["auto", "float32", "bfloat16"])
-    text = "Numbers of weights and KV; auto is bfloat16."
+    text = "Numbers of weights, and of KV unless given; auto is bfloat16."
     return click.option("--dtype", type=choices, default="auto", show_default=True, help=text)(
         command
     )
+
+
+def kv_cache_dtype_option(command: Command) -> Command:
+    """``--kv-cache-dtype``."""
+    choices = click.Choice(["auto", *KV_DTYPES])
+    text = "Numbers of KV; auto is --dtype, fp8 and int8 have a scale per token and head."
+    return click.option(
+        "--kv-cache-dtype", type=choices, default="auto", show_default=True, help=text
+    )(command)
 
 
 def manager_option(command: Command) -> Command:
@@ -112,6 +122,7 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     model_option,
     kv_memory_option,
     dtype_option,
+    kv_cache_dtype_option,
     click.option(
         "--device",
         type=click.Choice(["cpu", "cuda"]),

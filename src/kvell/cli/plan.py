@@ -11,6 +11,7 @@ from kvell.cli.options import (
     debug_option,
     dtype_option,
     json_option,
+    kv_cache_dtype_option,
     kv_memory_option,
     manager_option,
     model_option,
@@ -26,6 +27,7 @@ from kvell.cli.progress import progress_bar
 from kvell.cli.session import Session
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
+from kvell.models.kv_dtypes import KV_DTYPES, kv_dtype_named
 from kvell.pages.sizing import Manager, plan_layout
 
 WIDE_COLUMNS = 120
@@ -38,6 +40,7 @@ ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 @model_option
 @kv_memory_option
 @dtype_option
+@kv_cache_dtype_option
 @manager_option
 @json_option
 @debug_option
@@ -47,6 +50,7 @@ def plan(
     model: str,
     kv_memory_bytes: int | None,
     dtype: str,
+    kv_cache_dtype: str,
     manager: Manager,
     as_json: bool,
 ) -> None:
@@ -55,7 +59,8 @@ def plan(
 
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     config = load_config(model, session)
-    description = describe(config, ELEMENT_BYTES[dtype])
+    stored = KV_DTYPES[kv_dtype_named(kv_cache_dtype, dtype)]
+    description = describe(config, stored.element_bytes, stored.scale_bytes, ELEMENT_BYTES[dtype])
     layout = plan_layout(description.layers, pool_bytes, manager=manager)
     report = make_report(
         model, description.architecture, manager, layout, description.max_model_len

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvell.cli.sizes import format_bytes
 from kvell.engine.limits import Limits
-from kvell.pages.layout import GroupSpec, Layout
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.prefix.capacity import longest_request, pool_bytes_for, request_bytes, requests_that_fit
 from kvell.vocabulary import MIB
 
@@ -80,9 +80,15 @@ def _group_dict(group: GroupSpec) -> dict[str, Any]:
         "window_tokens": group.window_tokens,
         "token_bytes": group.token_bytes,
         "page_tokens": group.page_tokens,
+        "layers_per_page": group.layers_per_page or len(group.layers),
+        "pages_per_state": group.slices if group.kind is GroupKind.STATE else 0,
         "page_bytes": group.page_bytes,
         "padding_bytes": group.padding_bytes,
         "pages_per_large_page": group.pages_per_large,
+        "model": group.model,
+        "required_for_hit": group.required_for_hit,
+        "counts_images": group.counts_images,
+        "holds_embeddings": group.holds_embeddings,
     }
 
 
@@ -103,18 +109,44 @@ def summary_lines(report: PlanReport) -> list[str]:
         lines.append(
             f"one request of {report.max_model_len:,} tokens needs --kv-memory {needed_mib}MiB"
         )
-    return lines
+    return [*lines, *_state_lines(layout)]
+
+
+def _state_lines(layout: Layout) -> list[str]:
+    """What a request takes whatever its length."""
+    return [
+        f"every request holds one {group.name} of {format_bytes(group.token_bytes)} "
+        f"in {group.slices:,} page{'s' * (group.slices > 1)}, and every checkpoint one more"
+        for group in layout.groups
+        if group.kind is GroupKind.STATE
+    ]
+
+
+def _page_content(group: GroupSpec) -> str:
+    if group.kind is GroupKind.STATE:
+        return f"state of {group.layers_per_page or len(group.layers)}"
+    if group.kind.counts_tokens:
+        return f"{group.page_tokens} tokens"
+    return f"{group.page_tokens} of an image"
 
 
 def group_table(report: PlanReport) -> "Table":
     """A row per layer group."""
-    headers = ("group", "layers", "a token", "page", "page size", "padding", "per large page")
+    headers = (
+        "group",
+        "layers",
+        "a token or state",
+        "page",
+        "page size",
+        "padding",
+        "per large page",
+    )
     rows = [
         (
             group.name,
             str(len(group.layers)),
             format_bytes(group.token_bytes),
-            f"{group.page_tokens} tokens",
+            _page_content(group),
             format_bytes(group.page_stride_bytes),
             f"{100 * group.padding_bytes / group.page_stride_bytes:.2f} %",
             f"{group.pages_per_large:,}",

@@ -1,6 +1,8 @@
 """``kvell replay``: a trace against a model and a memory size, in virtual time."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +23,7 @@ from kvell.cli.session import Session
 from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
-from kvell.memory import Layout, create_core, longest_request, plan_layout
+from kvell.memory import GroupKind, LayerSpec, Layout, create_core, longest_request, plan_layout
 from kvell.pages.sizing import Manager
 
 CONFIGS = Path("bench", "configs")
@@ -54,7 +56,20 @@ MIN_MODEL_LEN = 2
 @click.option("--repeat", type=click.IntRange(min=1), default=1, help="Replay the trace N times.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator.")
 @click.option(
+    "--common-pool/--no-common-pool",
+    default=False,
+    show_default=True,
+    help="Protect prefixes that several requests share.",
+)
+@click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
+@click.option(
     "--requests-out", type=click.Path(dir_okay=False, path_type=Path), help="JSON line per request."
+)
+@click.option(
+    "--timeline",
+    "timeline_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON line per sampled step, for `kvell plot`; gzipped if it ends in .gz.",
 )
 @json_option
 @debug_option
@@ -71,7 +86,10 @@ def replay(
     limit: int | None,
     repeat: int,
     seed: int,
+    common_pool: bool,
+    ignore_sessions: bool,
     requests_out: Path | None,
+    timeline_path: Path | None,
     as_json: bool,
 ) -> None:
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
@@ -79,9 +97,12 @@ def replay(
     from kvell.simulator.model_cost import model_cost
     from kvell.simulator.profiles import load_profile
     from kvell.simulator.replay import Replay
+    from kvell.simulator.rows import repeated
     from kvell.simulator.runner import Machine
-    from kvell.simulator.trace import repeated
+    from kvell.simulator.timeline import Timeline, write_timeline
 
+    for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
+        require_directory(flag, path)
     profile = load_profile(hardware)
     rows = repeated(load_rows(trace, limit, seed), repeat)
     config = load_config(named_config(model), session)
@@ -89,13 +110,29 @@ def replay(
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     layout = plan_layout(description.layers, pool_bytes, manager=manager)
     machine = Machine(profile, model_cost(config, description, ELEMENT_BYTES[dtype]))
-    limits = replay_limits(layout, description.max_model_len)
-    core = create_core(layout)
-    run = Replay(core, description.layers, limits, rows, arrivals, machine, MonotonicClock())
+    limits = replay_limits(layout, description.max_model_len, common_pool=common_pool)
+    timeline = Timeline() if timeline_path else None
+    run = Replay(
+        create_core(layout),
+        description.layers,
+        limits,
+        rows,
+        arrivals,
+        machine,
+        MonotonicClock(),
+        timeline=timeline,
+        sessions=not ignore_sessions,
+        images_in_text=images_in_text(description.layers),
+    )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
     if requests_out is not None:
-        write_lines(requests_out, [asdict(figures) for figures in run.requests])
+        lines = [json.dumps(asdict(figures)) + "\n" for figures in run.requests]
+        with writing("--requests-out", requests_out):
+            requests_out.write_text("".join(lines))
+    if timeline_path is not None and timeline is not None:
+        with writing("--timeline", timeline_path):
+            write_timeline(timeline_path, timeline.moments)
     report = {"model": model, "trace": trace, "manager": manager, **run.report()}
     if as_json:
         click.echo(json.dumps(report))
@@ -121,7 +158,7 @@ def named_config(model: str) -> str:
     return model
 
 
-def replay_limits(layout: Layout, own_model_len: int) -> Any:
+def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = False) -> Any:
     """The limits of a replay: requests as long as model and pool allow.
 
     :raises ChangeSomething: if the pool holds no request at all.
@@ -135,16 +172,31 @@ def replay_limits(layout: Layout, own_model_len: int) -> Any:
         raise ChangeSomething(
             "--kv-memory", f"{layout.pool_bytes}B", "holds no request of this model", "use more"
         )
-    return Limits(MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, longest)
+    return Limits(MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, longest, common_pool=common_pool)
 
 
-def write_lines(path: Path, objects: list[dict[str, Any]]) -> None:
-    """Write objects as JSON lines.
+def images_in_text(layers: Sequence[LayerSpec]) -> bool:
+    """Are an image's tokens tokens of the prompt? Not if the text attends to them elsewhere."""
+    return not any(layer.kind is GroupKind.CROSS for layer in layers)
 
-    :raises ChangeSomething: if the file cannot be written.
+
+def require_directory(flag: str, path: Path | None) -> None:
+    """Nobody should lose a long run to a typing error.
+
+    :raises ChangeSomething: if the file's directory is not there.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise ChangeSomething(flag, path, "is in no directory that exists", "give another path")
+
+
+@contextmanager
+def writing(flag: str, path: Path) -> Iterator[None]:
+    """Say which flag's file cannot be written.
+
+    :raises ChangeSomething: instead of an ``OSError``.
     """
     try:
-        path.write_text("".join(json.dumps(one) + "\n" for one in objects))
+        yield
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
-        raise ChangeSomething("--requests-out", path, problem, "give another path") from error
+        raise ChangeSomething(flag, path, problem, "give another path") from error

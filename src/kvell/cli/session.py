@@ -18,6 +18,7 @@ class EngineSettings:
     model: str
     kv_memory_bytes: int | None = None
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "cpu"
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
@@ -30,6 +31,7 @@ class EngineSettings:
             "--model": self.model,
             "--kv-memory": self.kv_memory_bytes,
             "--dtype": self.dtype,
+            "--kv-cache-dtype": self.kv_cache_dtype,
             "--device": self.device,
             "--max-model-len": self.max_model_len,
             "--max-num-batched-tokens": self.max_num_batched_tokens,
@@ -101,6 +103,7 @@ def open_model(
         settings.model,
         kv_memory_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
         device=settings.device,
         max_model_len=settings.max_model_len,
         max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from kvell.engine.limits import Limits
 from kvell.errors import ChangeSomething
+from kvell.memory import Facts, Layout, facts_of, fits_alone
 
 
 def prompt_problem(prompt: npt.NDArray[np.int32], limits: Limits) -> ChangeSomething | None:
@@ -25,5 +26,41 @@ def prompt_problem(prompt: npt.NDArray[np.int32], limits: Limits) -> ChangeSomet
             f"[… {low if low < 0 else high} …]",
             "holds an id that is not a token of this model",
             f"use ids from 0 to {limits.vocab_size - 1}",
+        )
+    return None
+
+
+def images_problem(
+    prompt: npt.NDArray[np.int32],
+    images: tuple[tuple[int, int, int], ...],
+    limits: Limits,
+    layout: Layout,
+    length: int,
+) -> ChangeSomething | None:
+    """What the user must change about a prompt's images; None if they can be served.
+
+    :param images: (first token in the prompt, tokens there, image tokens).
+    :param length: tokens that prompt and output will have together.
+    """
+    rows = np.asarray(images, np.int32)
+    try:
+        facts = facts_of(len(prompt), None, rows)
+    except ValueError as error:
+        return ChangeSomething("images", images, str(error), "give each its own tokens, in order")
+    inside = np.zeros(len(prompt), np.bool_)
+    for image in facts.images:
+        inside[image.start : image.end] = True
+    if not np.array_equal(inside, prompt < 0):
+        return ChangeSomething(
+            "images", images, "differ from the prompt's image tokens", "name every one of them"
+        )
+    if len(prompt) >= limits.max_model_len:
+        return prompt_problem(np.abs(prompt) % limits.vocab_size, limits)
+    if not fits_alone(layout, Facts(len(prompt), facts.images), length, limits.min_chunk_tokens):
+        return ChangeSomething(
+            "images",
+            f"{sum(image.image_tokens for image in facts.images)} image tokens",
+            "do not fit into the KV memory beside the text",
+            "use fewer or smaller images, or more --kv-memory",
         )
     return None

@@ -25,6 +25,7 @@ from kvell.memory import (
     pool_bytes_for,
 )
 from kvell.models.activations import activation_model
+from kvell.models.kv_dtypes import kv_dtype_named
 from kvell.models.kv_memory import pool_tensor
 from kvell.models.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
@@ -32,6 +33,8 @@ from kvell.models.progress import Progress
 from kvell.vocabulary import KIB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+STORED = DTYPES | {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+"""What each name of ``--kv-cache-dtype`` means to torch."""
 GPU_KV_SHARE = 0.9
 """Part of a GPU's free memory, after weights and reserve, that becomes the KV pool."""
 MIN_MODEL_LEN = 2
@@ -47,11 +50,15 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     manager: Manager = "kvell"
+    common_pool: bool = False
 
 
-def load_model(path: Path, dtype: str, device: str, progress: Progress) -> PagedModel:
+def load_model(
+    path: Path, dtype: str, device: str, progress: Progress, kv_cache_dtype: str = "auto"
+) -> PagedModel:
     """Load weights onto a device.
 
+    :param kv_cache_dtype: one of ``kv_dtypes.KV_DTYPES``, or ``auto`` for the model's own.
     :raises ChangeSomething: for a device that is not there, a dtype that is not
         served, or whatever is wrong with the model's files.
     """
@@ -59,7 +66,8 @@ def load_model(path: Path, dtype: str, device: str, progress: Progress) -> Paged
         raise ChangeSomething("--device", device, "has no GPU that torch can use", "use cpu")
     place = torch.device(device)
     progress("loading weights", 0.0)
-    model = load_paged_model(path, choose_kernels(place), _dtype(dtype), place)
+    kv_dtype = STORED[kv_dtype_named(kv_cache_dtype, dtype)]
+    model = load_paged_model(path, choose_kernels(place), _dtype(dtype), place, kv_dtype)
     progress("loading weights", 1.0)
     return model
 
@@ -82,10 +90,11 @@ def build_engine(
     layout = plan_layout(model.description.layers, kv_bytes, manager=options.manager)
     limits = make_limits(layout, model, options)
     buffer = HostPool(layout.pool_bytes).buffer() if model.device.type == "cpu" else None
-    model.attach(layout, pool_tensor(buffer, layout.pool_bytes, model.device))
+    pool = pool_tensor(buffer, layout.pool_bytes, model.device)
+    model.attach(layout, pool)
     return Engine(
         EngineCore(create_core(layout), limits, eos_token_ids, incarnation),
-        ModelRunner(model, layout, SlotTable(layout.num_large_pages)),
+        ModelRunner(model, layout, SlotTable(layout.num_large_pages), pool),
         make_contract(name, layout, model.weight_bytes, reserve_bytes, limits.max_model_len),
         activations,
         journal=journal,
@@ -112,6 +121,7 @@ def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Li
         max_num_seqs=options.max_num_seqs,
         max_model_len=wanted,
         vocab_size=model.description.vocab_size,
+        common_pool=options.common_pool,
     )
     fits = longest_request(layout, wanted, limits.min_chunk_tokens)
     if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):

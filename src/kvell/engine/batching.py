@@ -25,6 +25,18 @@ class GroupArrays:
     write_offsets: Ints
 
 
+@dataclass(frozen=True)
+class StateArrays:
+    """A state group's metadata for a step: the fields of attention's ``StateBatch``, in numpy."""
+
+    query_starts: Ints
+    starts: Ints
+    page_ids: Ints
+    cut_requests: Ints
+    cut_tokens: Ints
+    cut_page_ids: Ints
+
+
 class PageTables:
     """Which logical page holds which position, per holder and group; fed by plans."""
 
@@ -72,6 +84,36 @@ class PageTables:
             write_offsets=(positions % size).astype(np.int32),
         )
 
+    def states(
+        self, group_index: int, work: Sequence[TokenWork], checkpoints: NewPages
+    ) -> StateArrays:
+        """A state group's metadata, with physical page ids.
+
+        :param checkpoints: the plan's; those of other groups are left out.
+        :raises ValueError: if a checkpoint is of no token of this step.
+        """
+        group = self._groups[group_index]
+        running = [self._tables[w.handle][group_index][: group.slices] for w in work]
+        kept = _checkpoints_of(checkpoints, group_index, group.slices)
+        index_of = {w.handle: index for index, w in enumerate(work)}
+        requests = np.asarray([index_of.get(handle, -1) for handle in kept[:, 0, 0]], np.int32)
+        starts = np.fromiter((w.start for w in work), np.int32, len(work))
+        counts = np.fromiter((w.count for w in work), np.int64, len(work))
+        tokens = (kept[:, 0, 2] - starts[requests]).astype(np.int32)
+        if ((requests < 0) | (tokens < 1) | (tokens > counts[requests])).any():
+            raise ValueError("a checkpoint is of a token that the step does not compute")
+        per_large = group.pages_per_large
+        return StateArrays(
+            query_starts=_starts(counts),
+            starts=starts,
+            page_ids=self._slots.physical(_join(running), per_large).reshape(-1, group.slices),
+            cut_requests=requests,
+            cut_tokens=tokens,
+            cut_page_ids=self._slots.physical(kept[:, :, 4].flatten(), per_large).reshape(
+                -1, group.slices
+            ),
+        )
+
     def _put(self, rows: NewPages) -> None:
         """Rows of one holder and one group."""
         handle, group = int(rows[0, 0]), int(rows[0, 1])
@@ -93,6 +135,13 @@ def token_positions(
     positions: npt.NDArray[np.int64] = np.arange(total, dtype=np.int64)
     positions += np.repeat(starts - (ends - counts), counts)
     return positions
+
+
+def _checkpoints_of(rows: NewPages, group: int, slices: int) -> npt.NDArray[np.int32]:
+    """One group's rows [c, slices, 5], a state after the other, slices in order."""
+    own = rows[rows[:, 1] == group]
+    ordered: npt.NDArray[np.int32] = own[np.lexsort((own[:, 3], own[:, 2], own[:, 0]))]
+    return ordered.reshape(-1, slices, 5)
 
 
 def _join(pieces: Sequence[Ints]) -> Ints:

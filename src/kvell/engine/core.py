@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from kvell.engine.admissible import prompt_problem
+from kvell.engine.admissible import images_problem, prompt_problem
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
@@ -60,6 +60,7 @@ class EngineCore:
             _with_seed(command),
             min(command.sampling.max_tokens or room, room),
             command.cache_salt,
+            images=np.asarray(command.images, np.int32) if command.images else None,
         )
         self._requests[request.request_id] = request
         self._scheduler.waiting.append(request)
@@ -159,11 +160,24 @@ class EngineCore:
     def _problem(self, command: Submit, prompt: npt.NDArray[np.int32]) -> ChangeSomething | None:
         if command.request_id in self._requests:
             return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
+        if command.images:
+            length = min(
+                self.limits.max_model_len, len(prompt) + (command.sampling.max_tokens or 1)
+            )
+            problem = images_problem(
+                prompt, command.images, self.limits, self.memory.layout, length
+            )
+            prompt = prompt[prompt >= 0] if problem is None else prompt
+            return problem or (prompt_problem(prompt, self.limits) if len(prompt) else None)
         return prompt_problem(prompt, self.limits)
 
     def _is_in_flight(self, request: Request) -> bool:
         plan = self._in_flight
         return plan is not None and any(w.request_id == request.request_id for w in plan.work)
+
+    def let_go(self) -> None:
+        """Protect no prefix any more: what nobody runs on becomes cache again."""
+        self._scheduler.protected.yield_all()
 
     # ------------------------------------------------------------------- counting
 
@@ -213,6 +227,8 @@ class EngineCore:
             preemptions=self._counts["preempted"],
             finished=dict(self._finished),
             rungs={**totals.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
+            protected_prefixes=self._scheduler.protected.prefixes,
+            protected_tokens=self._scheduler.protected.tokens,
             groups=tuple(
                 GroupStats(group.name, used, cached, evicted, hit)
                 for group, used, cached, evicted, hit in zip(

@@ -13,6 +13,9 @@ class Limits:
     :param vocab_size: token ids are below it.
     :param min_chunk_tokens: a prefill is admitted only if chunks of this size would fit.
     :param max_prefix_wait_steps: steps a request waits for another to compute its prefix.
+    :param common_pool: protect prefixes that several requests share.
+    :param common_pool_chunk_tokens: a protected prefix is a multiple of so many tokens.
+    :param common_pool_share: part of the pool that may be; None: as replayed history says.
     :param depth: results that a plan does not see yet (0: plan, run, commit in turn).
     """
 
@@ -23,3 +26,6 @@ class Limits:
     min_chunk_tokens: int = 64
     max_prefix_wait_steps: int = 64
     depth: int = 0
+    common_pool: bool = False
+    common_pool_chunk_tokens: int = 512
+    common_pool_share: float | None = None

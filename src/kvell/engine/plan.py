@@ -74,7 +74,8 @@ class StepPlan:
     :param copies: pages copied before they are written (copy-on-write).
     :param new_pages: int32 [m, 4]: (handle, group, page position, logical page).
     :param work: decodes first, then prefill chunks in order of admission.
-    :param checkpoints: state pages written at cuts: (handle, group, position, page).
+    :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
+        state stands for, slice of the state, page).
     :param preempted: requests that lost their pages to this plan.
     :param admitted: requests that run from this step on.
     """
@@ -85,7 +86,7 @@ class StepPlan:
     copies: tuple[PageCopy, ...] = ()
     new_pages: NewPages = field(default_factory=lambda: np.empty((0, 4), np.int32))
     work: tuple[TokenWork, ...] = ()
-    checkpoints: tuple[tuple[int, int, int, int], ...] = ()
+    checkpoints: NewPages = field(default_factory=lambda: np.empty((0, 5), np.int32))
     preempted: tuple[RequestId, ...] = ()
     admitted: tuple[RequestId, ...] = ()
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from kvell.engine.sampling_params import SamplingParams
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Submit:
     prompt costs one copy.  ``cache_salt`` names the prefix-cache root: requests
     with different salts never share pages.  ``attempt`` grows when the front
     submits the same request again after an instance died.
+
+    ``images`` are (first token in the prompt, tokens there, image tokens), in order.  The
+    tokens of an image in the prompt have negative ids, which tell its content.
     """
 
     request_id: RequestId
@@ -41,6 +44,7 @@ class Submit:
     sampling: SamplingParams
     cache_salt: str = ""
     attempt: int = 0
+    images: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ class Stats:
     finished: dict[str, int] = dataclasses.field(default_factory=dict)
     rungs: dict[str, int] = dataclasses.field(default_factory=dict)
     groups: tuple[GroupStats, ...] = ()
+    protected_prefixes: int = 0
+    protected_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Request:
     prefix_wait_steps: int = 0
     runs_alone: bool = False
     finish_reason: FinishReason | None = None
+    images: npt.NDArray[np.int32] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 
 from kvell.attention.interface import GroupBatch
-from kvell.engine.batching import GroupArrays, PageTables, token_positions
-from kvell.engine.plan import StepPlan, StepResult
+from kvell.attention.states import StateBatch
+from kvell.engine.batching import GroupArrays, PageTables, StateArrays, token_positions
+from kvell.engine.plan import PageCopy, StepPlan, StepResult
 from kvell.engine.sampling import RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
-from kvell.memory import Layout, SlotTable
+from kvell.memory import GroupKind, Layout, SlotTable
 from kvell.models.paged_model import ForwardBatch, PagedModel
 
 
@@ -23,23 +24,46 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """A model over one pool."""
+    """A model over one pool (uint8 [bytes], on the model's device)."""
 
-    def __init__(self, model: PagedModel, layout: Layout, slots: SlotTable) -> None:
+    def __init__(
+        self, model: PagedModel, layout: Layout, slots: SlotTable, pool: torch.Tensor
+    ) -> None:
         self._model = model
+        self._pool = pool
+        self._slots = slots
         self._layout = layout
         self._tables = PageTables(layout.groups, slots)
 
     def run(self, plan: StepPlan) -> StepResult:
         """See :class:`Runner`."""
-        if plan.moves or plan.copies or plan.checkpoints:
+        if plan.moves:
             raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
+        for copy in plan.copies:
+            self._copy(copy)
         if not plan.work:
             return StepResult(plan.step, ())
         logits = self._model.forward(self._batch(plan))
         rows = [_row(w.sampling, w.output_index) for w in plan.work if w.sampling is not None]
         return StepResult(plan.step, tuple(sample(logits, rows)))
+
+    def _copy(self, copy: PageCopy) -> None:
+        """All bytes of one page to another of its group."""
+        group = self._layout.groups[copy.group]
+        pages = np.asarray([copy.source, copy.target], np.int32)
+        source, target = (
+            int(page) * group.page_stride_bytes
+            for page in self._slots.physical(pages, group.pages_per_large)
+        )
+        size = group.page_stride_bytes
+        self._pool[target : target + size].copy_(self._pool[source : source + size])
+
+    def _group(self, index: int, plan: StepPlan, device: torch.device) -> GroupBatch | StateBatch:
+        if self._layout.groups[index].kind is GroupKind.STATE:
+            arrays = self._tables.states(index, plan.work, plan.checkpoints)
+            return _to_pool(arrays, device)
+        return _to_device(self._tables.arrays(index, plan.work), device)
 
     def _batch(self, plan: StepPlan) -> ForwardBatch:
         starts = np.fromiter((w.start for w in plan.work), np.int64, len(plan.work))
@@ -53,11 +77,18 @@ class ModelRunner:
             ).to(device),
             positions=torch.from_numpy(token_positions(starts, counts)).to(device),
             groups=tuple(
-                _to_device(self._tables.arrays(index, plan.work), device)
-                for index in range(len(self._layout.groups))
+                self._group(index, plan, device) for index in range(len(self._layout.groups))
             ),
             logits_rows=torch.from_numpy(last_rows[samples]).to(device),
         )
+
+
+def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
+    """Pages to where the pool is; what cuts scans stays on the CPU."""
+    named = {name: torch.from_numpy(values) for name, values in vars(arrays).items()}
+    for name in ("page_ids", "cut_page_ids"):
+        named[name] = named[name].to(device)
+    return StateBatch(**named)
 
 
 def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:

@@ -10,24 +10,32 @@ Pure: no clock, no I/O, no torch.  One step is planned as
    is admitted when its whole remaining prompt fits beside what the running ones
    still need.
 
+Prefixes that several requests share may be protected (:mod:`kvell.engine.protected`): that
+gives way before anybody is preempted or put off, and before a request waits while none runs.
+
 A request that runs out of pages with nobody else running is held up by how its own
 pages lie: it starts again from nothing and alone, which the contract's page counts
 (:mod:`kvell.prefix.capacity`) promise to be enough.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kvell.engine.limits import Limits
-from kvell.engine.plan import NewPages, StepPlan, TokenWork
+from kvell.engine.plan import NewPages, PageCopy, StepPlan, TokenWork
+from kvell.engine.protected import ProtectedPrefixes
 from kvell.engine.request import NO_HANDLE, Request, RequestState
-from kvell.memory import MemoryCore, alignment_tokens, common_prefix, policy_of
+from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
 from kvell.vocabulary import RequestId, StepNumber
 
 INITIAL_EXPECTED_OUTPUT = 128
 """Output tokens expected of a request before any has finished."""
+
+COMPACT_LARGE_PAGES = 4
+"""Large pages into which scattered pages are gathered in one step, at most."""
 
 MAX_HELD_BACK = 16
 """Requests that may wait for a prefix while others are admitted past them."""
@@ -42,7 +50,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
-        self._policies = [policy_of(group) for group in core.layout.groups]
+        self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
+        self.protected = ProtectedPrefixes(core, limits)
         self._alignment_tokens = alignment_tokens(core.layout.groups)
         self._finished_outputs = (0, 0)
         self._released: list[int] = []
@@ -52,6 +61,7 @@ class Scheduler:
     def plan(self, step: StepNumber) -> StepPlan:
         """Decide step ``step``; pages are taken, nothing is computed yet."""
         self.core.begin_step(step)
+        self.protected.renew(self.running)
         draft = _Draft(self.limits.max_num_batched_tokens)
         self._plan_decodes(draft)
         self._plan_prefills(draft)
@@ -59,11 +69,15 @@ class Scheduler:
             self._admit(draft)
         self._unstick(draft)
         released, self._released = tuple(self._released), []
+        checkpoints = self._checkpoints(draft)
+        draft.add_moved(self.core.compact(COMPACT_LARGE_PAGES))
         return StepPlan(
             step,
             released=released,
+            copies=self._copies(draft),
             new_pages=draft.new_pages(),
             work=tuple(draft.work),
+            checkpoints=checkpoints,
             preempted=tuple(draft.preempted),
             admitted=tuple(draft.admitted),
         )
@@ -78,8 +92,10 @@ class Scheduler:
             )
             draft.add_pages(rows, [r.handle for r in batch])
             for request in batch[:served]:
-                draft.add_work(request, 1, ())
+                draft.add_work(request, 1)
             done += served
+            if done < len(decodes) and self.protected.yield_least():
+                continue
             if done < len(decodes) and self._preempt_youngest(draft) in decodes[done:]:
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
 
@@ -93,15 +109,32 @@ class Scheduler:
         """As much of the request's known tokens as budget and memory allow."""
         wanted = request.computed + min(request.remaining, draft.budget)
         until = self.core.largest(request.handle, wanted)
+        while until <= request.computed and self.protected.yield_least():
+            until = self.core.largest(request.handle, wanted)
         if until < wanted:
             self.rungs["shrink_chunk" if until > request.computed else "defer"] += 1
         if until <= request.computed:
             return False
         _, rows = self.core.grow(_ints([request.handle]), _ints([until]))
         draft.add_pages(rows, [request.handle])
-        cuts = {c for p in self._policies for c in p.cuts(request.computed, until)}
-        draft.add_work(request, until - request.computed, tuple(sorted(cuts)))
+        draft.add_work(request, until - request.computed)
         return True
+
+    def _copies(self, draft: "_Draft") -> tuple[PageCopy, ...]:
+        """Copies that this step's pages begin with; a preempted request's are not made."""
+        rows = self.core.copies().tolist()
+        return tuple(PageCopy(*row[1:]) for row in rows if row[0] not in draft.forgotten)
+
+    def _checkpoints(self, draft: "_Draft") -> NewPages:
+        """States to keep on the way, when everything else has its pages; says so to the work."""
+        if not self._has_states:
+            return np.empty((0, 5), np.int32)
+        chunks = [work for work in draft.work if work.count > 1 or not work.output_index]
+        handles = _ints(work.handle for work in chunks)
+        rows = self.core.checkpoint(handles, _ints(w.start + w.count for w in chunks))
+        rows[:, 0] = handles[rows[:, 0]]
+        draft.cut({(int(handle), int(end)) for handle, _, end, _, _ in rows})
+        return rows
 
     # ----------------------------------------------------------------- admission
 
@@ -124,12 +157,22 @@ class Scheduler:
 
     def _admit_one(self, request: Request, draft: "_Draft") -> bool:
         tokens = request.tokens(0, request.num_tokens)
-        handle = self.core.open(tokens, request.cache_root, reuse=not request.runs_alone)
+        if request.runs_alone:
+            self.protected.yield_all()
+        handle = self.core.open(
+            tokens,
+            request.cache_root,
+            reuse=not request.runs_alone,
+            images=request.images,
+            prompt_tokens=len(request.prompt),
+        )
         request.handle, request.computed = handle, self.core.hit_tokens(handle)
         if self._fits(request) and self._start(request, draft):
             return True
         self.core.close(handle, renew=False)
         request.handle, request.computed = NO_HANDLE, 0
+        if not self.running and self.protected.yield_all():
+            return self._admit_one(request, draft)
         if self.running or request.runs_alone:
             return False
         request.runs_alone = True  # what it would reuse lies in its way
@@ -146,6 +189,9 @@ class Scheduler:
         draft.admitted.append(request.request_id)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
+            self.protected.admitted(
+                request, self._expected_output(request), len(self.running) + len(self.waiting)
+            )
         return True
 
     def _fits(self, request: Request) -> bool:
@@ -160,13 +206,19 @@ class Scheduler:
         if request.prefix_wait_steps >= self.limits.max_prefix_wait_steps:
             return False
         ahead = max((self._shared_ahead(request, other) for other in self.running), default=0)
-        if not ahead or ahead <= self.core.peek(
-            request.tokens(0, request.num_tokens), request.cache_root
-        ):
+        if not ahead or ahead <= self._peek(request):
             return False
         request.prefix_wait_steps += 1
         self.rungs["wait_for_prefix"] += 1
         return True
+
+    def _peek(self, request: Request) -> int:
+        return self.core.peek(
+            request.tokens(0, request.num_tokens),
+            request.cache_root,
+            images=request.images,
+            prompt_tokens=len(request.prompt),
+        )
 
     def _shared_ahead(self, request: Request, other: Request) -> int:
         """Tokens of ``request`` that ``other`` has yet to compute part of; 0 if none."""
@@ -229,9 +281,10 @@ class _Draft:
         self.work: list[TokenWork] = []
         self.preempted: list[RequestId] = []
         self.admitted: list[RequestId] = []
+        self.forgotten: set[int] = set()
         self._pages: list[NewPages] = []
 
-    def add_work(self, request: Request, count: int, cuts: tuple[int, ...]) -> None:
+    def add_work(self, request: Request, count: int) -> None:
         start = request.computed
         self.work.append(
             TokenWork(
@@ -242,7 +295,6 @@ class _Draft:
                 request.tokens(start, start + count),
                 request.sampling if start + count == request.num_tokens else None,
                 len(request.output),
-                cuts,
             )
         )
         self.budget -= count
@@ -253,8 +305,23 @@ class _Draft:
             named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
             self._pages.append(named)
 
+    def add_moved(self, rows: NewPages) -> None:
+        if len(rows):
+            self._pages.append(rows)
+
+    def cut(self, ends: Collection[tuple[int, int]]) -> None:
+        """The work of a handle must be able to give its state after so many tokens."""
+        cuts: dict[int, list[int]] = {}
+        for handle, end in sorted(ends):
+            cuts.setdefault(handle, []).append(end)
+        self.work = [
+            replace(work, cuts=tuple(cuts[work.handle])) if work.handle in cuts else work
+            for work in self.work
+        ]
+
     def forget(self, request: Request) -> None:
         """A preempted request computes nothing in this step and gets no pages."""
+        self.forgotten.add(request.handle)
         gone = [work for work in self.work if work.handle == request.handle]
         self.work = [work for work in self.work if work.handle != request.handle]
         self.budget += sum(work.count for work in gone)

@@ -4,19 +4,26 @@ No weights are touched and torch is not imported here, so planning works for
 models that this machine could never load.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvell.errors import ChangeSomething
+from kvell.models.config_fields import (
+    architecture,
+    first_size,
+    head_size,
+    kv_heads,
+    max_model_len,
+    optional_size,
+    text_config,
+)
+from kvell.models.layer_kinds import LAYER_KINDS, kv_sources, layer_types
+from kvell.models.multimodal import cross_layers, embedding_layers, images_in_text
+from kvell.models.state_sizes import state_bytes
 from kvell.pages.layout import GroupKind, LayerSpec
 
-LAYER_KINDS = {
-    "full_attention": GroupKind.FULL,
-    "sliding_attention": GroupKind.SLIDING,
-    "chunked_attention": GroupKind.CHUNKED,
-}
-"""transformers' names of the layer types whose memory can be planned."""
+__all__ = ["ModelDescription", "architecture", "describe", "text_config"]
 
 WINDOW_FIELDS = {
     GroupKind.SLIDING: ("sliding_window",),
@@ -30,10 +37,16 @@ class ModelDescription:
     """What every other room needs to know of a model.
 
     :param architecture: the transformers class that runs it, such as ``LlamaForCausalLM``.
-    :param layers: what each attention layer stores, in order (nothing, where it reads
-        another layer's keys and values).
-    :param query_heads: attention heads per layer (a multiple of every layer's kv_heads).
+    :param layers: what each layer stores, in order (nothing, where it reads another layer's
+        keys and values).  A layer that has attention and a state, or attention to the text
+        and to an encoder, stands here twice; one that has only weights, not at all.  Last,
+        after the text's layers, the embeddings of image tokens.
+    :param query_heads: attention heads per layer (a multiple of every layer's kv_heads); 0
+        without attention.
     :param max_model_len: tokens of prompt and output together that the model was made for.
+    :param images_in_text: are image tokens tokens of the text (LLaVA)?  If not, an image has
+        one placeholder in the text and its tokens lie on the image axis only (Llama 3.2
+        Vision), or none at all (an encoder's); meaningless without images.
     """
 
     architecture: str
@@ -42,89 +55,103 @@ class ModelDescription:
     hidden_size: int
     vocab_size: int
     max_model_len: int
+    images_in_text: bool = True
 
 
-def describe(config: Any, kv_element_bytes: int, kv_scale_bytes: int = 0) -> ModelDescription:
+def describe(
+    config: Any,
+    kv_element_bytes: int,
+    kv_scale_bytes: int = 0,
+    state_element_bytes: int | None = None,
+) -> ModelDescription:
     """Describe a transformers config object; every layer stores elements of the given size.
 
     Quantised elements have a scale of ``kv_scale_bytes`` for each head's key and value.
+    States are not quantised: their elements have the size of the model's own, which is that
+    of keys and values if it is not given.
 
     What is described can be planned; what can be run, ``families`` says.
 
-    :raises ChangeSomething: if a layer is of no kind in ``LAYER_KINDS``, if tokens store
+    :raises ChangeSomething: if a layer's memory is of no known kind, if tokens store
         more than keys and values, or if the config lacks a size that attention needs.
     """
     text = text_config(config)
     name = architecture(config)
-    _require_causal(text, name)
-    _require_no_indexer(text, name)
+    _require_causal(config, text, name)
     types = layer_types(text, name)
-    layers = (
-        _layer(text, i, _kind(kind, name), kv_element_bytes, name) for i, kind in enumerate(types)
-    )
+    _require_plain_index(text, types, name)
     sources = kv_sources(text, types)
+    specs = [
+        *_text_layers(text, types, kv_element_bytes, state_element_bytes or kv_element_bytes, name),
+        *cross_layers(config, text, kv_element_bytes, name),
+    ]
+    scaled = (
+        layer if layer.state_bytes else replace(layer, scale_bytes=kv_scale_bytes)
+        for layer in sorted(specs, key=lambda layer: layer.index)
+    )
     return ModelDescription(
         architecture=name,
-        layers=tuple(
-            replace(layer, scale_bytes=kv_scale_bytes, kv_of=sources.get(layer.index))
-            for layer in layers
+        layers=(
+            *(replace(layer, kv_of=sources.get(layer.index)) for layer in scaled),
+            *embedding_layers(config, text, kv_element_bytes, name),
         ),
-        query_heads=int(_first(text, ("num_attention_heads",), name)),
-        hidden_size=int(_first(text, ("hidden_size",), name)),
-        vocab_size=int(_first(text, ("vocab_size",), name)),
-        max_model_len=int(_first(text, ("max_position_embeddings",), name)),
+        query_heads=_query_heads(text, specs, name),
+        hidden_size=first_size(text, ("hidden_size",), name),
+        vocab_size=first_size(text, ("vocab_size",), name),
+        max_model_len=max_model_len(text, types, name),
+        images_in_text=images_in_text(config, text),
     )
 
 
-def text_config(config: Any) -> Any:
-    """The part of a config that describes the language model (itself, unless nested)."""
-    nested = getattr(config, "get_text_config", None)
-    return nested(decoder=True) if callable(nested) else getattr(config, "text_config", config)
+def _text_layers(
+    text: Any, types: tuple[str, ...], element_bytes: int, state_element_bytes: int, name: str
+) -> Iterator[LayerSpec]:
+    for index, layer_type in enumerate(types):
+        for kind in LAYER_KINDS[layer_type]:
+            if kind is GroupKind.STATE:
+                size_bytes = state_bytes(text, state_element_bytes, name)
+                yield LayerSpec(index, kind, 0, 0, state_element_bytes, state_bytes=size_bytes)
+            else:
+                yield _attention(text, index, kind, element_bytes, name)
 
 
-def architecture(config: Any) -> str:
-    """The class name a config asks for; its model type where it names none."""
-    names: Sequence[str] | None = getattr(config, "architectures", None)
-    return names[0] if names else str(getattr(config, "model_type", "unknown"))
+def _attention(text: Any, index: int, kind: GroupKind, element_bytes: int, name: str) -> LayerSpec:
+    """What a layer stores: a latent with its rope part (MLA), or K and V of every head."""
+    own = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
+    window_tokens = _window(own, kind, name)
+    latent_size = optional_size(own, ("kv_lora_rank",))
+    if latent_size:
+        # Sparse attention chooses tokens by one more vector, stored beside the latent.
+        size = latent_size + sum(
+            optional_size(own, (field,)) for field in ("qk_rope_head_dim", "index_head_dim")
+        )
+        return LayerSpec(index, kind, 1, size, element_bytes, window_tokens, tensors=1)
+    heads, size = kv_heads(own, name), head_size(own, name)
+    value_size = optional_size(own, ("v_head_dim",)) or size
+    if value_size != size:  # a key and a value of unlike sizes lie side by side as one vector
+        size += value_size
+        return LayerSpec(index, kind, heads, size, element_bytes, window_tokens, tensors=1)
+    return LayerSpec(index, kind, heads, size, element_bytes, window_tokens)
 
 
-def layer_types(text: Any, name: str) -> tuple[str, ...]:
-    """One of transformers' layer type names per layer.
+def _window(text: Any, kind: GroupKind, name: str) -> int:
+    """How far a layer of the kind reads, in tokens; 0 for full attention."""
+    fields = WINDOW_FIELDS.get(kind)
+    return first_size(text, fields, name) if fields else 0
 
-    Configs without ``layer_types`` say it by ``sliding_window`` and, in older
-    files, ``sliding_window_pattern`` (every n-th layer is full).
-    """
-    count = int(_first(text, ("num_hidden_layers",), name))
-    named = getattr(text, "layer_types", None)
-    if named:
-        return tuple(named[:count])
-    if not _uses_window(text):
-        return ("full_attention",) * count
-    pattern = getattr(text, "sliding_window_pattern", None)
-    if not pattern:
-        return ("sliding_attention",) * count
-    return tuple(
-        "full_attention" if (index + 1) % pattern == 0 else "sliding_attention"
-        for index in range(count)
+
+def _query_heads(text: Any, layers: list[LayerSpec], name: str) -> int:
+    attends = any(layer.kind is not GroupKind.STATE for layer in layers)
+    return first_size(text, ("num_attention_heads",), name) if attends else 0
+
+
+def _require_plain_index(text: Any, types: tuple[str, ...], name: str) -> None:
+    """An index is sized where it is one vector for each token, beside a latent."""
+    has_index = optional_size(text, ("index_head_dim",)) or "indexed_attention" in types
+    beside_latent = optional_size(text, ("index_head_dim",)) and optional_size(
+        text, ("kv_lora_rank",)
     )
-
-
-def kv_sources(text: Any, types: Sequence[str]) -> dict[int, int]:
-    """Layers that read an earlier one's keys and values, and which one.
-
-    The last ``num_kv_shared_layers`` do (Gemma 3n): each reads the last layer of its own
-    type before them.
-    """
-    first = len(types) - int(getattr(text, "num_kv_shared_layers", None) or 0)
-    if first <= 0:
-        return {}
-    last_of_type = {kind: index for index, kind in enumerate(types[:first])}
-    shared = range(first, len(types))
-    return {index: last_of_type[types[index]] for index in shared if types[index] in last_of_type}
-
-
-def _require_no_indexer(text: Any, name: str) -> None:
-    if getattr(text, "index_head_dim", None):
+    if has_index and (not beside_latent or optional_size(text, ("index_kpool",))):
         raise ChangeSomething(
             "model",
             name,
@@ -133,63 +160,14 @@ def _require_no_indexer(text: Any, name: str) -> None:
         )
 
 
-def _require_causal(text: Any, name: str) -> None:
-    if getattr(text, "use_bidirectional_attention", None) or not getattr(text, "is_causal", True):
+def _require_causal(config: Any, text: Any, name: str) -> None:
+    """A model of text alone that reads in both directions keeps nothing between steps.
+
+    Beside an encoder the flag is about the prompt or the image only (PaliGemma, Gemma 4):
+    what is written into the output still stores keys and values.
+    """
+    bidirectional = config is text and getattr(text, "use_bidirectional_attention", None)
+    if (bidirectional and bidirectional != "vision") or not getattr(text, "is_causal", True):
         raise ChangeSomething(
             "model", name, "its attention is bidirectional", "use a model that generates text"
         )
-
-
-def _uses_window(text: Any) -> bool:
-    return bool(getattr(text, "sliding_window", None)) and bool(
-        getattr(text, "use_sliding_window", True)
-    )
-
-
-def _kind(layer_type: str, name: str) -> GroupKind:
-    kind = LAYER_KINDS.get(layer_type)
-    if kind is None:
-        raise ChangeSomething(
-            "model",
-            name,
-            f"has layers of type {layer_type!r}, which cannot be served yet",
-            "use a model with full, sliding or chunked attention only",
-        )
-    return kind
-
-
-def _layer(text: Any, index: int, kind: GroupKind, element_bytes: int, name: str) -> LayerSpec:
-    """What a layer stores: a latent with its rope part (MLA), or K and V of every head."""
-    own = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
-    window_tokens = _window(own, kind, name)
-    latent_size = int(getattr(own, "kv_lora_rank", None) or 0)
-    if latent_size:
-        size = latent_size + int(getattr(own, "qk_rope_head_dim", None) or 0)
-        return LayerSpec(index, kind, 1, size, element_bytes, window_tokens, tensors=1)
-    kv_heads = int(_first(own, ("num_key_value_heads", "num_attention_heads"), name))
-    return LayerSpec(index, kind, kv_heads, _head_size(own, name), element_bytes, window_tokens)
-
-
-def _window(text: Any, kind: GroupKind, name: str) -> int:
-    """How far a layer of the kind reads, in tokens; 0 for full attention."""
-    fields = WINDOW_FIELDS.get(kind)
-    return int(_first(text, fields, name)) if fields else 0
-
-
-def _head_size(text: Any, name: str) -> int:
-    size = getattr(text, "head_dim", None)
-    if size:
-        return int(size)
-    hidden = int(_first(text, ("hidden_size",), name))
-    return hidden // int(_first(text, ("num_attention_heads",), name))
-
-
-def _first(text: Any, fields: tuple[str, ...], name: str) -> Any:
-    """The first of the fields that is set."""
-    for field in fields:
-        value = getattr(text, field, None)
-        if value:
-            return value
-    raise ChangeSomething(
-        "model", name, f"its config sets no {fields[0]}", "use a config.json that has it"
-    )

@@ -5,69 +5,122 @@ once ``tests/models`` compares it with transformers; anything else is refused at
 start, because a wrong family does not fail, it answers wrongly.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from kvell.errors import ChangeSomething
+from kvell.models.mixers import MixerKind
 
 EXACT = frozenset(
     {
         "ArceeForCausalLM",
+        "BambaForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
         "Exaone4ForCausalLM",
+        "FalconH1ForCausalLM",
+        "FalconMambaForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "Gemma3nForCausalLM",
+        "Gemma4ForCausalLM",
         "GemmaForCausalLM",
+        "Glm4MoeLiteForCausalLM",
         "GptOssForCausalLM",
         "GraniteForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+        "JambaForCausalLM",
+        "KimiLinearForCausalLM",
+        "Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM",
+        "Llama4ForCausalLM",
         "LlamaForCausalLM",
+        "Mamba2ForCausalLM",
+        "MambaForCausalLM",
+        "MiniCPM3ForCausalLM",
+        "MiniMaxForCausalLM",
         "MinistralForCausalLM",
         "MistralForCausalLM",
         "MixtralForCausalLM",
+        "NemotronHForCausalLM",
         "Olmo2ForCausalLM",
         "Olmo3ForCausalLM",
         "OlmoForCausalLM",
+        "OlmoHybridForCausalLM",
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
         "SeedOssForCausalLM",
         "SmolLM3ForCausalLM",
         "Starcoder2ForCausalLM",
+        "YoutuForCausalLM",
+        "Zamba2ForCausalLM",
     }
 )
 """Architectures whose paged forward pass is tested against transformers' own."""
 
 RECURRENT = "needs its own mixer: state leaks between flattened requests"
-CHUNKED = "needs a chunked attention group: its mask lives outside the attention function"
-LATENT = "needs a latent cache: its keys and values are compressed"
+INDEX = "needs an index cache: it chooses the tokens that it reads"
 CROSS = "needs cross-attention groups: its text attends to images or an encoder"
+IMAGES = "needs an encoder of images: only its text could be served"
 
 REFUSED = {
-    "BambaForCausalLM": RECURRENT,
-    "DeepseekV2ForCausalLM": LATENT,
-    "DeepseekV3ForCausalLM": LATENT,
-    "FalconH1ForCausalLM": RECURRENT,
-    "FalconMambaForCausalLM": RECURRENT,
-    "GraniteMoeHybridForCausalLM": RECURRENT,
-    "JambaForCausalLM": RECURRENT,
-    "KimiLinearForCausalLM": RECURRENT,
-    "Lfm2ForCausalLM": RECURRENT,
-    "Lfm2MoeForCausalLM": RECURRENT,
-    "Llama4ForCausalLM": CHUNKED,
-    "Llama4ForConditionalGeneration": CHUNKED,
-    "Mamba2ForCausalLM": RECURRENT,
-    "MambaForCausalLM": RECURRENT,
-    "MiniMaxForCausalLM": RECURRENT,
+    "BartForConditionalGeneration": CROSS,
+    "DeepseekV32ForCausalLM": INDEX,
+    "Gemma3ForConditionalGeneration": IMAGES,
+    "Gemma3nForConditionalGeneration": IMAGES,
+    "Idefics3ForConditionalGeneration": IMAGES,
+    "InternVLForConditionalGeneration": IMAGES,
+    "Llama4ForConditionalGeneration": IMAGES,
+    "LlavaForConditionalGeneration": IMAGES,
+    "LlavaNextForConditionalGeneration": IMAGES,
+    "LlavaOnevisionForConditionalGeneration": IMAGES,
+    "Mistral3ForConditionalGeneration": IMAGES,
     "MllamaForCausalLM": CROSS,
     "MllamaForConditionalGeneration": CROSS,
-    "NemotronHForCausalLM": RECURRENT,
-    "OlmoHybridForCausalLM": RECURRENT,
-    "Qwen3NextForCausalLM": RECURRENT,
-    "Qwen3_5ForCausalLM": RECURRENT,
-    "Qwen3_5ForConditionalGeneration": RECURRENT,
+    "PaliGemmaForConditionalGeneration": IMAGES,
+    "Qwen2VLForConditionalGeneration": IMAGES,
+    "Qwen2_5_VLForConditionalGeneration": IMAGES,
+    "Qwen3VLForConditionalGeneration": IMAGES,
+    "Qwen3VLMoeForConditionalGeneration": IMAGES,
+    "Qwen3_5ForConditionalGeneration": IMAGES,
+    "Qwen3_5MoeForConditionalGeneration": IMAGES,
     "RecurrentGemmaForCausalLM": RECURRENT,
     "RwkvForCausalLM": RECURRENT,
-    "Zamba2ForCausalLM": RECURRENT,
+    "SmolVLMForConditionalGeneration": IMAGES,
+    "T5ForConditionalGeneration": CROSS,
+    "WhisperForConditionalGeneration": CROSS,
     "ZambaForCausalLM": RECURRENT,
+    "xLSTMForCausalLM": RECURRENT,
 }
 """Architectures known to be wrong through the hook, and what serving them takes."""
+
+MIXER_KINDS: Mapping[str, MixerKind] = MappingProxyType(
+    {
+        "BambaMixer": "scalar-decay",
+        "FalconH1Mixer": "scalar-decay",
+        "FalconMambaMixer": "selective",
+        "GraniteMoeHybridMambaLayer": "scalar-decay",
+        "JambaMambaMixer": "selective",
+        "KimiLinearDeltaAttention": "channel-delta",
+        "Lfm2MoeShortConv": "convolution",
+        "Lfm2ShortConv": "convolution",
+        "Mamba2Mixer": "scalar-decay",
+        "MambaMixer": "selective",
+        "MiniMaxLightningAttention": "lightning",
+        "NemotronHMamba2Mixer": "scalar-decay",
+        "Qwen3_5GatedDeltaNet": "gated-delta",
+        "Qwen3_5MoeGatedDeltaNet": "gated-delta",
+        "OlmoHybridGatedDeltaNet": "gated-delta",
+        "Qwen3NextGatedDeltaNet": "gated-delta",
+        "Zamba2MambaMixer": "scalar-decay",
+    }
+)
+"""Modules of transformers that keep a state, and the mixer of ours that takes their place."""
 
 UNKNOWN = "is not among the architectures tested to be exact"
 

@@ -12,6 +12,7 @@ import torch
 from transformers.modeling_utils import AttentionInterface
 
 from kvell.attention.interface import AttendParams
+from kvell.models.latents import latents_of
 
 HOOK_NAME = "kvell_paged"
 """What a model's attention implementation is set to."""
@@ -20,25 +21,30 @@ STEP_ARGUMENT = "kvell_step"
 """Keyword argument of the forward pass that carries the step."""
 
 
+SHARED_MODULE = -1
+"""Index that a module says which stands in several layers."""
+
+
 @dataclass(frozen=True)
 class LayerCall:
     """What one layer hands over: its scores' rule and this step's new tokens.
 
-    Tensors are [T, heads or kv_heads, head_size] in the model's dtype.
+    Tensors are [T, heads or kv_heads, head_size] in the model's dtype; no value where it
+    is a part of the key.
     """
 
     layer: int
     params: AttendParams
     query: torch.Tensor
     key: torch.Tensor
-    value: torch.Tensor
+    value: torch.Tensor | None
 
 
 class Step(Protocol):
     """One forward pass over pages."""
 
     def attend(self, call: LayerCall) -> torch.Tensor:
-        """Write K and V, attend; returns [T, heads, head_size]."""
+        """Write K and V, attend; returns [T, heads, size of a value]."""
         ...
 
 
@@ -56,7 +62,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention signature: q, k, v are [1, heads, T, head_size].
 
-    Returns [1, T, heads, head_size] and no weights.
+    Returns [1, T, heads, size of a value] and no weights.
     """
     step: Step = kwargs[STEP_ARGUMENT]
     params = AttendParams(
@@ -65,10 +71,15 @@ def paged_attention(
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
     )
-    call = LayerCall(
-        int(module.layer_idx), params, _by_token(query), _by_token(key), _by_token(value)
-    )
-    return step.attend(call).unsqueeze(0), None
+    layer, q, k = int(module.layer_idx), _by_token(query), _by_token(key)
+    latents = latents_of(module)
+    if latents is None:
+        output = step.attend(LayerCall(layer, params, q, k, _by_token(value)))
+    else:
+        output = latents.expand(
+            step.attend(LayerCall(layer, params, latents.absorb(q), k, value=None))
+        )
+    return output.unsqueeze(0), None
 
 
 def install() -> None:

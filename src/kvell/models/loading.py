@@ -7,8 +7,9 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvell.attention.interface import AttentionKernels
+from kvell.attention.quantised import scale_bytes_of
 from kvell.models.configs import read_config
-from kvell.models.description import architecture, describe
+from kvell.models.description import ModelDescription, architecture, describe
 from kvell.models.families import require_exact
 from kvell.models.paged_model import PagedModel
 from kvell.models.random_weights import random_module
@@ -32,10 +33,15 @@ def load_paged_model(
     """
     config = read_config(path)
     check_architecture(config)
-    description = describe(config, (kv_dtype or dtype).itemsize)
+    description = describe_as(config, dtype, kv_dtype or dtype)
     module = load_module(path, config, dtype, device or torch.device("cpu"))
     use_small_linears(module)
-    return PagedModel(module, description, kernels)
+    return PagedModel(module, description, kernels, kv_dtype)
+
+
+def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModelDescription:
+    """What a model of the given dtype stores, keys and values in another."""
+    return describe(config, kv_dtype.itemsize, scale_bytes_of(kv_dtype), dtype.itemsize)
 
 
 def check_model(path: Path) -> None:
@@ -68,12 +74,15 @@ def random_paged_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     scale: float | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> PagedModel:
     """A model with random weights from a config, untied and scaled until outputs vary.
 
+    :param kv_dtype: of stored keys and values; ``dtype`` if not given.
     :raises ChangeSomething: if the architecture is not known to be exact.
     """
     check_architecture(config)
     module = random_module(config, seed, dtype, scale).to(device or torch.device("cpu"))
     use_small_linears(module)
-    return PagedModel(module, describe(module.config, dtype.itemsize), kernels)
+    description = describe_as(module.config, dtype, kv_dtype or dtype)
+    return PagedModel(module, description, kernels, kv_dtype)

@@ -5,17 +5,23 @@ no mask is built and no transformers cache exists: each layer writes the step's
 keys and values into the pages of its group and attends over them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
+from kvell.attention.states import StateBatch
 from kvell.models import hook
 from kvell.models.description import ModelDescription
-from kvell.models.kv_memory import layer_pages
+from kvell.models.families import MIXER_KINDS
+from kvell.models.kv_memory import layer_pages, storing_layer
+from kvell.models.latents import place_latents
+from kvell.models.mixer_slots import during, place_mixers
 from kvell.models.segments import LayerCallbacks
-from kvell.pages.layout import LayerSpec, Layout
+from kvell.models.state_step import StateMemory, StatePass, state_memory
+from kvell.models.true_positions import TruePositions, asks_a_cache
+from kvell.pages.layout import GroupKind, LayerSpec, Layout
 
 
 @dataclass(frozen=True)
@@ -32,16 +38,17 @@ class ForwardBatch:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    groups: tuple[GroupBatch, ...]
+    groups: tuple[GroupBatch | StateBatch, ...]
     logits_rows: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """Where every layer finds its pages and which group's metadata is its own."""
+    """By layer: where its keys and values lie and which group's metadata is its own."""
 
-    pages: tuple[LayerPages, ...]
-    group_of_layer: tuple[int, ...]
+    pages: dict[int, LayerPages]
+    groups: dict[int, int]
+    states: StateMemory
 
 
 class PagedModel:
@@ -51,14 +58,26 @@ class PagedModel:
     """
 
     def __init__(
-        self, module: Any, description: ModelDescription, kernels: AttentionKernels
+        self,
+        module: Any,
+        description: ModelDescription,
+        kernels: AttentionKernels,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Take over a transformers causal LM (its attention implementation is set here)."""
+        """Take over a transformers causal LM (its attention implementation is set here).
+
+        :param description: of the module's config, with the sizes of ``kv_dtype``.
+        :param kv_dtype: of stored keys and values; the module's own if not given.
+        """
         hook.install()
         module.set_attn_implementation(hook.HOOK_NAME)
         self.module = module.eval()
         self.description = description
         self.kernels = kernels
+        self.kv_dtype = kv_dtype or self.dtype
+        self._mixers = place_mixers(module, description, MIXER_KINDS)
+        self._latent_sizes = place_latents(module, description)
+        self._asks_a_cache = asks_a_cache(module)
         self._memory: _Memory | None = None
 
     @property
@@ -77,19 +96,22 @@ class PagedModel:
         tensors = {t.data_ptr(): t.nbytes for t in self.module.state_dict().values()}
         return sum(tensors.values())
 
-    def attach(
-        self, layout: Layout, pool: torch.Tensor, kv_dtype: torch.dtype | None = None
-    ) -> None:
+    def attach(self, layout: Layout, pool: torch.Tensor) -> None:
         """Say where K and V are kept, before the first step; may be called again.
 
         :param pool: uint8 [≥ layout.pool_bytes] on the model's device.
-        :param kv_dtype: of stored keys and values; the model's own if not given.
         :raises ValueError: if layout, description and pool do not fit each other.
         """
-        layers = [layer.index for layer in self.description.layers]
+        pages = layer_pages(layout, self.description, pool, self.kv_dtype, self._latent_sizes)
+        groups = {
+            layer.index: layout.group_of_layer(storing_layer(layer))
+            for layer in self.description.layers
+            if layer.index in pages
+        }
         self._memory = _Memory(
-            layer_pages(layout, self.description, pool, kv_dtype or self.dtype),
-            tuple(layout.group_of_layer(index) for index in layers),
+            pages,
+            groups,
+            state_memory(layout, self._mixers, pool, self.dtype),
         )
 
     @torch.inference_mode()
@@ -102,14 +124,18 @@ class PagedModel:
         if self._memory is None:
             raise RuntimeError("attach() memory before the first forward pass")
         step = _PagedStep(self._memory, self.description, self.kernels, batch.groups, callbacks)
-        output = self.module(
-            input_ids=batch.token_ids.unsqueeze(0),
-            position_ids=batch.positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=batch.logits_rows,
-            **{hook.STEP_ARGUMENT: step},
-        )
+        states = StatePass(self._memory.states, batch.groups)
+        with during(self._mixers, states):
+            output = self.module(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                past_key_values=TruePositions(batch.positions) if self._asks_a_cache else None,
+                use_cache=False,
+                logits_to_keep=batch.logits_rows,
+                **{hook.STEP_ARGUMENT: step},
+            )
         step.require_complete()
+        states.require_complete()
         logits: torch.Tensor = output.logits
         return logits[0].float()
 
@@ -122,11 +148,11 @@ class _PagedStep:
         memory: _Memory,
         description: ModelDescription,
         kernels: AttentionKernels,
-        groups: tuple[GroupBatch, ...],
+        groups: tuple[GroupBatch | StateBatch, ...],
         callbacks: LayerCallbacks | None,
     ) -> None:
         self._memory = memory
-        self._specs = description.layers
+        self._specs = [layer for layer in description.layers if layer.kind is not GroupKind.STATE]
         self._kernels = kernels
         self._groups = groups
         self._callbacks = callbacks
@@ -134,18 +160,23 @@ class _PagedStep:
 
     def attend(self, call: hook.LayerCall) -> torch.Tensor:
         """Write the new keys and values, then attend (hook.Step)."""
-        self._expect(call)
-        pages = self._memory.pages[call.layer]
-        group = self._groups[self._memory.group_of_layer[call.layer]]
+        spec = self._expect(call)
+        pages = self._memory.pages[spec.index]
+        group = self._groups[self._memory.groups[spec.index]]
+        assert isinstance(group, GroupBatch)
         callbacks = self._callbacks
-        key, value = call.key.to(pages.dtype), call.value.to(pages.dtype)
-        self._kernels.write_kv(pages, group, key, value)
+        params = call.params
+        if spec.kind is GroupKind.CHUNKED:
+            params = replace(params, chunk_tokens=spec.window_tokens)
+        if spec.kv_of is None:
+            value = None if call.value is None else _stored(call.value, pages)
+            self._kernels.write_kv(pages, group, _stored(call.key, pages), value)
         if callbacks is None:
-            return self._kernels.attend(pages, group, call.query, call.params)
-        callbacks.after_kv_write(call.layer)
-        callbacks.before_attend(call.layer, call.query)
-        output = self._kernels.attend(pages, group, call.query, call.params)
-        callbacks.after_attend(call.layer, output)
+            return self._kernels.attend(pages, group, call.query, params)
+        callbacks.after_kv_write(spec.index)
+        callbacks.before_attend(spec.index, call.query)
+        output = self._kernels.attend(pages, group, call.query, params)
+        callbacks.after_attend(spec.index, output)
         return output
 
     def require_complete(self) -> None:
@@ -153,12 +184,26 @@ class _PagedStep:
         if self._attended != len(self._specs):
             raise RuntimeError(f"{self._attended} of {len(self._specs)} layers attended over pages")
 
-    def _expect(self, call: hook.LayerCall) -> None:
-        """Layers come in order, each once, with the window that its pages are kept for."""
-        spec: LayerSpec = self._specs[call.layer]
-        if call.layer != self._attended or call.params.window_tokens != spec.window_tokens:
+    def _expect(self, call: hook.LayerCall) -> LayerSpec:
+        """Layers come in order, each once, with the window that its pages are kept for.
+
+        A chunk is no concern of transformers' attention: its mask, which we never build, knows.
+        A module that several layers share does not know whose turn it is: the next one's.
+        """
+        if self._attended == len(self._specs):
+            raise RuntimeError(f"layer {call.layer} attends after the last one")
+        spec: LayerSpec = self._specs[self._attended]
+        window_tokens = 0 if spec.kind is GroupKind.CHUNKED else spec.window_tokens
+        in_turn = call.layer in (spec.index, hook.SHARED_MODULE)
+        if not in_turn or call.params.window_tokens != window_tokens:
             raise RuntimeError(
                 f"layer {call.layer} attends with window {call.params.window_tokens}, "
-                f"expected layer {self._attended} with window {spec.window_tokens}"
+                f"expected layer {spec.index} with window {window_tokens}"
             )
         self._attended += 1
+        return spec
+
+
+def _stored(vectors: torch.Tensor, pages: LayerPages) -> torch.Tensor:
+    """Keys or values as the kernels take them; they quantise by themselves."""
+    return vectors if pages.quantised else vectors.to(pages.dtype)

@@ -14,6 +14,9 @@ from transformers import AutoModelForCausalLM
 SCALES = (8.0, 16.0, 32.0, 4.0)
 """Factors tried in turn on the weight matrices."""
 
+LOG_DECAYS = (-6.0, -1.0)
+"""Between these lies the logarithm of a recurrence's decay per unit of time."""
+
 PROBE_SHAPE = (4, 16)
 """Prompts and tokens of each that are tried."""
 
@@ -72,9 +75,14 @@ def _draw(config: Any, seed: int, dtype: torch.dtype, scale: float) -> Any:
 
 @torch.no_grad()
 def _fill(module: Any, scale: float) -> None:
-    """Scale the matrices; give vectors that start at zero (biases, sinks) something to say."""
-    for parameter in module.parameters():
-        if parameter.dim() > 1:
+    """Scale the matrices; give vectors that start at zero (biases, sinks) something to say.
+
+    Logarithms of decays are drawn such that states remember some tens of tokens.
+    """
+    for name, parameter in module.named_parameters():
+        if name.endswith("A_log"):
+            parameter.uniform_(*LOG_DECAYS)
+        elif parameter.dim() > 1:
             parameter.mul_(scale)
         elif not parameter.any():
             parameter.normal_(std=0.2)

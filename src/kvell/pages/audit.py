@@ -7,9 +7,9 @@ index, and reports each difference in a sentence.
 from collections import Counter
 from collections.abc import Iterator
 
-from kvell.pages.layout import Layout
-from kvell.pages.pool import NO_GROUP, SHARED
-from kvell.pages.snapshot import PoolSnapshot
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.pages.pool import KEEPERS, NO_GROUP, SHARED
+from kvell.pages.snapshot import HolderSnapshot, PoolSnapshot
 
 
 def audit(layout: Layout, state: PoolSnapshot) -> list[str]:
@@ -27,6 +27,7 @@ def audit(layout: Layout, state: PoolSnapshot) -> list[str]:
 def _references(state: PoolSnapshot) -> Iterator[str]:
     for group, refs in enumerate(state.refs):
         held = Counter(page for h in state.holders for page in h.groups[group][1])
+        held.update(page for h in state.holders for g, page in h.others if g == group)
         for page in held.keys() | refs.keys():
             if held[page] != refs.get(page, 0):
                 yield (
@@ -57,7 +58,7 @@ def _large_pages(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
             yield f"large page {large}: a page has two states or none"
         if not used and not cached:
             yield f"large page {large}: all empty, yet in group {group}"
-        if empty and state.owner[large] not in live | {SHARED}:
+        if empty and state.owner[large] not in live | {SHARED, *KEEPERS}:
             yield f"large page {large}: associated with holder {state.owner[large]}, who is gone"
 
 
@@ -97,18 +98,36 @@ def _index(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
             if state.group[page // count] != group:
                 yield f"group {group} page {page}: named, but its large page is not of the group"
     for entry in state.index:
-        last_token = (entry.position + 1) * layout.groups[entry.group].page_tokens - 1
-        if not entry.node_start <= last_token < entry.node_end:
+        if not entry.node_start < entry.end <= entry.node_end:
             yield f"group {entry.group} page {entry.page}: filed in the wrong node"
 
 
 def _tables(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
     for holder in state.holders:
         for index, (first, pages) in enumerate(holder.groups):
-            size = layout.groups[index].page_tokens
-            if (first + len(pages)) * size < holder.computed:
+            group = layout.groups[index]
+            size = group.page_tokens
+            if group.kind is GroupKind.STATE and len(pages) not in (0, group.slices):
+                yield f"holder {holder.handle}: part of a state in group {index}"
+            if not _is_plain(group) or not pages:
+                continue
+            if group.required_for_hit and (first + len(pages)) * size < _must_hold(
+                holder, index, size
+            ):
                 yield f"holder {holder.handle}: tokens computed beyond its pages in group {index}"
             for position, page in enumerate(pages, start=first):
                 reserved = position * size >= holder.computed
                 if reserved and page in state.keys[index]:
                     yield f"holder {holder.handle}: a reserved page of group {index} is named"
+
+
+def _must_hold(holder: HolderSnapshot, group: int, page_tokens: int) -> int:
+    """Tokens on pages of its own; what the last one has in part may still be to be copied."""
+    copies = any(other == group for other, _ in holder.others)
+    return holder.computed // page_tokens * page_tokens if copies else holder.computed
+
+
+def _is_plain(group: GroupSpec) -> bool:
+    """Is position i always the page of tokens i × page_tokens …?"""
+    moves = group.kind is GroupKind.DROPPING or group.counts_images
+    return group.kind.counts_tokens and not moves

@@ -26,21 +26,40 @@ class GroupKind(StrEnum):
     FULL = "full"
     SLIDING = "sliding"
     CHUNKED = "chunked"
+    STATE = "state"
+    """One state for all earlier tokens: state space, linear attention, short convolution."""
+    CROSS = "cross"
+    """Text attends to images: keys and values of image tokens, whole images."""
+    VISION = "vision"
+    """Embeddings of image tokens, from the encoder's run until prefill has consumed them."""
+    DROPPING = "dropping"
+    """Full attention that keeps ``window_tokens`` of the prompt's tokens once it is computed."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Is page ``i`` the one of tokens ``i × page_tokens …`` of the text?"""
+        return self not in _OTHERWISE_PAGED
+
+
+_OTHERWISE_PAGED = frozenset({GroupKind.STATE, GroupKind.CROSS, GroupKind.VISION})
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What one attention layer stores for each token: sizes, whether it can be run or not.
+    """What one layer stores for each token (state: in all): sizes, whether it can be run or not.
 
     ``window_tokens`` says how far a token reads.  Sliding: it counts the token itself,
     as transformers does; a token at position p reads positions p-window_tokens+1 … p.
     Chunked: the chunk's length; a token reads its chunk from the multiple of
-    window_tokens at or before p.  Zero for full attention.
+    window_tokens at or before p.  Dropping: tokens of the prompt that are kept.  Else zero.
 
     :param kv_heads: vectors that a token stores in each tensor.
-    :param tensors: 2 for K and V; 1 for a latent that serves as both (MLA).
+    :param tensors: 2 for K and V; 1 for a latent that serves as both (MLA), or an embedding.
     :param scale_bytes: stored beside each vector of quantised elements.
     :param kv_of: index of the layer whose tokens this one reads; it stores none itself.
+    :param state_bytes: of a state layer, the bytes of its state; it stores nothing else.
+    :param model: which of several models in one pool; "" if there is one.
+    :param required_for_hit: False for what is refilled rather than resumed (a drafter's).
     """
 
     index: int
@@ -52,12 +71,17 @@ class LayerSpec:
     tensors: int = 2
     scale_bytes: int = 0
     kv_of: int | None = None
+    state_bytes: int = 0
+    model: str = ""
+    required_for_hit: bool = True
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token stores in this layer, scales included."""
+        """Bytes that one token stores in this layer, scales included; of a state, all."""
         if self.kv_of is not None:
             return 0
+        if self.kind is GroupKind.STATE:
+            return self.state_bytes
         vector_bytes = self.head_size * self.element_bytes + self.scale_bytes
         return self.tensors * self.kv_heads * vector_bytes
 
@@ -69,6 +93,18 @@ class GroupSpec:
     ``page_stride_bytes × pages_per_large`` is the layout's ``large_page_bytes``
     exactly, so page ``p`` of the pool (``slot × pages_per_large + index``) starts
     at byte ``p × page_stride_bytes``.
+
+    A page of a state group holds one state (``page_tokens`` is 1) of ``layers_per_page``
+    layers: slice i of a state has layers i × layers_per_page … of ``layers``.
+
+    :param layer_token_bytes: of one layer; in a state group, the bytes of its state.
+    :param layers_per_page: layers of one page; 0 for all.
+    :param model: which of several models in one pool.
+    :param required_for_hit: False for what is refilled rather than resumed.
+    :param counts_images: pages hold the tokens of images beside those of the text, although
+        they are not part of it (cross-attention under ``paged``).
+    :param holds_embeddings: embeddings of image tokens lie in this group's pages of the same
+        tokens until their keys and values overwrite them, so whole images get pages at once.
     """
 
     name: str
@@ -79,6 +115,16 @@ class GroupSpec:
     page_stride_bytes: int
     pages_per_large: int
     window_tokens: int = 0
+    layers_per_page: int = 0
+    model: str = ""
+    required_for_hit: bool = True
+    counts_images: bool = False
+    holds_embeddings: bool = False
+
+    @property
+    def slices(self) -> int:
+        """Pages of one state."""
+        return len(self.layers) // (self.layers_per_page or len(self.layers))
 
     @property
     def layer_page_bytes(self) -> int:
@@ -88,7 +134,7 @@ class GroupSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page that hold data: the stride without its padding."""
-        return self.layer_page_bytes * len(self.layers)
+        return self.layer_page_bytes * (self.layers_per_page or len(self.layers))
 
     @property
     def padding_bytes(self) -> int:
@@ -97,15 +143,16 @@ class GroupSpec:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes one token needs in this group, over all its layers."""
+        """Bytes one token (or one state) needs in this group, over all its layers."""
         return self.layer_token_bytes * len(self.layers)
 
     def layer_offset_bytes(self, layer: int) -> int:
-        """Where ``layer`` (its index in the model) starts inside a page of this group.
+        """Where ``layer`` (its index in the model) starts inside a page (its slice) of this group.
 
         :raises ValueError: if the layer is not in the group.
         """
-        return self.layers.index(layer) * self.layer_page_bytes
+        place = self.layers.index(layer) % (self.layers_per_page or len(self.layers))
+        return place * self.layer_page_bytes
 
 
 Association = Literal["demand", "literal"]
@@ -133,12 +180,16 @@ class Layout:
         """Bytes of the whole pool."""
         return self.large_page_bytes * self.num_large_pages
 
-    def group_of_layer(self, layer: int) -> int:
+    def group_of_layer(self, layer: int, kind: GroupKind | None = None) -> int:
         """Index of the group that stores ``layer``.
 
+        :param kind: which of a layer's groups, where it has more than one (attention and a
+            state side by side); None for attention before a state.
         :raises ValueError: if no group does.
         """
-        for index, group in enumerate(self.groups):
-            if layer in group.layers:
-                return index
-        raise ValueError(f"layer {layer} belongs to no group")
+        holding = [i for i, group in enumerate(self.groups) if layer in group.layers]
+        if kind is not None:
+            holding = [i for i in holding if self.groups[i].kind is kind]
+        if not holding:
+            raise ValueError(f"layer {layer} belongs to no group")
+        return min(holding, key=lambda i: (self.groups[i].kind is GroupKind.STATE, i))

@@ -32,6 +32,9 @@ from kvell.pages.layout import Layout
 
 NO_GROUP = -1
 SHARED = -1
+KEEPERS = (-2, -3, -4)
+"""Owners of large pages that only cached pages are put into, by their eviction rank: so what
+is kept for later does not lie beside what is used now, and leaves as a whole."""
 
 Key = tuple[int, int, int]
 """Eviction order of a cached page, smallest first: (rank, time, -prefix length)."""
@@ -73,10 +76,22 @@ class PagePool:
         self._claimed = [0] * len(layout.groups)
         self._in_use = [0] * len(layout.groups)
         self._partial = [0] * len(layout.groups)
-        self._live: set[int] = set()
+        self._live: set[int] = set(KEEPERS)
         # Large pages of each group that have an empty page, shared and associated.
         self._shared: list[set[int]] = [set() for _ in layout.groups]
         self._owned: list[set[int]] = [set() for _ in layout.groups]
+
+    def add_groups(self, layout: Layout) -> None:
+        """Serve a layout that has more groups, after those it had."""
+        count = len(layout.groups) - len(self.layout.groups)
+        self.layout = layout
+        self.pages_per_large = tuple(g.pages_per_large for g in layout.groups)
+        for numbers in (self._claimed, self._in_use, self._partial):
+            numbers.extend([0] * count)
+        self.refs.extend({} for _ in range(count))
+        self.indexed.extend({} for _ in range(count))
+        self._shared.extend(set() for _ in range(count))
+        self._owned.extend(set() for _ in range(count))
 
     # ------------------------------------------------------------ what there is
 
@@ -213,6 +228,13 @@ class PagePool:
     def index(self, group: int, page: int, key: Key) -> None:
         """The prefix index names this used page from now on."""
         self.indexed[group][page] = key
+
+    def rename(self, group: int, old: int, new: int) -> bool:
+        """What the index names ``old``, it names ``new`` from now on; False if it did not."""
+        key = self.indexed[group].pop(old, None)
+        if key is not None:
+            self.indexed[group][new] = key
+        return key is not None
 
     def evict(self, group: int, page: int) -> None:
         """A cached page becomes empty; the index must have dropped it."""

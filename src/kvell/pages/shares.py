@@ -21,3 +21,20 @@ def equal_shares(pages_per_large: Sequence[int], num_large_pages: int) -> tuple[
         else:
             high = middle - 1
     return tuple(larges_for(low, pages_per_large))
+
+
+def proportional_shares(weights: Sequence[int], num_large_pages: int) -> tuple[int, ...]:
+    """Large pages of each group in proportion to its weight, at least one each.
+
+    All are given out; what rounding leaves goes to those that lost most by it.  All zero
+    if the pool has fewer large pages than groups.
+    """
+    spare = num_large_pages - len(weights)
+    if spare < 0:
+        return (0,) * len(weights)
+    total = sum(weights)
+    shares = [1 + spare * weight // total for weight in weights]
+    lost = sorted(range(len(weights)), key=lambda i: -(spare * weights[i] % total))
+    for i in lost[: num_large_pages - sum(shares)]:
+        shares[i] += 1
+    return tuple(shares)

@@ -1,32 +1,51 @@
-"""From layers to a layout: groups, page sizes and the large page that they divide.
+"""From layers to a layout: the large page that the pages of all groups divide.
 
 Source: Jenga §4.4 (why the least common multiple); ADR 1.
 """
 
+import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 from kvell.errors import ChangeSomething
-from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
-from kvell.pages.shares import equal_shares
+from kvell.pages.grouping import (
+    ALIGNMENT_BYTES,
+    Draft,
+    Embeddings,
+    draft,
+    group_by_kind,
+    padded_to_largest,
+    whole_pages,
+    with_embeddings_in_kv,
+    with_smaller_states,
+    without_embeddings,
+)
+from kvell.pages.layout import LayerSpec, Layout
+from kvell.pages.paging import bytes_per_token, paged_drafts, split_drafts
+from kvell.pages.shares import equal_shares, proportional_shares
 from kvell.vocabulary import KIB, MIB
 
-Manager = Literal["kvell", "jenga", "paged", "max-page", "static"]
+Manager = Literal["kvell", "jenga", "paged", "max-page", "static", "manual"]
 """Configurations of the one allocator.
 
 ``kvell``: a group per kind, window and size, associated by demand.  ``jenga``: the
 same groups, allocated in the literal order of Jenga §5.4.  ``paged``: one page size,
-every layer holds every token.  ``max-page``: every group's page is padded to the
-largest.  ``static``: memory is cut at start, the same number of pages for each group.
+every attention layer holds every token, every state is padded (:mod:`kvell.pages.paging`).
+``max-page``: every group's page is padded to the largest.  ``static``: memory is cut at
+start, the same number of pages for each group.  ``manual``: memory is cut at start between
+target and drafter, or between models, by their bytes per token; each part is ``paged``.
 """
 MANAGERS: tuple[Manager, ...] = get_args(Manager)
+GROUPED: frozenset[Manager] = frozenset({"kvell", "jenga", "static"})
+"""Managers whose pages are as small as their groups allow."""
+CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
 
 DEFAULT_PAGE_TOKENS = 16
-ALIGNMENT_BYTES = 64
-"""Pages start on cache lines."""
 MAX_PADDING = 0.01
 """Padding that may buy a smaller large page, as a fraction of a page."""
+ROUND_COUNTS = (1, 2, 4, 6, 12, 24, 60, 120, 240, 720, 840, 2520, 5040)
+"""Counts with many divisors: a large page of such a multiple of cache lines is cut in many ways."""
 TAME_FACTOR = 8
 """A least common multiple up to this many of the largest pages is taken as it is."""
 
@@ -37,37 +56,91 @@ def plan_layout(
     *,
     manager: Manager = "kvell",
     page_tokens: int = DEFAULT_PAGE_TOKENS,
+    embeddings: Embeddings = "own",
+    large_page_bytes: int | None = None,
 ) -> Layout:
     """Cut ``kv_memory_bytes`` into large pages that every group of ``layers`` divides.
 
     :param manager: see :data:`Manager`.
+    :param embeddings: ``in-kv`` keeps embeddings of image tokens in the pages of full
+        attention until keys and values overwrite them.
+    :param large_page_bytes: a size known to serve more groups than these (those of models
+        that are registered later); None to choose one.
     :raises ChangeSomething: if there is not even one page for each group that must have
-        its own, or if there are no layers.
+        its own, if there are no layers, or if embeddings have no page to lie in.
     """
     if manager not in MANAGERS:
         raise ChangeSomething(
             "--manager", manager, "is not a manager", f"use one of {', '.join(MANAGERS)}"
         )
-    layers = [layer for layer in layers if layer.kv_of is None]
-    if not layers:
+    storing = [layer for layer in layers if layer.kv_of is None]
+    if not storing:
         raise ChangeSomething("model", "no layers", "stores no KV cache", "use a decoder model")
-    drafts = _one_group(layers, page_tokens) if manager == "paged" else _groups(layers, page_tokens)
-    page_bytes = [_align(draft.page_bytes) for draft in drafts]
-    if manager == "max-page":
-        page_bytes = [max(page_bytes)] * len(page_bytes)
-    large_page_bytes, rule = choose_large_page_bytes(page_bytes, kv_memory_bytes)
+    drafts = _drafts(storing, manager, page_tokens, embeddings)
+    if manager in GROUPED and large_page_bytes is None:
+        drafts = _with_little_padding(drafts, kv_memory_bytes)
+    large_page_bytes, rule = _large_page(drafts, kv_memory_bytes, large_page_bytes)
     num_large_pages = kv_memory_bytes // large_page_bytes
-    _require_pages(kv_memory_bytes, large_page_bytes, len(drafts) if manager == "static" else 1)
-    groups = tuple(_fit(d, p, large_page_bytes) for d, p in zip(drafts, page_bytes, strict=True))
-    quota = equal_shares([group.pages_per_large for group in groups], num_large_pages)
+    cut = manager in CUT_AT_START
+    _require_pages(kv_memory_bytes, large_page_bytes, len(drafts) if cut else 1)
     return Layout(
-        groups,
+        tuple(one.fit(large_page_bytes) for one in drafts),
         large_page_bytes,
         num_large_pages,
         "max-page" if manager == "max-page" else rule,
         "literal" if manager == "jenga" else "demand",
-        quota if manager == "static" else None,
+        _quota(drafts, large_page_bytes, num_large_pages, manager),
     )
+
+
+def by_kind(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
+    """A draft for each kind, window and size."""
+    return [draft(group) for group in group_by_kind(layers, page_tokens)]
+
+
+def _by_largest(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
+    return padded_to_largest(by_kind(layers, page_tokens))
+
+
+_DRAFTS: dict[Manager, Callable[[Sequence[LayerSpec], int], list[Draft]]] = {
+    "kvell": by_kind,
+    "jenga": by_kind,
+    "paged": paged_drafts,
+    "max-page": _by_largest,
+    "static": by_kind,
+    "manual": split_drafts,
+}
+
+
+def _drafts(
+    layers: Sequence[LayerSpec], manager: Manager, page_tokens: int, embeddings: Embeddings
+) -> list[Draft]:
+    if embeddings == "own":
+        return _DRAFTS[manager](layers, page_tokens)
+    drafts = _DRAFTS[manager](without_embeddings(layers), page_tokens)
+    return with_embeddings_in_kv(drafts, layers)
+
+
+def _with_little_padding(drafts: list[Draft], pool_bytes: int) -> list[Draft]:
+    """States in smaller pages, where only those meet the others in a large page of fair size."""
+    attempt: list[Draft] | None = drafts
+    while attempt is not None:
+        rule = choose_large_page_bytes([one.page_bytes for one in attempt], pool_bytes)[1]
+        if rule != "largest-page":
+            return attempt
+        attempt = with_smaller_states(attempt)
+    return drafts
+
+
+def _quota(
+    drafts: Sequence[Draft], large_page_bytes: int, num_large_pages: int, manager: Manager
+) -> tuple[int, ...] | None:
+    if manager == "static":
+        counts = [one.fit(large_page_bytes).pages_per_large for one in drafts]
+        return equal_shares(counts, num_large_pages)
+    if manager == "manual":
+        return proportional_shares(bytes_per_token(drafts), num_large_pages)
+    return None
 
 
 def _require_pages(kv_memory_bytes: int, large_page_bytes: int, count: int) -> None:
@@ -79,6 +152,23 @@ def _require_pages(kv_memory_bytes: int, large_page_bytes: int, count: int) -> N
         "is smaller than one page of this model" + (" for each layer group" * (count > 1)),
         f"use at least {-(-count * large_page_bytes // KIB)}KiB",
     )
+
+
+def _large_page(
+    drafts: Sequence[Draft], pool_bytes: int, large_page_bytes: int | None
+) -> tuple[int, str]:
+    page_bytes = [one.page_bytes for one in drafts]
+    if large_page_bytes is None:
+        return choose_large_page_bytes(page_bytes, pool_bytes)
+    least = max(page_bytes)
+    if large_page_bytes < least or large_page_bytes % ALIGNMENT_BYTES:
+        raise ChangeSomething(
+            "large_page_bytes",
+            large_page_bytes,
+            f"is no multiple of {ALIGNMENT_BYTES} that holds a page of every group",
+            f"use at least {least}",
+        )
+    return large_page_bytes, "given"
 
 
 def choose_large_page_bytes(page_bytes: Sequence[int], pool_bytes: int) -> tuple[int, str]:
@@ -93,80 +183,42 @@ def choose_large_page_bytes(page_bytes: Sequence[int], pool_bytes: int) -> tuple
     lcm = math.lcm(*page_bytes)
     if lcm <= min(cap, TAME_FACTOR * largest) or lcm == largest:
         return lcm, "lcm"
-    for size in _padded_sizes(page_bytes, cap):
+    for size in padded_sizes(page_bytes, cap):
         return size, "padded"
     return _largest_page(page_bytes), "largest-page"
 
 
-def _padded_sizes(page_bytes: Sequence[int], cap: int) -> Iterator[int]:
+def padded_sizes(page_bytes: Sequence[int], cap: int) -> Iterator[int]:
+    """Sizes, ascending, into which every page goes with little padding.
+
+    Each is about a multiple of some page; a page below ``MAX_PADDING`` of the largest goes
+    into anything, so no multiples of it are tried.
+    """
     largest = max(page_bytes)
-    for count in range(1, cap // largest + 1):
-        counts = [count * largest // p for p in page_bytes]
+    steps = {p for p in page_bytes if p >= MAX_PADDING * largest}
+    for near in heapq.merge(*(range(-(-largest // p) * p, cap + 1, p) for p in steps)):
+        if any(near % p > MAX_PADDING * near for p in page_bytes):
+            continue
+        counts = [near // p for p in page_bytes]
         unit = ALIGNMENT_BYTES * math.lcm(*counts)
-        size = -(-max(c * p for c, p in zip(counts, page_bytes, strict=True)) // unit) * unit
+        size = -(-near // unit) * unit
         padding = max(size / (c * p) - 1 for c, p in zip(counts, page_bytes, strict=True))
         if size <= cap and padding <= MAX_PADDING:
             yield size
 
 
 def _largest_page(page_bytes: Sequence[int]) -> int:
+    """The largest page, or little more, so that the others pad least."""
     largest = max(page_bytes)
-    unit = ALIGNMENT_BYTES * math.lcm(*(largest // p for p in page_bytes))
-    return -(-largest // unit) * unit
+    units = [math.lcm(*(largest // p for p in page_bytes)), *ROUND_COUNTS]
+    sizes = {
+        -(-largest // (unit * ALIGNMENT_BYTES)) * unit * ALIGNMENT_BYTES
+        for unit in units
+        if unit * ALIGNMENT_BYTES <= largest or unit == 1
+    }
+    return min(sizes, key=lambda size: (max(size / _fills(size, p) for p in page_bytes), size))
 
 
-def _groups(layers: Sequence[LayerSpec], page_tokens: int) -> list[GroupSpec]:
-    members: dict[tuple[GroupKind, int, int], list[int]] = {}
-    for layer in layers:
-        key = (layer.kind, layer.window_tokens, layer.token_bytes)
-        members.setdefault(key, []).append(layer.index)
-    names = _names(list(members))
-    return [
-        _draft(name, kind, tuple(indices), token_bytes, page_tokens, window)
-        for name, ((kind, window, token_bytes), indices) in zip(names, members.items(), strict=True)
-    ]
-
-
-def _names(keys: Sequence[tuple[GroupKind, int, int]]) -> list[str]:
-    plain = [f"{kind}({window})" if window else str(kind) for kind, window, _ in keys]
-    return [
-        name if plain.count(name) == 1 else f"{name}/{size}B"
-        for name, (_, _, size) in zip(plain, keys, strict=True)
-    ]
-
-
-def _one_group(layers: Sequence[LayerSpec], page_tokens: int) -> list[GroupSpec]:
-    indices = tuple(layer.index for layer in layers)
-    token_bytes = max(layer.token_bytes for layer in layers)
-    return [_draft("all", GroupKind.FULL, indices, token_bytes, page_tokens, 0)]
-
-
-def _draft(
-    name: str,
-    kind: GroupKind,
-    indices: tuple[int, ...],
-    token_bytes: int,
-    page_tokens: int,
-    window: int,
-) -> GroupSpec:
-    return GroupSpec(name, kind, indices, token_bytes, page_tokens, 0, 0, window)
-
-
-def _fit(draft: GroupSpec, page_bytes: int, large_page_bytes: int) -> GroupSpec:
-    count = large_page_bytes // page_bytes
-    while large_page_bytes % (count * ALIGNMENT_BYTES):
-        count -= 1
-    return GroupSpec(
-        draft.name,
-        draft.kind,
-        draft.layers,
-        draft.layer_token_bytes,
-        draft.page_tokens,
-        large_page_bytes // count,
-        count,
-        draft.window_tokens,
-    )
-
-
-def _align(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def _fills(size: int, page_bytes: int) -> int:
+    """Bytes of a large page that whole pages of one group fill."""
+    return whole_pages(size, page_bytes) * page_bytes

@@ -7,22 +7,30 @@ from kvell.pages.pool import Key
 
 @dataclass(frozen=True)
 class HolderSnapshot:
-    """One holder: per group, the first page position and the pages from there."""
+    """One holder: per group, the first page position and the pages from there.
+
+    ``others`` are (group, page) that it uses beside them: to copy from, to write states to.
+    """
 
     handle: int
     computed: int
     published: int
     is_lease: bool
     groups: tuple[tuple[int, tuple[int, ...]], ...]
+    others: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """The index names ``page`` of ``group`` at a position, in a node of these tokens."""
+    """The index names ``page`` of ``group`` at a place, in a node of these tokens.
+
+    The page is of the prefix of ``end`` tokens; ``part`` tells pages of one end apart.
+    """
 
     group: int
     page: int
-    position: int
+    end: int
+    part: int
     node_start: int
     node_end: int
 
@@ -35,7 +43,7 @@ class PoolTotals:
     large page joined its group; ``stranded_pages`` are cached or empty again, and no
     other group can get them.  Counters since the start: ``hit_tokens`` of claimed
     requests' prefixes; ``group_hit_tokens`` of the cached pages that these took in each
-    group (a window takes its own only).
+    group (a window takes its own only); ``checkpoint_pages`` written for states on the way.
     """
 
     empty_large: int
@@ -47,6 +55,7 @@ class PoolTotals:
     unwritten_pages: tuple[int, ...]
     stranded_pages: tuple[int, ...]
     group_hit_tokens: tuple[int, ...]
+    checkpoint_pages: tuple[int, ...]
 
 
 @dataclass(frozen=True)

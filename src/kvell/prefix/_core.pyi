@@ -7,25 +7,46 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 Numbers = tuple[int, ...]
+Rules = tuple[int, int, int, int, int, bool, bool, bool, int, int, str]
+"""(page_tokens, pages_per_large, number of the kind, window_tokens, slices, required_for_hit,
+counts_images, holds_embeddings, bytes of a page, tokens that a state must save to displace,
+model)."""
 
 class CompiledCore:
     """Decides as ``ReferenceCore``.
 
-    Groups are (page_tokens, pages_per_large, number of the kind, window_tokens); an
-    empty ``quota_large_pages`` lets every group take any large page.
+    An empty ``quota_large_pages`` lets every group take any large page.
     """
 
     def __init__(
         self,
-        groups: Sequence[tuple[int, int, int, int]],
+        groups: Sequence[Rules],
         num_large_pages: int,
+        large_page_bytes: int,
         literal_order: bool,
         quota_large_pages: Sequence[int],
     ) -> None: ...
     def begin_step(self, step: int) -> None: ...
-    def peek(self, tokens: Ints, root: str) -> int: ...
+    def add_groups(self, groups: Sequence[Rules]) -> None: ...
+    def peek(
+        self,
+        tokens: Ints,
+        root: str,
+        *,
+        images: Ints | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
+    ) -> int: ...
     def open(
-        self, tokens: Ints, root: str, lease_until: int | None = None, *, reuse: bool = True
+        self,
+        tokens: Ints,
+        root: str,
+        lease_until: int | None = None,
+        *,
+        reuse: bool = True,
+        images: Ints | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
     ) -> int: ...
     def claim(self, handle: int, expected_tokens: int) -> None: ...
     def hit_tokens(self, handle: int) -> int: ...
@@ -35,12 +56,17 @@ class CompiledCore:
     def fits(
         self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
     ) -> bool: ...
+    def copies(self) -> Ints: ...
+    def compact(self, most_large: int) -> Ints: ...
+    def checkpoint(self, handles: Ints, until: Ints) -> Ints: ...
     def append(self, handles: Ints, tokens: Ints) -> None: ...
     def advance(self, handles: Ints, computed: Ints) -> None: ...
     def close(self, handle: int, *, renew: bool = True) -> None: ...
     def division(
         self,
-    ) -> tuple[int, Numbers, Numbers, Numbers, int, Numbers, Numbers, Numbers, Numbers]: ...
+    ) -> tuple[
+        int, Numbers, Numbers, Numbers, int, Numbers, Numbers, Numbers, Numbers, Numbers
+    ]: ...
     def state(
         self,
     ) -> tuple[
@@ -48,11 +74,21 @@ class CompiledCore:
         tuple[
             tuple[dict[int, int], ...],
             tuple[dict[int, tuple[int, int, int]], ...],
-            tuple[tuple[int, int, int, int, int], ...],
+            tuple[tuple[int, int, int, int, int, int], ...],
         ],
         int,
         Numbers,
-        tuple[tuple[int, int, int, bool, tuple[tuple[int, Numbers], ...]], ...],
+        tuple[
+            tuple[
+                int,
+                int,
+                int,
+                bool,
+                tuple[tuple[int, Numbers], ...],
+                tuple[tuple[int, int], ...],
+            ],
+            ...,
+        ],
         int,
         Numbers,
         int,

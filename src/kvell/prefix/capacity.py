@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.shares import larges_for
-from kvell.prefix.needs import peak_pages
+from kvell.prefix.facts import Facts
+from kvell.prefix.needs import WINDOWS, end_position, peak_pages
 from kvell.prefix.policies import policy_of
 
 
@@ -34,9 +35,15 @@ def large_pages_needed(
 def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
     """Bytes of all pages of one request at its worst, padding included."""
     return sum(
-        peak_pages(group, policy_of(group), tokens, chunk_tokens) * group.page_stride_bytes
+        peak_pages(group, Facts(tokens), tokens, chunk_tokens) * group.page_stride_bytes
         for group in layout.groups
     )
+
+
+def fits_alone(layout: Layout, facts: Facts, tokens: int, chunk_tokens: int) -> bool:
+    """Does a request with these facts fit when nothing else is in the pool?"""
+    needs = [_large_pages(group, facts, tokens, 1, chunk_tokens) for group in layout.groups]
+    return _within(layout, needs)
 
 
 def longest_request(layout: Layout, limit_tokens: int, chunk_tokens: int = 1) -> int:
@@ -55,7 +62,10 @@ def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
 
 
 def _fits(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> bool:
-    needs = _needs(layout, tokens, requests, chunk_tokens)
+    return _within(layout, _needs(layout, tokens, requests, chunk_tokens))
+
+
+def _within(layout: Layout, needs: list[int]) -> bool:
     if layout.quota_large_pages is None:
         return sum(needs) <= layout.num_large_pages
     return all(n <= share for n, share in zip(needs, layout.quota_large_pages, strict=True))
@@ -63,15 +73,18 @@ def _fits(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> bool
 
 def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> list[int]:
     """Large pages per group, at its worst."""
-    return [_large_pages(group, tokens, requests, chunk_tokens) for group in layout.groups]
+    facts = Facts(tokens)
+    return [_large_pages(group, facts, tokens, requests, chunk_tokens) for group in layout.groups]
 
 
-def _large_pages(group: GroupSpec, tokens: int, requests: int, chunk_tokens: int) -> int:
+def _large_pages(
+    group: GroupSpec, facts: Facts, tokens: int, requests: int, chunk_tokens: int
+) -> int:
     """A window that moves on may straddle one large page more than its pages fill."""
-    policy, per_large = policy_of(group), group.pages_per_large
-    moves_on = policy.most_live_tokens(tokens) < tokens
-    pages = requests * peak_pages(group, policy, tokens, chunk_tokens)
-    whole = -(-tokens // group.page_tokens) * requests
+    per_large = group.pages_per_large
+    moves_on = group.kind in WINDOWS and policy_of(group).most_kept_tokens(tokens) < tokens
+    pages = requests * peak_pages(group, facts, tokens, chunk_tokens)
+    whole = end_position(group, facts, tokens) * requests
     return -(-min(whole, pages + (per_large - 1 if moves_on else 0)) // per_large)
 
 

@@ -4,10 +4,16 @@ The class of the extension does all the work and is inherited from, so that a ca
 costs no Python at all; here are only the layout it was made for and its snapshot.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix import _core
+from kvell.prefix.checkpoints import WORTH_TOKENS, is_worth_displacing
 from kvell.prefix.placement import RUNGS
+from kvell.prefix.policies import policy_of
+from kvell.prefix.store import check_new_groups
 
 
 class CompiledCore(_core.CompiledCore):
@@ -20,17 +26,24 @@ class CompiledCore(_core.CompiledCore):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(
-            [_rules(group) for group in layout.groups],
+            _all_rules(layout.groups),
             layout.num_large_pages,
+            layout.large_page_bytes,
             layout.association == "literal",
             layout.quota_large_pages or (),
         )
         self.layout = layout
 
+    def register(self, groups: Sequence[GroupSpec]) -> None:
+        """Serve a further model's groups from the same pool; see :class:`MemoryCore`."""
+        check_new_groups(self.layout, groups)
+        self.add_groups(_all_rules(groups))
+        self.layout = replace(self.layout, groups=(*self.layout.groups, *groups))
+
     def totals(self) -> PoolTotals:
         """How the pool is divided now, and counters so far."""
         empty, used, cached, evicted, hit_tokens, rungs, *by_group = self.division()
-        unwritten, stranded, group_hit_tokens = by_group
+        unwritten, stranded, group_hit_tokens, checkpoint_pages = by_group
         return PoolTotals(
             empty,
             used,
@@ -41,6 +54,7 @@ class CompiledCore(_core.CompiledCore):
             unwritten,
             stranded,
             group_hit_tokens,
+            checkpoint_pages,
         )
 
     def snapshot(self) -> PoolSnapshot:
@@ -67,15 +81,43 @@ class CompiledCore(_core.CompiledCore):
         )
 
 
-KINDS = (GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED)
+KINDS = (
+    GroupKind.FULL,
+    GroupKind.SLIDING,
+    GroupKind.CHUNKED,
+    GroupKind.STATE,
+    GroupKind.CROSS,
+    GroupKind.VISION,
+    GroupKind.DROPPING,
+)
 """Kinds by their number in the extension (``Kind`` in rules.h)."""
 
 
-def _rules(group: GroupSpec) -> tuple[int, int, int, int]:
-    """What the extension knows of a group: page tokens, pages per large page, kind, window."""
+Rules = tuple[int, int, int, int, int, bool, bool, bool, int, int, str]
+
+
+def _all_rules(groups: Sequence[GroupSpec]) -> list[Rules]:
+    """What the extension knows of groups, each with those of its own model beside it."""
+    return [_rules(group, [g for g in groups if g.model == group.model]) for group in groups]
+
+
+def _rules(group: GroupSpec, own: Sequence[GroupSpec]) -> Rules:
     return (
         group.page_tokens,
         group.pages_per_large,
         KINDS.index(group.kind),
         group.window_tokens,
+        group.slices,
+        policy_of(group).required_for_hit,
+        group.counts_images,
+        group.holds_embeddings,
+        group.page_stride_bytes,
+        _worth_tokens(group, own),
+        group.model,
     )
+
+
+def _worth_tokens(group: GroupSpec, own: Sequence[GroupSpec]) -> int:
+    """Fewest tokens that a state of the group must save to displace what is cached."""
+    saved = range(WORTH_TOKENS)
+    return next((n for n in saved if is_worth_displacing(group, own, n)), WORTH_TOKENS)

@@ -3,83 +3,120 @@
 It also serves where no compiler was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from kvell.pages.demand import feasible
-from kvell.pages.layout import Layout
-from kvell.pages.pool import NO_GROUP, PagePool
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.pages.pool import NO_GROUP
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
-from kvell.prefix.evictor import BEHIND_WINDOW, NORMAL, EvictionRule, Evictor, LeastRecentlyUsed
-from kvell.prefix.hits import hit_positions, longest_hit
-from kvell.prefix.holders import GroupPages, Holder
-from kvell.prefix.interface import NEW_PAGE_COLUMNS, Ints
-from kvell.prefix.needs import demand_pages, peak_pages
-from kvell.prefix.placement import Placer
-from kvell.prefix.policies import policy_of
-from kvell.prefix.radix import RadixTree, Tokens
+from kvell.prefix.checkpoints import cuts, is_worth_displacing
+from kvell.prefix.compaction import Compactor
+from kvell.prefix.evictor import COARSE, EvictionRule, LeastRecentlyUsed
+from kvell.prefix.facts import Images, facts_of
+from kvell.prefix.hits import alignment_tokens
+from kvell.prefix.holders import Checkpoint, GroupPages, Holder
+from kvell.prefix.interface import CHECKPOINT_COLUMNS, COPY_COLUMNS, NEW_PAGE_COLUMNS, Ints
+from kvell.prefix.lookup import match, resume
+from kvell.prefix.needs import demand_pages, end_position, peak_pages
+from kvell.prefix.publishing import Publisher
+from kvell.prefix.radix import Tokens
+from kvell.prefix.store import Store
 
 
 class ReferenceCore:
     """:class:`kvell.prefix.interface.MemoryCore` in plain Python."""
 
     def __init__(self, layout: Layout, rule: EvictionRule | None = None) -> None:
-        self.layout = layout
-        self._rule = rule or LeastRecentlyUsed()
-        self._groups = layout.groups
-        self._policies = tuple(policy_of(group) for group in layout.groups)
-        self._evictor = Evictor(len(self._groups))
-        self._pool = PagePool(layout, self._evictor)
-        self._evictor.watch(self._pool)
-        self._tree = RadixTree(tuple(group.page_tokens for group in self._groups))
-        self._placer = Placer(self._pool, self._evictor, self._tree)
+        self._store = Store(layout, rule or LeastRecentlyUsed())
+        self._publisher = Publisher(self._store)
+        self._compactor = Compactor(self._store)
         self._holders: dict[int, Holder] = {}
         self._next_handle = 1
-        self._step = 0
         self._hit_tokens = 0
-        self._group_hit_tokens = [0] * len(self._groups)
+        self._group_hit_tokens = [0] * len(layout.groups)
+        self._copies: list[tuple[int, ...]] = []
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`MemoryCore`."""
+        return self._store.layout
+
+    def register(self, groups: Sequence[GroupSpec]) -> None:
+        """See :class:`MemoryCore`."""
+        self._store.register(groups)
+        self._group_hit_tokens.extend([0] * len(groups))
+        self._publisher.checkpoint_pages.extend([0] * len(groups))
+        for holder in self._holders.values():
+            holder.groups.extend(GroupPages(0, []) for _ in groups)
 
     # ------------------------------------------------------------------ prefixes
 
     def begin_step(self, step: int) -> None:
         """See :class:`MemoryCore`."""
-        if step < self._step:
-            raise ValueError(f"steps only grow: {step} after {self._step}")
-        self._step = step
+        if step < self._store.step:
+            raise ValueError(f"steps only grow: {step} after {self._store.step}")
+        self._store.step = step
         over = [h for h in self._holders.values() if h.lease_until is not None]
         for holder in over:
             if holder.lease_until is not None and holder.lease_until < step:
                 self.close(holder.handle, renew=False)
 
-    def peek(self, tokens: Tokens, root: str) -> int:
-        """See :class:`MemoryCore`."""
-        return self._match(tokens, root)[0]
-
-    def open(
-        self, tokens: Tokens, root: str, lease_until: int | None = None, *, reuse: bool = True
+    def peek(
+        self,
+        tokens: Tokens,
+        root: str,
+        *,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
     ) -> int:
         """See :class:`MemoryCore`."""
+        facts = facts_of(len(tokens), prompt_tokens, images)
+        return match(self._store, tokens, _root(model, root), facts, self._store.own(model))[0]
+
+    def open(
+        self,
+        tokens: Tokens,
+        root: str,
+        lease_until: int | None = None,
+        *,
+        reuse: bool = True,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
+    ) -> int:
+        """See :class:`MemoryCore`."""
+        facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
+        root = _root(model, root)
         prompt = np.array(tokens, np.int32)  # a copy: the caller may reuse its buffer
         if not reuse:
-            self._placer.evict_unused()
-        length, found = self._match(prompt, root)
+            self._store.placer.evict_unused()
+        length, matched, found = match(self._store, prompt, root, facts, own)
         length = length if reuse else 0
-        path = [node for node, _ in self._tree.walk(root, prompt[:length])]
-        node = path[-1] if path else self._tree.root(root)
-        groups = []
-        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
-            positions = hit_positions(group, policy, length)
-            pages = [found[index][position] for position in positions]
-            for page in pages:
-                self._pool.acquire(index, page)
-            groups.append(GroupPages(positions.start, pages))
+        path = [node for node, _ in self._store.tree.walk(root, prompt[:length])]
+        node = path[-1] if path else self._store.tree.root(root)
+        groups = [GroupPages(0, []) for _ in self._store.groups]
+        for index in own:
+            groups[index] = resume(self._store, index, facts, length, found[index])
         handle = self._next_handle
         self._next_handle += 1
-        self._tree.hold(node)
-        self._pool.open_holder(handle)
+        self._store.tree.hold(node)
+        self._store.pool.open_holder(handle)
         self._holders[handle] = Holder(
-            handle, root, prompt, node, groups, length, length, length, len(prompt), lease_until
+            handle,
+            root,
+            prompt,
+            facts,
+            own,
+            node,
+            groups,
+            length,
+            matched if reuse else 0,
+            len(prompt),
+            lease_until,
+            renewed_step=self._store.step,
         )
         return handle
 
@@ -89,51 +126,48 @@ class ReferenceCore:
         holder.lease_until = None
         holder.expected_tokens = expected_tokens
         self._hit_tokens += holder.hit_tokens
-        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
-            taken = hit_positions(group, policy, holder.hit_tokens)
-            self._group_hit_tokens[index] += len(taken) * group.page_tokens
+        self._publisher.note_used(holder)
+        for index, held in holder.own_groups():
+            group = self._store.groups[index]
+            if group.kind.counts_tokens and group.required_for_hit:
+                taken = holder.hit_tokens - held.first * group.page_tokens
+                self._group_hit_tokens[index] += max(0, taken)
 
     def hit_tokens(self, handle: int) -> int:
         """See :class:`MemoryCore`."""
         return self._holders[handle].hit_tokens
 
-    def _match(self, tokens: Tokens, root: str) -> tuple[int, list[dict[int, int]]]:
-        found: list[dict[int, int]] = [{} for _ in self._groups]
-        matched = 0
-        for node, length in self._tree.walk(root, tokens):
-            matched = length
-            for group, pages in enumerate(node.pages):
-                size = self._groups[group].page_tokens
-                found[group].update(
-                    {p: page for p, page in pages.items() if (p + 1) * size <= length}
-                )
-        limit = min(matched, len(tokens) - 1)
-        return longest_hit(self._groups, self._policies, found, limit), found
-
     # -------------------------------------------------------------------- growth
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """See :class:`MemoryCore`."""
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[tuple[int, ...]] = []
         wants = [
             self._missing(self._holders[int(h)], int(u))
             for h, u in zip(handles, until, strict=True)
         ]
         served = self._longest_feasible(wants)
-        left = [sum(want[g] for want in wants[:served]) for g in range(len(self._groups))]
+        left = [sum(want[g] for want in wants[:served]) for g in range(len(self._store.groups))]
         for index in range(served):
             if any(wants[index]):
                 holder = self._holders[int(handles[index])]
                 rows.extend(self._place(index, holder, wants[index], left))
-        return served, _rows(rows)
+        return served, _rows(rows, NEW_PAGE_COLUMNS)
+
+    def copies(self) -> Ints:
+        """See :class:`MemoryCore`."""
+        rows, self._copies = self._copies, []
+        return _rows(rows, COPY_COLUMNS)
 
     def largest(self, handle: int, until: int) -> int:
         """See :class:`MemoryCore`."""
         holder = self._holders[handle]
+        if holder.computed < holder.facts.prompt_tokens and self._publisher.drops(holder):
+            until = min(until, holder.facts.prompt_tokens)
         low, high = holder.computed, until
         while low < high:
             middle = (low + high + 1) // 2
-            if feasible(self._missing(holder, middle), self._pool.supply):
+            if feasible(self._missing(holder, middle), self._store.pool.supply):
                 low = middle
             else:
                 high = middle - 1
@@ -147,7 +181,7 @@ class ReferenceCore:
         for other, length in zip(others, others_until, strict=True):
             more = self._peak(int(other), int(length), 1)
             need = [a + b for a, b in zip(need, more, strict=True)]
-        return feasible(need, self._pool.supply)
+        return feasible(need, self._store.pool.supply)
 
     def held_pages(self, handle: int) -> Ints:
         """See :class:`MemoryCore`."""
@@ -156,48 +190,96 @@ class ReferenceCore:
             for group, held in enumerate(self._holders[handle].groups)
             for i, page in enumerate(held.pages)
         ]
-        return _rows(rows)
+        return _rows(rows, NEW_PAGE_COLUMNS)
 
     def _missing(self, holder: Holder, until: int) -> list[int]:
-        return [
-            max(0, -(-until // group.page_tokens) - held.end)
-            for group, held in zip(self._groups, holder.groups, strict=True)
-        ]
+        need = [0] * len(self._store.groups)
+        for index, held in holder.own_groups():
+            end = end_position(self._store.groups[index], holder.facts, until, holder.computed)
+            need[index] = max(0, end - held.end)
+        return need
 
     def _peak(self, handle: int, until: int, chunk_tokens: int) -> list[int]:
         """Pages the holder will need beyond those it holds, at its worst step up to ``until``."""
         holder = self._holders[handle]
-        return [
-            max(
-                0,
-                peak_pages(group, policy, until, chunk_tokens, holder.computed) - len(held.pages),
+        need = [0] * len(self._store.groups)
+        for index, held in holder.own_groups():
+            peak = peak_pages(
+                self._store.groups[index], holder.facts, until, chunk_tokens, holder.computed
             )
-            for group, policy, held in zip(self._groups, self._policies, holder.groups, strict=True)
-        ]
+            need[index] = max(0, peak - len(held.pages))
+        return need
 
     def _longest_feasible(self, wants: Sequence[Sequence[int]]) -> int:
-        total = [0] * len(self._groups)
+        total = [0] * len(self._store.groups)
         for served, want in enumerate(wants):
             total = [a + b for a, b in zip(total, want, strict=True)]
-            if any(want) and not feasible(total, self._pool.supply):
+            if any(want) and not feasible(total, self._store.pool.supply):
                 return served
         return len(wants)
 
     def _place(
         self, index: int, holder: Holder, need: list[int], left: list[int]
-    ) -> list[tuple[int, int, int, int]]:
+    ) -> list[tuple[int, ...]]:
         demand = [
-            demand_pages(group, policy, holder.expected_tokens, held.end, n)
-            for group, policy, held, n in zip(
-                self._groups, self._policies, holder.groups, need, strict=True
-            )
+            demand_pages(group, holder.facts, holder.expected_tokens, held.end, n)
+            for group, held, n in zip(self._store.groups, holder.groups, need, strict=True)
         ]
-        rows: list[tuple[int, int, int, int]] = []
-        for group, pages in enumerate(self._placer.place(holder.handle, need, demand, left)):
+        rows: list[tuple[int, ...]] = []
+        for group, pages in enumerate(self._store.placer.place(holder.handle, need, demand, left)):
             held = holder.groups[group]
-            rows.extend((index, group, held.end + i, page) for i, page in enumerate(pages))
+            for position, page in enumerate(pages, start=held.end):
+                rows.append((index, group, position, page))
+                if position in held.sources:
+                    self._copies.append((holder.handle, group, held.sources[position][1], page))
             held.pages.extend(pages)
         return rows
+
+    # --------------------------------------------------------------- checkpoints
+
+    def checkpoint(self, handles: Ints, until: Ints) -> Ints:
+        """See :class:`MemoryCore`."""
+        rows: list[tuple[int, ...]] = []
+        for index, (handle, end) in enumerate(zip(handles, until, strict=True)):
+            holder = self._holders[int(handle)]
+            for group in holder.own:
+                if self._store.groups[group].kind is GroupKind.STATE and self._publisher.publishes(
+                    holder
+                ):
+                    rows.extend((index, *row) for row in self._keep_states(holder, group, int(end)))
+        return _rows(rows, CHECKPOINT_COLUMNS)
+
+    def _keep_states(self, holder: Holder, group: int, until: int) -> list[tuple[int, ...]]:
+        """Reserve pages for the states worth keeping, the most valuable first."""
+        own = [self._store.groups[index] for index in holder.own]
+        positions = cuts(
+            holder.computed,
+            until,
+            holder.facts.prompt_tokens,
+            holder.matched_tokens,
+            alignment_tokens(own),
+        )
+        rows: list[tuple[int, ...]] = []
+        spec = self._store.groups[group]
+        ranked = [(self._store.usefulness.rank(sort), cut, sort) for cut, sort in positions]
+        for asked, cut, sort in sorted(ranked, reverse=True):
+            worth = is_worth_displacing(spec, own, cut - holder.hit_tokens)
+            rank = asked if worth else min(asked, COARSE)
+            limit = self._store.rule.key(rank, self._store.step, 1 << 31)
+            pages = self._store.placer.keep(group, spec.slices, rank, limit)
+            if pages is not None:
+                holder.checkpoints.append(Checkpoint(group, cut, sort, rank, tuple(pages)))
+                rows.extend((group, cut, part, page) for part, page in enumerate(pages))
+        return rows
+
+    def compact(self, most_large: int) -> Ints:
+        """See :class:`MemoryCore`."""
+        rows: list[tuple[int, ...]] = []
+        holders = list(self._holders.values())
+        for holder, group, position, old, new in self._compactor.compact(holders, most_large):
+            rows.append((holder.handle, group, position, new))
+            self._copies.append((holder.handle, group, old, new))
+        return _rows(rows, NEW_PAGE_COLUMNS)
 
     # ------------------------------------------------------------------ progress
 
@@ -210,61 +292,20 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         for handle, length in zip(handles, computed, strict=True):
             holder = self._holders[int(handle)]
-            holder.computed = int(length)
-            self._publish(holder)
-            self._leave_behind(holder)
-
-    def _publish(self, holder: Holder) -> None:
-        size = min(group.page_tokens for group in self._groups)
-        length = holder.computed // size * size
-        if length <= holder.published:
-            return
-        node = self._tree.extend(holder.node, holder.published, holder.tokens_to(length))
-        self._tree.hold(node)
-        self._tree.let_go(holder.node)
-        holder.node = node
-        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
-            pt = group.page_tokens
-            held = holder.groups[index]
-            for position in range(max(held.first, holder.published // pt), length // pt):
-                page = held.pages[position - held.first]
-                rank = policy.prefix_length((position + 1) * pt)
-                if self._tree.put(node, index, position, page):
-                    self._pool.index(index, page, self._rule.key(BEHIND_WINDOW, 0, rank))
-        holder.published = length
-
-    def _leave_behind(self, holder: Holder) -> None:
-        for index, (group, policy) in enumerate(zip(self._groups, self._policies, strict=True)):
-            held = holder.groups[index]
-            start = policy.active_start(holder.computed) // group.page_tokens
-            count = min(start - held.first, len(held.pages))
-            if count > 0:
-                self._release(index, held, held.pages[:count], BEHIND_WINDOW)
-                del held.pages[:count]
-                held.first += count
-
-    def _release(
-        self, group: int, held: GroupPages, pages: Sequence[int], rank: int | None
-    ) -> None:
-        size, policy = self._groups[group].page_tokens, self._policies[group]
-        for i, page in enumerate(pages):
-            length = policy.prefix_length((held.first + i + 1) * size)
-            key = None if rank is None else self._rule.key(rank, self._step, length)
-            self._pool.release(group, page, key)
+            self._publisher.advance(holder, int(length))
 
     def close(self, handle: int, *, renew: bool = True) -> None:
         """See :class:`MemoryCore`."""
         holder = self._holders.pop(handle)
-        for group, held in enumerate(holder.groups):
-            self._release(group, held, held.pages, NORMAL if renew else None)
-        self._pool.close_holder(handle)
-        self._tree.let_go(holder.node)
+        self._publisher.give_back(holder, renew=renew)
+        self._store.pool.close_holder(handle)
+        self._store.tree.let_go(holder.node)
 
     # -------------------------------------------------------------------- looking
 
     def totals(self) -> PoolTotals:
         """See :class:`MemoryCore`."""
-        pool, groups = self._pool, range(len(self._groups))
+        pool, groups = self._store.pool, range(len(self._store.groups))
         by_group = list(zip(pool.group, pool.used, pool.cached, strict=True))
         written = [0 for _ in groups]
         for group, used, count in zip(pool.group, pool.used, pool.written, strict=True):
@@ -275,17 +316,18 @@ class ReferenceCore:
             pool.group.count(NO_GROUP),
             tuple(used_pages),
             tuple(sum(cached for g, _, cached in by_group if g == group) for group in groups),
-            tuple(self._placer.evicted_pages),
+            tuple(self._store.placer.evicted_pages),
             self._hit_tokens,
-            dict(self._placer.rungs),
+            dict(self._store.placer.rungs),
             tuple(partial[g] + used_pages[g] - written[g] for g in groups),
             tuple(written[g] - used_pages[g] for g in groups),
             tuple(self._group_hit_tokens),
+            tuple(self._publisher.checkpoint_pages),
         )
 
     def snapshot(self) -> PoolSnapshot:
         """See :class:`MemoryCore`."""
-        pool = self._pool
+        pool = self._store.pool
         supply = pool.supply
         return PoolSnapshot(
             group=tuple(pool.group),
@@ -304,19 +346,32 @@ class ReferenceCore:
                     h.published,
                     h.lease_until is not None,
                     tuple((held.first, tuple(held.pages)) for held in h.groups),
+                    tuple(_other_pages(h)),
                 )
                 for h in self._holders.values()
             ),
             index=tuple(
-                IndexEntry(group, page, position, node.start, node.end)
-                for group, page, node, position in self._tree.named()
+                IndexEntry(group, page, *place, node.start, node.end)
+                for group, page, node, place in self._store.tree.named()
             ),
-            num_nodes=sum(1 for _ in self._tree.nodes()),
-            evicted_pages=tuple(self._placer.evicted_pages),
+            num_nodes=sum(1 for _ in self._store.tree.nodes()),
+            evicted_pages=tuple(self._store.placer.evicted_pages),
             hit_tokens=self._hit_tokens,
-            rungs=dict(self._placer.rungs),
+            rungs=dict(self._store.placer.rungs),
         )
 
 
-def _rows(rows: list[tuple[int, int, int, int]]) -> Ints:
-    return np.asarray(rows, np.int32).reshape(-1, NEW_PAGE_COLUMNS)
+def _root(model: str, root: str) -> str:
+    return f"{model}/{root}"
+
+
+def _other_pages(holder: Holder) -> Iterator[tuple[int, int]]:
+    """(group, page) of pages that the holder uses but not as its own: to copy, to write states."""
+    for index, held in holder.own_groups():
+        yield from ((index, page) for _, page in held.sources.values())
+    for checkpoint in holder.checkpoints:
+        yield from ((checkpoint.group, page) for page in checkpoint.pages)
+
+
+def _rows(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:
+    return np.asarray(rows, np.int32).reshape(-1, columns)

@@ -2,9 +2,10 @@
 
 Every cached page has a key that a rule makes of its last access, the same for the
 same token in every group: so groups lose tokens of the same age (balanced), and of
-one age the longest prefix first (aligned).  Rank 0 holds pages that a window left
-behind; they go before anything that ends a resumable prefix.  A large page is
-as young as its youngest page (Jenga §5.4).
+one age the longest prefix first (aligned).  What is kept only while memory is idle has a
+lower rank: pages that a window left behind, and states on the way (a few of them above
+the others); they go before anything that ends a resumable prefix.  A large page is as
+young as its youngest page (Jenga §5.4).
 
 The rule is the only part that knows what makes a good victim: pool, heaps and placer
 compare keys.
@@ -15,8 +16,9 @@ from typing import Protocol
 
 from kvell.pages.pool import Key, PagePool
 
-BEHIND_WINDOW = 0
-NORMAL = 1
+SPARE = 0
+COARSE = 1
+NORMAL = 2
 
 
 class EvictionRule(Protocol):
@@ -25,7 +27,7 @@ class EvictionRule(Protocol):
     def key(self, rank: int, time: int, prefix_length: int) -> Key:
         """Place of a page accessed at step ``time``; the smallest goes first.
 
-        :param rank: ``BEHIND_WINDOW`` or ``NORMAL``.
+        :param rank: ``SPARE``, ``COARSE`` or ``NORMAL``.
         :param prefix_length: tokens up to the page's end, as its group's policy ranks them.
 
         A page of several accesses keeps the largest of their keys.
@@ -48,6 +50,10 @@ class Evictor:
         self._pages: list[list[tuple[Key, int]]] = [[] for _ in range(num_groups)]
         self._large: list[tuple[Key, int]] = []
         self._pool: PagePool | None = None
+
+    def add_groups(self, count: int) -> None:
+        """Serve ``count`` more groups from now on."""
+        self._pages.extend([] for _ in range(count))
 
     def watch(self, pool: PagePool) -> None:
         """Serve this pool; called once, by whoever builds both."""

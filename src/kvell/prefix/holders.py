@@ -7,19 +7,29 @@ A lease::
                             └──────────────► gone
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvell.prefix.radix import Node, Tokens
+from kvell.prefix.checkpoints import Sort
+from kvell.prefix.facts import Facts
+from kvell.prefix.radix import Node, Place, Tokens
 
 
 @dataclass
 class GroupPages:
-    """A holder's pages in one group: positions ``first … first+len(pages)-1``."""
+    """A holder's pages in one group: positions ``first … first+len(pages)-1``.
+
+    :ivar published: positions before this one are in the index, or not to be.
+    :ivar sources: cached pages that new pages of the holder are copied from, by position,
+        each with its place in the index; held until the copies are made.
+    """
 
     first: int
     pages: list[int]
+    published: int = 0
+    sources: dict[int, tuple[Place, int]] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -27,30 +37,57 @@ class GroupPages:
         return self.first + len(self.pages)
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Pages that a step writes a state to, for the index: the state after ``end`` tokens."""
+
+    group: int
+    end: int
+    sort: Sort
+    rank: int
+    pages: tuple[int, ...]
+
+
 @dataclass
 class Holder:
-    """Tokens, how many of them are computed, and the pages that hold them."""
+    """Tokens, how many of them are computed, and the pages that hold them.
+
+    :ivar matched_tokens: how far the tokens were known to the index when it was opened.
+    :ivar renewed_step: when what its later turns resume from was last counted as accessed.
+    """
 
     handle: int
     root: str
-    prompt: Tokens
+    tokens: Tokens
+    facts: Facts
+    own: tuple[int, ...]
     node: Node
     groups: list[GroupPages]
     hit_tokens: int
-    computed: int
-    published: int
+    matched_tokens: int
     expected_tokens: int
     lease_until: int | None
+    computed: int = 0
+    published: int = 0
+    renewed_step: int = 0
     generated: list[int] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.computed = self.published = self.hit_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens."""
-        return len(self.prompt) + len(self.generated)
+        """Tokens it was opened with, and generated ones."""
+        return len(self.tokens) + len(self.generated)
+
+    def own_groups(self) -> Iterator[tuple[int, GroupPages]]:
+        """The groups of its model, and its pages there."""
+        return ((index, self.groups[index]) for index in self.own)
 
     def tokens_to(self, end: int) -> Tokens:
         """The first ``end`` tokens, int32."""
-        if end <= len(self.prompt):
-            return self.prompt[:end]
-        tail = np.asarray(self.generated[: end - len(self.prompt)], np.int32)
-        return np.concatenate([self.prompt, tail])
+        if end <= len(self.tokens):
+            return self.tokens[:end]
+        tail = np.asarray(self.generated[: end - len(self.tokens)], np.int32)
+        return np.concatenate([self.tokens, tail])

@@ -4,19 +4,26 @@ Two classes satisfy it, ``ReferenceCore`` in Python and ``CompiledCore`` in C++,
 decide alike.  Time is the step number.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kvell.pages.layout import Layout
+from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot, PoolTotals
+from kvell.prefix.facts import Images
 from kvell.prefix.radix import Tokens
 
 Ints = npt.NDArray[np.int32]
 
 NEW_PAGE_COLUMNS = 4
 """Columns of a new-pages array: index into the call's handles, group, position, page."""
+COPY_COLUMNS = 4
+"""Columns of a copies array: handle, group, source page, target page."""
+CHECKPOINT_COLUMNS = 5
+"""Columns of a checkpoints array: index into the call's handles, group, tokens that the state
+stands for, slice of the state, page."""
 
 
 class MemoryCore(Protocol):
@@ -26,18 +33,45 @@ class MemoryCore(Protocol):
     leaves the core consistent; a call that raises has changed nothing.
     """
 
-    layout: Layout
+    @property
+    def layout(self) -> Layout:
+        """Groups and pool that the core serves."""
+        ...
 
     def begin_step(self, step: int) -> None:
         """Set the time (steps only grow) and let leases that are over expire."""
         ...
 
-    def peek(self, tokens: Tokens, root: str) -> int:
+    def register(self, groups: Sequence[GroupSpec]) -> None:
+        """Serve a further model's groups from the same pool; its large page keeps its size.
+
+        :raises ValueError: if a group's pages do not divide the large page, its model is
+            there already, or the pool was cut into shares at start.
+        """
+        ...
+
+    def peek(
+        self,
+        tokens: Tokens,
+        root: str,
+        *,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
+    ) -> int:
         """Length of the prefix a request with these tokens would resume at; changes nothing."""
         ...
 
     def open(
-        self, tokens: Tokens, root: str, lease_until: int | None = None, *, reuse: bool = True
+        self,
+        tokens: Tokens,
+        root: str,
+        lease_until: int | None = None,
+        *,
+        reuse: bool = True,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
     ) -> int:
         """Match and hold the longest resumable prefix; returns a handle.
 
@@ -46,6 +80,13 @@ class MemoryCore(Protocol):
         the holder then lie as densely as the contract counts on.
         With ``lease_until`` the pages are given back by themselves after that step
         unless claimed.
+
+        :param root: prefixes are shared within one (adapter, salt).
+        :param images: int32 [n, 3]: first token in the text, tokens there, image tokens.
+            The ids of an image's tokens in the text tell its content.
+        :param prompt_tokens: where the prompt ends, if some of the tokens were generated.
+        :param model: whose groups the request uses.
+        :raises ValueError: if no group is of that model, or images overlap.
         """
         ...
 
@@ -80,6 +121,32 @@ class MemoryCore(Protocol):
         while each of ``others`` still gets what it needs for ``others_until``?"""
         ...
 
+    def copies(self) -> Ints:
+        """Page copies that pages given since the last call begin with [m, 4]: (handle, group,
+        source, target).
+
+        To be made before the step computes.  Sources are held until :meth:`advance` says
+        that it did.
+        """
+        ...
+
+    def checkpoint(self, handles: Ints, until: Ints) -> Ints:
+        """Pages for the states worth keeping while the holders compute up to ``until``.
+
+        Returns [m, 5]: (index into handles, group, tokens the state stands for, slice,
+        page).  Best effort: asked last, when all of the step's pages are taken.
+        """
+        ...
+
+    def compact(self, most_large: int) -> Ints:
+        """Move scattered pages of requests into at most so many large pages of their own.
+
+        Returns [m, 4]: (handle, group, position, page that it is in now); :meth:`copies`
+        has them too.  Only while large pages are to spare and others have holes; asked
+        last, when all of the step's pages are taken.
+        """
+        ...
+
     def append(self, handles: Ints, tokens: Ints) -> None:
         """One generated token for each handle (a handle may come several times)."""
         ...
@@ -89,7 +156,8 @@ class MemoryCore(Protocol):
         ...
 
     def close(self, handle: int, *, renew: bool = True) -> None:
-        """Give everything back; ``renew`` counts it as an access now."""
+        """Give everything back; ``renew`` counts it as an access now, and keeps what ends here:
+        the state after the last computed token, and pages that it left half full."""
         ...
 
     def totals(self) -> PoolTotals:

@@ -13,7 +13,8 @@ get them, and each large page they save is one that any group can have.
 from collections.abc import Sequence
 
 from kvell.pages.demand import may_take_whole
-from kvell.pages.pool import SHARED, PagePool
+from kvell.pages.pool import KEEPERS, SHARED, Key, PagePool
+from kvell.prefix.checkpoints import Sort, Usefulness
 from kvell.prefix.evictor import Evictor
 from kvell.prefix.radix import RadixTree
 
@@ -24,8 +25,10 @@ RUNGS = (
     "others_page",
     "evict_large",
     "evict_page",
+    "checkpoint",
+    "skip_checkpoint",
 )
-"""Where pages came from, in the order in which it is tried."""
+"""Where pages came from, in the order in which it is tried; checkpoints kept and not kept."""
 
 
 SCARCE = 8
@@ -35,13 +38,20 @@ SCARCE = 8
 class Placer:
     """Carries out a demand that :func:`kvell.pages.demand.feasible` has allowed."""
 
-    def __init__(self, pool: PagePool, evictor: Evictor, trees: RadixTree) -> None:
+    def __init__(
+        self, pool: PagePool, evictor: Evictor, trees: RadixTree, usefulness: Usefulness
+    ) -> None:
         self._pool = pool
         self._evictor = evictor
         self._tree = trees
+        self._usefulness = usefulness
         self._literal = pool.layout.association == "literal"
         self.evicted_pages = [0] * len(pool.pages_per_large)
         self.rungs = dict.fromkeys(RUNGS, 0)
+
+    def add_groups(self, count: int) -> None:
+        """Place pages of ``count`` more groups from now on."""
+        self.evicted_pages.extend([0] * count)
 
     def place(
         self, holder: int, need: Sequence[int], demand: Sequence[int], left: list[int]
@@ -61,7 +71,7 @@ class Placer:
         while len(pages) < need:
             large = self._find_large(holder, group, left, demand)
             if large is None:
-                self._make_room(group, left, demand)
+                self._make_room(group, left, demand, need - len(pages))
                 continue
             while len(pages) < need and self._pool.empty_mask[large]:
                 pages.append(self._pool.take(large))
@@ -101,10 +111,11 @@ class Placer:
             return self._count("others_page", others)
         return None
 
-    def _make_room(self, group: int, left: Sequence[int], demand: int) -> None:
-        """Evict a large page or a page of the group, whichever the keys call for.
+    def _make_room(self, group: int, left: Sequence[int], demand: int, need: int) -> None:
+        """Evict a large page or pages of the group, whichever the keys call for.
 
-        A group with a share of its own evicts its own pages only.
+        A group with a share of its own evicts its own pages only.  Of a large page that
+        is in use, as many go as the holder needs: it then has them side by side.
         """
         may_whole = may_take_whole(group, left, self._pool.supply)
         takes_any = may_whole and not self._pool.has_shares
@@ -114,19 +125,86 @@ class Placer:
             large, page = None, hole
         fills = self._literal or demand >= self._pool.pages_per_large[group]
         if large is not None and (fills or page is None or large[0] < page[0]):
-            self.rungs["evict_large"] += 1
-            owner_group = self._pool.group[large[1]]
-            for victim in list(self._pool.cached_in(large[1])):
-                self._evict(owner_group, victim)
+            self._evict_large(large[1])
         elif page is not None:
-            self.rungs["evict_page"] += 1
-            self._evict(group, page[1])
+            for victim in self._beside(group, page[1])[:need]:
+                self._evict_page(group, victim)
         else:
             raise AssertionError("placement was asked for an infeasible demand")
+
+    def _beside(self, group: int, page: int) -> list[int]:
+        """A cached page, and those beside it if its large page is in use: the oldest first."""
+        pool = self._pool
+        large = page // pool.pages_per_large[group]
+        if self._literal or not pool.used[large]:
+            return [page]
+        return sorted(pool.cached_in(large), key=lambda one: (pool.indexed[group][one], one))
+
+    def vacate(self, group: int, holder: int) -> int:
+        """An empty large page for the holder alone; there is one, or one that may be evicted."""
+        large = self._pool.claim_large(group, holder)
+        if large is None and (oldest := self._evictor.oldest_large()) is not None:
+            self._evict_large(oldest[1])
+            large = self._pool.claim_large(group, holder)
+        if large is None:
+            raise AssertionError("no large page is without a used page")
+        return large
+
+    def _evict_large(self, large: int) -> None:
+        self.rungs["evict_large"] += 1
+        group = self._pool.group[large]
+        for page in list(self._pool.cached_in(large)):
+            self._evict(group, page)
+
+    def _evict_page(self, group: int, page: int) -> None:
+        self.rungs["evict_page"] += 1
+        self._evict(group, page)
 
     def _is_scarce(self) -> bool:
         pool = self._pool
         return not self._literal and pool.supply.whole * SCARCE < pool.layout.num_large_pages
+
+    def keep(self, group: int, count: int, rank: int, limit: Key) -> list[int] | None:
+        """Pages for something to be cached with this rank; None if there are not enough.
+
+        Best effort: nobody who is running is in its way, and of what is cached only pages
+        with keys below ``limit`` give way.
+        """
+        pages: list[int] = []
+        while len(pages) < count:
+            large = self._find_kept(group, count - len(pages), KEEPERS[rank])
+            if large is None and self._displace(group, limit):
+                continue
+            if large is None:
+                for page in pages:
+                    self._pool.release(group, page, None)
+                self.rungs["skip_checkpoint"] += 1
+                return None
+            pages.append(self._pool.take(large))
+        self.rungs["checkpoint"] += 1
+        return pages
+
+    def _find_kept(self, group: int, count: int, keeper: int) -> int | None:
+        pool = self._pool
+        if (own := pool.own_large(group, keeper, in_use=False)) is not None:
+            return own
+        if (claimed := pool.claim_large(group, keeper)) is not None:
+            return claimed
+        if (shared := pool.shared_large(group, count, in_use=False)) is not None:
+            return shared
+        return pool.others_large(group, in_use=False)
+
+    def _displace(self, group: int, limit: Key) -> bool:
+        """Evict the large page or page of the group that goes first, if below ``limit``."""
+        large = None if self._pool.has_shares else self._evictor.oldest_large()
+        page = self._evictor.oldest_page(group, in_used_large=False)
+        if large is not None and large[0] < limit and (page is None or large[0] <= page[0]):
+            self._evict_large(large[1])
+        elif page is not None and page[0] < limit:
+            self._evict_page(group, page[1])
+        else:
+            return False
+        return True
 
     def evict_unused(self) -> None:
         """Every cached page without a user becomes empty."""
@@ -138,6 +216,9 @@ class Placer:
                     self._evict(group, page)
 
     def _evict(self, group: int, page: int) -> None:
+        sort = Sort(self._tree.tag_of(group, page))
+        if sort in (Sort.PROMPT_END, Sort.TURN_END) and not self._tree.part_of(group, page):
+            self._usefulness.note_evicted(sort, self._pool.indexed[group][page][0])
         self._tree.drop(group, page)
         self._pool.evict(group, page)
         self.evicted_pages[group] += 1

@@ -20,7 +20,11 @@ class GroupPolicy(Protocol):
         ...
 
     def active_start(self, num_tokens: int) -> int:
-        """First token that a later step may still read once ``num_tokens`` are computed.
+        """First token that a later step may still read once ``num_tokens`` are computed."""
+        ...
+
+    def kept_start(self, num_tokens: int) -> int:
+        """First token that stays active: what a later step may read, and what the last one did.
 
         Pages wholly before it have no user any more; their last access is now.
         """
@@ -30,8 +34,8 @@ class GroupPolicy(Protocol):
         """Tokens a request of ``num_tokens`` keeps between steps."""
         ...
 
-    def most_live_tokens(self, num_tokens: int) -> int:
-        """Most tokens it keeps between steps on the way to ``num_tokens``."""
+    def most_kept_tokens(self, num_tokens: int) -> int:
+        """Most tokens that stay active between steps on the way to ``num_tokens``."""
         ...
 
     def prefix_length(self, page_end_tokens: int) -> int:
@@ -40,10 +44,6 @@ class GroupPolicy(Protocol):
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
         """Every length at which the group could resume, given which tokens are cached."""
-        ...
-
-    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
-        """Positions in (start, end] at which the group must be able to give its state."""
         ...
 
 
@@ -57,11 +57,15 @@ class FullPolicy:
         """Nothing is ever behind."""
         return 0
 
+    def kept_start(self, num_tokens: int) -> int:
+        """Nothing is ever behind."""
+        return 0
+
     def live_tokens(self, num_tokens: int) -> int:
         """All of them."""
         return num_tokens
 
-    def most_live_tokens(self, num_tokens: int) -> int:
+    def most_kept_tokens(self, num_tokens: int) -> int:
         """All of them, at the end."""
         return num_tokens
 
@@ -73,10 +77,6 @@ class FullPolicy:
         """1, 2, … up to the first hole."""
         hole = next((i for i, hit in enumerate(is_hit) if not hit), len(is_hit))
         return list(range(1, hole + 1))
-
-    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
-        """Attention can resume anywhere: none."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,17 @@ class SlidingPolicy:
         """The next token is the window's last."""
         return max(0, num_tokens - (self.window_tokens - 1))
 
+    def kept_start(self, num_tokens: int) -> int:
+        """Where the window of the last computed token starts: one token earlier."""
+        return max(0, num_tokens - self.window_tokens)
+
     def live_tokens(self, num_tokens: int) -> int:
         """The window, without the token to come."""
         return min(num_tokens, self.window_tokens - 1)
 
-    def most_live_tokens(self, num_tokens: int) -> int:
-        """A window never shrinks."""
-        return self.live_tokens(num_tokens)
+    def most_kept_tokens(self, num_tokens: int) -> int:
+        """The window of the last token."""
+        return min(num_tokens, self.window_tokens)
 
     def prefix_length(self, page_end_tokens: int) -> int:
         """As for full attention, so that both evict the same tokens."""
@@ -105,10 +109,6 @@ class SlidingPolicy:
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
         """Lengths whose last ``window_tokens - 1`` tokens are all cached."""
         return _prefixes_with_tail(is_hit, self.live_tokens)
-
-    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
-        """Attention can resume anywhere: none."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,15 @@ class ChunkedPolicy:
         """Where the chunk of the next token starts."""
         return num_tokens // self.chunk_tokens * self.chunk_tokens
 
+    def kept_start(self, num_tokens: int) -> int:
+        """The same: a finished chunk is too large to keep for one more step."""
+        return self.active_start(num_tokens)
+
     def live_tokens(self, num_tokens: int) -> int:
         """What the unfinished chunk has so far."""
         return num_tokens % self.chunk_tokens
 
-    def most_live_tokens(self, num_tokens: int) -> int:
+    def most_kept_tokens(self, num_tokens: int) -> int:
         """A chunk but its last token."""
         return min(num_tokens, self.chunk_tokens - 1)
 
@@ -142,20 +146,74 @@ class ChunkedPolicy:
         """Lengths whose tokens since the chunk began are all cached; any end of a chunk."""
         return _prefixes_with_tail(is_hit, self.live_tokens)
 
-    def cuts(self, start_tokens: int, end_tokens: int) -> tuple[int, ...]:
-        """Attention can resume anywhere: none."""
-        return ()
+
+@dataclass(frozen=True)
+class StatePolicy:
+    """A state stands for all tokens before it: one can resume only where it was kept."""
+
+    required_for_hit: bool = True
+
+    def active_start(self, num_tokens: int) -> int:
+        """A state is not made of tokens: nothing is behind."""
+        return 0
+
+    def kept_start(self, num_tokens: int) -> int:
+        """A state is not made of tokens: nothing is behind."""
+        return 0
+
+    def live_tokens(self, num_tokens: int) -> int:
+        """One state, in the unit of the group."""
+        return min(1, num_tokens)
+
+    def most_kept_tokens(self, num_tokens: int) -> int:
+        """One state."""
+        return min(1, num_tokens)
+
+    def prefix_length(self, page_end_tokens: int) -> int:
+        """Tokens that the state stands for: it goes with the attention pages that end there."""
+        return page_end_tokens
+
+    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
+        """Lengths after whose last token the state was kept (``is_hit`` says so per token)."""
+        return [length for length, hit in enumerate(is_hit, start=1) if hit]
+
+
+@dataclass(frozen=True)
+class DroppingPolicy(FullPolicy):
+    """Full attention over ``budget_tokens`` of a long prompt (PyramidKV): shared while it is full.
+
+    Only prompts within the budget put pages into the index, and they never drop.
+    """
+
+    budget_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ImagePolicy(FullPolicy):
+    """Keys and values, or embeddings, of image tokens: positions count image tokens.
+
+    Whole images only; ``possible_prefixes`` is for a prefix of whole images.
+    """
 
 
 def policy_of(group: GroupSpec) -> GroupPolicy:
     """The policy of a group's kind."""
+    required = group.required_for_hit
     match group.kind:
         case GroupKind.FULL:
-            return FullPolicy()
+            return FullPolicy(required)
         case GroupKind.SLIDING:
-            return SlidingPolicy(group.window_tokens)
+            return SlidingPolicy(group.window_tokens, required)
         case GroupKind.CHUNKED:
-            return ChunkedPolicy(group.window_tokens)
+            return ChunkedPolicy(group.window_tokens, required)
+        case GroupKind.STATE:
+            return StatePolicy(required)
+        case GroupKind.DROPPING:
+            return DroppingPolicy(required, group.window_tokens)
+        case GroupKind.CROSS:
+            return ImagePolicy(required)
+        case GroupKind.VISION:
+            return ImagePolicy(required_for_hit=False)
 
 
 def _prefixes_with_tail(is_hit: Sequence[bool], tail: Callable[[int], int]) -> list[int]:

@@ -1,10 +1,12 @@
 """A compressed radix tree over tokens; beside each node, the pages of every group.
 
 A node holds the tokens ``start … end-1`` of every prefix through it, as one int32
-array.  A page belongs to the node that holds its *last* token, so when an edge is
-split, a page that straddles the cut stays with the old branch, and the new branch
-gets its own.  Holes are allowed: a node lives while a page, a child or a holder
-needs it.
+array.  A page has a place, ``(end, part)``: ``end`` is the length of the prefix that its
+last token ends (a state: that it stands for; an image: that the image ends), ``part``
+tells pages of one end apart (slices of a state, pages of an image; else 0).  It belongs
+to the node that holds that last token, so when an edge is split, a page that straddles
+the cut stays with the old branch, and the new branch gets its own.  Holes are allowed:
+a node lives while a page, a child or a holder needs it.
 
 Source: SGLang's RadixAttention, and Jenga §5 for what is kept beside it.
 """
@@ -17,6 +19,13 @@ import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
 
+Place = tuple[int, int]
+"""(end, part) of a page on its path."""
+
+
+BELOW_NODES = 8
+"""Nodes looked at for a page whose first tokens a prompt shares, though not its last."""
+
 
 @dataclass(eq=False)
 class Node:
@@ -25,7 +34,7 @@ class Node:
     tokens: Tokens
     start: int
     parent: "Node | None"
-    pages: list[dict[int, int]]
+    pages: list[dict[Place, int]]
     children: dict[int, "Node"] = field(default_factory=dict)
     holders: int = 0
     root: str = ""
@@ -46,10 +55,16 @@ def common_prefix(left: Tokens, right: Tokens) -> int:
 class RadixTree:
     """One tree per root name (model, adapter, salt); shared bookkeeping of pages."""
 
-    def __init__(self, page_tokens: tuple[int, ...]) -> None:
-        self.page_tokens = page_tokens
+    def __init__(self, num_groups: int) -> None:
         self._roots: dict[str, Node] = {}
-        self._where: list[dict[int, tuple[Node, int]]] = [{} for _ in page_tokens]
+        self._where: list[dict[int, tuple[Node, Place]]] = [{} for _ in range(num_groups)]
+        self._tags: dict[tuple[int, int], int] = {}
+
+    def add_groups(self, count: int) -> None:
+        """From now on nodes have pages of ``count`` more groups."""
+        self._where.extend({} for _ in range(count))
+        for node in self.nodes():
+            node.pages.extend({} for _ in range(count))
 
     def root(self, name: str) -> Node:
         """The root of a name, made when first asked for."""
@@ -70,14 +85,6 @@ class RadixTree:
             if length < child.end:
                 return
             node = child
-
-    def page_at(self, node: Node, group: int, position: int) -> int | None:
-        """The page of ``group`` at a page position, on the path that ends in ``node``."""
-        last_token = (position + 1) * self.page_tokens[group] - 1
-        here: Node | None = node
-        while here is not None and last_token < here.start:
-            here = here.parent
-        return here.pages[group].get(position) if here is not None else None
 
     def extend(self, node: Node, length: int, tokens: Tokens) -> Node:
         """Put ``tokens`` into the tree below a known prefix; returns the node they end in.
@@ -105,21 +112,61 @@ class RadixTree:
             node = node.parent
         return node
 
-    def put(self, node: Node, group: int, position: int, page: int) -> bool:
-        """Name a page at a position of the path ending in ``node``, unless one is there."""
-        last_token = (position + 1) * self.page_tokens[group] - 1
-        home = self.at(node, last_token + 1)
-        if position in home.pages[group]:
+    def put(self, node: Node, group: int, place: Place, page: int, tag: int = 0) -> bool:
+        """Name a page at a place on the path ending in ``node``, unless one is there.
+
+        :param tag: what :meth:`tag_of` says of the page as long as it is named.
+        """
+        home = self.at(node, place[0])
+        if place in home.pages[group]:
             return False
-        home.pages[group][position] = page
-        self._where[group][page] = (home, position)
+        home.pages[group][place] = page
+        self._where[group][page] = (home, place)
+        self._tags[group, page] = tag
         return True
+
+    def retag(self, group: int, page: int, tag: int) -> None:
+        """A page that has a place of its own is to be known as something else."""
+        if self._tags.get((group, page)):
+            self._tags[group, page] = tag
+
+    def part_of(self, group: int, page: int) -> int:
+        """Which of the pages of one end a named page is."""
+        return self._where[group][page][1][1]
+
+    def tag_of(self, group: int, page: int) -> int:
+        """What a page was named with; 0 if it is not named."""
+        return self._tags.get((group, page), 0)
 
     def drop(self, group: int, page: int) -> None:
         """The page is named no longer; nodes that nothing needs any more go with it."""
-        node, position = self._where[group].pop(page)
-        del node.pages[group][position]
+        node, place = self._where[group].pop(page)
+        del node.pages[group][place]
+        del self._tags[group, page]
         self.prune(node)
+
+    def page_at(self, node: Node, group: int, place: Place) -> int | None:
+        """The page at a place on the path that ends in ``node``; None in holes."""
+        return self.at(node, place[0]).pages[group].get(place)
+
+    def rename(self, group: int, old: int, new: int) -> None:
+        """What ``old`` held is in ``new`` now."""
+        node, place = self._where[group].pop(old)
+        node.pages[group][place] = new
+        self._where[group][new] = (node, place)
+        self._tags[group, new] = self._tags.pop((group, old))
+
+    def below(self, node: Node, length: int, end: int) -> Iterator[Node]:
+        """Nodes that hold tokens after the first ``length`` and up to ``end`` of prefixes that
+        share these, from ``node`` on, which holds token length-1 or ends before: the first few."""
+        stack, seen = [node], 0
+        while stack and seen < BELOW_NODES:
+            here = stack.pop()
+            if here.end > length:
+                seen += 1
+                yield here
+            if here.end < end:
+                stack.extend(child for _, child in sorted(here.children.items(), reverse=True))
 
     def hold(self, node: Node) -> None:
         """Keep a node alive for one holder."""
@@ -140,11 +187,11 @@ class RadixTree:
         if node.parent is None and not self._needed(node):
             del self._roots[node.root]
 
-    def named(self) -> Iterator[tuple[int, int, Node, int]]:
-        """Every (group, page, node, position) that the tree names."""
+    def named(self) -> Iterator[tuple[int, int, Node, Place]]:
+        """Every (group, page, node, place) that the tree names."""
         for group, where in enumerate(self._where):
-            for page, (node, position) in where.items():
-                yield group, page, node, position
+            for page, (node, place) in where.items():
+                yield group, page, node, place
 
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included."""
@@ -158,7 +205,7 @@ class RadixTree:
         return bool(node.holders or node.children or any(node.pages))
 
     def _node(self, tokens: Tokens, start: int, parent: Node | None) -> Node:
-        return Node(tokens, start, parent, [{} for _ in self.page_tokens])
+        return Node(tokens, start, parent, [{} for _ in self._where])
 
     def _grow(self, node: Node, length: int, tokens: Tokens) -> Node:
         rest = tokens[length:].copy()
@@ -181,9 +228,8 @@ class RadixTree:
         node.parent = upper
         upper.children[int(node.tokens[0])] = node
         for group, pages in enumerate(node.pages):
-            size = self.page_tokens[group]
-            for position in [p for p in pages if (p + 1) * size <= length]:
-                page = pages.pop(position)
-                upper.pages[group][position] = page
-                self._where[group][page] = (upper, position)
+            for place in [place for place in pages if place[0] <= length]:
+                page = pages.pop(place)
+                upper.pages[group][place] = page
+                self._where[group][page] = (upper, place)
         return upper

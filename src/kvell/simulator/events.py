@@ -1,6 +1,7 @@
 """Things that happen at known times, in order of time and then of scheduling."""
 
 import heapq
+import math
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -12,6 +13,7 @@ class EventQueue(Generic[Item]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Item]] = []
         self._sequence = 0
+        self._latest_seconds = -math.inf
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -20,10 +22,17 @@ class EventQueue(Generic[Item]):
         """Let ``item`` happen at ``at_seconds``."""
         heapq.heappush(self._heap, (at_seconds, self._sequence, item))
         self._sequence += 1
+        self._latest_seconds = max(self._latest_seconds, at_seconds)
 
     def next_seconds(self) -> float | None:
         """When the next event happens; None if nothing is scheduled."""
         return self._heap[0][0] if self._heap else None
+
+    def num_due(self, now_seconds: float) -> int:
+        """How many events are due by now; looks at every one unless all are."""
+        if now_seconds >= self._latest_seconds:
+            return len(self._heap)
+        return sum(1 for at_seconds, _, _ in self._heap if at_seconds <= now_seconds)
 
     def pop(self) -> Item:
         """Take the next event.

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.trace import BlockIds, TraceRow
+from kvell.simulator.conversations import chat
+from kvell.simulator.drawing import Draw, NewIds, poisson_arrivals, unrelated
+from kvell.simulator.rows import BlockIds, ImageRow, TraceRow
 
-Draw = np.random.Generator
 Maker = Callable[[Draw, int], list[TraceRow]]
 
-REQUESTS_PER_SECOND = 5.0
 TEXT_BLOCK_TOKENS = 16
 ARTICLE_BLOCK_TOKENS = 64
 ARTICLE_MEAN_TOKENS = 92_408
@@ -23,6 +23,10 @@ QUESTION_TOKENS = (20, 80)
 EXAM_SUBJECTS = 14
 MINISTRAL_PROMPT_TOKENS = (55_000, 110_000)
 MINISTRAL_OUTPUT_TOKENS = (50, 100)
+IMAGE_TOKENS, IMAGE_QUESTION_TOKENS = 6_193, 43
+"""Means of MMMU-pro in the Jenga paper."""
+REPEATED_IMAGES = 0.1
+"""Part of the requests about an image that was there before."""
 TREE_PREFIX_TOKENS = (1, 16_000)
 TREE_USERS = (2, 6)
 
@@ -39,32 +43,25 @@ def generate_trace(name: str, count: int | None = None, seed: int = 0) -> list[T
     return kind.make(np.random.default_rng(seed), kind.usual_count if count is None else count)
 
 
-def chat(draw: Draw, count: int) -> list[TraceRow]:
-    """Conversations of several turns; each prompt is all that was said before, and a question."""
-    rows: list[TraceRow] = []
-    ids = _Ids()
-    systems = [ids.take(length // TEXT_BLOCK_TOKENS) for length in (128, 256, 512, 1024)]
-    while len(rows) < count:
-        rows += _conversation(draw, ids, systems[int(draw.integers(len(systems)))], len(rows))
-    return sorted(rows[:count], key=lambda row: row.arrival_s)
-
-
 def long_documents(draw: Draw, count: int) -> list[TraceRow]:
     """Unrelated documents of 8 K to 128 K tokens, evenly on a logarithmic scale."""
     lengths = np.exp(draw.uniform(np.log(8_192), np.log(131_072), count)).astype(np.int64)
     outputs = draw.integers(100, 1_000, count, endpoint=True)
-    return _rows(_arrivals(draw, count), lengths, outputs)
+    return unrelated(poisson_arrivals(draw, count), lengths, outputs)
 
 
 def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
-    """Articles, each with several questions; the mean prompt is the paper's."""
+    """Articles, each with five questions; the mean prompt is the paper's 92,408 tokens.
+
+    Of 200 requests with seed 0: 58,730 to 121,462 tokens; a cache that never forgets hits 80 %.
+    """
     articles = -(-count // QUESTIONS_PER_ARTICLE)
     shape = draw.uniform(*ARTICLE_SPREAD, articles)
     questions = draw.integers(*QUESTION_TOKENS, count, endpoint=True)
     of = draw.permutation(count) // QUESTIONS_PER_ARTICLE
     article_tokens = ARTICLE_MEAN_TOKENS - questions.mean()
     lengths = np.rint(shape * article_tokens / shape[of].mean()).astype(np.int64)
-    ids, arrivals = _Ids(), _arrivals(draw, count)
+    ids, arrivals = NewIds(), poisson_arrivals(draw, count)
     texts = [ids.take(int(length) // ARTICLE_BLOCK_TOKENS) for length in lengths]
     outputs = draw.integers(50, 200, count, endpoint=True)
     return [
@@ -80,8 +77,12 @@ def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
-    """Exam questions behind their subject's worked examples."""
-    ids, arrivals = _Ids(), _arrivals(draw, count)
+    """Exam questions behind their subject's worked examples, at most the paper's 3,076 tokens.
+
+    Of 1,000 requests with seed 0: 703 to 2,748 tokens, 1,459 on average; a cache that never
+    forgets hits 83 %.
+    """
+    ids, arrivals = NewIds(), poisson_arrivals(draw, count)
     blocks = draw.integers(600, 2_200, EXAM_SUBJECTS, endpoint=True) // TEXT_BLOCK_TOKENS
     examples = [ids.take(int(n)) for n in blocks]
     questions = np.minimum(draw.lognormal(5.2, 0.6, count).astype(np.int64) + 20, 876)
@@ -100,10 +101,13 @@ def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def ministral_static(draw: Draw, count: int) -> list[TraceRow]:
-    """Long prompts that all wait at the start, their lengths drawn alike."""
+    """Long prompts that all wait at the start, 55 to 110 thousand tokens, evenly; output 50 to 100.
+
+    Twenty of them are the workload of the Jenga paper's figure 15.
+    """
     lengths = draw.integers(*MINISTRAL_PROMPT_TOKENS, count, endpoint=True)
     outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
-    return _rows(np.zeros(count), lengths, outputs)
+    return unrelated(np.zeros(count), lengths, outputs)
 
 
 def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
@@ -111,24 +115,47 @@ def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
     low, high = MINISTRAL_PROMPT_TOKENS
     wanted = np.linspace(low, high, count) * draw.uniform(0.95, 1.05, count)
     outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
-    return _rows(np.zeros(count), np.clip(wanted, low, high).astype(np.int64), outputs)
+    return unrelated(np.zeros(count), np.clip(wanted, low, high).astype(np.int64), outputs)
+
+
+def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
+    """Exam questions about an image that stands before them; some are about the same image.
+
+    Every request has the mean lengths of MMMU-pro in the Jenga paper: 6,193 image tokens
+    and 43 text tokens, so that what follows from them holds for each one.
+    """
+    arrivals, images = poisson_arrivals(draw, count), _image_ids(draw, count)
+    outputs = draw.integers(4, 64, count, endpoint=True)
+    return [
+        TraceRow(
+            float(at),
+            IMAGE_QUESTION_TOKENS,
+            int(output),
+            images=(ImageRow(0, IMAGE_TOKENS, image),),
+        )
+        for at, output, image in zip(arrivals, outputs, images, strict=True)
+    ]
 
 
 def tree(draw: Draw, count: int) -> list[TraceRow]:
-    """Prefixes of any length, each shared by two to six requests, in random order."""
-    ids, families = _Ids(), list[BlockIds]()
-    while len(families) < count:
-        prefix = ids.take(int(draw.integers(*TREE_PREFIX_TOKENS, endpoint=True)))
-        families += [prefix] * int(draw.integers(*TREE_USERS, endpoint=True))
+    """Prefixes of 1 to 16,000 tokens, evenly, each shared by two to six requests in random order.
+
+    An id names a single token, so that prefixes end anywhere; every request adds 1 to 500
+    tokens of its own.  ``ideal_hit_tokens`` is every prefix but at its first use: 73 % of 400
+    requests with seed 0.
+    """
+    ids, prefixes = NewIds(), list[BlockIds]()
+    for users in _family_sizes(draw, count):
+        prefixes += [ids.take(int(draw.integers(*TREE_PREFIX_TOKENS, endpoint=True)))] * users
     tails = draw.integers(1, 500, count, endpoint=True)
     outputs = draw.integers(20, 200, count, endpoint=True)
-    order, arrivals = draw.permutation(count).tolist(), _arrivals(draw, count)
+    order, arrivals = draw.permutation(count).tolist(), poisson_arrivals(draw, count)
     return [
         TraceRow(
             float(arrivals[i]),
-            len(families[family]) + int(tails[i]),
+            len(prefixes[family]) + int(tails[i]),
             int(outputs[i]),
-            families[family],
+            prefixes[family],
             1,
         )
         for i, family in enumerate(order)
@@ -148,6 +175,7 @@ GENERATORS = {
     "long-documents": TraceKind(long_documents, 100),
     "arxiv-qa": TraceKind(arxiv_qa, 200),
     "mmlu-pro": TraceKind(mmlu_pro, 1_000),
+    "mmmu-pro": TraceKind(mmmu_pro, 500),
     "ministral-static": TraceKind(ministral_static, 20),
     "ministral-dynamic": TraceKind(ministral_dynamic, 20),
     "tree": TraceKind(tree, 400),
@@ -155,43 +183,27 @@ GENERATORS = {
 """Names that may stand for a trace file."""
 
 
-class _Ids:
-    """Hands out block ids that nobody has had."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def take(self, count: int) -> BlockIds:
-        self._next += count
-        return np.arange(self._next - count, self._next, dtype=np.int64)
-
-
-def _conversation(draw: Draw, ids: _Ids, system: BlockIds, before: int) -> list[TraceRow]:
-    """Answers have ids where a later prompt repeats them, as in recorded traces."""
-    now_s = before / REQUESTS_PER_SECOND * float(draw.uniform(0.5, 1.5))
-    said_tokens, blocks, rows = len(system) * TEXT_BLOCK_TOKENS, system, list[TraceRow]()
-    for turn in range(int(draw.geometric(0.25))):
-        said_tokens += int(draw.lognormal(4.5, 1.0)) + 4
-        new = said_tokens // TEXT_BLOCK_TOKENS - len(blocks)
-        blocks = np.concatenate([blocks, ids.take(new)])
-        output = min(1_000, int(draw.lognormal(5.0, 0.8)) + 1)
-        now_s += float(draw.exponential(30.0)) if turn else 0.0
-        rows.append(TraceRow(now_s, said_tokens, output, blocks, TEXT_BLOCK_TOKENS, str(before)))
-        said_tokens += output
-    return rows
+def _image_ids(draw: Draw, count: int) -> list[int]:
+    """New ids, and now and then one again that was there before."""
+    ids: list[int] = []
+    new = 0
+    for again in draw.random(count) < REPEATED_IMAGES:
+        if again and new:
+            ids.append(int(draw.integers(new)))
+        else:
+            ids.append(new)
+            new += 1
+    return ids
 
 
-def _arrivals(draw: Draw, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    arrivals = np.cumsum(draw.exponential(1 / REQUESTS_PER_SECOND, count))
-    return arrivals - arrivals[0] if count else arrivals
-
-
-def _rows(
-    arrivals: np.ndarray[tuple[int], np.dtype[np.float64]],
-    lengths: BlockIds,
-    outputs: BlockIds,
-) -> list[TraceRow]:
-    return [
-        TraceRow(float(at), int(prompt), int(output))
-        for at, prompt, output in zip(arrivals, lengths, outputs, strict=True)
-    ]
+def _family_sizes(draw: Draw, count: int) -> list[int]:
+    """Sizes in ``TREE_USERS`` that add up to ``count`` (≥ 2)."""
+    low, high = TREE_USERS
+    sizes, left = list[int](), count
+    while left:
+        size = min(left, int(draw.integers(low, high, endpoint=True)))
+        if 0 < left - size < low:
+            size += 1 if size < high else -1
+        sizes.append(size)
+        left -= size
+    return sizes

@@ -1,13 +1,15 @@
 """A memory core that is watched: time inside its calls, and how far each holder has come."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from kvell.memory import MemoryCore, PoolSnapshot
+from kvell.memory import GroupSpec, Images, Layout, MemoryCore, PoolSnapshot, facts_of
 from kvell.pages.snapshot import PoolTotals
 from kvell.prefix.interface import Ints
 from kvell.prefix.radix import Tokens
+from kvell.simulator.metrics import RunningRequest
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -21,19 +23,20 @@ class MeteredCore:
     """Passes every call on to ``core``; decides nothing.
 
     :ivar nanoseconds: time inside the calls that manage memory (looking does not count).
-    :ivar computed: tokens computed, by open handle.
-    :ivar hits: tokens that a prefix hit covers, by open handle.
     :ivar on_advanced: called when a step's tokens are computed, pages behind windows are
         released, and nothing of finished requests is: the moment at which metrics look.
     """
 
     def __init__(self, core: MemoryCore) -> None:
-        self.layout = core.layout
         self.nanoseconds = 0
-        self.computed: dict[int, int] = {}
-        self.hits: dict[int, int] = {}
+        self._watched: dict[int, RunningRequest] = {}
         self.on_advanced: Callable[[], None] = _nothing
         self._core = core
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`MemoryCore`."""
+        return self._core.layout
 
     def _timed(
         self,
@@ -51,17 +54,55 @@ class MeteredCore:
         """See :class:`MemoryCore`, here and below."""
         self._timed(self._core.begin_step, step)
 
-    def peek(self, tokens: Tokens, root: str) -> int:
+    def register(self, groups: Sequence[GroupSpec]) -> None:
         """Passed on."""
-        return self._timed(self._core.peek, tokens, root)
+        self._timed(self._core.register, groups)
+
+    def peek(
+        self,
+        tokens: Tokens,
+        root: str,
+        *,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
+    ) -> int:
+        """Passed on."""
+        return self._timed(
+            self._core.peek, tokens, root, images=images, prompt_tokens=prompt_tokens, model=model
+        )
 
     def open(
-        self, tokens: Tokens, root: str, lease_until: int | None = None, *, reuse: bool = True
+        self,
+        tokens: Tokens,
+        root: str,
+        lease_until: int | None = None,
+        *,
+        reuse: bool = True,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
     ) -> int:
-        """Passed on; the holder is watched from now on."""
-        handle = self._timed(self._core.open, tokens, root, lease_until, reuse=reuse)
-        self.hits[handle] = self.computed[handle] = self._core.hit_tokens(handle)
+        """Passed on; the holder is watched from now on, unless it is a lease."""
+        handle = self._timed(
+            self._core.open,
+            tokens,
+            root,
+            lease_until,
+            reuse=reuse,
+            images=images,
+            prompt_tokens=prompt_tokens,
+            model=model,
+        )
+        hit = self._core.hit_tokens(handle)
+        facts = facts_of(len(tokens), prompt_tokens, images)
+        if lease_until is None:
+            self._watched[handle] = RunningRequest(hit, hit, facts, model)
         return handle
+
+    def running(self) -> list[RunningRequest]:
+        """How far each open holder has come."""
+        return list(self._watched.values())
 
     def claim(self, handle: int, expected_tokens: int) -> None:
         """Passed on."""
@@ -89,6 +130,18 @@ class MeteredCore:
         """Passed on."""
         return self._timed(self._core.fits, handle, until, chunk_tokens, others, others_until)
 
+    def copies(self) -> Ints:
+        """Passed on."""
+        return self._timed(self._core.copies)
+
+    def checkpoint(self, handles: Ints, until: Ints) -> Ints:
+        """Passed on."""
+        return self._timed(self._core.checkpoint, handles, until)
+
+    def compact(self, most_large: int) -> Ints:
+        """Passed on."""
+        return self._timed(self._core.compact, most_large)
+
     def append(self, handles: Ints, tokens: Ints) -> None:
         """Passed on."""
         self._timed(self._core.append, handles, tokens)
@@ -96,13 +149,14 @@ class MeteredCore:
     def advance(self, handles: Ints, computed: Ints) -> None:
         """Passed on; then whoever watches looks."""
         self._timed(self._core.advance, handles, computed)
-        self.computed.update(zip(handles.tolist(), computed.tolist(), strict=True))
+        for handle, length in zip(handles.tolist(), computed.tolist(), strict=True):
+            self._watched[handle] = replace(self._watched[handle], computed=length)
         self.on_advanced()
 
     def close(self, handle: int, *, renew: bool = True) -> None:
         """Passed on; the holder is watched no more."""
         self._timed(self._core.close, handle, renew=renew)
-        del self.computed[handle], self.hits[handle]
+        self._watched.pop(handle, None)
 
     def totals(self) -> PoolTotals:
         """Passed on, not timed."""

@@ -10,10 +10,11 @@ Every page's bytes are its stride, padding included.  A shared page counts once.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from kvell.memory import GroupPolicy, GroupSpec, LayerSpec, Layout, policy_of
+from kvell.memory import Facts, GroupKind, GroupPolicy, GroupSpec, LayerSpec, Layout, policy_of
 from kvell.pages.snapshot import PoolTotals
+from kvell.prefix.needs import dropped_tokens, end_position, kept_from, kept_to, live_units
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,13 @@ class RunningRequest:
 
     :param computed: tokens computed.
     :param hit_tokens: how many of them it took from the cache.
+    :param model: whose groups it uses.
     """
 
     computed: int
     hit_tokens: int
+    facts: Facts = field(default_factory=lambda: Facts(0))
+    model: str = ""
 
 
 class MemoryMeter:
@@ -80,30 +84,39 @@ class MemoryMeter:
         return Sample(len(running), leaves_waiting, groups)
 
 
-Parts = Mapping[GroupPolicy, int]
-"""Bytes of one token over the layers of each kind inside a group."""
+Parts = Mapping[tuple[GroupKind, GroupPolicy], int]
+"""Bytes of one token (or state) over the layers of each kind inside a group."""
 
 
 def needed_bytes(
     group: GroupSpec, parts: Parts, running: Collection[RunningRequest], used_pages: int
 ) -> int:
-    """Bytes of tokens that a later step may still read, shared ones once.
+    """Bytes that a later step may still read, shared ones once.
 
     Only whole pages are shared, so every reference to a page beyond the first takes
     away ``page_tokens``.  Where requests share the page in which their windows begin,
     this counts up to a page less than is needed, never more.
     """
-    own, size = policy_of(group), group.page_tokens
-    references = sum(-(-r.computed // size) - own.active_start(r.computed) // size for r in running)
-    repeated_tokens = (references - used_pages) * size
+    own = (group.kind, policy_of(group))
+    mine = [r for r in running if r.model == group.model]
+    references = sum(_held_pages(group, own[1], r) for r in mine)
+    repeated = max(0, references - used_pages) * group.page_tokens
     needed = 0
-    for policy, token_bytes in parts.items():
-        live = sum(policy.live_tokens(r.computed) for r in running)
-        shared = repeated_tokens
-        if policy != own:
-            shared = min(shared, sum(_live_hit_tokens(policy, r) for r in running))
-        needed += max(0, live - shared) * token_bytes
+    for (kind, policy), unit_bytes in parts.items():
+        live = sum(live_units(kind, policy, r.facts, r.computed) for r in mine)
+        shared = repeated
+        if (kind, policy) != own:
+            shared = min(shared, sum(_live_hit_tokens(policy, r) for r in mine))
+        needed += max(0, live - shared) * unit_bytes
     return needed
+
+
+def _held_pages(group: GroupSpec, policy: GroupPolicy, request: RunningRequest) -> int:
+    facts, computed = request.facts, request.computed
+    first = kept_from(group, policy, facts, computed)
+    if dropped_tokens(group, facts) and computed >= facts.prompt_tokens:
+        return kept_to(group, facts, computed)
+    return end_position(group, facts, computed, computed) - first
 
 
 def _live_hit_tokens(policy: GroupPolicy, request: RunningRequest) -> int:
@@ -112,13 +125,23 @@ def _live_hit_tokens(policy: GroupPolicy, request: RunningRequest) -> int:
 
 
 def _parts(group: GroupSpec, layers: Sequence[LayerSpec]) -> Parts:
-    by_index = {layer.index: layer for layer in layers}
-    parts: Counter[GroupPolicy] = Counter()
-    for index in group.layers:
-        layer = by_index[index]
-        alone = replace(group, kind=layer.kind, window_tokens=layer.window_tokens)
-        parts[policy_of(alone)] += layer.token_bytes
+    parts: Counter[tuple[GroupKind, GroupPolicy]] = Counter()
+    for layer in layers:
+        if layer.index in group.layers and _may_hold(group, layer, layers):
+            alone = replace(group, kind=layer.kind, window_tokens=layer.window_tokens)
+            parts[layer.kind, policy_of(alone)] += layer.token_bytes
     return parts
+
+
+def _may_hold(group: GroupSpec, layer: LayerSpec, layers: Sequence[LayerSpec]) -> bool:
+    """Is it this spec of the layer that the group stores? A layer may have several."""
+    if layer.kv_of is not None or layer.model != group.model:
+        return False
+    if layer.kind is group.kind:
+        return True
+    same = [other for other in layers if other.index == layer.index and other.kind is group.kind]
+    in_one = (layer.kind is GroupKind.STATE) == (group.kind is GroupKind.STATE)
+    return in_one and (not same or group.layers.count(layer.index) > 1)
 
 
 @dataclass(frozen=True)

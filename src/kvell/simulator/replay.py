@@ -10,8 +10,8 @@ Nothing of the engine is re-implemented: only the model's answers come from the 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kvell.clock import Clock, VirtualClock
 from kvell.engine.core import EngineCore
@@ -21,16 +21,16 @@ from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Event, Finished, Submit, Tokens
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import LayerSpec, MemoryCore
-from kvell.simulator.events import EventQueue
+from kvell.pages.snapshot import PoolTotals
 from kvell.simulator.metered import MeteredCore
-from kvell.simulator.metrics import MemoryMeter, RunningRequest, StepMeans
+from kvell.simulator.metrics import MemoryMeter, Sample, StepMeans
 from kvell.simulator.prompts import PromptMaker
+from kvell.simulator.rows import Span, TraceRow, placed
 from kvell.simulator.runner import Machine, TraceRunner
-from kvell.simulator.trace import TraceRow
+from kvell.simulator.schedule import Arrivals, Schedule
+from kvell.simulator.timeline import GroupMoment, Moment, Timeline
 from kvell.vocabulary import RequestId
 
-Arrivals = Literal["start", "trace"]
-"""All requests wait at the start, or each arrives at its time."""
 Progress = Callable[[float], None]
 """Called with the fraction of requests that are done."""
 
@@ -44,7 +44,10 @@ AHEAD_REQUESTS = 17
 
 @dataclass
 class RequestFigures:
-    """One request's life, in steps; None for what never came."""
+    """One request's life, in steps; None for what never came.
+
+    ``prompt_tokens`` include those that stand for images.
+    """
 
     index: int
     prompt_tokens: int
@@ -62,6 +65,9 @@ class Replay:
     :param limits: ``max_model_len`` decides which requests are refused.
     :param machine: gives steps their length in virtual time.
     :param wall: measures how long the replay itself takes.
+    :param timeline: is offered every step.
+    :param sessions: a turn waits for the one before it (see :class:`Schedule`).
+    :param images_in_text: whether an image's tokens are tokens of the prompt.
     """
 
     def __init__(
@@ -74,20 +80,27 @@ class Replay:
         machine: Machine,
         wall: Clock,
         journal: Journal | None = None,
+        *,
+        timeline: Timeline | None = None,
+        sessions: bool = True,
+        images_in_text: bool = True,
     ) -> None:
-        self.requests = [RequestFigures(i, row.prompt_tokens) for i, row in enumerate(rows)]
+        self._placed = [placed(row, images_in_text) for row in rows]
+        self.requests = [
+            RequestFigures(i, each.prompt_tokens) for i, each in enumerate(self._placed)
+        ]
         self.means = StepMeans(core.layout)
         self.clock = VirtualClock()
-        self._rows, self._arrivals, self._machine, self._wall = rows, arrivals, machine, wall
+        self._rows, self._machine, self._wall, self._timeline = rows, machine, wall, timeline
         self._memory = MeteredCore(core)
         self._memory.on_advanced = self._look
         self._meter = MemoryMeter(core.layout, layers)
         self._engine = EngineCore(self._memory, limits, frozenset())
         self._journaled = JournaledCore(self._engine, journal)
-        self._prompts = PromptMaker(rows)
+        self._prompts = PromptMaker(rows, images_in_text)
         self._runner = TraceRunner(self._prompts)
-        self._pending: EventQueue[int] = EventQueue()
-        self._counts = dict.fromkeys(("finished", "refused", "scheduled"), 0)
+        self._pending = Schedule(rows, arrivals, self._is_served, sessions=sessions)
+        self._counts = dict.fromkeys(("finished", "scheduled"), 0)
         self._waiting_tokens = 0
         self._leaves_waiting = False
         self._wall_seconds = 0.0
@@ -95,13 +108,16 @@ class Replay:
     def run(self, progress: Progress = lambda _: None) -> None:
         """Until every request is finished or refused."""
         began = self._wall.now_seconds()
-        self._schedule_arrivals()
         while len(self._pending) or self._engine.has_work:
             self._arrive()
             if self._engine.has_work:
                 self._step()
-            progress((self._counts["finished"] + self._counts["refused"]) / len(self._rows))
+            progress((self._counts["finished"] + len(self._pending.refused)) / len(self._rows))
         self._wall_seconds = self._wall.now_seconds() - began
+
+    def totals(self) -> PoolTotals:
+        """Counters of the memory core."""
+        return self._memory.totals()
 
     def report(self) -> dict[str, Any]:
         """The figures of the run, by the names that every bench uses."""
@@ -114,7 +130,7 @@ class Replay:
         ]
         return {
             "requests_finished": self._counts["finished"],
-            "requests_refused": self._counts["refused"],
+            "requests_refused": len(self._pending.refused),
             "steps": steps,
             "batch_mean": every.batch,
             "hit_rate": stats.prefix_cache_hits / max(1, stats.prefix_cache_queries),
@@ -123,6 +139,8 @@ class Replay:
             "manager_us_per_step": manager_us / max(1, steps),
             "manager_us_per_request_step": manager_us / max(1, self._counts["scheduled"]),
             "preemptions": stats.preemptions,
+            "protected_prefixes": stats.protected_prefixes,
+            "protected_tokens": stats.protected_tokens,
             "kv_memory_bytes": self._memory.layout.pool_bytes,
             "wall_seconds": self._wall_seconds,
             "batch_saturated_mean": saturated.batch,
@@ -137,12 +155,9 @@ class Replay:
 
     # ------------------------------------------------------------------ arrivals
 
-    def _schedule_arrivals(self) -> None:
-        for index, row in enumerate(self._rows):
-            if row.num_tokens > self._engine.limits.max_model_len:
-                self._counts["refused"] += 1
-            else:
-                self._pending.schedule(row.arrival_s * (self._arrivals == "trace"), index)
+    def _is_served(self, index: int) -> bool:
+        tokens = self._placed[index].prompt_tokens + self._rows[index].output_tokens
+        return tokens <= self._engine.limits.max_model_len
 
     def _arrive(self) -> None:
         """Submit what is due; an idle machine waits for the next arrival."""
@@ -163,11 +178,14 @@ class Replay:
         return waiting > self._engine.limits.max_num_seqs or self._waiting_tokens > AHEAD_TOKENS
 
     def _submit(self, index: int) -> None:
-        row = self._rows[index]
-        self._waiting_tokens += row.prompt_tokens
+        row, place = self._rows[index], self._placed[index]
         sampling = SamplingParams(temperature=0, max_tokens=row.output_tokens, ignore_eos=True)
         prompt = self._prompts.prompt(index).astype("<i4", copy=False)
-        self._journaled.tell(Submit(RequestId(str(index)), prompt.tobytes(), sampling))
+        command = Submit(RequestId(str(index)), prompt.tobytes(), sampling)
+        if self._journaled.tell(with_images(command, place.images)):
+            self._pending.refuse(index, self.clock.now_seconds())
+        else:
+            self._waiting_tokens += place.prompt_tokens
 
     # --------------------------------------------------------------------- steps
 
@@ -183,10 +201,34 @@ class Replay:
 
     def _look(self) -> None:
         """A step's tokens are computed: sample the pool."""
-        computed, hits = self._memory.computed, self._memory.hits
-        running = [RunningRequest(length, hits[handle]) for handle, length in computed.items()]
+        running = self._memory.running()
         totals = self._memory.totals()
-        self.means.add(self._meter.sample(running, totals, leaves_waiting=self._leaves_waiting))
+        sample = self._meter.sample(running, totals, leaves_waiting=self._leaves_waiting)
+        self.means.add(sample)
+        if self._timeline is not None:
+            self._timeline.offer(lambda: self._moment(sample, totals.empty_large))
+
+    def _moment(self, sample: Sample, empty_large: int) -> Moment:
+        layout, now_seconds = self._memory.layout, self.clock.now_seconds()
+        return Moment(
+            self._engine.step,
+            now_seconds,
+            sample.running,
+            self._engine.num_waiting() + self._pending.num_due(now_seconds),
+            layout.pool_bytes,
+            empty_large * layout.large_page_bytes,
+            tuple(
+                GroupMoment(
+                    spec.name,
+                    group.needed_bytes,
+                    group.used_bytes,
+                    group.unwritten_bytes,
+                    group.stranded_bytes,
+                    group.cached_bytes,
+                )
+                for spec, group in zip(layout.groups, sample.groups, strict=True)
+            ),
+        )
 
     def _note_admitted(self, plan: StepPlan) -> None:
         for request_id in plan.admitted:
@@ -201,5 +243,11 @@ class Replay:
                 self.requests[int(event.request_id)].first_token_step = step
             elif isinstance(event, Finished):
                 self._counts["finished"] += 1
+                self._pending.ended(int(event.request_id), self.clock.now_seconds())
                 figures = self.requests[int(event.request_id)]
                 figures.finish_step, figures.hit_tokens = step, event.cached_tokens
+
+
+def with_images(command: Submit, images: tuple[Span, ...]) -> Submit:
+    """Say where the prompt's images are; a prompt without any is told as it is."""
+    return replace(command, images=images) if images else command

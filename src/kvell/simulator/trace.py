@@ -1,50 +1,37 @@
-"""Request traces: one JSON object per line, gzipped or not.
+"""Trace files: one JSON object per line, gzipped or not; what a row means, ``rows`` says."""
 
-A block id stands for the content of a run of ``block_tokens`` prompt tokens together
-with everything before it, so two prompts share exactly their longest common run of
-leading ids.  ("Block" is the word of the trace format; it is no page.)
-"""
-
-import gzip
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
+from kvell.simulator.lines_file import open_lines
+from kvell.simulator.rows import (
+    MAX_IMAGE_ID,
+    BlockIds,
+    ImageRow,
+    TraceRow,
+    continuation_problem,
+    ideal_hit_rate,
+    ideal_hit_tokens,
+    repeated,
+)
 
-BlockIds = npt.NDArray[np.int64]
-
-
-def _no_ids() -> BlockIds:
-    return np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class TraceRow:
-    """One request.
-
-    :param arrival_s: seconds after the first request.
-    :param block_ids: int64 [b], ids of the prompt's leading blocks; what has no id is unique.
-    :param block_tokens: tokens of a block; 0 without ids.
-    """
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    block_ids: BlockIds = field(default_factory=_no_ids)
-    block_tokens: int = 0
-    session: str | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output."""
-        return self.prompt_tokens + self.output_tokens
+__all__ = [
+    "BlockIds",
+    "ImageRow",
+    "TraceRow",
+    "ideal_hit_rate",
+    "ideal_hit_tokens",
+    "read_trace",
+    "repeated",
+    "write_trace",
+]
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
@@ -53,7 +40,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
     :raises ChangeSomething: naming file, line and field of whatever is wrong.
     """
     try:
-        with _open(path, "rt") as file:
+        with open_lines(path, "rt") as file:
             rows = list(_rows(path, itertools.islice(file, limit)))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         problem = f"cannot be read ({error})"
@@ -65,40 +52,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
 
 def write_trace(path: Path, rows: Iterable[TraceRow]) -> None:
     """Write rows as a trace, gzipped where the name ends in ``.gz``."""
-    with _open(path, "wt") as file:
+    with open_lines(path, "wt") as file:
         file.writelines(json.dumps(_as_dict(row)) + "\n" for row in rows)
-
-
-def repeated(rows: Sequence[TraceRow], times: int) -> list[TraceRow]:
-    """The trace, then again ``times - 1`` times with the same ids, each shifted by its span."""
-    span_s = rows[-1].arrival_s - rows[0].arrival_s
-    return [
-        replace(row, arrival_s=row.arrival_s + turn * span_s)
-        for turn in range(times)
-        for row in rows
-    ]
-
-
-def ideal_hit_rate(rows: Sequence[TraceRow]) -> float:
-    """Hit rate of a cache that never evicts, one request after the other, whole blocks only.
-
-    A prompt's last token is always computed.
-    """
-    seen: set[int] = set()
-    hit_tokens = 0
-    for row in rows:
-        size = max(1, row.block_tokens)
-        ids = row.block_ids[: row.prompt_tokens // size].tolist()
-        known = sum(1 for _ in itertools.takewhile(seen.__contains__, ids))
-        hit_tokens += min(known, (row.prompt_tokens - 1) // size) * size
-        seen.update(ids)
-    return hit_tokens / sum(row.prompt_tokens for row in rows)
-
-
-def _open(path: Path, mode: Literal["rt", "wt"]) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, mode, encoding="utf-8")
-    return path.open(mode, encoding="utf-8")
 
 
 def _as_dict(row: TraceRow) -> dict[str, Any]:
@@ -109,69 +64,126 @@ def _as_dict(row: TraceRow) -> dict[str, Any]:
     }
     if len(row.block_ids):
         written |= {"block_hashes": row.block_ids.tolist(), "block_tokens": row.block_tokens}
-    return written if row.session is None else written | {"session": row.session}
+    if row.session is not None:
+        written["session"] = row.session
+    if row.images:
+        written["images"] = [asdict(image) for image in row.images]
+    return written | {"continues": True} if row.continues else written
 
 
 def _rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRow]:
-    before_s, block_tokens = 0.0, 0
+    order = _Order()
     for number, line in enumerate(lines, start=1):
-        row = _Line(f"{path}:{number}", _object(path, number, line)).row()
-        if row.arrival_s < before_s:
-            raise _wrong(f"{path}:{number}", "arrival_s", "is before the line above")
-        if block_tokens and row.block_tokens not in (0, block_tokens):
-            raise _wrong(f"{path}:{number}", "block_tokens", f"is {block_tokens} above")
-        before_s, block_tokens = row.arrival_s, block_tokens or row.block_tokens
+        place = f"{path}:{number}"
+        row = _Line(place, _object(place, line)).row()
+        order.check(place, row)
         yield row
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+class _Order:
+    """What a line may ask of the lines above it."""
+
+    def __init__(self) -> None:
+        self._before_s, self._block_tokens = 0.0, 0
+        self._sessions: dict[str | None, TraceRow] = {}
+
+    def check(self, place: str, row: TraceRow) -> None:
+        """Take the next row in.
+
+        :raises ChangeSomething: if it does not go with those above.
+        """
+        if row.arrival_s < self._before_s:
+            raise _wrong(place, "arrival_s", "is before the line above")
+        if self._block_tokens and row.block_tokens not in (0, self._block_tokens):
+            raise _wrong(place, "block_tokens", f"is {self._block_tokens} above")
+        if problem := continuation_problem(row, self._sessions.get(row.session)):
+            raise _wrong(place, "continues", problem)
+        self._before_s = row.arrival_s
+        self._block_tokens = self._block_tokens or row.block_tokens
+        if row.session is not None:
+            self._sessions[row.session] = row
+
+
+def _object(place: str, line: str) -> dict[str, Any]:
     try:
         raw = json.loads(line)
     except ValueError as error:
-        raise _wrong(f"{path}:{number}", "line", f"is not JSON ({error})") from error
+        raise _wrong(place, "line", f"is not JSON ({error})") from error
     if not isinstance(raw, dict):
-        raise _wrong(f"{path}:{number}", "line", "is no JSON object")
+        raise _wrong(place, "line", "is no JSON object")
     return raw
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One line's object, and where it stands."""
+    """One line's object, or one inside it, and where it stands."""
 
     place: str
     raw: dict[str, Any]
+    within: str = ""
 
     def row(self) -> TraceRow:
         ids = self._shared_ids()
+        prompt_tokens = self._whole("prompt_tokens")
         row = TraceRow(
             self._number("arrival_s"),
-            self._whole("prompt_tokens"),
+            prompt_tokens,
             self._whole("output_tokens"),
             ids,
             self._whole("block_tokens") if len(ids) else 0,
             self._session(),
+            self._images(prompt_tokens),
+            self._flag("continues"),
         )
         if len(ids) > -(-row.prompt_tokens // max(1, row.block_tokens)):
-            raise _wrong(self.place, "block_hashes", "are more than the prompt has blocks")
+            raise self._wrong("block_hashes", "are more than the prompt has blocks")
         return row
+
+    def image(self, lowest: int, prompt_tokens: int) -> ImageRow:
+        """An image that starts no earlier than the one before it, and inside the prompt."""
+        start = self._whole("start", 0)
+        if start < lowest:
+            raise self._wrong("start", f"is {start}, before the image above")
+        if start >= prompt_tokens:
+            raise self._wrong("start", f"is {start}, behind a prompt of {prompt_tokens} tokens")
+        return ImageRow(start, self._whole("tokens"), self._whole("id", 0, MAX_IMAGE_ID))
 
     def _number(self, name: str) -> float:
         value = self.raw.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise _wrong(self.place, name, f"is {value!r}, not a number of at least 0")
+            raise self._wrong(name, f"is {value!r}, not a number of at least 0")
         return float(value)
 
-    def _whole(self, name: str) -> int:
+    def _whole(self, name: str, low: int = 1, high: int | None = None) -> int:
         value = self.raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _wrong(self.place, name, f"is {value!r}, not a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise self._wrong(name, f"is {value!r}, not a whole number of at least {low}")
+        if high is not None and value > high:
+            raise self._wrong(name, f"is {value!r}, above {high}")
+        return value
+
+    def _flag(self, name: str) -> bool:
+        value = self.raw.get(name, False)
+        if not isinstance(value, bool):
+            raise self._wrong(name, f"is {value!r}, neither true nor false")
         return value
 
     def _session(self) -> str | None:
         value = self.raw.get("session")
         if value is not None and not isinstance(value, str):
-            raise _wrong(self.place, "session", f"is {value!r}, not text")
+            raise self._wrong("session", f"is {value!r}, not text")
         return value
+
+    def _images(self, prompt_tokens: int) -> tuple[ImageRow, ...]:
+        listed = self.raw.get("images") or []
+        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+            raise self._wrong("images", "is no list of objects")
+        found: list[ImageRow] = []
+        for number, raw in enumerate(listed):
+            lowest = found[-1].start if found else 0
+            line = _Line(self.place, raw, f"images[{number}].")
+            found.append(line.image(lowest, prompt_tokens))
+        return tuple(found)
 
     def _shared_ids(self) -> BlockIds:
         try:
@@ -179,8 +191,11 @@ class _Line:
         except ValueError:
             ids = np.asarray([""])
         if len(ids) and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
-            raise _wrong(self.place, "block_hashes", "is no list of whole numbers")
+            raise self._wrong("block_hashes", "is no list of whole numbers")
         return ids.astype(np.int64)
+
+    def _wrong(self, name: str, problem: str) -> ChangeSomething:
+        return _wrong(self.place, self.within + name, problem)
 
 
 def _wrong(place: str, name: str, problem: str) -> ChangeSomething:

@@ -1,0 +1,61 @@
+#include "checkpoints.h"
+
+namespace kvell::memory {
+namespace {
+
+// The names and values of prefix/checkpoints.py.
+constexpr int64_t kFirstCuts[] = {64, 128, 256};
+constexpr int64_t kCutTokens = 512;
+constexpr int64_t kCoarseTokens = 2048;
+constexpr int64_t kEndTokens = 64;
+
+int64_t aligned(int64_t cut, int64_t alignment) { return cut / alignment * alignment; }
+
+}  // namespace
+
+void cuts_of(const Holder& h, int64_t until, std::vector<Cut>& cuts) {
+  const int64_t alignment = h.model->alignment, prompt = h.facts.prompt_tokens;
+  cuts.clear();
+  const auto add = [&](int64_t cut, Sort sort) {
+    const int64_t end = aligned(cut, alignment);
+    if (h.computed < end && end <= until) cuts.push_back({end, sort});
+  };
+  const auto add_every = [&](int64_t tokens, Sort sort) {
+    for (int64_t cut = aligned(h.computed, tokens); cut <= until + alignment; cut += tokens)
+      add(cut, sort);
+  };
+  // Of several sorts at one end the last counts.
+  add(h.matched_tokens, Sort::kBranch);
+  add(prompt_end(prompt, alignment), Sort::kPromptEnd);
+  add_every(kCoarseTokens, Sort::kCoarse);
+  add(aligned(prompt, kEndTokens), Sort::kFine);
+  add_every(kCutTokens, Sort::kFine);
+  for (const int64_t cut : kFirstCuts) add(cut, Sort::kFine);
+  std::sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) {
+    return a.end != b.end ? a.end > b.end : a.sort > b.sort;
+  });
+  const auto same_end = [](const Cut& a, const Cut& b) { return a.end == b.end; };
+  cuts.erase(std::unique(cuts.begin(), cuts.end(), same_end), cuts.end());
+}
+
+int64_t prompt_end(int64_t prompt_tokens, int64_t alignment) {
+  const int64_t unit = prompt_tokens >= kCutTokens ? kCutTokens : kEndTokens;
+  return aligned(aligned(prompt_tokens, unit), alignment);
+}
+
+int64_t next_cut_of(const Holder& h) {
+  const int64_t alignment = h.model->alignment;
+  // The first multiple that, aligned, lies beyond.
+  const int64_t beyond = aligned(h.computed, alignment) + alignment;
+  int64_t next = aligned(ceil_div(beyond, kCutTokens) * kCutTokens, alignment);
+  const auto consider = [&](int64_t cut) {
+    const int64_t end = aligned(cut, alignment);
+    if (end > h.computed) next = std::min(next, end);
+  };
+  consider(aligned(h.facts.prompt_tokens, kEndTokens));
+  consider(h.matched_tokens);
+  for (const int64_t cut : kFirstCuts) consider(cut);
+  return next;
+}
+
+}  // namespace kvell::memory

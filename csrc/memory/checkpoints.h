@@ -1,0 +1,22 @@
+// Where states are worth keeping (prefix/checkpoints.py).
+#pragma once
+#include "eviction.h"
+#include "holders.h"
+
+namespace kvell::memory {
+
+struct Cut {
+  int64_t end;
+  Sort sort;
+};
+
+// The cut that stands for a prompt's end.
+int64_t prompt_end(int64_t prompt_tokens, int64_t alignment);
+
+// Cuts in (computed, until] of the holder.
+void cuts_of(const Holder& holder, int64_t until, std::vector<Cut>& cuts);
+
+// The first cut after what the holder has computed.
+int64_t next_cut_of(const Holder& holder);
+
+}  // namespace kvell::memory

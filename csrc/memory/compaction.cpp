@@ -1,0 +1,83 @@
+#include "compaction.h"
+
+namespace kvell::memory {
+namespace {
+
+// The names and values of prefix/compaction.py.
+constexpr int64_t kSpread = 64, kSpareLarge = 16, kSparse = 2, kScanPages = 4096;
+
+}  // namespace
+
+std::vector<Move> Compactor::compact(const std::map<int32_t, Holder*>& holders,
+                                     int64_t most_large) {
+  std::vector<Move> moves;
+  if (holders.empty() || !is_worth_it()) return moves;
+  scanned_ = 0;
+  auto at = holders.upper_bound(last_);
+  for (size_t left = holders.size(); left; --left, ++at) {
+    if (scanned_ >= kScanPages || most_large <= 0) break;
+    if (at == holders.end()) at = holders.begin();
+    last_ = at->first;
+    visit(*at->second, most_large, moves);
+  }
+  return moves;
+}
+
+bool Compactor::is_worth_it() const {
+  const Pool& pool = store_.pool;
+  if (store_.placer.is_literal() || pool.has_shares()) return false;
+  int64_t partial_bytes = 0;
+  for (size_t g = 0; g < store_.groups.size(); ++g)
+    partial_bytes += pool.partial()[g] * store_.groups[g].page_bytes;
+  return partial_bytes * kSpread >= store_.large_page_bytes * pool.num_large() && is_spare();
+}
+
+bool Compactor::is_spare() const {
+  const int64_t whole = store_.pool.whole();
+  return whole > 0 && whole * kSpareLarge >= store_.pool.num_large();
+}
+
+void Compactor::visit(Holder& h, int64_t& most_large, std::vector<Move>& moves) {
+  if (h.lease_until || !h.sources.empty()) return;
+  for (const int32_t g : h.model->own) {
+    scanned_ += int64_t(h.groups[g].slots.size());
+    if (most_large <= 0 || !is_spare()) continue;
+    find_scattered(g, h.groups[g]);
+    if (positions_.empty()) continue;
+    --most_large;
+    move(h, g, moves);
+  }
+}
+
+// Positions whose pages fill a large page, and lie in sparse ones; none if too few.
+void Compactor::find_scattered(int32_t g, const GroupPages& held) {
+  Pool& pool = store_.pool;
+  const int64_t per_large = pool.per_large(g);
+  const int64_t count = std::min<int64_t>(held.slots.size(), kScanPages);
+  positions_.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t slot = held.slots[i];
+    const bool is_sparse = pool.large(pool.large_of(slot)).used * kSparse <= per_large;
+    if (!is_sparse || pool.page(slot).refs != 1) continue;
+    positions_.push_back(held.first + i);
+    if (int64_t(positions_.size()) == per_large) return;
+  }
+  positions_.clear();
+}
+
+void Compactor::move(Holder& h, int32_t g, std::vector<Move>& moves) {
+  const int32_t large = store_.placer.vacate(g, h.handle);
+  GroupPages& held = h.groups[g];
+  std::vector<int32_t> slots;
+  store_.pool.take(large, int64_t(positions_.size()), slots);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    int32_t& slot = held.slots[positions_[i] - held.first];
+    store_.tree.rename(g, slot, slots[i]);
+    moves.push_back({&h, g, positions_[i], slot, slots[i]});
+    h.sources.push_back({g, slot, positions_[i], 0});
+    slot = slots[i];
+  }
+  h.next_event = 0;
+}
+
+}  // namespace kvell::memory

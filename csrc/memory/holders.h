@@ -1,0 +1,60 @@
+// Who references pages: running requests and leases (prefix/holders.py).
+#pragma once
+#include <optional>
+
+#include "needs.h"
+#include "usefulness.h"
+
+namespace kvell::memory {
+
+struct GroupPages {  // a holder's pages in one group: positions first … end-1
+  int64_t first = 0;
+  int64_t published = 0;  // positions before it are in the index, or not to be
+  std::vector<int32_t> slots;
+
+  int64_t end() const { return first + int64_t(slots.size()); }
+};
+
+struct Source {  // a cached page that the holder's new page at a position is copied from
+  int32_t group;
+  int32_t slot;
+  int64_t position;
+  int64_t length;  // prefix it stands for
+};
+
+struct Checkpoint {  // pages that a step writes the state after `end` tokens to, for the index
+  int32_t group;
+  int64_t end;
+  Sort sort;
+  int64_t rank;
+  std::vector<int32_t> slots;
+};
+
+struct Holder {
+  int32_t handle;
+  int32_t node;
+  const Model* model;
+  int64_t hit_tokens;
+  int64_t matched_tokens;  // how far the tokens were known to the index
+  int64_t computed;
+  int64_t published;
+  int64_t expected_tokens;
+  std::optional<int64_t> lease_until;
+  int64_t renewed_step;  // when what its later turns resume from last counted as accessed
+  bool drops;      // tokens of its prompt will be dropped
+  bool publishes;  // the index keeps what it computes
+  // What lets most steps end after a comparison or two:
+  Room room;               // lengths that the pages held are enough for in every group
+  int64_t next_event = 0;  // computed tokens at which there is something to do
+  int64_t next_cut = 0;    // the next state worth keeping ends here or later
+  std::vector<GroupPages> groups;
+  Facts facts;
+  std::vector<Source> sources;
+  std::vector<Checkpoint> checkpoints;
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> generated;
+
+  int64_t num_tokens() const { return int64_t(prompt.size() + generated.size()); }
+};
+
+}  // namespace kvell::memory

@@ -1,0 +1,62 @@
+#include "lookup.h"
+
+namespace kvell::memory {
+
+int64_t Lookup::match(Ints tokens, const std::string& root, const Model& model,
+                      const Facts& facts) {
+  store_.tree.match(root, {tokens.data, 0, tokens.size}, model, path_);
+  hits_.read(model, path_, facts);
+  return hits_.longest(std::min(path_.length, tokens.size - 1));
+}
+
+void Lookup::resume(Holder& h, int32_t g, int64_t length) {
+  const Rules& group = store_.groups[g];
+  GroupPages& held = h.groups[g];
+  held.first = resumed_from(group, h.facts, length);
+  if (group.kind == Kind::kState) {
+    if (length && hits_.resumes(g, length))
+      for (int32_t part = 0; part < group.slices; ++part)
+        copy(h, g, held.first + part, length, hits_.page_at(g, length, part));
+  } else if (group.kind == Kind::kCross) {
+    resume_images(h, g, length);
+  } else if (group.kind != Kind::kVision) {
+    resume_tokens(h, g, length);
+  }
+  for (const int32_t slot : held.slots) store_.pool.acquire(slot);
+  held.published = held.end();
+}
+
+void Lookup::resume_images(Holder& h, int32_t g, int64_t length) {
+  if (!hits_.resumes(g, length)) return;
+  for (const Image& image : h.facts.images) {
+    if (image.end() > length) return;
+    const int64_t pages = image_pages(store_.groups[g], image);
+    for (int64_t part = 0; part < pages; ++part)
+      h.groups[g].slots.push_back(hits_.page_at(g, image.end(), part));
+  }
+}
+
+void Lookup::resume_tokens(Holder& h, int32_t g, int64_t length) {
+  const Rules& group = store_.groups[g];
+  const std::vector<int32_t>& whole = path_.found[g].whole;
+  GroupPages& held = h.groups[g];
+  const int64_t size = group.page_tokens, end = length / size;
+  if (!hits_.resumes(g, length)) {
+    const int64_t run = group.is_window() ? 0 : hits_.whole_run(g, length);
+    held.slots.assign(whole.begin(), whole.begin() + run);
+    return;
+  }
+  if (dropped_tokens(group, h.facts)) {
+    for (int64_t p = held.first; p < end; ++p) copy(h, g, p, (p + 1) * size, whole[p]);
+  } else if (held.first < end) {
+    held.slots.assign(whole.begin() + held.first, whole.begin() + end);
+  }
+  if (length % size) copy(h, g, end, length, hits_.tail_page(g, length));
+}
+
+void Lookup::copy(Holder& h, int32_t g, int64_t position, int64_t length, int32_t slot) {
+  store_.pool.acquire(slot);
+  h.sources.push_back({g, slot, position, length});
+}
+
+}  // namespace kvell::memory

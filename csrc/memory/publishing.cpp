@@ -1,0 +1,335 @@
+#include "publishing.h"
+
+namespace kvell::memory {
+namespace {
+
+// Images of one age go in an order that has nothing to do with their place.
+int64_t image_rank(const Holder& h, const Image& image) {
+  constexpr int64_t kSpread = 0x9E3779B1, kRanks = int64_t(1) << 30;
+  return h.prompt[image.start] * kSpread & (kRanks - 1);
+}
+
+}  // namespace
+
+void Publisher::advance(Holder& h, int64_t computed) {
+  const int64_t before = h.computed, prompt = h.facts.prompt_tokens;
+  h.computed = computed;
+  if (computed > before) let_sources_go(h, true);
+  publish(h);
+  publish_states(h);
+  leave_behind(h);
+  if (before < prompt && prompt <= computed) drop(h);
+}
+
+void Publisher::give_back(Holder& h, bool renew) {
+  if (renew && h.computed > h.hit_tokens && h.publishes) publish_end(h);
+  let_sources_go(h, renew);
+  for (const Checkpoint& checkpoint : h.checkpoints)
+    for (const int32_t slot : checkpoint.slots) store_.pool.release(slot);
+  find_points(h);
+  for (const int32_t g : h.model->own)
+    release(h, g, int64_t(h.groups[g].slots.size()), renew ? end_rank(g) : kKeepKey);
+  if (renew && h.publishes) renew_points(h);
+}
+
+// Eviction rank of what only serves to go on where a request ended.
+int64_t Publisher::end_rank(int32_t g) const {
+  const Rules& group = store_.groups[g];
+  const bool only_there = group.kind == Kind::kState || group.is_window();
+  return only_there ? store_.usefulness.rank(Sort::kTurnEnd) : kNormal;
+}
+
+// A request resumes where its holder's hit ended: what sort of place is that?
+void Publisher::note_used(const Holder& h) {
+  bool has_states = false;
+  for (const int32_t g : h.model->own) has_states |= store_.groups[g].kind == Kind::kState;
+  for (const int32_t g : h.model->own) {
+    const Rules& group = store_.groups[g];
+    if (has_states ? group.kind != Kind::kState : !group.is_window()) continue;
+    const Source* first = nullptr;
+    for (const Source& source : h.sources)
+      if (source.group == g && (!first || source.position < first->position)) first = &source;
+    if (!first) continue;
+    const Sort sort = Sort(store_.tree.tag_of(g, first->slot));
+    if (sort == Sort::kBranch) continue;
+    store_.usefulness.note_used(sort);
+    store_.tree.retag(g, first->slot, int32_t(Sort::kBranch));
+  }
+}
+
+// Lengths at which a later prompt is most likely to resume.
+void Publisher::find_points(const Holder& h) {
+  points_.clear();
+  bool any = false;
+  for (const int32_t g : h.model->own)
+    any |= store_.groups[g].kind == Kind::kState || store_.groups[g].is_window();
+  if (!any) return;
+  const int64_t alignment = h.model->alignment;
+  const int64_t branch = h.matched_tokens / alignment * alignment;
+  const int64_t prompt = prompt_end(h.facts.prompt_tokens, alignment);
+  if (branch) points_.push_back(branch);
+  if (store_.usefulness.rank(Sort::kPromptEnd) == kNormal && prompt && prompt != branch)
+    points_.push_back(prompt);
+  std::sort(points_.begin(), points_.end());
+}
+
+// Is a window's page at a position one that a later prompt is likely to resume from?
+bool Publisher::is_worth(const Holder& h, int32_t g, int64_t position) const {
+  const Rules& group = store_.groups[g];
+  for (const int64_t length : points_)
+    if (resumed_from(group, h.facts, length) <= position && position < length / group.page_tokens)
+      return true;
+  return false;
+}
+
+// What one resumes from where the prompt ended or branched off is as young as the rest. Of
+// windows only what has been left behind: the rest is in use.
+void Publisher::renew_points(Holder& h) {
+  h.renewed_step = store_.step;
+  for (const int64_t length : points_) {
+    if (length > h.published) continue;
+    for (const int32_t g : h.model->own) {
+      const Rules& group = store_.groups[g];
+      const int64_t size = group.page_tokens;
+      if (group.kind == Kind::kState)
+        for (int32_t part = 0; part < group.slices; ++part) renew(h, g, length, part);
+      else if (group.is_window())
+        for (int64_t p = resumed_from(group, h.facts, length),
+                     stop = std::min(length / size, h.groups[g].first);
+             p < stop; ++p)
+          renew(h, g, (p + 1) * size, 0);
+    }
+  }
+}
+
+void Publisher::renew(const Holder& h, int32_t g, int64_t end, int32_t part) {
+  const int32_t slot = store_.tree.page_at(h.node, g, end, part);
+  if (slot == kNoPage) return;
+  store_.pool.acquire(slot);
+  store_.pool.release(slot, store_.rule.key(kNormal, store_.step, end));
+}
+
+// ------------------------------------------------------------- named in the index
+
+// Where the last whole page of tokens, or image, ends.
+int64_t Publisher::whole_at(const Holder& h, int64_t computed) const {
+  int64_t whole = 0;
+  for (const int32_t size : h.model->page_sizes) whole = std::max(whole, computed / size * size);
+  if (h.model->has_cross)
+    for (const Image& image : h.facts.images)
+      if (image.end() <= computed) whole = std::max(whole, image.end());
+  return whole;
+}
+
+int64_t Publisher::published_at(const Holder& h, int64_t computed) const {
+  if (!h.publishes) return 0;
+  int64_t length = whole_at(h, computed);
+  for (const Checkpoint& checkpoint : h.checkpoints)
+    if (checkpoint.end <= computed) length = std::max(length, checkpoint.end);
+  return length;
+}
+
+void Publisher::publish(Holder& h) {
+  if (!h.publishes) return;
+  const int64_t whole = whole_at(h, h.computed);
+  if (whole <= h.published) return;
+  extend(h, whole);
+  for (const int32_t g : h.model->own) {
+    if (store_.groups[g].kind == Kind::kCross)
+      publish_images(h, g);
+    else if (store_.groups[g].counts_tokens())
+      publish_pages(h, g);
+  }
+  if (store_.step - h.renewed_step < kRenewSteps) return;
+  find_points(h);
+  renew_points(h);
+}
+
+// The tree knows the holder's tokens up to `length`.
+void Publisher::extend(Holder& h, int64_t length) {
+  const int32_t node = store_.tree.extend(h.node, tokens_between(h, h.published, length));
+  store_.tree.hold(node);
+  store_.tree.let_go(h.node);
+  h.node = node;
+  h.published = length;
+}
+
+void Publisher::publish_pages(Holder& h, int32_t g) {
+  const int64_t size = store_.groups[g].page_tokens, count = h.computed / size;
+  GroupPages& held = h.groups[g];
+  for (int64_t p = std::max(held.first, held.published); p < count; ++p)
+    name(h, g, (p + 1) * size, 0, held.slots[p - held.first], (p + 1) * size);
+  held.published = std::max(held.published, count);
+}
+
+void Publisher::publish_images(Holder& h, int32_t g) {
+  GroupPages& held = h.groups[g];
+  int64_t position = 0;
+  for (const Image& image : h.facts.images) {
+    if (image.end() > h.computed) break;
+    const int64_t begin = position, rank = image_rank(h, image);
+    const int64_t end = begin + image_pages(store_.groups[g], image);
+    for (position = std::max({begin, held.first, held.published}); position < end; ++position)
+      name(h, g, image.end(), int32_t(position - begin), held.slots[position - held.first], rank);
+    position = end;
+  }
+  held.published = std::max(held.published, position);
+}
+
+// `rank`: among pages of one age, the largest goes first.
+void Publisher::name(Holder& h, int32_t g, int64_t end, int32_t part, int32_t slot, int64_t rank,
+                     Sort sort) {
+  if (store_.tree.put(h.node, g, end, part, slot, int32_t(sort)))
+    store_.pool.index(slot, store_.rule.key(kSpare, 0, rank));
+}
+
+// Names the states that the step has written, and uses them no longer.
+void Publisher::publish_states(Holder& h) {
+  for (const Checkpoint& checkpoint : h.checkpoints) {
+    const int64_t end = checkpoint.end;
+    if (end > h.computed) {
+      for (const int32_t slot : checkpoint.slots) store_.pool.release(slot);
+      continue;
+    }
+    if (end > h.published) extend(h, end);
+    int32_t part = 0;
+    for (const int32_t slot : checkpoint.slots) {
+      name(h, checkpoint.group, end, part++, slot, end, checkpoint.sort);
+      store_.pool.release(slot, store_.rule.key(checkpoint.rank, store_.step, end));
+    }
+    checkpoint_pages_[checkpoint.group] += part;
+  }
+  h.checkpoints.clear();
+}
+
+// Names what ends with the holder's last computed token: its state, pages not full.
+void Publisher::publish_end(Holder& h) {
+  const int64_t end = h.computed;
+  if (end > h.num_tokens()) return;
+  if (end > h.published) extend(h, end);
+  for (const int32_t g : h.model->own) {
+    const Rules& group = store_.groups[g];
+    const GroupPages& held = h.groups[g];
+    if (group.kind == Kind::kState) {
+      for (size_t part = 0; part < held.slots.size(); ++part)
+        name(h, g, end, int32_t(part), held.slots[part], end, Sort::kTurnEnd);
+    } else if (group.counts_tokens() && end % group.page_tokens) {
+      name(h, g, end, 0, held.slots[end / group.page_tokens - held.first], end, Sort::kTurnEnd);
+    }
+  }
+}
+
+Tokens Publisher::tokens_between(const Holder& h, int64_t begin, int64_t end) {
+  const int64_t prompt = int64_t(h.prompt.size());
+  if (end <= prompt) return {h.prompt.data() + begin, begin, end - begin};
+  if (begin >= prompt) return {h.generated.data() + (begin - prompt), begin, end - begin};
+  tail_.assign(h.prompt.begin() + begin, h.prompt.end());
+  tail_.insert(tail_.end(), h.generated.begin(), h.generated.begin() + (end - prompt));
+  return {tail_.data(), begin, end - begin};
+}
+
+// -------------------------------------------------------- left behind, given back
+
+void Publisher::leave_behind(Holder& h) {
+  for (const int32_t g : h.model->own) {
+    const Rules& group = store_.groups[g];
+    GroupPages& held = h.groups[g];
+    const int64_t start = kept_from(group, h.facts, h.computed);
+    const int64_t count = std::min<int64_t>(start - held.first, held.slots.size());
+    if (count <= 0) continue;
+    find_points(h);
+    release(h, g, count, kSpare);
+    held.slots.erase(held.slots.begin(), held.slots.begin() + count);
+    held.first += count;
+  }
+}
+
+// The prompt is computed: groups with a budget keep so much of it.
+void Publisher::drop(Holder& h) {
+  for (const int32_t g : h.model->own) {
+    if (!dropped_tokens(store_.groups[g], h.facts)) continue;
+    std::vector<int32_t>& slots = h.groups[g].slots;
+    const size_t keep = size_t(kept_to(store_.groups[g], h.facts, h.computed));
+    for (size_t i = keep; i < slots.size(); ++i) store_.pool.release(slots[i]);
+    if (keep < slots.size()) slots.resize(keep);
+  }
+}
+
+// Gives the first `count` pages back; `find_points` has been asked for the holder.
+void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
+  const Rules& group = store_.groups[g];
+  const GroupPages& held = h.groups[g];
+  if (group.kind == Kind::kCross) return release_images(h, g, count, rank);
+  const bool is_state = group.kind == Kind::kState;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t position = held.first + i;
+    const bool worth = rank == kSpare && group.is_window() && is_worth(h, g, position);
+    release_page(held.slots[i], worth ? kNormal : rank,
+                 is_state ? h.computed : (position + 1) * group.page_tokens);
+  }
+}
+
+void Publisher::release_images(Holder& h, int32_t g, int64_t count, int64_t rank) {
+  const GroupPages& held = h.groups[g];
+  int64_t position = 0;
+  for (const Image& image : h.facts.images) {
+    const int64_t length = image_rank(h, image);
+    const int64_t pages = image_pages(store_.groups[g], image);
+    const int64_t end = std::min(position + pages, held.first + count);
+    for (int64_t p = std::max(position, held.first); p < end; ++p)
+      release_page(held.slots[p - held.first], rank, length);
+    position += pages;
+  }
+}
+
+void Publisher::release_page(int32_t slot, int64_t rank, int64_t length) {
+  if (rank == kKeepKey)
+    store_.pool.release(slot);
+  else
+    store_.pool.release(slot, store_.rule.key(rank, store_.step, length));
+}
+
+// Copies of these pages are made, or will never be; `renew`: they were accessed.
+void Publisher::let_sources_go(Holder& h, bool renew) {
+  for (const Source& source : h.sources)
+    release_page(source.slot, renew ? kNormal : kKeepKey, source.length);
+  h.sources.clear();
+}
+
+// ------------------------------------------------------------------------ foresight
+
+namespace {
+
+// Computed tokens at which more of the holder is whole.
+int64_t next_whole(const Holder& h) {
+  if (!h.publishes) return kNever;
+  int64_t next = kNever;
+  for (const int32_t size : h.model->page_sizes)
+    next = std::min(next, (h.published / size + 1) * size);
+  if (h.model->has_cross)
+    for (const Image& image : h.facts.images)
+      if (image.end() > h.published) next = std::min(next, image.end());
+  return next;
+}
+
+}  // namespace
+
+void foresee(const Groups& groups, Holder& h) {
+  h.room = {};
+  h.next_event = next_whole(h);
+  if (h.drops && h.computed < h.facts.prompt_tokens)
+    h.next_event = std::min(h.next_event, h.facts.prompt_tokens);
+  bool always = !h.sources.empty() || !h.checkpoints.empty();
+  for (const int32_t g : h.model->own) {
+    const Rules& group = groups[g];
+    const GroupPages& held = h.groups[g];
+    const Room room = room_of(group, h.facts, held.end(), h.computed);
+    h.room.from = std::max(h.room.from, room.from);
+    h.room.to = std::min(h.room.to, room.to);
+    if (group.is_window()) h.next_event = std::min(h.next_event, group.behind_at(held.first));
+    always |= group.kind == Kind::kVision && !held.slots.empty();
+  }
+  if (always) h.next_event = 0;
+}
+
+}  // namespace kvell::memory

@@ -1,0 +1,61 @@
+// What becomes of pages as a request goes on: named in the index, left behind, given back
+// (prefix/publishing.py).
+#pragma once
+#include "checkpoints.h"
+#include "holders.h"
+#include "store.h"
+
+namespace kvell::memory {
+
+class Publisher {
+ public:
+  explicit Publisher(Store& store) : store_(store), checkpoint_pages_(store.groups.size(), 0) {}
+
+  // The holder has so many tokens computed, all of them known.
+  void advance(Holder& holder, int64_t computed);
+  // The holder uses nothing any more; `renew` keeps what ends with it.
+  void give_back(Holder& holder, bool renew);
+  // The holder is a request from now on.
+  void note_used(const Holder& holder);
+  // Tokens up to which the index will know the holder's once so many are computed.
+  int64_t published_at(const Holder& holder, int64_t computed) const;
+  // Per group, pages of states written on the way, so far.
+  const Counts& checkpoint_pages() const { return checkpoint_pages_; }
+  void add_groups() { checkpoint_pages_.resize(store_.groups.size(), 0); }
+
+ private:
+  static constexpr int64_t kKeepKey = -1;  // instead of a rank: no access
+  static constexpr int64_t kRenewSteps = 16;
+
+  int64_t whole_at(const Holder& holder, int64_t computed) const;
+  void publish(Holder& holder);
+  void extend(Holder& holder, int64_t length);
+  void publish_pages(Holder& holder, int32_t group);
+  void publish_images(Holder& holder, int32_t group);
+  void publish_states(Holder& holder);
+  void publish_end(Holder& holder);
+  void name(Holder& holder, int32_t group, int64_t end, int32_t part, int32_t slot, int64_t rank,
+            Sort sort = Sort::kFine);
+  int64_t end_rank(int32_t group) const;
+  void find_points(const Holder& holder);
+  bool is_worth(const Holder& holder, int32_t group, int64_t position) const;
+  void renew_points(Holder& holder);
+  void renew(const Holder& holder, int32_t group, int64_t end, int32_t part);
+  void leave_behind(Holder& holder);
+  void drop(Holder& holder);
+  void release(Holder& holder, int32_t group, int64_t count, int64_t rank);
+  void release_images(Holder& holder, int32_t group, int64_t count, int64_t rank);
+  void release_page(int32_t slot, int64_t rank, int64_t length);
+  void let_sources_go(Holder& holder, bool renew);
+  Tokens tokens_between(const Holder& holder, int64_t begin, int64_t end);
+
+  Store& store_;
+  Counts checkpoint_pages_;
+  std::vector<int32_t> tail_;    // scratch
+  std::vector<int64_t> points_;  // scratch: see find_points
+};
+
+// When the holder has to be looked at again: its room, and its next event.
+void foresee(const Groups& groups, Holder& holder);
+
+}  // namespace kvell::memory

@@ -1,0 +1,29 @@
+// What one memory core is made of: pool, index and who places pages (prefix/store.py).
+#pragma once
+#include "eviction.h"
+#include "placer.h"
+#include "usefulness.h"
+
+namespace kvell::memory {
+
+struct Store {
+  Store(Groups all, int32_t num_large, const Sharing& sharing)
+      : groups(std::move(all)),
+        pool(groups, num_large, sharing.quotas),
+        tree(groups, pool),
+        placer(groups, pool, tree, usefulness, sharing.literal_order),
+        large_page_bytes(sharing.large_page_bytes) {}
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  Groups groups;  // of all models; the parts refer to them
+  Pool pool;
+  RadixTree tree;
+  Usefulness usefulness;
+  Placer placer;
+  const int64_t large_page_bytes;
+  EvictionRule rule{};
+  int64_t step = 0;  // the time
+};
+
+}  // namespace kvell::memory

@@ -1,0 +1,37 @@
+// Why states are kept, and how many of each sort were used again (prefix/checkpoints.py).
+#pragma once
+#include "eviction.h"
+
+namespace kvell::memory {
+
+enum class Sort : int32_t { kFine, kCoarse, kPromptEnd, kBranch, kTurnEnd };
+
+class Usefulness {
+ public:
+  // A request resumed from one, for the first time.
+  void note_used(Sort sort) { ++counts_[int32_t(sort)].used; }
+  // One was evicted that nobody had used.
+  void note_evicted(Sort sort, int64_t rank) {
+    Count& count = counts_[int32_t(sort)];
+    if (rank != kNormal || ++count.wasted < kMemory) return;
+    count.used /= 2;
+    count.wasted /= 2;
+  }
+  // Eviction rank of a state of this sort.
+  int64_t rank(Sort sort) const {
+    if (sort == Sort::kFine) return kSpare;
+    if (sort == Sort::kCoarse) return kCoarse;
+    const Count& count = counts_[int32_t(sort)];
+    const bool is_used = count.used * kUsedPart + kTrial >= count.wasted;
+    return is_used || sort == Sort::kBranch ? kNormal : kSpare;
+  }
+
+ private:
+  static constexpr int64_t kUsedPart = 8, kTrial = 64, kMemory = 256;
+  struct Count {
+    int64_t used = 0, wasted = 0;
+  };
+  Count counts_[5];
+};
+
+}  // namespace kvell::memory

@@ -1,0 +1,39 @@
+"""What keys and values may be stored as, by the names of ``--kv-cache-dtype``; no torch."""
+
+from dataclasses import dataclass
+
+from kvell.errors import ChangeSomething
+
+
+@dataclass(frozen=True)
+class KvDtype:
+    """One way to store a number of a key or value.
+
+    :param scale_bytes: beside each vector of quantised numbers.
+    """
+
+    element_bytes: int
+    scale_bytes: int = 0
+
+
+KV_DTYPES = {
+    "float32": KvDtype(4),
+    "bfloat16": KvDtype(2),
+    "fp8": KvDtype(1, 4),
+    "int8": KvDtype(1, 4),
+}
+"""fp8 is e4m3; it and int8 have a float32 scale for each token and head."""
+
+
+def kv_dtype_named(name: str, dtype: str) -> str:
+    """The name of what is stored; ``auto`` is what the model itself is in.
+
+    :param dtype: the model's: ``float32``, or ``bfloat16`` or ``auto`` for the other.
+    :raises ChangeSomething: if there is no such way.
+    """
+    if name == "auto":
+        return "float32" if dtype == "float32" else "bfloat16"
+    if name not in KV_DTYPES:
+        choices = ", ".join(("auto", *KV_DTYPES))
+        raise ChangeSomething("--kv-cache-dtype", name, "is not served", f"use one of {choices}")
+    return name

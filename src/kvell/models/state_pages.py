@@ -1,0 +1,144 @@
+"""Recurrent states inside pages: a layer's convolution window, then its recurrent state.
+
+    one slice of a state ─┬─ layer ─┬─ window    [channels, kernel − 1]
+                          │         └─ recurrent [heads or channels, …]
+                          └─ layer …
+
+A head's share is contiguous in both.  Nothing here copies more of the pool than the
+states that are asked for.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from kvell.pages.layout import GroupSpec
+
+
+@dataclass(frozen=True)
+class StateShapes:
+    """What a mixer keeps of all earlier tokens.
+
+    :param channels: of its convolution.
+    :param window: earlier inputs that the convolution reads.
+    :param recurrent: shape of the recurrent state; () if there is none.
+    """
+
+    channels: int
+    window: int
+    recurrent: tuple[int, ...]
+
+    @property
+    def recurrent_size(self) -> int:
+        """Numbers in the recurrent state."""
+        return math.prod(self.recurrent) if self.recurrent else 0
+
+
+@dataclass(frozen=True)
+class StatePages:
+    """Views of the pool, one row per page: where one layer's states lie.
+
+    :param part: which slice of a state, that is which of its pages, the layer is in.
+    :param window: [pages, channels × window].
+    :param recurrent: [pages, recurrent size]; None if there is no recurrent state.
+    """
+
+    shapes: StateShapes
+    part: int
+    window: torch.Tensor
+    recurrent: torch.Tensor | None
+
+    def load_window(self, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
+        """States of int32 [n] pages, zero where bool [n] ``fresh``; [n, channels, window]."""
+        return _load(self.window, pages, fresh).view(-1, self.shapes.channels, self.shapes.window)
+
+    def store_window(self, pages: torch.Tensor, values: torch.Tensor) -> None:
+        """Write [n, channels, window]."""
+        _store(self.window, pages, values)
+
+    def load_recurrent(self, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
+        """As :meth:`load_window`, in float32: [n, *recurrent]."""
+        assert self.recurrent is not None, "the layer has no recurrent state"
+        loaded = _load(self.recurrent, pages, fresh).float()
+        return loaded.view(-1, *self.shapes.recurrent)
+
+    def store_recurrent(self, pages: torch.Tensor, values: torch.Tensor) -> None:
+        """Write [n, *recurrent]."""
+        assert self.recurrent is not None, "the layer has no recurrent state"
+        _store(self.recurrent, pages, values)
+
+
+def state_pages(
+    group: GroupSpec, layer: int, shapes: StateShapes, pool: torch.Tensor, dtype: torch.dtype
+) -> StatePages:
+    """A layer's views of the pool (uint8, flat).
+
+    The window is of 16 bits where the group's size says so, else float32; the recurrent
+    state is of what is left: ``dtype`` is the model's.
+
+    :raises ValueError: if the mixer's states are not what the group's pages were sized for.
+    """
+    layers_per_page = group.layers_per_page or len(group.layers)
+    window_dtype, recurrent_dtype = _dtypes(group, shapes, dtype)
+    offset_bytes = group.layer_offset_bytes(layer)
+    window_size = shapes.channels * shapes.window
+    after_bytes = offset_bytes + window_size * window_dtype.itemsize
+    recurrent = None
+    if shapes.recurrent_size:
+        recurrent = _rows(pool, group, after_bytes, shapes.recurrent_size, recurrent_dtype)
+    return StatePages(
+        shapes,
+        group.layers.index(layer) // layers_per_page,
+        _rows(pool, group, offset_bytes, window_size, window_dtype),
+        recurrent,
+    )
+
+
+def _dtypes(
+    group: GroupSpec, shapes: StateShapes, dtype: torch.dtype
+) -> tuple[torch.dtype, torch.dtype]:
+    """The dtypes of window and recurrent state that together fill the layer's bytes."""
+    short = dtype if dtype.itemsize == 2 else torch.bfloat16
+    window_size = shapes.channels * shapes.window
+    for window, recurrent in (
+        (torch.float32, torch.float32),
+        (short, short),
+        (short, torch.float32),
+        (torch.float32, short),
+    ):
+        size = window_size * window.itemsize + shapes.recurrent_size * recurrent.itemsize
+        if size == group.layer_token_bytes:
+            return window, recurrent
+    raise ValueError(
+        f"group {group.name!r} keeps {group.layer_token_bytes} bytes of state per layer, "
+        f"its mixer {window_size} + {shapes.recurrent_size} numbers"
+    )
+
+
+def _rows(
+    pool: torch.Tensor, group: GroupSpec, offset_bytes: int, size: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """[pages, size] of a dtype: every page's numbers at an offset."""
+    item, stride = dtype.itemsize, group.page_stride_bytes
+    if offset_bytes % item or stride % item:
+        raise ValueError(f"group {group.name!r}: states are not aligned to {item} bytes")
+    whole = pool[: pool.numel() // stride * stride]
+    numbers = whole.view(dtype)
+    return numbers.as_strided(
+        (whole.numel() // stride, size),
+        (stride // item, 1),
+        numbers.storage_offset() + offset_bytes // item,
+    )
+
+
+def _load(rows: torch.Tensor, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
+    loaded = rows.index_select(0, pages)
+    if fresh is not None:  # the page may hold anything, NaN too
+        loaded.masked_fill_(fresh[:, None], 0)
+    return loaded
+
+
+def _store(rows: torch.Tensor, pages: torch.Tensor, values: torch.Tensor) -> None:
+    if len(pages):
+        rows.index_copy_(0, pages.long(), values.reshape(len(pages), -1).to(rows.dtype))

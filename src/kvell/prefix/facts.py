@@ -1,0 +1,62 @@
+"""What the core knows of a request beside its tokens: where the prompt ends, and its images."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IMAGE_COLUMNS = 3
+"""Columns of an images array: first token in the text, tokens there, image tokens."""
+
+Images = npt.NDArray[np.int32]
+"""int32 [n, 3], in the order of the text, apart from each other."""
+
+
+@dataclass(frozen=True)
+class ImageSpan:
+    """One image: ``tokens`` of the text from ``start`` on stand for ``image_tokens``.
+
+    Where image tokens are part of the text the two counts are equal; where the text
+    attends across to them, one token of the text stands for all.  What the image shows
+    is told by the ids of its tokens in the text: equal ids, equal content.
+    """
+
+    start: int
+    tokens: int
+    image_tokens: int
+
+    @property
+    def end(self) -> int:
+        """First token of the text after the image."""
+        return self.start + self.tokens
+
+
+@dataclass(frozen=True)
+class Facts:
+    """:param prompt_tokens: where the prompt ends and generated tokens begin."""
+
+    prompt_tokens: int
+    images: tuple[ImageSpan, ...] = ()
+
+    def begun(self, tokens: int) -> Iterable[ImageSpan]:
+        """Images of which the first ``tokens`` tokens of the text hold anything."""
+        return (image for image in self.images if image.start < tokens)
+
+    def cuts_image(self, length: int) -> bool:
+        """Does a prefix of ``length`` tokens end inside an image?"""
+        return any(image.start < length < image.end for image in self.images)
+
+
+def facts_of(num_tokens: int, prompt_tokens: int | None, images: Images | None) -> Facts:
+    """Facts from what :meth:`MemoryCore.open` is given.
+
+    :raises ValueError: if images overlap, lie outside the tokens or stand for nothing.
+    """
+    spans = tuple(ImageSpan(*row) for row in ([] if images is None else images.tolist()))
+    before = 0
+    for span in spans:
+        if span.start < before or span.end > num_tokens or min(span.tokens, span.image_tokens) < 1:
+            raise ValueError(f"image at token {span.start} overlaps, is empty or lies outside")
+        before = span.end
+    return Facts(num_tokens if prompt_tokens is None else prompt_tokens, spans)

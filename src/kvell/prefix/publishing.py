@@ -1,0 +1,280 @@
+"""What becomes of pages as a request goes on: named in the index, left behind, given back."""
+
+from collections.abc import Sequence
+
+from kvell.pages.layout import GroupKind
+from kvell.prefix.checkpoints import Sort, prompt_end
+from kvell.prefix.evictor import NORMAL, SPARE
+from kvell.prefix.hits import alignment_tokens, image_places
+from kvell.prefix.holders import GroupPages, Holder
+from kvell.prefix.needs import (
+    WINDOWS,
+    dropped_tokens,
+    image_pages,
+    kept_from,
+    kept_to,
+    resumed_from,
+)
+from kvell.prefix.radix import Place
+from kvell.prefix.store import Store
+
+RENEW_STEPS = 16
+"""What is worth resuming from ages no further while its request runs."""
+_SPREAD = 0x9E3779B1
+_IMAGE_RANKS = 1 << 30
+"""Images of one age go in an order that has nothing to do with their place: whole ones first."""
+
+
+class Publisher:
+    """Moves pages of holders from reserved to used to cached.
+
+    :ivar checkpoint_pages: per group, pages of states written on the way, so far.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.checkpoint_pages = [0] * len(store.groups)
+
+    def advance(self, holder: Holder, computed: int) -> None:
+        """The holder has so many tokens computed."""
+        before, holder.computed = holder.computed, computed
+        if computed > before:
+            self.let_sources_go(holder, renew=True)
+        self._publish(holder)
+        self._publish_states(holder)
+        self._leave_behind(holder)
+        if before < holder.facts.prompt_tokens <= computed:
+            self._drop(holder)
+
+    def give_back(self, holder: Holder, *, renew: bool) -> None:
+        """The holder uses nothing any more; ``renew`` keeps what ends with it."""
+        is_known = holder.hit_tokens < holder.computed <= holder.num_tokens
+        if renew and is_known and self.publishes(holder):
+            self.publish_end(holder)
+        self.let_sources_go(holder, renew=renew)
+        for checkpoint in holder.checkpoints:
+            self._release_all(checkpoint.group, checkpoint.pages)
+        for group, held in holder.own_groups():
+            self.release(holder, group, held, held.pages, self._end_rank(group) if renew else None)
+        if renew and self.publishes(holder):
+            self._renew(holder)
+
+    def _end_rank(self, index: int) -> int:
+        """Eviction rank of what only serves to go on where a request ended."""
+        if self._store.groups[index].kind in (GroupKind.STATE, *WINDOWS):
+            return self._store.usefulness.rank(Sort.TURN_END)
+        return NORMAL
+
+    def _renew(self, holder: Holder) -> None:
+        """What one resumes from where the prompt ended or branched off is as young as the rest.
+
+        Of windows only what has been left behind: the rest is in use.
+        """
+        holder.renewed_step = self._store.step
+        for length in self.points(holder):
+            for index, held in holder.own_groups() if length <= holder.published else ():
+                for place in self._needed(holder, index, length, held.first):
+                    page = self._store.tree.page_at(holder.node, index, place)
+                    if page is not None:
+                        key = self._store.rule.key(NORMAL, self._store.step, place[0])
+                        self._store.pool.acquire(index, page)
+                        self._store.pool.release(index, page, key)
+
+    def points(self, holder: Holder) -> list[int]:
+        """Lengths at which a later prompt is most likely to resume."""
+        own = [self._store.groups[index] for index in holder.own]
+        if not any(group.kind in (GroupKind.STATE, *WINDOWS) for group in own):
+            return []
+        alignment = alignment_tokens(own)
+        points = {holder.matched_tokens // alignment * alignment}
+        if self._store.usefulness.rank(Sort.PROMPT_END) == NORMAL:
+            points.add(prompt_end(holder.facts.prompt_tokens, alignment))
+        return sorted(points - {0})
+
+    def _needed(
+        self, holder: Holder, index: int, length: int, before: int | None = None
+    ) -> list[Place]:
+        """Places of the state, or of the window's whole pages, that a length is resumed from.
+
+        :param before: only pages at positions below it.
+        """
+        group, size = self._store.groups[index], self._store.groups[index].page_tokens
+        if group.kind is GroupKind.STATE:
+            return [(length, part) for part in range(group.slices)]
+        if group.kind not in WINDOWS:
+            return []
+        first = resumed_from(group, self._store.policies[index], holder.facts, length)
+        stop = length // size if before is None else min(length // size, before)
+        return [((position + 1) * size, 0) for position in range(first, stop)]
+
+    def publishes(self, holder: Holder) -> bool:
+        """Does the index keep what the holder computes?"""
+        mixed = any(self._store.groups[index].counts_images for index in holder.own)
+        return not self.drops(holder) and not (mixed and holder.facts.images)
+
+    def drops(self, holder: Holder) -> bool:
+        """Will tokens of the holder's prompt be dropped?"""
+        return any(dropped_tokens(self._store.groups[index], holder.facts) for index in holder.own)
+
+    def _publish(self, holder: Holder) -> None:
+        """Name what is whole: pages of tokens, images."""
+        groups, computed = [self._store.groups[index] for index in holder.own], holder.computed
+        sizes = {group.page_tokens for group in groups if group.kind.counts_tokens}
+        whole = [computed // size * size for size in sizes]
+        if any(group.kind is GroupKind.CROSS for group in groups):
+            whole.extend(image.end for image in holder.facts.images if image.end <= computed)
+        if self.publishes(holder) and max(whole, default=0) > holder.published:
+            self._extend(holder, max(whole))
+            for index, held in holder.own_groups():
+                self._publish_whole(holder, index, held)
+            if self._store.step - holder.renewed_step >= RENEW_STEPS:
+                self._renew(holder)
+
+    def _extend(self, holder: Holder, length: int) -> None:
+        """The tree knows the holder's tokens up to ``length``."""
+        node = self._store.tree.extend(holder.node, holder.published, holder.tokens_to(length))
+        self._store.tree.hold(node)
+        self._store.tree.let_go(holder.node)
+        holder.node = node
+        holder.published = length
+
+    def _publish_whole(self, holder: Holder, index: int, held: GroupPages) -> None:
+        group = self._store.groups[index]
+        if group.kind is GroupKind.CROSS:
+            places = list(image_places(group, holder.facts, holder.computed))
+        elif group.kind.counts_tokens:
+            count = holder.computed // group.page_tokens
+            places = [((position + 1) * group.page_tokens, 0) for position in range(count)]
+        else:
+            return
+        for position in range(max(held.first, held.published), len(places)):
+            page = held.pages[position - held.first]
+            self._name(holder, index, places[position], page)
+        held.published = max(held.published, len(places))
+
+    def _name(
+        self, holder: Holder, index: int, place: Place, page: int, sort: Sort = Sort.FINE
+    ) -> None:
+        if self._store.tree.put(holder.node, index, place, page, sort):
+            self._store.pool.index(
+                index, page, self._store.rule.key(SPARE, 0, self._rank_length(index, place, holder))
+            )
+
+    def _rank_length(self, index: int, place: Place, holder: Holder) -> int:
+        """Eviction rank among pages of one age: the longest prefix, and whole images, first."""
+        if self._store.groups[index].kind is GroupKind.CROSS:
+            image = next(image for image in holder.facts.images if image.end == place[0])
+            return int(holder.tokens[image.start]) * _SPREAD % _IMAGE_RANKS
+        return self._store.policies[index].prefix_length(place[0])
+
+    def _publish_states(self, holder: Holder) -> None:
+        """Name the states that the step has written, and use them no longer."""
+        for checkpoint in holder.checkpoints:
+            if checkpoint.end > holder.computed:
+                self._release_all(checkpoint.group, checkpoint.pages)
+                continue
+            if checkpoint.end > holder.published:
+                self._extend(holder, checkpoint.end)
+            for part, page in enumerate(checkpoint.pages):
+                place = (checkpoint.end, part)
+                self._name(holder, checkpoint.group, place, page, checkpoint.sort)
+                key = self._store.rule.key(checkpoint.rank, self._store.step, checkpoint.end)
+                self._store.pool.release(checkpoint.group, page, key)
+            self.checkpoint_pages[checkpoint.group] += len(checkpoint.pages)
+        holder.checkpoints.clear()
+
+    def _release_all(self, group: int, pages: Sequence[int]) -> None:
+        """Nobody will read what these pages hold."""
+        for page in pages:
+            self._store.pool.release(group, page, None)
+
+    def _leave_behind(self, holder: Holder) -> None:
+        """Pages behind a window go first, but for those that are worth resuming from."""
+        for index, held in holder.own_groups():
+            start = kept_from(
+                self._store.groups[index],
+                self._store.policies[index],
+                holder.facts,
+                holder.computed,
+            )
+            count = min(start - held.first, len(held.pages))
+            if count > 0:
+                self.release(holder, index, held, held.pages[:count], SPARE)
+                del held.pages[:count]
+                held.first += count
+
+    def _drop(self, holder: Holder) -> None:
+        """The prompt is computed: groups with a budget keep so much of it."""
+        for index, held in holder.own_groups():
+            if dropped_tokens(self._store.groups[index], holder.facts):
+                keep = kept_to(self._store.groups[index], holder.facts, holder.computed)
+                self._release_all(index, held.pages[keep:])
+                del held.pages[keep:]
+
+    def release(
+        self, holder: Holder, index: int, held: GroupPages, pages: Sequence[int], rank: int | None
+    ) -> None:
+        """Give the holder's pages from ``held.first`` on back."""
+        worth = self._worth(holder, index) if rank == SPARE and pages else set()
+        for position, page in enumerate(pages, start=held.first):
+            place = self._place_of(holder, index, position)
+            length, here = self._rank_length(index, place, holder), rank
+            if place in worth:
+                here = NORMAL
+            key = None if here is None else self._store.rule.key(here, self._store.step, length)
+            self._store.pool.release(index, page, key)
+
+    def _worth(self, holder: Holder, index: int) -> set[Place]:
+        """Places in a group that a later prompt is likely to resume from."""
+        lengths = self.points(holder)
+        return {place for length in lengths for place in self._needed(holder, index, length)}
+
+    def _place_of(self, holder: Holder, index: int, position: int) -> Place:
+        """Where the index names, or would name, a page that the holder has at a position."""
+        group = self._store.groups[index]
+        if group.kind is GroupKind.STATE:
+            return holder.computed, position
+        if group.kind.counts_tokens:
+            return (position + 1) * group.page_tokens, 0
+        for image in holder.facts.images:
+            if position < image_pages(group, image):
+                return image.end, position
+            position -= image_pages(group, image)
+        raise AssertionError("a page of no image")
+
+    def let_sources_go(self, holder: Holder, *, renew: bool) -> None:
+        """Copies of these pages are made, or will never be; ``renew``: they were accessed."""
+        for index, held in holder.own_groups():
+            for place, page in held.sources.values():
+                key = self._store.rule.key(NORMAL, self._store.step, place[0]) if renew else None
+                self._store.pool.release(index, page, key)
+            held.sources.clear()
+
+    def note_used(self, holder: Holder) -> None:
+        """A request resumes where its holder's hit ended: what sort of place is that?
+
+        Where a turn ended it is a state, or without states a window's half-full page, that
+        only the next turn can use; what sort of place a whole page is, nobody knows.
+        """
+        kinds = [self._store.groups[index].kind for index in holder.own]
+        judged = {GroupKind.STATE} if GroupKind.STATE in kinds else WINDOWS
+        for index, held in holder.own_groups():
+            if self._store.groups[index].kind in judged and held.sources:
+                page = held.sources[min(held.sources)][1]
+                sort = Sort(self._store.tree.tag_of(index, page))
+                if sort is not Sort.BRANCH:
+                    self._store.usefulness.note_used(sort)
+                    self._store.tree.retag(index, page, Sort.BRANCH)
+
+    def publish_end(self, holder: Holder) -> None:
+        """Name what ends with the holder's last computed token: its state, pages not full."""
+        if holder.computed > holder.published:
+            self._extend(holder, holder.computed)
+        for index, held in holder.own_groups():
+            group, end = self._store.groups[index], holder.computed
+            if group.kind is GroupKind.STATE:
+                for part, page in enumerate(held.pages):
+                    self._name(holder, index, (end, part), page, Sort.TURN_END)
+            elif group.kind.counts_tokens and end % group.page_tokens:
+                page = held.pages[end // group.page_tokens - held.first]
+                self._name(holder, index, (end, 0), page, Sort.TURN_END)

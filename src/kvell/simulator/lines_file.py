@@ -1,0 +1,15 @@
+"""Files of JSON lines, gzipped where the name ends in ``.gz``."""
+
+import gzip
+from pathlib import Path
+from typing import IO, Literal
+
+
+def open_lines(path: Path, mode: Literal["rt", "wt"]) -> IO[str]:
+    """Open a text file of lines.
+
+    :raises OSError: as opening does.
+    """
+    if path.suffix == ".gz":
+        return gzip.open(path, mode, encoding="utf-8")
+    return path.open(mode, encoding="utf-8")

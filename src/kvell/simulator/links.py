@@ -1,0 +1,66 @@
+"""What links of the virtual network are like, what they deliver, and what became of the rest."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one direction between two endpoints is like.
+
+    :param latency_seconds: from the last byte sent to the message's arrival.
+    :param bandwidth_bytes: per second; messages queue behind each other, the lost ones too.
+    :param loss: part of the messages that never arrive.
+    :param duplication: part of those that arrive which arrive twice.
+    :param jitter_seconds: added latency is uniform in [0, jitter), for each copy by itself.
+        Without jitter a link keeps its order, also when it is replaced by a faster one.
+    :raises ValueError: for a number out of range.
+    """
+
+    latency_seconds: float = 0.0
+    bandwidth_bytes: float = math.inf
+    loss: float = 0.0
+    duplication: float = 0.0
+    jitter_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.loss <= 1 and 0 <= self.duplication <= 1):
+            raise ValueError(f"loss and duplication are parts of 1: {self}")
+        if not (0 <= self.latency_seconds < math.inf and 0 <= self.jitter_seconds < math.inf):
+            raise ValueError(f"latency and jitter are finite seconds of at least 0: {self}")
+        if not self.bandwidth_bytes > 0:
+            raise ValueError(f"bandwidth is above 0: {self}")
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One copy of a message that has arrived.
+
+    :param number: the message's position among all that were sent on its link, from 0.
+    """
+
+    sender: str
+    receiver: str
+    payload: bytes
+    number: int
+    sent_seconds: float
+    due_seconds: float
+
+
+@dataclass(frozen=True)
+class LinkStats:
+    """What became of a link's messages; ``sent + duplicated`` is the sum of the rest.
+
+    :param lost: never arrived, by chance.
+    :param cut: never arrived, because the link was cut when they were sent or on their way.
+    :param in_flight: copies that are not due yet, or that nobody has taken.
+    """
+
+    sent: int = 0
+    duplicated: int = 0
+    delivered: int = 0
+    lost: int = 0
+    cut: int = 0
+    in_flight: int = 0
+    sent_bytes: int = 0
+    delivered_bytes: int = 0

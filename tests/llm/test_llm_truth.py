@@ -1,0 +1,239 @@
+"""What the engine decided over a model is decided again in virtual time, from its journal alone."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.attention.choice import choose_kernels
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.engine import Engine
+from kvell.engine.journal import Journal
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.protocol import Cancel, Finished, Submit
+from kvell.engine.runner import Runner
+from kvell.engine.sampling_params import SamplingParams
+from kvell.llm import LLM
+from kvell.memory import Implementation, LayerSpec, create_core, plan_layout
+from kvell.models.configs import read_config
+from kvell.models.description import describe
+from kvell.models.packaged import MODEL_NAME
+from kvell.models.paged_model import PagedModel
+from kvell.simulator.journaled import JournalReport, replay_journal
+from kvell.simulator.model_cost import model_cost
+from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.runner import Machine
+from kvell.vocabulary import KIB, MIB, RequestId
+from tests.models.harness import tiny_module
+
+ELEMENT_BYTES = 4
+
+
+@dataclass
+class Witness:
+    """Stands between an engine and its runner: the plans as they were carried out."""
+
+    runner: Runner
+    engine: Engine
+    plans: list[StepPlan] = field(default_factory=list)
+    evicted: list[tuple[int, ...]] = field(default_factory=list)
+    hit: list[tuple[int, ...]] = field(default_factory=list)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        totals = self.engine.core.memory.totals()
+        self.plans.append(plan)
+        self.evicted.append(totals.evicted_pages)
+        self.hit.append(totals.group_hit_tokens)
+        return self.runner.run(plan)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A run over a model: all that may be known of it outside the engine."""
+
+    engine: Engine
+    journal: Journal
+    witness: Witness
+    hits: dict[str, int]
+    config: Any
+    layers: Sequence[LayerSpec]
+    eos_token_ids: frozenset[int]
+
+    def again(self, implementation: Implementation) -> JournalReport:
+        core = self.engine.core
+        description = describe(self.config, ELEMENT_BYTES)
+        machine = Machine(
+            load_profile(DEFAULT_HARDWARE), model_cost(self.config, description, ELEMENT_BYTES)
+        )
+        memory = create_core(core.memory.layout, implementation)
+        return replay_journal(
+            self.journal.entries, memory, self.layers, core.limits, machine, self.eos_token_ids
+        )
+
+
+def watched(engine: Engine) -> Witness:
+    witness = Witness(engine._runner, engine)
+    engine._runner = witness
+    return witness
+
+
+def prompts_of_families(
+    count: int, families: int, head_tokens: int, vocabulary: int
+) -> list[list[int]]:
+    """Prompts in random order that begin with one of a few heads and end on their own."""
+    draw = np.random.default_rng(11)
+    heads = [draw.integers(3, vocabulary, head_tokens).tolist() for _ in range(families)]
+    prompts = []
+    for _ in range(count):
+        head = heads[int(draw.integers(families))]
+        kept = int(draw.integers(head_tokens // 2, head_tokens + 1))
+        tail = draw.integers(3, vocabulary, int(draw.integers(1, head_tokens // 2)))
+        prompts.append(head[:kept] + tail.tolist())
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Served:
+    """Prompts of 33 to 95 tokens in a pool of a few requests; one more is cancelled."""
+    journal = Journal()
+    llm = LLM(
+        MODEL_NAME,
+        dtype="float32",
+        cache_dir=smollm2_path.parent,
+        kv_memory_bytes=9 * MIB,
+        max_num_batched_tokens=64,
+        journal=journal,
+    )
+    witness = watched(llm.engine)
+    prompts = prompts_of_families(24, 5, 64, 40_000)
+    lengths = [20 if i % 4 == 0 else 3 for i in range(len(prompts))]
+    params = [SamplingParams(temperature=0.7, max_tokens=n, seed=n) for n in lengths]
+    outputs = llm.generate(prompts, params)
+    ids = np.asarray(prompts[0], "<i4").tobytes()
+    llm.engine.handle(Submit(RequestId("cut"), ids, params[-1]))
+    llm.engine.step()
+    llm.engine.handle(Cancel(RequestId("cut")))
+    config = read_config(smollm2_path)
+    return Served(
+        llm.engine,
+        journal,
+        witness,
+        {f"r{output.index}": output.cached_tokens for output in outputs},
+        config,
+        describe(config, ELEMENT_BYTES).layers,
+        llm.tokenizer.eos_token_ids,
+    )
+
+
+@pytest.fixture(scope="module")
+def gemma3() -> Served:
+    """Random weights, five layers of window 9 to a full one; prompts far longer than that."""
+    module = copy.deepcopy(tiny_module("Gemma3ForCausalLM"))
+    description = describe(module.config, ELEMENT_BYTES)
+    large_page_bytes = plan_layout(description.layers, 4096 * KIB).large_page_bytes
+    model = PagedModel(module, description, choose_kernels(torch.device("cpu")))
+    options = EngineOptions(
+        kv_memory_bytes=18 * large_page_bytes, max_model_len=128, max_num_batched_tokens=64
+    )
+    journal = Journal()
+    engine = build_engine(model, "gemma3", options, journal=journal)
+    witness = watched(engine)
+    hits: dict[str, int] = {}
+    prompts = prompts_of_families(36, 4, 64, 500)
+    for start in range(0, len(prompts), 12):
+        for index, prompt in enumerate(prompts[start : start + 12], start):
+            params = SamplingParams(temperature=0, max_tokens=20 + index % 17, ignore_eos=True)
+            ids = np.asarray(prompt, "<i4").tobytes()
+            assert engine.handle(Submit(RequestId(f"q{index}"), ids, params)) == []
+        engine.step()
+        engine.handle(Cancel(RequestId(f"q{start + 1}")))
+        while engine.has_work():
+            ended = [event for event in engine.step() if isinstance(event, Finished)]
+            hits |= {event.request_id: event.cached_tokens for event in ended}
+    return Served(engine, journal, witness, hits, module.config, description.layers, frozenset())
+
+
+@pytest.fixture(params=["smollm2", "gemma3"])
+def served(request: pytest.FixtureRequest) -> Served:
+    run: Served = request.getfixturevalue(request.param)
+    return run
+
+
+@pytest.fixture(params=["compiled", "python"])
+def report(served: Served, request: pytest.FixtureRequest) -> JournalReport:
+    return served.again(request.param)
+
+
+def test_the_pool_was_too_small_for_comfort(served: Served) -> None:
+    """Else there was little to get wrong."""
+    stats = served.engine.core.stats()
+    assert stats.preemptions > 0
+    assert stats.rungs["evict_large"] + stats.rungs["evict_page"] > 0
+    assert all(group.evicted_pages > 0 for group in stats.groups)
+    assert len([hit for hit in served.hits.values() if hit]) > len(served.hits) // 4
+    assert stats.finished["cancelled"] > 0
+
+
+def test_every_plan_is_the_same(served: Served, report: JournalReport) -> None:
+    assert len(report.plans) == len(served.witness.plans) > 50
+    assert report.plans == served.witness.plans
+
+
+def test_every_request_hits_as_much(served: Served, report: JournalReport) -> None:
+    hits = {name: report.finished[RequestId(name)].cached_tokens for name in served.hits}
+    assert hits == served.hits
+    assert [step.hit_tokens for step in report.steps] == served.witness.hit
+
+
+def test_the_same_pages_are_evicted_in_every_step(served: Served, report: JournalReport) -> None:
+    assert [step.evicted_pages for step in report.steps] == served.witness.evicted
+
+
+def test_all_counters_end_alike(served: Served, report: JournalReport) -> None:
+    stats = served.engine.core.stats()
+    assert report.stats == stats
+    assert report.stats.rungs == stats.rungs
+    assert served.again("compiled").stats.groups == stats.groups
+
+
+def test_the_pool_is_left_as_the_engine_left_it(served: Served) -> None:
+    core = create_core(served.engine.core.memory.layout)
+    machine = Machine(load_profile(DEFAULT_HARDWARE), model_cost_of(served))
+    limits = served.engine.core.limits
+    replay_journal(
+        served.journal.entries, core, served.layers, limits, machine, served.eos_token_ids
+    )
+    assert core.snapshot() == served.engine.core.memory.snapshot()
+
+
+def model_cost_of(served: Served) -> Any:
+    return model_cost(served.config, describe(served.config, ELEMENT_BYTES), ELEMENT_BYTES)
+
+
+def test_virtual_time_and_memory_are_told(report: JournalReport) -> None:
+    ends = [step.end_seconds for step in report.steps]
+    assert all(before < after for before, after in zip([0.0, *ends], ends, strict=False))
+    means = report.means.means()
+    assert report.means.num_steps == len(ends)
+    assert 0 < means.waste < 0.5
+    assert means.batch > 1
+
+
+def test_a_result_of_no_plan_is_refused(served: Served) -> None:
+    without_plans = [entry for entry in served.journal.entries if isinstance(entry, StepResult)]
+    alone = Served(
+        served.engine,
+        Journal(list(without_plans)),
+        served.witness,
+        {},
+        served.config,
+        served.layers,
+        served.eos_token_ids,
+    )
+    with pytest.raises(ValueError, match="was not asked for"):
+        alone.again("compiled")
