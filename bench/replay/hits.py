@@ -1,0 +1,132 @@
+"""Prefix hits by default: at the second request, on real traffic, and in a pool that is full.
+
+Run from the repository's root: ``python -m bench.replay.hits --traces DIR``.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.replay.probes import probe
+from bench.replay.shapes import AMPLE_BYTES, SHAPES, Shape, layout_of, read_shape, replayed
+from kvell.memory import GroupKind
+from kvell.simulator.generators import generate_trace
+from kvell.simulator.rows import TraceRow, ideal_hit_rate, ideal_hit_tokens
+from kvell.simulator.trace import read_trace
+
+RESULTS = Path("bench", "results", "hits.json")
+TREE, TREE_REQUESTS, TREE_SEED = "tree", 600, 1
+TRACES = {"mooncake-conversation": 600, "coding-assistant": 300}
+FULL_POOL = 4
+"""A full pool holds so many times what running requests need, on average, when all is ample."""
+YARDSTICK = "llama3-8b"
+"""The attention-only shape whose hits a full pool is measured against."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One shape, one trace, one pool.
+
+    :param hits_of_ideal: prefix-hit tokens, as a part of what a cache without end hits.
+    :param checkpoint_bytes_per_hit_token: bytes of states written on the way, for each.
+    """
+
+    shape: str
+    trace: str
+    pool_bytes: int
+    hit_rate: float
+    hits_of_ideal: float
+    needed_bytes_mean: float
+    checkpoint_bytes_per_hit_token: float
+
+
+def load(traces: Path) -> dict[str, list[TraceRow]]:
+    """The traces, by name."""
+    rows = {name: read_trace(traces / f"{name}.jsonl.gz", n) for name, n in TRACES.items()}
+    return rows | {TREE: generate_trace(TREE, TREE_REQUESTS, TREE_SEED)}
+
+
+def ideal_rate(name: str, rows: Sequence[TraceRow]) -> float:
+    """Hit rate of a cache that never forgets; counted in tokens for the tree."""
+    if name != TREE:
+        return ideal_hit_rate(rows)
+    return ideal_hit_tokens(rows) / sum(row.prompt_tokens for row in rows)
+
+
+def run(shape: Shape, name: str, rows: Sequence[TraceRow], pool_bytes: int) -> Run:
+    """Replay it."""
+    layout = layout_of(shape, pool_bytes)
+    report, replay = replayed(shape, layout, rows)
+    totals = replay.totals()
+    written_bytes = sum(
+        pages * group.page_stride_bytes
+        for pages, group in zip(totals.checkpoint_pages, layout.groups, strict=True)
+        if group.kind is GroupKind.STATE
+    )
+    return Run(
+        shape.name,
+        name,
+        pool_bytes,
+        report["hit_rate"],
+        report["hit_rate"] / ideal_rate(name, rows),
+        sum(group["needed_bytes_mean"] for group in report["groups"]),
+        written_bytes / max(1, totals.hit_tokens),
+    )
+
+
+def measure(traces: dict[str, list[TraceRow]], names: Sequence[str]) -> list[tuple[Run, Run]]:
+    """For every trace and shape the run with ample memory and the one in a full pool."""
+    pairs = []
+    for trace, rows in traces.items():
+        for name in names:
+            shape = read_shape(name)
+            ample = run(shape, trace, rows, AMPLE_BYTES)
+            full = run(shape, trace, rows, int(FULL_POOL * ample.needed_bytes_mean))
+            pairs.append((ample, full))
+    return pairs
+
+
+def against(pairs: Sequence[tuple[Run, Run]]) -> dict[str, float]:
+    """Hit rate of the yardstick in its full pool, by trace."""
+    return {full.trace: full.hit_rate for _, full in pairs if full.shape == YARDSTICK}
+
+
+def main() -> None:
+    """Measure, print and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
+    parser.add_argument("--shape", action="append", default=[], help="only this shape")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    args = parser.parse_args()
+    names = args.shape or SHAPES
+    console = Console(width=140)
+    probes = {name: probe(layout_of(read_shape(name), AMPLE_BYTES)) for name in names}
+    table = Table(title="Tokens hit, memory to spare")
+    for column in ("shape", *next(iter(probes.values()))):
+        table.add_column(column)
+    for name, hits in probes.items():
+        table.add_row(name, *map(str, hits.values()))
+    console.print(table)
+    pairs = measure(load(args.traces), names)
+    yardstick = against(pairs)
+    table = Table(title="Hits on traces")
+    for column in ("trace", "shape", "of ideal, ample", "checkpoint B per hit token", "full pool"):
+        table.add_column(column)
+    table.add_column(f"full pool / {YARDSTICK}")
+    results = []
+    for ample, full in pairs:
+        part = full.hit_rate / yardstick[full.trace] if full.trace in yardstick else 0.0
+        results.append({"ample": asdict(ample), "full": asdict(full), "of_yardstick": part})
+        cells = (f"{ample.hits_of_ideal:.4f}", f"{ample.checkpoint_bytes_per_hit_token:,.0f}")
+        table.add_row(ample.trace, ample.shape, *cells, f"{full.hit_rate:.4f}", f"{part:.3f}")
+    console.print(table)
+    args.out.write_text(json.dumps({"probes": probes, "traces": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

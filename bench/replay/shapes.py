@@ -1,0 +1,81 @@
+"""Shapes and memory for replays without a model: one place that every replay bench uses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvell.cli.replay import named_config, replay_limits
+from kvell.clock import MonotonicClock
+from kvell.memory import GroupKind, Layout, Manager, create_core, plan_layout
+from kvell.models.configs import read_config
+from kvell.models.description import ModelDescription, describe
+from kvell.simulator.model_cost import model_cost
+from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay import Replay
+from kvell.simulator.rows import TraceRow
+from kvell.simulator.runner import Machine
+from kvell.vocabulary import GIB
+
+ELEMENT_BYTES = 2
+PLANNED_BYTES = 64 * GIB
+"""Pool for which page sizes are chosen where its size is not part of the question."""
+AMPLE_BYTES = 4096 * GIB
+
+ATTENTION_SHAPES = ("llama3-8b", "gemma3-27b", "ministral-8b", "gpt-oss-20b", "llama4-scout")
+STATE_SHAPES = ("jamba-mini", "qwen3-next", "nemotron-h-8b")
+SHAPES = (*ATTENTION_SHAPES, *STATE_SHAPES)
+"""The shapes of the table of vLLM 0.32's manager."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A named config, read."""
+
+    name: str
+    config: Any
+    description: ModelDescription
+
+    @property
+    def has_states(self) -> bool:
+        """Does a layer keep a state?"""
+        return any(layer.kind is GroupKind.STATE for layer in self.description.layers)
+
+    @property
+    def images_in_text(self) -> bool:
+        """Are an image's tokens tokens of the text?"""
+        return all(layer.kind is not GroupKind.CROSS for layer in self.description.layers)
+
+
+def read_shape(name: str) -> Shape:
+    """A shape of ``bench/configs``."""
+    config = read_config(Path(named_config(name)))
+    return Shape(name, config, describe(config, ELEMENT_BYTES))
+
+
+def layout_of(shape: Shape, pool_bytes: int, manager: Manager = "kvell") -> Layout:
+    """Pages as for :data:`PLANNED_BYTES`, and as many as fill the pool."""
+    layout = plan_layout(shape.description.layers, PLANNED_BYTES, manager=manager)
+    return replace(layout, num_large_pages=pool_bytes // layout.large_page_bytes)
+
+
+def replayed(
+    shape: Shape, layout: Layout, rows: Sequence[TraceRow], *, sessions: bool = True
+) -> tuple[dict[str, Any], Replay]:
+    """Replay rows that all wait at the start; the report, and the run itself."""
+    machine = Machine(
+        load_profile(DEFAULT_HARDWARE), model_cost(shape.config, shape.description, ELEMENT_BYTES)
+    )
+    run = Replay(
+        create_core(layout),
+        shape.description.layers,
+        replay_limits(layout, shape.description.max_model_len),
+        rows,
+        "start",
+        machine,
+        MonotonicClock(),
+        sessions=sessions,
+        images_in_text=shape.images_in_text,
+    )
+    run.run()
+    return run.report(), run
