@@ -13,7 +13,7 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol import Cancel, Finished, Submit, Tokens
 from kvell.engine.sampling_params import SamplingParams
-from kvell.memory import Layout, Manager, audit, plan_layout
+from kvell.memory import GroupKind, Layout, Manager, audit, plan_layout
 from kvell.models.description import describe
 from kvell.models.loading import describe_as
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -144,3 +144,15 @@ def assert_answer(architecture: str, answer: Answer) -> None:
     for token, row in zip(answer.output, oracle_rows(architecture, answer), strict=True):
         best, second = row.topk(2).values.tolist()
         assert token == int(row.argmax()) or best - second < 1e-4 * float(row.abs().max())
+
+
+def assert_all(served: Served) -> None:
+    """Every answer is what transformers says, and the answers vary."""
+    for answer in served.answers.values():
+        assert_answer(served.architecture, answer)
+    outputs = [token for answer in served.answers.values() for token in answer.output]
+    assert len(set(outputs)) > len(outputs) // 4, "answers that repeat themselves prove nothing"
+
+
+def has_attention(architecture: str) -> bool:
+    return any(group.kind is not GroupKind.STATE for group in layout_of(architecture).groups)
