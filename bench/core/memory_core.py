@@ -8,70 +8,94 @@ import itertools
 import json
 import platform
 from pathlib import Path
-from typing import Any
 
+from bench.core.bounds import TABLES, Row, printed
 from bench.core.trace import Replay, Stopwatch, requests
-from bench.core.workloads import DECODE_STEPS, MODELS, Decoding, Prefixes, core_of, timed
+from bench.core.workloads import DECODE_STEPS, Decoding, Prefixes, core_of, longest_window, timed
+from bench.replay.shapes import SHAPES
 from kvell.memory import Implementation
 from kvell.vocabulary import GIB
 
 CONTEXTS = {"1K": 1 << 10, "16K": 1 << 14, "128K": 1 << 17, "1M": 1 << 20}
 POOLS = {"1GB": GIB, "16GB": 16 * GIB, "128GB": 128 * GIB, "1TB": 1024 * GIB}
 BATCHES = (8, 64, 256)
+BEHIND_BATCH = 64
 PROMPTS = (4096, 131072)
+PREFIX_POOL = 1024 * GIB
 TRACE_POOL = 16 * GIB
-PYTHON_TOKENS = 1 << 24
+PYTHON_SHAPES = ("llama3-8b", "gemma3-27b")
+"""Shapes that the slow implementation is asked about too."""
+PYTHON_TOKENS = 1 << 22
 """Batch times context that the slow implementation is asked to set up."""
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("compiled", "python")
-Row = dict[str, Any]
+
+
+def shapes_of(implementation: Implementation) -> tuple[str, ...]:
+    """All, or the few that are measured twice."""
+    return SHAPES if implementation == "compiled" else PYTHON_SHAPES
 
 
 def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
-    """Pure decode, wherever model, context and batch fit the pool."""
+    """Pure decode, wherever shape, context and batch fit the pool."""
     rows = []
-    for model, pool, context, batch in itertools.product(MODELS, POOLS, CONTEXTS, BATCHES):
+    for shape, pool, context, batch in itertools.product(
+        shapes_of(implementation), POOLS, CONTEXTS, BATCHES
+    ):
         if implementation == "python" and batch * CONTEXTS[context] > PYTHON_TOKENS:
             continue
         try:
-            core = core_of(model, POOLS[pool], implementation)
-            work = Decoding(core, CONTEXTS[context], batch, args.repeats)
-            step = timed(work.run, args.repeats).figures(DECODE_STEPS * batch)
+            work = Decoding(core_of(shape, POOLS[pool], implementation), CONTEXTS[context], batch)
+            step = timed(work.run, args.repeats, work.prepare).figures(DECODE_STEPS * batch)
             quiet = timed(work.quiet, args.repeats).figures(DECODE_STEPS * batch)
         except MemoryError:
             continue
-        label = f"{implementation} decode {model} {pool} {context} batch {batch}"
-        show(label, step, "per request-step", quiet)
-        row: Row = {"implementation": implementation, "model": model, "pool": pool}
+        show(f"{implementation} decode {shape} {pool} {context} batch {batch}", step)
+        row: Row = {"implementation": implementation, "shape": shape, "pool": pool}
         rows.append({**row, "context": context, "batch": batch, "step": step, "quiet": quiet})
+    return rows
+
+
+def behind(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
+    """Decode where windows have left behind what their prefix is resumed from."""
+    rows = []
+    for shape in shapes_of("compiled") if implementation == "compiled" else ():
+        core = core_of(shape, PREFIX_POOL, implementation)
+        if not (window := longest_window(core)):
+            continue
+        work = Decoding(core, window + window // 2, BEHIND_BATCH, window + DECODE_STEPS)
+        step = timed(work.run, args.repeats, work.prepare).figures(DECODE_STEPS * BEHIND_BATCH)
+        show(f"{implementation} behind {shape} window {window}", step)
+        row: Row = {"implementation": implementation, "shape": shape, "batch": BEHIND_BATCH}
+        rows.append({**row, "window_tokens": window, "step": step})
     return rows
 
 
 def prefixes(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """Match, hit and insert."""
     rows = []
-    for model in MODELS:
-        for tokens in PROMPTS:
-            work = Prefixes(core_of(model, 1024 * GIB, implementation), tokens, args.repeats)
-            row: Row = {"implementation": implementation, "model": model, "tokens": tokens}
-            row["match"] = timed(work.match, args.repeats).figures()
-            row["open_close"] = timed(work.hit, args.repeats).figures()
-            row["insert"] = timed(work.insert, args.repeats, work.prepare_insert).figures()
-            for name in ("match", "open_close", "insert"):
-                show(f"{implementation} {name} {model} {tokens} tokens", row[name], "a call")
-            rows.append(row)
+    for shape, tokens in itertools.product(shapes_of(implementation), PROMPTS):
+        work = Prefixes(core_of(shape, PREFIX_POOL, implementation), tokens, args.repeats)
+        row: Row = {"implementation": implementation, "shape": shape, "tokens": tokens}
+        row["matched_tokens"] = work.match()
+        row["match"] = timed(work.match, args.repeats).figures()
+        row["open_close"] = timed(work.hit, args.repeats).figures()
+        row["insert"] = timed(work.insert, args.repeats, work.prepare_insert).figures()
+        for name in ("match", "open_close", "insert"):
+            show(f"{implementation} {name} {shape} {tokens} tokens", row[name])
+        rows.append(row)
     return rows
 
 
 def trace(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """A whole trace over a pool that is too small for all who wait."""
     rows = []
-    for model in MODELS:
-        watch = Stopwatch(core_of(model, TRACE_POOL, implementation))
+    for shape in shapes_of(implementation):
+        watch = Stopwatch(core_of(shape, TRACE_POOL, implementation))
         replay = Replay(watch, requests(args.requests))
         state = replay.run()
         row: Row = {
             "implementation": implementation,
-            "model": model,
+            "shape": shape,
             "us_per_request_step": watch.seconds / replay.request_steps * 1e6,
             "us_per_step": watch.seconds / replay.steps * 1e6,
             "steps": replay.steps,
@@ -85,28 +109,32 @@ def trace(args: argparse.Namespace, implementation: Implementation) -> list[Row]
     return rows
 
 
-def show(label: str, measured: Row, unit: str, quiet: Row | None = None) -> None:
-    """One line of the report."""
-    text = f"{measured['best_us']:10.3f} best {measured['median_us']:10.3f} median us {unit}"
-    extra = f"; nothing new: {quiet['best_us']:.4f}" if quiet else ""
-    print(f"{label:52} {text}{extra}", flush=True)
+def show(label: str, measured: Row) -> None:
+    """One line of progress."""
+    figures = f"{measured['best_us']:10.3f} best {measured['median_us']:10.3f} median us"
+    print(f"{label:52} {figures}", flush=True)
 
 
 def main() -> None:
     """Measure, print, and write what was measured as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--implementation", choices=("compiled", "python", "both"), default="both")
-    parser.add_argument("--part", choices=("decode", "prefixes", "trace", "all"), default="all")
+    parser.add_argument(
+        "--part", choices=("decode", "behind", "prefixes", "trace", "all"), default="all"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--requests", type=int, default=400, help="of the trace")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args()
     chosen = [one for one in IMPLEMENTATIONS if args.implementation in (one, "both")]
-    parts = {"decode": decode, "prefixes": prefixes, "trace": trace}
+    parts = {"decode": decode, "behind": behind, "prefixes": prefixes, "trace": trace}
     report: Row = {"machine": platform.processor() or platform.machine(), "repeats": args.repeats}
     for name, measure in parts.items():
         if args.part in (name, "all"):
             report[name] = [row for one in chosen for row in measure(args, one)]
+    report["bounds"] = {name: TABLES[name](report[name]) for name in parts if name in report}
+    for name, table in report["bounds"].items():
+        print(f"\n{name}\n{printed(table)}")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from bench.core.workloads import Ints, ints
-from kvell.memory import MemoryCore, PoolSnapshot
+from kvell.engine.scheduler import COMPACT_LARGE_PAGES
+from kvell.memory import GroupKind, MemoryCore, PoolSnapshot
 
 STEP_TOKENS = 2048
 MAX_RUNNING = 256
@@ -79,6 +80,7 @@ class Replay:
             work = self._decode()
             work += self._prefill(admit=self.preemptions == before)
             self.request_steps += len(self.running)
+            self._finish(work)
             if work:
                 until = ints([length for _, length in work])
                 self.core("advance", ints([r.handle for r, _ in work]), until)
@@ -86,6 +88,15 @@ class Replay:
                 request.computed = length
             self._release()
         return self.core.core.snapshot()
+
+    def _finish(self, work: list[tuple[Request, int]]) -> None:
+        """States to keep on the way through prompts, pages to move, copies to make."""
+        if any(g.kind is GroupKind.STATE for g in self.core.core.layout.groups):
+            chunks = [(r, length) for r, length in work if not r.generated]
+            until = ints([length for _, length in chunks])
+            self.core("checkpoint", ints([r.handle for r, _ in chunks]), until)
+        self.core("compact", COMPACT_LARGE_PAGES)
+        self.core("copies")
 
     def _decode(self) -> list[tuple[Request, int]]:
         ready = [r for r in self.running if r.computed >= len(r.prompt)]

@@ -1,49 +1,28 @@
-"""What the memory core is measured with: models, decode, prefixes, and a whole small trace."""
+"""What the memory core is measured with: shapes, decode, prefixes, and a whole small trace."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvell.memory import (
-    GroupKind,
-    Implementation,
-    LayerSpec,
-    Layout,
-    MemoryCore,
-    create_core,
-    plan_layout,
-)
+from bench.replay.shapes import Shape, layout_of, read_shape
+from kvell.engine.scheduler import COMPACT_LARGE_PAGES
+from kvell.memory import GroupKind, Implementation, MemoryCore, create_core
 
 Ints = npt.NDArray[np.int32]
+NOBODY: Ints = np.empty(0, np.int32)
 DECODE_STEPS = 64
 """Four page boundaries for each request."""
-
-
-def llama_like() -> list[LayerSpec]:
-    """One group: 32 full layers, 8 KV heads of 128, bf16."""
-    return [LayerSpec(i, GroupKind.FULL, 8, 128, 2) for i in range(32)]
-
-
-def gemma3_27b_like() -> list[LayerSpec]:
-    """Two groups: 52 sliding layers of 1,024 tokens, 10 full; 16 KV heads of 128, bf16."""
-    full = [LayerSpec(i, GroupKind.FULL, 16, 128, 2) for i in range(5, 60, 6)]
-    rest = sorted(set(range(62)) - {layer.index for layer in full})
-    return full + [LayerSpec(i, GroupKind.SLIDING, 16, 128, 2, 1024) for i in rest]
-
-
-MODELS: dict[str, Callable[[], list[LayerSpec]]] = {
-    "llama3-8b": llama_like,
-    "gemma3-27b": gemma3_27b_like,
-}
-
-
-def layout_of(model: str, pool_bytes: int) -> Layout:
-    """The model's groups over a pool of this size."""
-    return plan_layout(MODELS[model](), pool_bytes)
+WARM_STEPS = 16
+"""Before them, untimed: a page boundary for each request, as in a batch that has long decoded."""
+CHUNK_TOKENS = 2048
+"""Tokens of a prompt that one step computes."""
+FRESH_TOKEN = 7_000_000
+"""Tokens from here on are in no cached prefix."""
 
 
 def ints(values: Any) -> Ints:
@@ -64,7 +43,7 @@ class Times:
 
 
 def timed(
-    work: Callable[[], None], repeats: int, before: Callable[[], None] | None = None
+    work: Callable[[], object], repeats: int, before: Callable[[], None] | None = None
 ) -> Times:
     """Seconds of ``work``, each time after an untimed ``before``."""
     seconds = []
@@ -77,78 +56,125 @@ def timed(
     return Times(tuple(seconds))
 
 
+class Scheduled:
+    """A core, called as the engine's scheduler calls it in one step."""
+
+    def __init__(self, core: MemoryCore) -> None:
+        self.core = core
+        self.step = 0
+        self.has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
+
+    def prefill(self, handle: int, tokens: int, chunk_tokens: int) -> None:
+        """Compute a request's tokens in chunks, with the states worth keeping on the way.
+
+        :raises MemoryError: if the pool is too small.
+        """
+        one, computed = ints([handle]), self.core.hit_tokens(handle)
+        while computed < tokens:
+            computed = min(tokens, computed + chunk_tokens)
+            self.begin()
+            self.grow(one, ints([computed]))
+            self.finish(one, ints([computed]))
+            self.core.advance(one, ints([computed]))
+
+    def decode(self, handles: Ints, tokens: Ints, lengths: Ints) -> None:
+        """One step of a batch that only decodes; ``lengths`` include the token appended."""
+        self.begin()
+        self.core.append(handles, tokens)
+        self.grow(handles, lengths)
+        self.finish(NOBODY, NOBODY)
+        self.core.advance(handles, lengths)
+
+    def begin(self) -> None:
+        """The next step."""
+        self.step += 1
+        self.core.begin_step(self.step)
+
+    def grow(self, handles: Ints, lengths: Ints) -> None:
+        """Pages for all, or :class:`MemoryError`."""
+        served, _ = self.core.grow(handles, lengths)
+        if served < len(handles):
+            raise MemoryError("the pool is too small for this batch and context")
+
+    def finish(self, handles: Ints, until: Ints) -> None:
+        """What ends the plan of a step; ``handles``: those that may keep a state on the way."""
+        if self.has_states:
+            self.core.checkpoint(handles, until)
+        self.core.compact(COMPACT_LARGE_PAGES)
+        self.core.copies()
+
+
 class Decoding:
-    """A batch of requests that share one long prefix and decode, ends spread over a page."""
+    """A batch of requests behind one long cached prefix that decode, ends spread over a page.
 
-    def __init__(self, core: MemoryCore, context: int, batch: int, repeats: int) -> None:
-        self.core, self.step = core, 1
-        prefix = np.arange(context, dtype=np.int32)
-        more = (repeats + 1) * DECODE_STEPS + 20
-        handles = [self._start(prefix, i, context + more) for i in range(batch)]
-        self.handles, self.lengths = (
-            ints(handles),
-            ints([context + 1 + i % 16 for i in range(batch)]),
+    :param own: tokens of each prompt behind the prefix, at least; with a window's length the
+        pages that the next request would resume from are all left behind, yet kept young.
+    """
+
+    def __init__(self, core: MemoryCore, context: int, batch: int, own: int = 1) -> None:
+        self.scheduled, self.batch, self.rounds = Scheduled(core), batch, 0
+        self.prefix, self.own = np.arange(context, dtype=np.int32), own
+        self.handles = self.tokens = self.lengths = NOBODY
+        core.close(self._start(0))
+
+    def _start(self, index: int) -> int:
+        """A request whose prompt is computed; its last tokens are nobody else's."""
+        own = np.full(
+            self.own + index % 16, FRESH_TOKEN + self.rounds * self.batch + index, np.int32
         )
-        self.tokens = self.handles
-
-    def _start(self, prefix: Ints, index: int, expected: int) -> int:
-        prompt = np.concatenate([prefix, np.full(1 + index % 16, 7_000_000 + index, np.int32)])
-        handle = self.core.open(prompt, "")
-        self.core.claim(handle, expected)
-        computed = self.core.hit_tokens(handle)
-        while computed < len(prompt):
-            computed = min(len(prompt), computed + 2048)
-            if self.core.grow(ints([handle]), ints([computed]))[0] < 1:
-                raise MemoryError("the pool is too small for this batch and context")
-            self.core.advance(ints([handle]), ints([computed]))
+        prompt = np.concatenate([self.prefix, own])
+        core = self.scheduled.core
+        handle = core.open(prompt, "")
+        core.claim(handle, len(prompt) + WARM_STEPS + DECODE_STEPS)
+        self.scheduled.prefill(handle, len(prompt), CHUNK_TOKENS)
         return handle
 
-    def run(self) -> None:
+    def prepare(self) -> None:
+        """Another batch, decoding, in place of the one before; they share only the prefix."""
+        for handle in self.handles:
+            self.scheduled.core.close(int(handle))
+        self.rounds += 1
+        self.handles = ints([self._start(i) for i in range(self.batch)])
+        self.tokens = self.handles
+        self.lengths = ints([len(self.prefix) + self.own + i % 16 for i in range(self.batch)])
+        self.run(WARM_STEPS)
+
+    def run(self, steps: int = DECODE_STEPS) -> None:
         """Decode; everything but the calls was prepared."""
-        for _ in range(DECODE_STEPS):
-            self.core.begin_step(self.step)
-            self.core.append(self.handles, self.tokens)
+        for _ in range(steps):
             self.lengths += 1
-            served, _ = self.core.grow(self.handles, self.lengths)
-            if served < len(self.handles):
-                raise MemoryError("the pool is too small for this batch and context")
-            self.core.advance(self.handles, self.lengths)
-            self.step += 1
+            self.scheduled.decode(self.handles, self.tokens, self.lengths)
 
     def quiet(self) -> None:
-        """The same two calls with nothing new: no request crosses a page boundary."""
+        """Two of the calls with nothing new: no request crosses a page boundary."""
+        core = self.scheduled.core
         for _ in range(DECODE_STEPS):
-            self.core.grow(self.handles, self.lengths)
-            self.core.advance(self.handles, self.lengths)
+            core.grow(self.handles, self.lengths)
+            core.advance(self.handles, self.lengths)
 
 
 class Prefixes:
-    """One cached prompt, and prompts nobody has seen."""
+    """One cached prompt, and prompts nobody has seen, each computed in one step."""
 
     def __init__(self, core: MemoryCore, tokens: int, repeats: int) -> None:
-        self.core = core
+        self.core, self.scheduled = core, Scheduled(core)
         self.cached = np.arange(tokens, dtype=np.int32)
-        self.fresh = [
-            np.arange(tokens, dtype=np.int32) + 7_000_000 * (i + 1) for i in range(repeats)
-        ]
-        self.handle = 0
-        core.close(self._computed(self.cached))
+        self.fresh = [self.cached + FRESH_TOKEN * (i + 1) for i in range(repeats)]
+        self.until = ints([tokens])
+        self.handle = ints([self._grown(self.cached)])
+        self.insert()
 
     def _grown(self, prompt: Ints) -> int:
         handle = self.core.open(prompt, "")
         self.core.claim(handle, len(prompt))
-        if self.core.grow(ints([handle]), ints([len(prompt)]))[0] < 1:
-            raise MemoryError("the pool is too small for this prompt")
+        self.scheduled.begin()
+        self.scheduled.grow(ints([handle]), ints([len(prompt)]))
+        self.scheduled.finish(ints([handle]), ints([len(prompt)]))
         return handle
 
-    def _computed(self, prompt: Ints) -> int:
-        handle = self._grown(prompt)
-        self.core.advance(ints([handle]), ints([len(prompt)]))
-        return handle
-
-    def match(self) -> None:
+    def match(self) -> int:
         """Find how much of the cached prompt could be resumed."""
-        self.core.peek(self.cached, "")
+        return self.core.peek(self.cached, "")
 
     def hit(self) -> None:
         """Find and reference its pages, then give them back."""
@@ -156,16 +182,26 @@ class Prefixes:
 
     def prepare_insert(self) -> None:
         """The request whose tokens :meth:`insert` publishes."""
-        if self.handle:
-            self.core.close(self.handle)
-        self.handle = self._grown(self.fresh.pop())
-        self.until = ints([len(self.cached)])
+        self.core.close(int(self.handle[0]))
+        self.handle = ints([self._grown(self.fresh.pop())])
 
     def insert(self) -> None:
-        """Put a whole unknown prompt and its pages into the index."""
-        self.core.advance(ints([self.handle]), self.until)
+        """Put a whole unknown prompt, its pages and its states into the index."""
+        self.core.advance(self.handle, self.until)
 
 
-def core_of(model: str, pool_bytes: int, implementation: Implementation) -> MemoryCore:
-    """An empty core for a model and a pool."""
-    return create_core(layout_of(model, pool_bytes), implementation)
+def longest_window(core: MemoryCore) -> int:
+    """Tokens of the longest window among the groups; 0 without windows."""
+    kinds = (GroupKind.SLIDING, GroupKind.CHUNKED)
+    return max((g.window_tokens for g in core.layout.groups if g.kind in kinds), default=0)
+
+
+def core_of(shape: str, pool_bytes: int, implementation: Implementation) -> MemoryCore:
+    """An empty core for a shape and a pool."""
+    return create_core(layout_of(cached_shape(shape), pool_bytes), implementation)
+
+
+@cache
+def cached_shape(name: str) -> Shape:
+    """A shape of ``bench/configs``, read once."""
+    return read_shape(name)

@@ -37,6 +37,9 @@ class PlacedHeap {
     rise(entries_.size() - 1, entries_.back());
   }
 
+  // A member goes later than it did.
+  void renew(const Key& key, int32_t id) { sink((records_[id].place & ~kTag) - 1, {key, id}); }
+
   // Members have new ids in the same order; their records have moved already.
   template <class NewId>
   void rename(const NewId& new_id) {

@@ -260,6 +260,20 @@ void Pool::release(int32_t slot) {
   settle(id);
 }
 
+void Pool::renew(int32_t slot, const Key& key) {
+  PageRecord& page = pages_[slot];
+  if (!(page.key < key)) return;
+  page.key = key;
+  if (page.refs) return;
+  const int32_t id = large_of(slot);
+  GroupLists& lists = lists_[larges_[id].group()];
+  if (page.place & kAside)
+    lists.aside.renew(key, slot);
+  else
+    lists.cached.renew(key, slot);
+  if (larges_[id].place && evictable_.key_of(id) < key) evictable_.renew(key, id);
+}
+
 void Pool::evict(int32_t slot) {
   const int32_t id = large_of(slot);
   // Its youngest page gives an evictable large page its place.

@@ -56,6 +56,8 @@ class Pool {
   void acquire(int32_t slot);
   void release(int32_t slot);
   void release(int32_t slot, const Key& renewed);
+  // What acquire and release would do to a named page, where it lies.
+  void renew(int32_t slot, const Key& key);
   void index(int32_t slot, const Key& key) { pages_[slot].key = key; }
   void evict(int32_t slot);
 

@@ -104,9 +104,7 @@ void Publisher::renew_points(Holder& h) {
 
 void Publisher::renew(const Holder& h, int32_t g, int64_t end, int32_t part) {
   const int32_t slot = store_.tree.page_at(h.node, g, end, part);
-  if (slot == kNoPage) return;
-  store_.pool.acquire(slot);
-  store_.pool.release(slot, store_.rule.key(kNormal, store_.step, end));
+  if (slot != kNoPage) store_.pool.renew(slot, store_.rule.key(kNormal, store_.step, end));
 }
 
 // ------------------------------------------------------------- named in the index
