@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
@@ -13,6 +12,7 @@ from kvell.models.description import ModelDescription, architecture, describe
 from kvell.models.families import require_exact
 from kvell.models.paged_model import PagedModel
 from kvell.models.random_weights import random_module
+from kvell.models.refusals import class_run, needed
 from kvell.models.small_linear import use_small_linears
 from kvell.models.weights import load_module
 
@@ -57,14 +57,14 @@ def check_model(path: Path) -> None:
 def check_architecture(config: Any) -> None:
     """Make sure that the class transformers would run for a config is known to be exact.
 
-    The class follows from the model type alone, whatever the config names.
+    The class follows from the model type and the config's parts, whatever the config names.
 
     :raises ChangeSomething: naming the class and what it would need.
     """
-    run = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)
-    if config.architectures:
-        require_exact(architecture(config))
-    require_exact(run)
+    need = needed(config)
+    if getattr(config, "architectures", None):
+        require_exact(architecture(config), need)
+    require_exact(class_run(config), need)
 
 
 def random_paged_model(
