@@ -59,6 +59,9 @@ class LLM:
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
     :param max_model_len: None takes the longest request that the model and pool allow.
+    :param num_speculative_tokens: tokens that a request may guess in one step; a guess is what
+        followed the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens when they
+        occurred before. Answers stay the same; models with states guess nothing.
     :param cache_dir: where the packaged model is kept once converted.
     :param journal: written with every input of the engine, if given.
     :param incarnation: counts the restarts of a served instance.
@@ -77,6 +80,9 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 256,
         manager: Manager = "kvell",
+        num_speculative_tokens: int = 0,
+        prompt_lookup_max: int = 5,
+        prompt_lookup_min: int = 2,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         journal: Journal | None = None,
@@ -90,7 +96,14 @@ class LLM:
             load_model(path, dtype, device, progress, kv_cache_dtype),
             model,
             EngineOptions(
-                kv_memory_bytes, max_model_len, max_num_batched_tokens, max_num_seqs, manager
+                kv_memory_bytes,
+                max_model_len,
+                max_num_batched_tokens,
+                max_num_seqs,
+                manager,
+                num_speculative_tokens=num_speculative_tokens,
+                prompt_lookup_max=prompt_lookup_max,
+                prompt_lookup_min=prompt_lookup_min,
             ),
             self.tokenizer.eos_token_ids,
             journal,

@@ -14,7 +14,7 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_engine_core, make_submit
-from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output
 from tests.pages.pools import group, pool_of
 
 
@@ -22,6 +22,9 @@ class EngineMachine(RuleBasedStateMachine):
     """Submit, cancel, step; small pools, shared prefixes, cancels in flight."""
 
     common_pool = False
+    words = VOCAB
+    num_speculative_tokens = 0
+    prompt_lookup_max = 5
 
     @initialize(
         groups=st.lists(
@@ -47,10 +50,13 @@ class EngineMachine(RuleBasedStateMachine):
             common_pool=self.common_pool,
             common_pool_chunk_tokens=4,
             common_pool_share=0.6,
+            num_speculative_tokens=self.num_speculative_tokens,
+            prompt_lookup_max=self.prompt_lookup_max,
+            prompt_lookup_min=1,
         )
         self.journal = Journal()
         self.engine = JournaledCore(make_engine_core(self.layout, self.limits), self.journal)
-        self.model = VirtualModel(self.layout)
+        self.model = VirtualModel(self.layout, words=self.words)
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, Finished] = {}
@@ -104,6 +110,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert plan.work or plan.preempted, "a step with work to do does none"
         assert len({work.request_id for work in plan.work}) == len(plan.work)
         assert not (plan.preempted and plan.admitted)
+        guesses = [work.proposed for work in plan.work]
+        assert max(guesses, default=0) <= self.num_speculative_tokens
+        assert all(w.proposed <= (w.count - 1 if w.samples else 0) for w in plan.work)
+        assert {w.handle for w in plan.work} >= set(plan.new_pages[:, 0].tolist())
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -119,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
     def check_answer(self, event: Finished) -> None:
         prompt, max_tokens = self.prompts[event.request_id]
         output = self.outputs[event.request_id]
-        assert output == expected_output(prompt, len(output))
+        assert output == expected_output(prompt, len(output), self.words)
         if event.reason == "length":
             room = self.limits.max_model_len - len(prompt)
             assert len(output) == min(max_tokens, room)
@@ -166,6 +176,26 @@ class CommonPoolMachine(EngineMachine):
 
 TestCommonPoolMachine = CommonPoolMachine.TestCase
 TestCommonPoolMachine.settings = FEW
+
+
+class SpeculatingMachine(EngineMachine):
+    """With guesses, of which some are right: the same answers."""
+
+    words = 3
+    num_speculative_tokens = 4
+    prompt_lookup_max = 3
+
+
+TestSpeculatingMachine = SpeculatingMachine.TestCase
+TestSpeculatingMachine.settings = FEW
+
+
+class LongSpeculatingMachine(SpeculatingMachine):
+    """The same for minutes."""
+
+
+TestSpeculatingMachineLong = pytest.mark.long(LongSpeculatingMachine.TestCase)
+TestSpeculatingMachineLong.settings = settings(FEW, max_examples=1500)
 
 
 class LongEngineMachine(EngineMachine):

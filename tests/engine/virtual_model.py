@@ -9,6 +9,7 @@ import numpy as np
 
 from kvell.engine.batching import GroupArrays, PageTables
 from kvell.engine.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.proposals import verified
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.slots import SlotTable
 
@@ -20,18 +21,21 @@ def extend_digest(digest: int, token: int) -> int:
     return (digest * 6364136223846793005 + token + 1442695040888963407) & MASK
 
 
-def next_token(digest: int) -> int:
-    """What the model says after a prefix: any fixed function will do."""
-    return (digest >> 7) % VOCAB
+def next_token(digest: int, words: int = VOCAB) -> int:
+    """What the model says after a prefix: any fixed function will do.
+
+    With few words it repeats itself, and guesses are often right.
+    """
+    return (digest >> 7) % words
 
 
-def expected_output(prompt: list[int], count: int) -> list[int]:
+def expected_output(prompt: list[int], count: int, words: int = VOCAB) -> list[int]:
     """The only right answer, from the prompt alone."""
     digest, output = 0, []
     for token in prompt:
         digest = extend_digest(digest, token)
     for _ in range(count):
-        output.append(next_token(digest))
+        output.append(next_token(digest, words))
         digest = extend_digest(digest, output[-1])
     return output
 
@@ -39,8 +43,9 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
 class VirtualModel:
     """Carries out plans over pages that hold digests instead of keys and values."""
 
-    def __init__(self, layout: Layout, slots: SlotTable | None = None) -> None:
+    def __init__(self, layout: Layout, slots: SlotTable | None = None, words: int = VOCAB) -> None:
         self.layout = layout
+        self._words = words
         self._tables = PageTables(layout.groups, slots or SlotTable(layout.num_large_pages))
         self._memory = [
             np.zeros((layout.num_large_pages * g.pages_per_large, g.page_tokens), np.int64)
@@ -59,9 +64,18 @@ class VirtualModel:
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]
         sampled = [self._compute(i, work, arrays) for i, work in enumerate(plan.work)]
         self.tokens_computed += plan.num_tokens
-        return StepResult(plan.step, tuple(t for t in sampled if t is not None))
+        result = verified(plan, [token for tokens in sampled for token in tokens])
+        self._forget_wrong_guesses(plan, result)
+        return result
 
-    def _compute(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> int | None:
+    def _forget_wrong_guesses(self, plan: StepPlan, result: StepResult) -> None:
+        """What was computed after one must not count as computed; its pages keep it."""
+        sampling = [work for work in plan.work if work.samples]
+        for work, tokens in zip(sampling, result.by_work(), strict=True):
+            computed = work.start + work.count - work.proposed + len(tokens) - 1
+            del self._digests[work.handle][computed + 1 :]
+
+    def _compute(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> list[int]:
         digests = self._digests.setdefault(work.handle, self._resumed(index, work, arrays))
         assert len(digests) == work.start + 1, "a chunk did not continue where the last one ended"
         for group, array in enumerate(arrays):
@@ -72,7 +86,9 @@ class VirtualModel:
             for group, array in enumerate(arrays):
                 page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
                 self._memory[group][page, place] = digests[-1]
-        return next_token(digests[-1]) if work.samples else None
+        return [
+            next_token(digest, self._words) for digest in digests[len(digests) - work.num_logits :]
+        ]
 
     def _resumed(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> list[int]:
         """A prefix hit: all that is known of the prefix is what its pages say."""

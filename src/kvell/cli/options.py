@@ -139,6 +139,16 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     ),
     _number("--max-num-batched-tokens", 2048, "Tokens of one step at most."),
     _number("--max-num-seqs", 256, "Requests that run at once at most."),
+    click.option(
+        "--num-speculative-tokens",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default=0,
+        show_default=True,
+        help="Tokens guessed per step from what the text repeats; answers stay the same.",
+    ),
+    _number("--prompt-lookup-max", 5, "Longest end of the text to look up for a guess."),
+    _number("--prompt-lookup-min", 2, "Shortest one."),
     manager_option,
     debug_option,
 )

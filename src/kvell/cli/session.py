@@ -24,6 +24,9 @@ class EngineSettings:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     manager: Manager = "kvell"
+    num_speculative_tokens: int = 0
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
 
     def flags(self) -> list[str]:
         """The command line that gives these settings again."""
@@ -37,6 +40,9 @@ class EngineSettings:
             "--max-num-batched-tokens": self.max_num_batched_tokens,
             "--max-num-seqs": self.max_num_seqs,
             "--manager": self.manager,
+            "--num-speculative-tokens": self.num_speculative_tokens,
+            "--prompt-lookup-max": self.prompt_lookup_max,
+            "--prompt-lookup-min": self.prompt_lookup_min,
         }
         pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
         return [word for pair in pairs for word in pair]
@@ -109,6 +115,9 @@ def open_model(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         manager=settings.manager,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        prompt_lookup_max=settings.prompt_lookup_max,
+        prompt_lookup_min=settings.prompt_lookup_min,
         cache_dir=cache_dir,
         progress=progress,
         incarnation=incarnation,

@@ -12,7 +12,7 @@ from kvell.engine.contract import make_contract
 from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
 from kvell.engine.journal import Journal
-from kvell.engine.limits import Limits
+from kvell.engine.limits import Limits, max_step_guesses
 from kvell.engine.runner import ModelRunner
 from kvell.errors import ChangeSomething
 from kvell.memory import (
@@ -51,6 +51,14 @@ class EngineOptions:
     max_num_seqs: int = 256
     manager: Manager = "kvell"
     common_pool: bool = False
+    num_speculative_tokens: int = 0
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
+
+    @property
+    def max_step_logits(self) -> int:
+        """Rows of logits that a step has at most."""
+        return self.max_num_seqs + max_step_guesses(self.max_num_seqs, self.num_speculative_tokens)
 
 
 def load_model(
@@ -85,7 +93,7 @@ def build_engine(
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len.
     """
     activations = activation_model(model.module.config)
-    reserve_bytes = activations.need_bytes(options.max_num_batched_tokens, options.max_num_seqs)
+    reserve_bytes = activations.need_bytes(options.max_num_batched_tokens, options.max_step_logits)
     kv_bytes = options.kv_memory_bytes or _default_kv_bytes(model.device, reserve_bytes)
     layout = plan_layout(model.description.layers, kv_bytes, manager=options.manager)
     limits = make_limits(layout, model, options)
@@ -105,7 +113,8 @@ def build_engine(
 def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Limits:
     """The constants of a run; ``max_model_len`` from the pool unless it is given.
 
-    :raises ChangeSomething: if a given ``max_model_len`` cannot be had.
+    :raises ChangeSomething: if a given ``max_model_len`` cannot be had, or lengths to look up
+        contradict each other.
     """
     own = model.description.max_model_len
     if options.max_model_len is not None and options.max_model_len > own:
@@ -115,6 +124,7 @@ def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Li
             f"is above the model's own limit of {own} tokens",
             f"use at most {own}",
         )
+    _check_lookup(options)
     wanted = options.max_model_len or own
     limits = Limits(
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -122,6 +132,9 @@ def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Li
         max_model_len=wanted,
         vocab_size=model.description.vocab_size,
         common_pool=options.common_pool,
+        num_speculative_tokens=options.num_speculative_tokens,
+        prompt_lookup_max=options.prompt_lookup_max,
+        prompt_lookup_min=options.prompt_lookup_min,
     )
     fits = longest_request(layout, wanted, limits.min_chunk_tokens)
     if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
@@ -134,6 +147,24 @@ def make_limits(layout: Layout, model: PagedModel, options: EngineOptions) -> Li
             + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),
         )
     return Limits(**{**vars(limits), "max_model_len": fits})
+
+
+def _check_lookup(options: EngineOptions) -> None:
+    if options.num_speculative_tokens < 0:
+        raise ChangeSomething(
+            "--num-speculative-tokens",
+            options.num_speculative_tokens,
+            "is below 0",
+            "use 0 to guess nothing",
+        )
+    shortest, longest = options.prompt_lookup_min, options.prompt_lookup_max
+    if not 1 <= shortest <= longest:
+        raise ChangeSomething(
+            "--prompt-lookup-min",
+            shortest,
+            f"is not between 1 and --prompt-lookup-max={longest}",
+            f"use at most {max(1, longest)}",
+        )
 
 
 def _enough_bytes(layout: Layout, model: PagedModel, manager: Manager, limits: Limits) -> int:

@@ -40,6 +40,7 @@ class EngineCore:
         self._requests: dict[RequestId, Request] = {}
         self._in_flight: StepPlan | None = None
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
+        self._counts |= dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens"), 0)
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
         self.max_running = 0
         self.last_decoding = 0
@@ -102,29 +103,46 @@ class EngineCore:
         plan = self._in_flight
         if plan is None or plan.step != result.step:
             raise ValueError(f"a result of step {result.step} was not asked for")
+        yields = _yields(plan, result)
         self._in_flight = None
         requests = [self._requests[work.request_id] for work in plan.work]
-        self.memory.advance(
-            np.asarray([w.handle for w in plan.work], np.int32),
-            np.asarray([w.start + w.count for w in plan.work], np.int32),
-        )
-        for work, request in zip(plan.work, requests, strict=True):
-            request.computed = work.start + work.count
-        return self._take_tokens(plan, requests, result)
+        events = self._take_tokens(plan, requests, yields)
+        return events + [self._finish(r) for r in requests if r.finish_reason is not None]
 
     def _take_tokens(
-        self, plan: StepPlan, requests: list[Request], result: StepResult
+        self, plan: StepPlan, requests: list[Request], yields: list[tuple[int, ...]]
     ) -> list[Event]:
-        sampled = [r for w, r in zip(plan.work, requests, strict=True) if w.samples]
-        self.memory.append(
-            np.asarray([r.handle for r in sampled], np.int32),
-            np.asarray(result.token_ids, np.int32),
-        )
+        """Right guesses are computed already; each work's last token is not."""
         events: list[Event] = []
-        for request, token in zip(sampled, result.token_ids, strict=True):
+        guesses: list[tuple[int, int]] = []
+        newest: list[tuple[int, int]] = []
+        for work, request, tokens in zip(plan.work, requests, yields, strict=True):
+            self._count_guesses(work.proposed, len(tokens) - 1)
+            taken = self._take_yield(request, tokens)
+            events.extend(taken)
+            kept = tokens[: len(taken)] or tokens  # a cancelled request takes none
+            guesses.extend((work.handle, token) for token in kept[:-1])
+            newest.extend((work.handle, token) for token in kept[-1:])
+            request.computed = work.start + work.count - work.proposed + max(0, len(kept) - 1)
+        self._append(guesses)
+        self.memory.advance(
+            np.asarray([w.handle for w in plan.work], np.int32),
+            np.asarray([r.computed for r in requests], np.int32),
+        )
+        self._append(newest)
+        return events
+
+    def _append(self, tokens: list[tuple[int, int]]) -> None:
+        pairs = np.asarray(tokens, np.int32).reshape(-1, 2)
+        self.memory.append(pairs[:, 0].copy(), pairs[:, 1].copy())
+
+    def _take_yield(self, request: Request, tokens: tuple[int, ...]) -> list[Event]:
+        """The tokens one by one, up to where the request ends."""
+        events: list[Event] = []
+        for token in tokens:
             if request.finish_reason is None:
                 events.append(self._take_token(request, token))
-        return events + [self._finish(r) for r in requests if r.finish_reason is not None]
+        return events
 
     def _take_token(self, request: Request, token: int) -> Event:
         index = len(request.output)
@@ -181,6 +199,12 @@ class EngineCore:
 
     # ------------------------------------------------------------------- counting
 
+    def _count_guesses(self, proposed: int, accepted: int) -> None:
+        if proposed:
+            self._counts["drafts"] += 1
+            self._counts["draft_tokens"] += proposed
+            self._counts["accepted_tokens"] += accepted
+
     def _count(self, plan: StepPlan) -> None:
         self._counts["preempted"] += len(plan.preempted)
         self.max_running = max(self.max_running, len(self._scheduler.running))
@@ -229,6 +253,9 @@ class EngineCore:
             rungs={**totals.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
             protected_prefixes=self._scheduler.protected.prefixes,
             protected_tokens=self._scheduler.protected.tokens,
+            spec_decode_drafts=self._counts["drafts"],
+            spec_decode_draft_tokens=self._counts["draft_tokens"],
+            spec_decode_accepted_tokens=self._counts["accepted_tokens"],
             groups=tuple(
                 GroupStats(group.name, used, cached, evicted, hit)
                 for group, used, cached, evicted, hit in zip(
@@ -241,6 +268,17 @@ class EngineCore:
                 )
             ),
         )
+
+
+def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
+    """What each work of the plan yields; nothing for a prefill that goes on."""
+    yields = iter(result.by_work())
+    most = [work.num_logits for work in plan.work]
+    found = [next(yields, ()) if count else () for count in most]
+    fits = all(min(1, count) <= len(f) <= count for f, count in zip(found, most, strict=True))
+    if not fits or any(yields):
+        raise ValueError(f"the tokens of step {result.step} are not those of its work")
+    return found
 
 
 def _refusal(command: Submit, problem: ChangeSomething) -> Finished:

@@ -76,5 +76,4 @@ class Engine:
         return self._told.commit(result)
 
     def _need_bytes(self, plan: StepPlan) -> int:
-        rows = sum(1 for work in plan.work if work.samples)
-        return self._activations.need_bytes(plan.num_tokens, rows)
+        return self._activations.need_bytes(plan.num_tokens, plan.num_logits)

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+MAX_STEP_GUESSES = 256
+"""Every guess has a row of logits, which takes memory; and guesses only save time while a
+step is so small that it waits for memory."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -16,6 +20,9 @@ class Limits:
     :param common_pool: protect prefixes that several requests share.
     :param common_pool_chunk_tokens: a protected prefix is a multiple of so many tokens.
     :param common_pool_share: part of the pool that may be; None: as replayed history says.
+    :param num_speculative_tokens: tokens that a request may guess in one step (0: none).
+    :param prompt_lookup_max: longest end of a text whose earlier occurrence gives guesses.
+    :param prompt_lookup_min: shortest one.
     :param depth: results that a plan does not see yet (0: plan, run, commit in turn).
     """
 
@@ -29,3 +36,16 @@ class Limits:
     common_pool: bool = False
     common_pool_chunk_tokens: int = 512
     common_pool_share: float | None = None
+    num_speculative_tokens: int = 0
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
+
+    @property
+    def max_step_guesses(self) -> int:
+        """Guesses of all requests in one step at most."""
+        return max_step_guesses(self.max_num_seqs, self.num_speculative_tokens)
+
+
+def max_step_guesses(max_num_seqs: int, num_speculative_tokens: int) -> int:
+    """Guesses of all requests in one step at most."""
+    return min(max_num_seqs * num_speculative_tokens, MAX_STEP_GUESSES)

@@ -6,6 +6,7 @@ would do the same: replaying a journal must give equal plans.
 """
 
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,11 @@ class TokenWork:
 
     :param handle: names the request's tables; never reused.
     :param token_ids: int32 [count], the tokens themselves.
-    :param sampling: how the last of them yields a token; None if it yields none.
+    :param sampling: how the last known of them yields a token; None if it yields none.
     :param output_index: output position of that token.
     :param cuts: positions at which state groups must be able to give their state.
+    :param proposed: so many of the tokens, the last ones, are guesses; each yields a token
+        too, which counts if all guesses before it are right.
     """
 
     request_id: RequestId
@@ -35,11 +38,17 @@ class TokenWork:
     sampling: SamplingParams | None
     output_index: int
     cuts: tuple[int, ...] = ()
+    proposed: int = 0
 
     @property
     def samples(self) -> bool:
         """Does the work yield a token?"""
         return self.sampling is not None
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its tokens, the last ones, must give logits."""
+        return 1 + self.proposed if self.samples else 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenWork) and _same(self, other)
@@ -95,6 +104,11 @@ class StepPlan:
         """Tokens computed in the step."""
         return sum(work.count for work in self.work)
 
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits that the step draws from."""
+        return sum(work.num_logits for work in self.work)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StepPlan) and _same(self, other)
 
@@ -104,10 +118,28 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The tokens a step sampled, in the order of its sampling work."""
+    """The tokens a step sampled, in the order of its sampling work.
+
+    :param counts: tokens of each sampling work; empty if each has one.
+    """
 
     step: StepNumber
     token_ids: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+
+    def by_work(self) -> list[tuple[int, ...]]:
+        """The tokens of each sampling work.
+
+        :raises ValueError: if the counts are not those of the tokens.
+        """
+        if not self.counts:
+            return [(token,) for token in self.token_ids]
+        ends = list(accumulate(self.counts))
+        if ends[-1] != len(self.token_ids) or min(self.counts) < 1:
+            raise ValueError(f"{len(self.token_ids)} tokens are not {self.counts}")
+        return [
+            self.token_ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)
+        ]
 
 
 def _same(left: object, right: object) -> bool:

@@ -142,6 +142,9 @@ class Stats:
     groups: tuple[GroupStats, ...] = ()
     protected_prefixes: int = 0
     protected_tokens: int = 0
+    spec_decode_drafts: int = 0
+    spec_decode_draft_tokens: int = 0
+    spec_decode_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Request:
     runs_alone: bool = False
     finish_reason: FinishReason | None = None
     images: npt.NDArray[np.int32] | None = None
+    _history: bytearray = field(default_factory=bytearray)
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +63,12 @@ class Request:
     def is_decoding(self) -> bool:
         """Is only the newest token left to compute, and was it sampled?"""
         return self.remaining == 1 and bool(self.output)
+
+    def history(self) -> bytearray:
+        """All tokens as little-endian int32, to search in; grows with every call, is not copied."""
+        known = len(self._history) // 4
+        self._history += self.tokens(known, self.num_tokens).astype("<i4").tobytes()
+        return self._history
 
     def tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
         """Tokens start … end-1, int32, across prompt and output."""

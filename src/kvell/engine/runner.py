@@ -9,6 +9,7 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.states import StateBatch
 from kvell.engine.batching import GroupArrays, PageTables, StateArrays, token_positions
 from kvell.engine.plan import PageCopy, StepPlan, StepResult
+from kvell.engine.proposals import verified
 from kvell.engine.sampling import RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import GroupKind, Layout, SlotTable
@@ -45,8 +46,13 @@ class ModelRunner:
         if not plan.work:
             return StepResult(plan.step, ())
         logits = self._model.forward(self._batch(plan))
-        rows = [_row(w.sampling, w.output_index) for w in plan.work if w.sampling is not None]
-        return StepResult(plan.step, tuple(sample(logits, rows)))
+        rows = [
+            _row(work.sampling, work.output_index + index)
+            for work in plan.work
+            if work.sampling is not None
+            for index in range(work.num_logits)
+        ]
+        return verified(plan, sample(logits, rows))
 
     def _copy(self, copy: PageCopy) -> None:
         """All bytes of one page to another of its group."""
@@ -68,8 +74,8 @@ class ModelRunner:
     def _batch(self, plan: StepPlan) -> ForwardBatch:
         starts = np.fromiter((w.start for w in plan.work), np.int64, len(plan.work))
         counts = np.fromiter((w.count for w in plan.work), np.int64, len(plan.work))
-        last_rows = np.cumsum(counts) - 1
-        samples = np.fromiter((w.samples for w in plan.work), np.bool_, len(plan.work))
+        logits = np.fromiter((w.num_logits for w in plan.work), np.int64, len(plan.work))
+        logits_rows = token_positions(np.cumsum(counts) - logits, logits)
         device = self._model.device
         return ForwardBatch(
             token_ids=torch.from_numpy(
@@ -79,7 +85,7 @@ class ModelRunner:
             groups=tuple(
                 self._group(index, plan, device) for index in range(len(self._layout.groups))
             ),
-            logits_rows=torch.from_numpy(last_rows[samples]).to(device),
+            logits_rows=torch.from_numpy(logits_rows).to(device),
         )
 
 

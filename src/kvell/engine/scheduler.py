@@ -8,7 +8,8 @@ Pure: no clock, no I/O, no torch.  One step is planned as
    the memory allow;
 3. admissions, first come first served, none in a step that preempted: a request
    is admitted when its whole remaining prompt fits beside what the running ones
-   still need.
+   still need;
+4. guesses of the next tokens (:mod:`kvell.engine.speculation`), with what is left.
 
 Prefixes that several requests share may be protected (:mod:`kvell.engine.protected`): that
 gives way before anybody is preempted or put off, and before a request waits while none runs.
@@ -28,6 +29,7 @@ from kvell.engine.limits import Limits
 from kvell.engine.plan import NewPages, PageCopy, StepPlan, TokenWork
 from kvell.engine.protected import ProtectedPrefixes
 from kvell.engine.request import NO_HANDLE, Request, RequestState
+from kvell.engine.speculation import Speculation
 from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
 from kvell.vocabulary import RequestId, StepNumber
 
@@ -52,6 +54,7 @@ class Scheduler:
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
         self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
         self.protected = ProtectedPrefixes(core, limits)
+        self._speculation = Speculation(core, limits)
         self._alignment_tokens = alignment_tokens(core.layout.groups)
         self._finished_outputs = (0, 0)
         self._released: list[int] = []
@@ -68,6 +71,8 @@ class Scheduler:
         if not draft.preempted:
             self._admit(draft)
         self._unstick(draft)
+        if self._speculation.is_on:
+            self._guess(draft)
         released, self._released = tuple(self._released), []
         checkpoints = self._checkpoints(draft)
         draft.add_moved(self.core.compact(COMPACT_LARGE_PAGES))
@@ -119,6 +124,22 @@ class Scheduler:
         draft.add_pages(rows, [request.handle])
         draft.add_work(request, until - request.computed)
         return True
+
+    def _guess(self, draft: "_Draft") -> None:
+        """Decodes compute guesses behind their token, with what all others have left."""
+        decoding = {request.handle: request for request in self.running if request.is_decoding}
+        most = min(draft.budget, self.limits.max_step_guesses)
+        new_pages = bool(decoding) and most > 0 and self._may_grow_for_guesses(draft)
+        for index, work in enumerate(draft.work):
+            if most > 0 and work.handle in decoding:
+                tokens, rows = self._speculation.guesses(decoding[work.handle], most, new_pages)
+                draft.add_pages(rows, [work.handle])
+                draft.add_guesses(index, tokens)
+                most -= len(tokens)
+
+    def _may_grow_for_guesses(self, draft: "_Draft") -> bool:
+        waits = bool(self.waiting) and len(self.running) < self.limits.max_num_seqs
+        return not draft.preempted and not waits and self._speculation.has_room(self.running)
 
     def _copies(self, draft: "_Draft") -> tuple[PageCopy, ...]:
         """Copies that this step's pages begin with; a preempted request's are not made."""
@@ -296,6 +317,18 @@ class _Draft:
                 request.sampling if start + count == request.num_tokens else None,
                 len(request.output),
             )
+        )
+        self.budget -= count
+
+    def add_guesses(self, index: int, tokens: NewPages) -> None:
+        if not len(tokens):
+            return
+        work, count = self.work[index], len(tokens)
+        self.work[index] = replace(
+            work,
+            count=work.count + count,
+            token_ids=np.concatenate([work.token_ids, tokens]),
+            proposed=count,
         )
         self.budget -= count
 

@@ -105,6 +105,17 @@ class InstanceCollector(Collector):
             "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries
         )
         yield counter("prefix_cache_hits", "Prompt tokens found cached.", stats.prefix_cache_hits)
+        yield counter(
+            "spec_decode_num_drafts", "Steps of a request with guesses.", stats.spec_decode_drafts
+        )
+        yield counter(
+            "spec_decode_num_draft_tokens", "Guessed tokens.", stats.spec_decode_draft_tokens
+        )
+        yield counter(
+            "spec_decode_num_accepted_tokens",
+            "Tokens guessed right.",
+            stats.spec_decode_accepted_tokens,
+        )
         yield counter("num_preemptions", "Preempted requests.", stats.preemptions)
 
     def _of_groups(self, stats: Stats) -> Iterable[Metric]:

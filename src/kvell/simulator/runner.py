@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.proposals import verified
 from kvell.memory import Layout
 from kvell.simulator.model_cost import ModelCost
 from kvell.simulator.profiles import DeviceProfile
@@ -28,10 +29,10 @@ class TraceRunner:
         self._prompts = prompts
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A token for each work that samples."""
-        tokens = tuple(
-            self._prompts.output_token(int(work.request_id), work.output_index)
+        """A token for each work that samples, and more where guesses are the trace's tokens."""
+        tokens = [
+            self._prompts.output_token(int(work.request_id), work.output_index + index)
             for work in plan.work
-            if work.samples
-        )
-        return StepResult(plan.step, tokens)
+            for index in range(work.num_logits)
+        ]
+        return verified(plan, tokens)
