@@ -39,7 +39,11 @@ Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """One finished request."""
+    """One finished request.
+
+    :param index: of its prompt.
+    :param choice: which of the prompt's ``n`` answers it is.
+    """
 
     index: int
     prompt_token_ids: list[int]
@@ -48,6 +52,7 @@ class RequestOutput:
     cached_tokens: int
     preemptions: int
     finish_reason: FinishReason
+    choice: int = 0
 
 
 class LLM:
@@ -128,6 +133,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts.
 
+        With ``n`` answers to a prompt all of them come in its place, one after the other.
+
         :param sequential: one request after the other instead of all at once.
         :raises ChangeSomething: if a prompt can never be served; nothing is run then.
         """
@@ -137,7 +144,9 @@ class LLM:
         for tokens in ids:
             self._check(tokens)
         jobs = [
-            _Job(i, t, p, self.tokenizer) for i, (t, p) in enumerate(zip(ids, params, strict=True))
+            _Job(i, tokens, one, self.tokenizer, choice)
+            for i, (tokens, asked) in enumerate(zip(ids, params, strict=True))
+            for choice, one in enumerate(asked.choices())
         ]
         started_seconds = self._clock.now_seconds()
         self.engine.core.max_running = 0
@@ -159,7 +168,8 @@ class LLM:
         """Text of one request as it is made; closing the iterator cancels the request."""
         tokens = self._token_ids(prompt)
         self._check(tokens)
-        job = _Job(0, tokens, sampling or SamplingParams(), self.tokenizer)
+        [only] = (sampling or SamplingParams()).choices()[:1]
+        job = _Job(0, tokens, only, self.tokenizer)
         request_id = self._submit(job)
         shown = 0
         try:
@@ -248,6 +258,7 @@ class _Job:
     prompt: npt.NDArray[np.int32]
     sampling: SamplingParams
     tokenizer: Tokenizer
+    choice: int = 0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finished: Finished | None = None
@@ -286,6 +297,7 @@ class _Job:
             done.cached_tokens,
             done.preemptions,
             "stop" if self.stopped else done.reason,
+            self.choice,
         )
 
 

@@ -33,6 +33,7 @@ from kvell.engine.protocol import (
     Tokens,
 )
 from kvell.engine.sampling_params import MAX_SEED, SamplingParams
+from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 
 naturals = st.integers(0, 2**62)
@@ -194,3 +195,13 @@ def test_a_message_too_long_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPat
 def test_the_length_is_four_little_endian_bytes() -> None:
     frame = encode_frame(Drain())
     assert frame[:LENGTH_BYTES] == (len(frame) - LENGTH_BYTES).to_bytes(4, "little")
+
+
+def test_several_answers_are_never_one_submission() -> None:
+    """They would be a request that nobody draws."""
+    with pytest.raises(ChangeSomething, match="n=2"):
+        Submit(RequestId("a"), b"", SamplingParams(n=2))
+    frame = encode_frame(Submit(RequestId("a"), b"", SamplingParams()))
+    several = frame[LENGTH_BYTES:].replace(b"\xa1n\x01", b"\xa1n\x02")
+    with pytest.raises(ProtocolError, match="n=2"):
+        decode_command(several)

@@ -140,6 +140,49 @@ def test_several_prompts_stream_side_by_side(client: openai.OpenAI) -> None:
     assert ends == ["length", "length"]
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_several_answers_to_each_prompt(client: openai.OpenAI, seed: int | None) -> None:
+    reply = client.completions.create(
+        model=MODEL, prompt=["one", "two"], max_tokens=7, n=3, seed=seed
+    )
+    one, two = answer_to_text("one", 7), answer_to_text("two", 7)
+    assert [choice.text for choice in reply.choices] == [one] * 3 + [two] * 3
+    assert [choice.index for choice in reply.choices] == list(range(6))
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (6, 42)
+
+
+def test_several_answers_in_a_chat(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=9, n=2)
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    assert [choice.message.content for choice in reply.choices] == [answer_to_chat(9)] * 2
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len("user: hi\nassistant: ")
+
+
+def test_several_answers_stream_each_with_its_opening(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=9,
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = list(stream)
+    texts, roles = {0: "", 1: ""}, []
+    for chunk in chunks:
+        [choice] = chunk.choices
+        roles += [choice.index] if choice.delta.role else []
+        assert choice.index in roles
+        texts[choice.index] += choice.delta.content or ""
+    assert sorted(roles) == [0, 1]
+    assert texts == dict.fromkeys((0, 1), answer_to_chat(9))
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 18
+    assert last.usage.prompt_tokens == len("user: hi\nassistant: ")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, stream: bool) -> None:
     full = answer_to_text("stop here", 40)
@@ -172,7 +215,7 @@ def test_a_stop_token_ends_the_text_before_it(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("arguments", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
         ({"temperature": -0.5}, "temperature"),
         ({"temperature": "warm"}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -214,7 +257,7 @@ def test_bad_input_is_refused_by_name(
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"),
-        ({"n": 3}, "n"),
+        ({"n": 129}, "n"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -104,7 +104,7 @@ def test_usage_of_several_prompts_adds_up() -> None:
 
 def test_chunks_repeat_the_heading() -> None:
     for body in (
-        chat_chunk(HEADING, TextDelta("x")),
+        chat_chunk(HEADING, 0, TextDelta("x")),
         usage_chunk(HEADING, "chat.completion.chunk", Usage()),
     ):
         assert (body["id"], body["model"], body["created"]) == ("id-1", "m", 1234)
@@ -112,7 +112,7 @@ def test_chunks_repeat_the_heading() -> None:
 
 
 def test_a_last_chunk_without_text_has_an_empty_delta() -> None:
-    [choice] = chat_chunk(HEADING, TextDelta("", "stop"))["choices"]
+    [choice] = chat_chunk(HEADING, 0, TextDelta("", "stop"))["choices"]
     assert (choice["delta"], choice["finish_reason"]) == ({}, "stop")
 
 

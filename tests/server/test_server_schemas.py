@@ -45,9 +45,17 @@ def test_every_sampling_field_reaches_the_engine() -> None:
         "stop": ["a", "b"],
         "stop_token_ids": [1, 2],
         "ignore_eos": True,
+        "n": 4,
     }
     sampling = completion(**given_fields).sampling(100)
-    assert sampling == SamplingParams(0.5, 40, 0.9, 7, 3, ("a", "b"), (1, 2), True)
+    assert sampling == SamplingParams(0.5, 40, 0.9, 7, 3, ("a", "b"), (1, 2), True, 4)
+
+
+@pytest.mark.parametrize("n", [0, -1, 129])
+def test_a_number_of_answers_out_of_range_is_refused(n: int) -> None:
+    with pytest.raises(ChangeSomething) as caught:
+        completion(n=n).sampling(100)
+    assert caught.value.field == "n"
 
 
 def test_one_stop_string_needs_no_list() -> None:
@@ -69,7 +77,6 @@ def test_a_limit_beyond_the_context_is_refused_with_one_that_fits() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
         ("best_of", 2),
         ("echo", True),
         ("logprobs", 0),

@@ -21,6 +21,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from kvell.engine.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
 SCHEMA_VERSION = 2
@@ -37,6 +38,10 @@ class Submit:
 
     ``images`` are (first token in the prompt, tokens there, image tokens), in order.  The
     tokens of an image in the prompt have negative ids, which tell its content.
+
+    ``sampling.n`` is 1: a front sends one of these for each answer (:meth:`SamplingParams.choices`).
+
+    :raises ChangeSomething: if it asks for several answers.
     """
 
     request_id: RequestId
@@ -45,6 +50,10 @@ class Submit:
     cache_salt: str = ""
     attempt: int = 0
     images: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sampling.n != 1:
+            raise ChangeSomething("n", self.sampling.n, "is of a prompt", "submit each answer")
 
 
 @dataclass(frozen=True)

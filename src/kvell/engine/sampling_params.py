@@ -1,10 +1,11 @@
 """How a request wants its tokens drawn; validated once, at the edge."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvell.errors import ChangeSomething
 
 MAX_SEED = 2**63 - 1
+MAX_CHOICES = 128
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class SamplingParams:
     :param stop: the front ends a request before the first of these strings.
     :param stop_token_ids: the engine ends a request after any of these tokens.
     :param ignore_eos: go on past the model's end-of-sequence token.
+    :param n: answers to one prompt; each is a request of its own, and they share the
+        prompt's pages.
     :raises ChangeSomething: naming the field that is out of range.
     """
 
@@ -31,6 +34,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1
 
     def __post_init__(self) -> None:
         def refuse(field: str, problem: str, remedy: str) -> None:
@@ -44,9 +48,18 @@ class SamplingParams:
             refuse("top_p", "must be above 0 and at most 1", "use 1 to keep all tokens")
         if self.max_tokens is not None and self.max_tokens < 1:
             refuse("max_tokens", "must be at least 1", "use 1 or more")
+        if not 1 <= self.n <= MAX_CHOICES:
+            refuse("n", f"must be between 1 and {MAX_CHOICES}", "use 1 for one answer")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             refuse("seed", f"must be between 0 and {MAX_SEED}", "use a smaller whole number")
         if any(not text for text in self.stop):
             refuse("stop", "holds an empty string", "leave it out")
         if len(self.stop) > 16:
             refuse("stop", "holds more than 16 strings", "use at most 16")
+
+    def choices(self) -> "tuple[SamplingParams, ...]":
+        """Parameters of each of the ``n`` answers, one request each; seeds count up."""
+        if self.n == 1:
+            return (self,)
+        seeds = [None if self.seed is None else (self.seed + i) % MAX_SEED for i in range(self.n)]
+        return tuple(replace(self, n=1, seed=seed) for seed in seeds)

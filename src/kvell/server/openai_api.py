@@ -3,7 +3,8 @@
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -90,7 +91,7 @@ class Api:
         deltas = self._serve(heading, prompts, body)
         if body.stream:
             return await _stream(_completion_events(heading, deltas, body.include_usage()))
-        answers = await collected(deltas, len(prompts))
+        answers = await collected(deltas, len(prompts) * body.choices())
         joined = [responses.joined(answer) for answer in answers]
         return _json(responses.completion_body(heading, joined))
 
@@ -99,21 +100,22 @@ class Api:
         deltas = self._serve(heading, [prompt], body)
         if body.stream:
             return await _stream(_chat_events(heading, deltas, body.include_usage()))
-        [answer] = await collected(deltas, 1)
-        return _json(responses.chat_body(heading, responses.joined(answer)))
+        answers = await collected(deltas, body.choices())
+        joined = [responses.joined(answer) for answer in answers]
+        return _json(responses.chat_body(heading, joined))
 
     def _serve(
         self, heading: Heading, prompts: Sequence[TokenIds], body: GenerationRequest
     ) -> Deltas:
         # All sampling parameters are checked before the first prompt is submitted.
-        samplings = [body.sampling(self.prompts.room_tokens(ids)) for ids in prompts]
+        samplings = [body.sampling(self.prompts.room_tokens(ids)).choices() for ids in prompts]
+        asked = [(ids, one) for ids, some in zip(prompts, samplings, strict=True) for one in some]
         salt = body.cache_salt or ""
-        return merged(
-            [
-                self._text(PreparedPrompt(ids, f"{heading.answer_id}-{i}", salt), samplings[i])
-                for i, ids in enumerate(prompts)
-            ]
-        )
+        answers = [
+            self._text(PreparedPrompt(ids, f"{heading.answer_id}-{i}", salt), sampling)
+            for i, (ids, sampling) in enumerate(asked)
+        ]
+        return _prompts_counted_once(merged(answers), body.choices())
 
     def _text(
         self, prompt: PreparedPrompt, sampling: SamplingParams
@@ -126,6 +128,14 @@ class Api:
 
     def _heading(self, prefix: str) -> Heading:
         return Heading(f"{prefix}-{uuid.uuid4().hex}", self.model.name, int(time.time()))
+
+
+async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
+    """Of several answers to one prompt only the first counts the prompt's tokens."""
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            first = index % choices == 0
+            yield index, delta if first else replace(delta, usage=delta.usage.without_prompt())
 
 
 async def _completion_events(
@@ -142,13 +152,13 @@ async def _completion_events(
 async def _chat_events(
     heading: Heading, deltas: Deltas, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    total, opened = Usage(), False
-    async for _, delta in deltas:
-        if not opened:
-            opened = True
-            yield sse(responses.chat_opening(heading))
+    total, opened = Usage(), set[int]()
+    async for index, delta in deltas:
+        if index not in opened:
+            opened.add(index)
+            yield sse(responses.chat_opening(heading, index))
         total += delta.usage
-        yield sse(responses.chat_chunk(heading, delta))
+        yield sse(responses.chat_chunk(heading, index, delta))
     if include_usage:
         yield sse(responses.usage_chunk(heading, "chat.completion.chunk", total))
 

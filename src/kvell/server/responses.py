@@ -40,7 +40,7 @@ def joined(deltas: Sequence[TextDelta]) -> TextDelta:
 
 
 def completion_body(heading: Heading, answers: Sequence[TextDelta]) -> Body:
-    """A whole text completion, one choice per prompt."""
+    """A whole text completion: the choices of the first prompt, of the second …"""
     choices = [_text_choice(index, answer) for index, answer in enumerate(answers)]
     total = sum((answer.usage for answer in answers), Usage())
     return heading.body("text_completion", choices, usage=usage_body(total))
@@ -51,23 +51,23 @@ def completion_chunk(heading: Heading, index: int, delta: TextDelta) -> Body:
     return heading.body("text_completion", [_text_choice(index, delta)])
 
 
-def chat_body(heading: Heading, answer: TextDelta) -> Body:
-    """A whole chat completion."""
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    choice = _choice(0, answer.finish_reason, message=message)
-    return heading.body("chat.completion", [choice], usage=usage_body(answer.usage))
+def chat_body(heading: Heading, answers: Sequence[TextDelta]) -> Body:
+    """A whole chat completion, one choice per answer."""
+    choices = [_message_choice(index, answer) for index, answer in enumerate(answers)]
+    total = sum((answer.usage for answer in answers), Usage())
+    return heading.body("chat.completion", choices, usage=usage_body(total))
 
 
-def chat_opening(heading: Heading) -> Body:
-    """The first piece of a streamed chat completion: who speaks."""
+def chat_opening(heading: Heading, index: int) -> Body:
+    """The first piece of an answer in a streamed chat completion: who speaks."""
     delta = {"role": "assistant", "content": ""}
-    return heading.body("chat.completion.chunk", [_choice(0, None, delta=delta)])
+    return heading.body("chat.completion.chunk", [_choice(index, None, delta=delta)])
 
 
-def chat_chunk(heading: Heading, delta: TextDelta) -> Body:
+def chat_chunk(heading: Heading, index: int, delta: TextDelta) -> Body:
     """One piece of a streamed chat completion."""
     content = {"content": delta.text} if delta.text else {}
-    choice = _choice(0, delta.finish_reason, delta=content)
+    choice = _choice(index, delta.finish_reason, delta=content)
     return heading.body("chat.completion.chunk", [choice])
 
 
@@ -80,6 +80,11 @@ def model_list(name: str, max_model_len: int, created: int) -> Body:
     """Body of ``/v1/models``."""
     card = {"id": name, "object": "model", "created": created, "owned_by": "kvell"}
     return {"object": "list", "data": [{**card, "max_model_len": max_model_len}]}
+
+
+def _message_choice(index: int, answer: TextDelta) -> Body:
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    return _choice(index, answer.finish_reason, message=message)
 
 
 def _text_choice(index: int, delta: TextDelta) -> Body:

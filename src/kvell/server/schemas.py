@@ -59,7 +59,6 @@ class GenerationRequest(BaseModel):
     def neutral_fields(self) -> dict[str, tuple[Any, ...]]:
         """Fields not served yet, each with the values that mean "not used"."""
         return {
-            "n": (None, 1),
             "frequency_penalty": (None, 0),
             "presence_penalty": (None, 0),
             "logit_bias": (None, {}),
@@ -84,7 +83,12 @@ class GenerationRequest(BaseModel):
             stop=self._stop_strings(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
+            n=self.choices(),
         )
+
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return 1 if self.n is None else self.n
 
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""

@@ -39,6 +39,10 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
         )
 
+    def without_prompt(self) -> "Usage":
+        """Only what was made."""
+        return Usage(completion_tokens=self.completion_tokens)
+
 
 @dataclass(frozen=True)
 class TextDelta:
