@@ -21,6 +21,9 @@ STATS = Stats(
     prefix_cache_queries=90,
     prefix_cache_hits=30,
     preemptions=4,
+    spec_decode_drafts=12,
+    spec_decode_draft_tokens=44,
+    spec_decode_accepted_tokens=33,
     rungs={"own_page": 8, "preempt": 4},
     groups=(GroupStats("full", 1, 2, 4, 64), GroupStats("sliding(512)", 5, 6, 8, 32)),
 )
@@ -73,6 +76,9 @@ def test_the_instances_gauges_and_counters() -> None:
         "prefix_cache_queries_total": 90,
         "prefix_cache_hits_total": 30,
         "num_preemptions_total": 4,
+        "spec_decode_num_drafts_total": 12,
+        "spec_decode_num_draft_tokens_total": 44,
+        "spec_decode_num_accepted_tokens_total": 33,
     }
     assert {name: sample(metrics, name) for name in expected} == expected
 

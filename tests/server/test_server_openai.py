@@ -1,7 +1,9 @@
 """OpenAI's own client, unchanged, against a live server over fake instances."""
 
+import json
 from collections.abc import Iterator
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -124,6 +126,18 @@ def test_several_prompts_are_several_choices(
 def test_token_ids_are_a_prompt(client: openai.OpenAI) -> None:
     reply = client.completions.create(model=MODEL, prompt=list(b"hello"), max_tokens=7)
     assert reply.choices[0].text == answer_to_text("hello", 7)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_told_to_who_asks(server_url: str, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 7, "stream": stream}
+    plain = httpx.post(f"{server_url}/v1/completions", json=body)
+    assert "token_ids" not in plain.text
+    reply = httpx.post(f"{server_url}/v1/completions", json=body | {"return_token_ids": True})
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    told = [token for event in events for token in event["choices"][0]["token_ids"]]
+    assert told == [ord(letter) for letter in answer_to_text("hello", 7)]
 
 
 def test_several_prompts_stream_side_by_side(client: openai.OpenAI) -> None:

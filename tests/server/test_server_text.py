@@ -124,8 +124,8 @@ def test_an_unfinished_character_is_shown_as_broken_at_the_end_only() -> None:
 def test_deltas_end_with_reason_and_usage() -> None:
     script = Script(Output((97, 98)), Output((99,)), ended("length", cached=2))
     assert deltas(script) == [
-        TextDelta("ab"),
-        TextDelta("c"),
+        TextDelta("ab", token_ids=(97, 98)),
+        TextDelta("c", token_ids=(99,)),
         TextDelta("", "length", Usage(3, 3, 2)),
     ]
     assert script.left
@@ -144,8 +144,20 @@ def test_a_stop_string_is_told_to_the_front_and_reported_as_stop() -> None:
 def test_a_stop_string_in_the_last_tokens_wins_over_length() -> None:
     last = Output(tuple(b"hi STOP"), ended("length").finished)
     assert deltas(Script(last), SamplingParams(stop=("STOP",))) == [
-        TextDelta("hi ", "stop", Usage(3, 7, 0))
+        TextDelta("hi ", "stop", Usage(3, 7, 0), tuple(b"hi STOP"))
     ]
+
+
+def test_tokens_without_text_yet_are_told_with_the_text() -> None:
+    first, second = "é".encode()
+    script = Script(Output((97, first)), Output((second,)), ended("length"))
+    assert [(d.text, d.token_ids) for d in deltas(script)] == [
+        ("a", (97, first)),
+        ("é", (second,)),
+        ("", ()),
+    ]
+    script = Script(Output((first,)), Output((second,)), ended("length"))
+    assert [(d.text, d.token_ids) for d in deltas(script)] == [("é", (first, second)), ("", ())]
 
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end() -> None:

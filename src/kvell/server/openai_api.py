@@ -56,13 +56,13 @@ class Api:
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """``/v1/completions``."""
         self._check_model(body)
-        heading = self._heading("cmpl")
+        heading = self._heading("cmpl", body)
         return await _guarded(request, self._complete(heading, body))
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """``/v1/chat/completions``."""
         self._check_model(body)
-        heading = self._heading("chatcmpl")
+        heading = self._heading("chatcmpl", body)
         return await _guarded(request, self._chat(heading, body))
 
     async def models(self) -> Response:
@@ -126,8 +126,9 @@ class Api:
         if body.model != self.model.name:
             raise UnknownModel(f"model={body.model[:200]}: is not served; use {self.model.name}")
 
-    def _heading(self, prefix: str) -> Heading:
-        return Heading(f"{prefix}-{uuid.uuid4().hex}", self.model.name, int(time.time()))
+    def _heading(self, prefix: str, body: GenerationRequest) -> Heading:
+        answer_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+        return Heading(answer_id, self.model.name, created, bool(body.return_token_ids))
 
 
 async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:

@@ -11,11 +11,26 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Heading:
-    """What every body of one answer repeats."""
+    """What every body of one answer repeats.
+
+    :param tells_token_ids: choices hold the ids of their tokens beside the text.
+    """
 
     answer_id: str
     model: str
     created: int
+    tells_token_ids: bool = False
+
+    def choice(self, index: int, delta: TextDelta, /, **content: Any) -> Body:
+        """A choice with what is new of it."""
+        told = {"token_ids": list(delta.token_ids)} if self.tells_token_ids else {}
+        return {
+            "index": index,
+            **content,
+            **told,
+            "logprobs": None,
+            "finish_reason": delta.finish_reason,
+        }
 
     def body(self, kind: str, choices: Sequence[Body], **more: Any) -> Body:
         """A body of one kind with its choices."""
@@ -36,39 +51,42 @@ def usage_body(usage: Usage) -> Body:
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:
     """A request's deltas as one."""
     last = deltas[-1]
-    return TextDelta("".join(delta.text for delta in deltas), last.finish_reason, last.usage)
+    token_ids = tuple(token for delta in deltas for token in delta.token_ids)
+    text = "".join(delta.text for delta in deltas)
+    return TextDelta(text, last.finish_reason, last.usage, token_ids)
 
 
 def completion_body(heading: Heading, answers: Sequence[TextDelta]) -> Body:
     """A whole text completion: the choices of the first prompt, of the second …"""
-    choices = [_text_choice(index, answer) for index, answer in enumerate(answers)]
+    choices = [heading.choice(i, answer, text=answer.text) for i, answer in enumerate(answers)]
     total = sum((answer.usage for answer in answers), Usage())
     return heading.body("text_completion", choices, usage=usage_body(total))
 
 
 def completion_chunk(heading: Heading, index: int, delta: TextDelta) -> Body:
     """One piece of a streamed text completion."""
-    return heading.body("text_completion", [_text_choice(index, delta)])
+    return heading.body("text_completion", [heading.choice(index, delta, text=delta.text)])
 
 
 def chat_body(heading: Heading, answers: Sequence[TextDelta]) -> Body:
     """A whole chat completion, one choice per answer."""
-    choices = [_message_choice(index, answer) for index, answer in enumerate(answers)]
+    choices = [
+        heading.choice(i, answer, message=_message(answer)) for i, answer in enumerate(answers)
+    ]
     total = sum((answer.usage for answer in answers), Usage())
     return heading.body("chat.completion", choices, usage=usage_body(total))
 
 
 def chat_opening(heading: Heading, index: int) -> Body:
     """The first piece of an answer in a streamed chat completion: who speaks."""
-    delta = {"role": "assistant", "content": ""}
-    return heading.body("chat.completion.chunk", [_choice(index, None, delta=delta)])
+    opening = heading.choice(index, TextDelta(""), delta={"role": "assistant", "content": ""})
+    return heading.body("chat.completion.chunk", [opening])
 
 
 def chat_chunk(heading: Heading, index: int, delta: TextDelta) -> Body:
     """One piece of a streamed chat completion."""
     content = {"content": delta.text} if delta.text else {}
-    choice = _choice(index, delta.finish_reason, delta=content)
-    return heading.body("chat.completion.chunk", [choice])
+    return heading.body("chat.completion.chunk", [heading.choice(index, delta, delta=content)])
 
 
 def usage_chunk(heading: Heading, kind: str, usage: Usage) -> Body:
@@ -82,14 +100,5 @@ def model_list(name: str, max_model_len: int, created: int) -> Body:
     return {"object": "list", "data": [{**card, "max_model_len": max_model_len}]}
 
 
-def _message_choice(index: int, answer: TextDelta) -> Body:
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    return _choice(index, answer.finish_reason, message=message)
-
-
-def _text_choice(index: int, delta: TextDelta) -> Body:
-    return _choice(index, delta.finish_reason, text=delta.text)
-
-
-def _choice(index: int, finish_reason: str | None, **content: Any) -> Body:
-    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
+def _message(answer: TextDelta) -> Body:
+    return {"role": "assistant", "content": answer.text, "refusal": None}

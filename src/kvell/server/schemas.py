@@ -43,6 +43,7 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool = False
     max_tokens: Count | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
+    return_token_ids: bool | None = False
 
     n: int | None = 1
     frequency_penalty: float | None = 0

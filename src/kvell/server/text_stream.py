@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvell.engine.protocol import Finished
@@ -46,11 +46,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text; the last one of a request also says why it ended and what it used."""
+    """New text; the last one of a request also says why it ended and what it used.
+
+    :param token_ids: the tokens that came since the delta before; their text may follow later.
+    """
 
     text: str
     finish_reason: Literal["stop", "length"] | None = None
     usage: Usage = Usage()
+    token_ids: tuple[int, ...] = ()
 
 
 class TextWriter:
@@ -104,16 +108,21 @@ async def text_deltas(
     outputs = front.generate(
         prompt.token_ids, sampling, request_id=prompt.request_id, cache_salt=prompt.cache_salt
     )
+    untold: tuple[int, ...] = ()
     async with aclosing(outputs):
         async for output in outputs:
+            known = writer.token_count
             text = writer.push(output.token_ids)
+            untold += output.token_ids[: writer.token_count - known]
             if output.finished is not None:
-                yield _last_delta(writer, text, output.finished, len(prompt.token_ids))
+                last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
+                yield replace(last, token_ids=untold)
                 return
             if writer.stopped:
                 front.stop(prompt.request_id)
             if text:
-                yield TextDelta(text)
+                yield TextDelta(text, token_ids=untold)
+                untold = ()
 
 
 def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:
