@@ -8,8 +8,32 @@ constexpr int64_t kFirstCuts[] = {64, 128, 256};
 constexpr int64_t kCutTokens = 512;
 constexpr int64_t kCoarseTokens = 2048;
 constexpr int64_t kEndTokens = 64;
+constexpr int64_t kLastWaypoint = 16384;
+constexpr int64_t kWaypointPart = 4;
 
 int64_t aligned(int64_t cut, int64_t alignment) { return cut / alignment * alignment; }
+
+// Where the waypoint so far before the prompt's end is; 0 if there is none.
+int64_t waypoint(const Holder& h, int64_t distance) {
+  const int64_t alignment = h.model->alignment, nearest = h.model->waypoint_tokens;
+  const int64_t length = prompt_end(h.facts.prompt_tokens, alignment) - distance;
+  return nearest && length >= nearest ? aligned(aligned(length, kCutTokens), alignment) : 0;
+}
+
+// Bytes of what one resumes from, with windows up to `tokens`, times the model's alignment.
+int64_t resume_bytes(const Groups& groups, const Model& model, int64_t tokens) {
+  int64_t bytes = 0;
+  for (const int32_t g : model.own) {
+    const Rules& group = groups[g];
+    if (group.kind == Kind::kState) bytes += model.alignment * group.page_bytes * group.slices;
+    // Sliding windows of neighbours overlap.
+    const bool slides = group.kind == Kind::kSliding;
+    const int64_t window = slides ? std::min(group.window_tokens, tokens) : group.window_tokens;
+    if (group.is_window())
+      bytes += model.alignment / group.page_tokens * group.page_bytes * window;
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -27,6 +51,8 @@ void cuts_of(const Holder& h, int64_t until, std::vector<Cut>& cuts) {
   // Of several sorts at one end the last counts.
   add(h.matched_tokens, Sort::kBranch);
   add(prompt_end(prompt, alignment), Sort::kPromptEnd);
+  for (int64_t d = h.model->waypoint_tokens, way; (way = waypoint(h, d)); d *= 2)
+    add(way, Sort::kWaypoint);
   add_every(kCoarseTokens, Sort::kCoarse);
   add(aligned(prompt, kEndTokens), Sort::kFine);
   add_every(kCutTokens, Sort::kFine);
@@ -41,6 +67,26 @@ void cuts_of(const Holder& h, int64_t until, std::vector<Cut>& cuts) {
 int64_t prompt_end(int64_t prompt_tokens, int64_t alignment) {
   const int64_t unit = prompt_tokens >= kCutTokens ? kCutTokens : kEndTokens;
   return aligned(aligned(prompt_tokens, unit), alignment);
+}
+
+int64_t waypoint_tokens(const Groups& groups, const Model& model) {
+  int64_t token_bytes = 0;
+  for (const int32_t g : model.own)
+    if (groups[g].kind == Kind::kFull)
+      token_bytes += model.alignment / groups[g].page_tokens * groups[g].page_bytes;
+  const int64_t end_bytes = resume_bytes(groups, model, kNever);
+  if (!token_bytes || !end_bytes) return 0;
+  for (int64_t tokens = kCoarseTokens; tokens <= kLastWaypoint; tokens *= 2)
+    if (resume_bytes(groups, model, tokens) * kWaypointPart <=
+        std::max(tokens * token_bytes, end_bytes))
+      return tokens;
+  return 0;
+}
+
+void waypoints_of(const Holder& h, std::vector<int64_t>& lengths) {
+  lengths.clear();
+  for (int64_t d = h.model->waypoint_tokens, way; (way = waypoint(h, d)); d *= 2)
+    lengths.push_back(way);
 }
 
 int64_t next_cut_of(const Holder& h) {

@@ -13,6 +13,12 @@ struct Cut {
 // The cut that stands for a prompt's end.
 int64_t prompt_end(int64_t prompt_tokens, int64_t alignment);
 
+// Tokens from a prompt's end to its last waypoint; 0 if a model keeps none.
+int64_t waypoint_tokens(const Groups& groups, const Model& model);
+
+// Lengths on the way of a prompt that are kept like its end.
+void waypoints_of(const Holder& holder, std::vector<int64_t>& lengths);
+
 // Cuts in (computed, until] of the holder.
 void cuts_of(const Holder& holder, int64_t until, std::vector<Cut>& cuts);
 

@@ -15,7 +15,9 @@ std::string root_of(const Prompt& prompt) { return prompt.model + "/" + prompt.r
 void add_to(Model& model, int32_t index, const Rules& group) {
   model.own.push_back(index);
   model.has_states |= group.kind == Kind::kState;
+  model.has_windows |= group.is_window();
   model.has_cross |= group.kind == Kind::kCross;
+  model.has_embeddings |= group.kind == Kind::kVision;
   model.counts_images |= group.counts_images;
   if (!group.counts_tokens()) return;
   const int64_t size = group.page_tokens;
@@ -36,6 +38,7 @@ Core::Core(Groups groups, const std::vector<std::string>& names, int32_t num_lar
       group_hit_tokens_(store_.groups.size(), 0) {
   for (size_t g = 0; g < names.size(); ++g)
     add_to(models_[names[g]], int32_t(g), store_.groups[g]);
+  find_waypoints();
 }
 
 void Core::add_groups(const Groups& groups, const std::vector<std::string>& names) {
@@ -44,12 +47,17 @@ void Core::add_groups(const Groups& groups, const std::vector<std::string>& name
     add_to(models_[names[i]], int32_t(store_.groups.size()), groups[i]);
     store_.groups.push_back(groups[i]);
   }
+  find_waypoints();
   const size_t width = store_.groups.size();
   if (store_.pool.add_groups()) rename_slots();
   store_.placer.add_groups();
   publisher_.add_groups();
   group_hit_tokens_.resize(width, 0);
   for (const auto& item : holders_) item.second->groups.resize(width);
+}
+
+void Core::find_waypoints() {
+  for (auto& [name, model] : models_) model.waypoint_tokens = waypoint_tokens(store_.groups, model);
 }
 
 void Core::rename_slots() {
@@ -115,6 +123,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   h.model = &model(prompt.model);
   if (!reuse) store_.placer.evict_unused();
   const std::string root = root_of(prompt);
+  if (h.model->has_embeddings && !h.facts.images.empty()) h.images_root = images_root(root);
   const int64_t found = lookup_.match(tokens, root, *h.model, h.facts);
   const int64_t length = reuse ? found : 0, known = lookup_.path().length;
   const int32_t last = lookup_.path().node;
@@ -124,7 +133,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   h.drops = false;
   for (const int32_t g : h.model->own) {
     h.drops |= dropped_tokens(store_.groups[g], h.facts) > 0;
-    lookup_.resume(h, g, length);
+    lookup_.resume(h, g, length, prompt.tokens);
   }
   h.publishes = !h.drops && !(h.model->counts_images && !h.facts.images.empty());
   h.handle = next_handle_++;

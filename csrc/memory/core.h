@@ -82,6 +82,7 @@ class Core {
   void add_peak(const Holder& holder, int64_t until, int64_t chunk, Counts& need) const;
   void keep_states(Holder& holder, int32_t group, int64_t index, StateRows& rows);
   void check_advance(const Holder& holder, int64_t computed);
+  void find_waypoints();
   void rename_slots();
 
   Store store_;

@@ -22,6 +22,8 @@ struct Image {  // `tokens` of the text from `start` on stand for `image_tokens`
   int64_t start, tokens, image_tokens;
 
   int64_t end() const { return start + tokens; }
+  // Of its first tokens, so many tell what it shows; others may tell of more than the image.
+  int64_t content_tokens() const { return std::min(tokens, image_tokens); }
 };
 
 struct Facts {

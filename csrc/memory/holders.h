@@ -1,6 +1,7 @@
 // Who references pages: running requests and leases (prefix/holders.py).
 #pragma once
 #include <optional>
+#include <string>
 
 #include "needs.h"
 #include "usefulness.h"
@@ -21,6 +22,9 @@ struct Source {  // a cached page that the holder's new page at a position is co
   int64_t position;
   int64_t length;  // prefix it stands for
 };
+
+// Embeddings are found by their images' content alone, whatever the text before it.
+inline std::string images_root(const std::string& root) { return std::string(1, '\0') + root; }
 
 struct Checkpoint {  // pages that a step writes the state after `end` tokens to, for the index
   int32_t group;
@@ -53,6 +57,7 @@ struct Holder {
   std::vector<Checkpoint> checkpoints;
   std::vector<int32_t> prompt;
   std::vector<int32_t> generated;
+  std::string images_root;  // where the index knows embeddings by what they show
 
   int64_t num_tokens() const { return int64_t(prompt.size() + generated.size()); }
 };

@@ -9,7 +9,7 @@ int64_t Lookup::match(Ints tokens, const std::string& root, const Model& model,
   return hits_.longest(std::min(path_.length, tokens.size - 1));
 }
 
-void Lookup::resume(Holder& h, int32_t g, int64_t length) {
+void Lookup::resume(Holder& h, int32_t g, int64_t length, Ints tokens) {
   const Rules& group = store_.groups[g];
   GroupPages& held = h.groups[g];
   held.first = resumed_from(group, h.facts, length);
@@ -19,7 +19,9 @@ void Lookup::resume(Holder& h, int32_t g, int64_t length) {
         copy(h, g, held.first + part, length, hits_.page_at(g, length, part));
   } else if (group.kind == Kind::kCross) {
     resume_images(h, g, length);
-  } else if (group.kind != Kind::kVision) {
+  } else if (group.kind == Kind::kVision) {
+    resume_embeddings(h, g, length, tokens);
+  } else {
     resume_tokens(h, g, length);
   }
   for (const int32_t slot : held.slots) store_.pool.acquire(slot);
@@ -33,6 +35,24 @@ void Lookup::resume_images(Holder& h, int32_t g, int64_t length) {
     const int64_t pages = image_pages(store_.groups[g], image);
     for (int64_t part = 0; part < pages; ++part)
       h.groups[g].slots.push_back(hits_.page_at(g, image.end(), part));
+  }
+}
+
+// Those of the next images, up to the first of which a page is missing.
+void Lookup::resume_embeddings(Holder& h, int32_t g, int64_t length, Ints tokens) {
+  for (const Image& image : h.facts.images) {
+    if (image.start < length) continue;
+    const int64_t told = image.content_tokens();
+    const Tokens content{tokens.data + image.start, 0, told};
+    const int32_t node = store_.tree.find(h.images_root, content);
+    if (!node) return;
+    std::vector<int32_t> slots;
+    for (int64_t part = 0; part < image_pages(store_.groups[g], image); ++part) {
+      slots.push_back(store_.tree.page_at(node, g, told, int32_t(part)));
+      if (slots.back() == kNoPage) return;
+    }
+    std::vector<int32_t>& held = h.groups[g].slots;
+    held.insert(held.end(), slots.begin(), slots.end());
   }
 }
 

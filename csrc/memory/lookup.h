@@ -18,9 +18,11 @@ class Lookup {
   // Holds what a request that resumes at `length` starts with in a group. Pages that are whole
   // and stay as they are, are shared; a state, a page that the prefix fills in part, and
   // pages that will be dropped from, are copied when pages are given.
-  void resume(Holder& holder, int32_t group, int64_t length);
+  // :param tokens: of the prompt.
+  void resume(Holder& holder, int32_t group, int64_t length, Ints tokens);
 
  private:
+  void resume_embeddings(Holder& holder, int32_t group, int64_t length, Ints tokens);
   void resume_images(Holder& holder, int32_t group, int64_t length);
   void resume_tokens(Holder& holder, int32_t group, int64_t length);
   void copy(Holder& holder, int32_t group, int64_t position, int64_t length, int32_t slot);

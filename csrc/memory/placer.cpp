@@ -154,8 +154,8 @@ void Placer::evict_unused() {
 
 void Placer::evict(int32_t group, int32_t slot) {
   const Sort sort = Sort(tree_.tag_of(group, slot));
-  if ((sort == Sort::kPromptEnd || sort == Sort::kTurnEnd) && !tree_.part_of(group, slot))
-    usefulness_.note_evicted(sort, rank_of(pool_.page(slot).key));
+  if (sort == Sort::kPromptEnd && !tree_.part_of(group, slot))
+    usefulness_.note_wasted(sort, rank_of(pool_.page(slot).key));
   tree_.drop(group, slot);
   pool_.evict(slot);
   ++evicted_[group];

@@ -9,6 +9,9 @@ int64_t image_rank(const Holder& h, const Image& image) {
   return h.prompt[image.start] * kSpread & (kRanks - 1);
 }
 
+// Can the model resume only where something was kept for it?
+bool needs_an_end(const Model& model) { return model.has_states || model.has_windows; }
+
 }  // namespace
 
 void Publisher::advance(Holder& h, int64_t computed) {
@@ -16,6 +19,7 @@ void Publisher::advance(Holder& h, int64_t computed) {
   h.computed = computed;
   if (computed > before) let_sources_go(h, true);
   publish(h);
+  publish_embeddings(h);
   publish_states(h);
   leave_behind(h);
   if (before < prompt && prompt <= computed) drop(h);
@@ -29,7 +33,11 @@ void Publisher::give_back(Holder& h, bool renew) {
   find_points(h);
   for (const int32_t g : h.model->own)
     release(h, g, int64_t(h.groups[g].slots.size()), renew ? end_rank(g) : kKeepKey);
-  if (renew && h.publishes) renew_points(h);
+  if (!renew || !h.publishes) return;
+  renew_points(h, points_);
+  renew_points(h, waypoints_);
+  if (h.computed > h.hit_tokens && h.computed <= h.num_tokens() && needs_an_end(*h.model))
+    store_.usefulness.note_wasted(Sort::kTurnEnd, store_.usefulness.rank(Sort::kTurnEnd));
 }
 
 // Eviction rank of what only serves to go on where a request ended.
@@ -60,10 +68,8 @@ void Publisher::note_used(const Holder& h) {
 // Lengths at which a later prompt is most likely to resume.
 void Publisher::find_points(const Holder& h) {
   points_.clear();
-  bool any = false;
-  for (const int32_t g : h.model->own)
-    any |= store_.groups[g].kind == Kind::kState || store_.groups[g].is_window();
-  if (!any) return;
+  waypoints_of(h, waypoints_);
+  if (!needs_an_end(*h.model)) return;
   const int64_t alignment = h.model->alignment;
   const int64_t branch = h.matched_tokens / alignment * alignment;
   const int64_t prompt = prompt_end(h.facts.prompt_tokens, alignment);
@@ -74,9 +80,10 @@ void Publisher::find_points(const Holder& h) {
 }
 
 // Is a window's page at a position one that a later prompt is likely to resume from?
-bool Publisher::is_worth(const Holder& h, int32_t g, int64_t position) const {
+bool Publisher::is_worth(const Holder& h, int32_t g, int64_t position,
+                         const std::vector<int64_t>& lengths) const {
   const Rules& group = store_.groups[g];
-  for (const int64_t length : points_)
+  for (const int64_t length : lengths)
     if (resumed_from(group, h.facts, length) <= position && position < length / group.page_tokens)
       return true;
   return false;
@@ -84,9 +91,9 @@ bool Publisher::is_worth(const Holder& h, int32_t g, int64_t position) const {
 
 // What one resumes from where the prompt ended or branched off is as young as the rest. Of
 // windows only what has been left behind: the rest is in use.
-void Publisher::renew_points(Holder& h) {
+void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths) {
   h.renewed_step = store_.step;
-  for (const int64_t length : points_) {
+  for (const int64_t length : lengths) {
     if (length > h.published) continue;
     for (const int32_t g : h.model->own) {
       const Rules& group = store_.groups[g];
@@ -100,6 +107,11 @@ void Publisher::renew_points(Holder& h) {
           renew(h, g, (p + 1) * size, 0);
     }
   }
+}
+
+// The step at which the holder is expected to end: it answers with a token a step.
+int64_t Publisher::end_step(const Holder& h) const {
+  return store_.step + std::max<int64_t>(0, h.expected_tokens - h.num_tokens());
 }
 
 void Publisher::renew(const Holder& h, int32_t g, int64_t end, int32_t part) {
@@ -140,7 +152,7 @@ void Publisher::publish(Holder& h) {
   }
   if (store_.step - h.renewed_step < kRenewSteps) return;
   find_points(h);
-  renew_points(h);
+  renew_points(h, points_);
 }
 
 // The tree knows the holder's tokens up to `length`.
@@ -174,6 +186,34 @@ void Publisher::publish_images(Holder& h, int32_t g) {
   held.published = std::max(held.published, position);
 }
 
+// Names embeddings by their images' content, all of an image's once it has begun.
+void Publisher::publish_embeddings(Holder& h) {
+  if (!h.publishes || h.images_root.empty()) return;
+  for (const int32_t g : h.model->own) {
+    if (store_.groups[g].kind != Kind::kVision) continue;
+    GroupPages& held = h.groups[g];
+    int64_t position = 0;
+    for (const Image& image : h.facts.images) {
+      if (image.start >= h.computed) break;
+      const int64_t begin = position, rank = image_rank(h, image);
+      const int64_t end = begin + image_pages(store_.groups[g], image);
+      position = std::max({begin, held.first, held.published});
+      if (position < end) {
+        const int32_t root = store_.tree.root(h.images_root);
+        const int64_t told = image.content_tokens();
+        const int32_t node = store_.tree.extend(root, {h.prompt.data() + image.start, 0, told});
+        for (; position < end; ++position) {
+          const int32_t part = int32_t(position - begin), slot = held.slots[position - held.first];
+          if (store_.tree.put(node, g, told, part, slot, int32_t(Sort::kFine)))
+            store_.pool.index(slot, store_.rule.key(kSpare, 0, rank));
+        }
+      }
+      position = end;
+    }
+    held.published = std::max(held.published, position);
+  }
+}
+
 // `rank`: among pages of one age, the largest goes first.
 void Publisher::name(Holder& h, int32_t g, int64_t end, int32_t part, int32_t slot, int64_t rank,
                      Sort sort) {
@@ -191,9 +231,11 @@ void Publisher::publish_states(Holder& h) {
     }
     if (end > h.published) extend(h, end);
     int32_t part = 0;
+    const bool waits = checkpoint.sort == Sort::kWaypoint;
+    const Key key = store_.rule.key(checkpoint.rank, waits ? end_step(h) : store_.step, end);
     for (const int32_t slot : checkpoint.slots) {
       name(h, checkpoint.group, end, part++, slot, end, checkpoint.sort);
-      store_.pool.release(slot, store_.rule.key(checkpoint.rank, store_.step, end));
+      store_.pool.release(slot, key);
     }
     checkpoint_pages_[checkpoint.group] += part;
   }
@@ -257,13 +299,19 @@ void Publisher::drop(Holder& h) {
 void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
   const Rules& group = store_.groups[g];
   const GroupPages& held = h.groups[g];
-  if (group.kind == Kind::kCross) return release_images(h, g, count, rank);
+  if (group.kind == Kind::kCross || group.kind == Kind::kVision)
+    return release_images(h, g, count, rank);
   const bool is_state = group.kind == Kind::kState;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t position = held.first + i;
-    const bool worth = rank == kSpare && group.is_window() && is_worth(h, g, position);
-    release_page(held.slots[i], worth ? kNormal : rank,
-                 is_state ? h.computed : (position + 1) * group.page_tokens);
+    const int64_t length = is_state ? h.computed : (position + 1) * group.page_tokens;
+    const bool goes_first = rank == kSpare && group.is_window();
+    if (goes_first && is_worth(h, g, position, waypoints_))
+      store_.pool.release(held.slots[i], store_.rule.key(kNormal, end_step(h), length));
+    else if (goes_first && is_worth(h, g, position, points_))
+      release_page(held.slots[i], kNormal, length);
+    else
+      release_page(held.slots[i], rank, length);
   }
 }
 

@@ -32,14 +32,17 @@ class Publisher {
   void extend(Holder& holder, int64_t length);
   void publish_pages(Holder& holder, int32_t group);
   void publish_images(Holder& holder, int32_t group);
+  void publish_embeddings(Holder& holder);
   void publish_states(Holder& holder);
   void publish_end(Holder& holder);
   void name(Holder& holder, int32_t group, int64_t end, int32_t part, int32_t slot, int64_t rank,
             Sort sort = Sort::kFine);
   int64_t end_rank(int32_t group) const;
+  int64_t end_step(const Holder& holder) const;
   void find_points(const Holder& holder);
-  bool is_worth(const Holder& holder, int32_t group, int64_t position) const;
-  void renew_points(Holder& holder);
+  bool is_worth(const Holder& holder, int32_t group, int64_t position,
+                const std::vector<int64_t>& lengths) const;
+  void renew_points(Holder& holder, const std::vector<int64_t>& lengths);
   void renew(const Holder& holder, int32_t group, int64_t end, int32_t part);
   void leave_behind(Holder& holder);
   void drop(Holder& holder);
@@ -52,7 +55,7 @@ class Publisher {
   Store& store_;
   Counts checkpoint_pages_;
   std::vector<int32_t> tail_;    // scratch
-  std::vector<int64_t> points_;  // scratch: see find_points
+  std::vector<int64_t> points_, waypoints_;  // scratch: see find_points
 };
 
 // When the holder has to be looked at again: its room, and its next event.

@@ -88,6 +88,21 @@ void RadixTree::match(const std::string& root, Tokens tokens, const Model& model
     if (groups_[g].counts_tokens() && path.length % groups_[g].page_tokens) add_tails(g, path);
 }
 
+int32_t RadixTree::find(const std::string& root, Tokens tokens) const {
+  const auto known = roots_.find(root);
+  if (known == roots_.end()) return kNoNode;
+  int32_t id = known->second;
+  for (int64_t length = 0; length < tokens.size;) {
+    id = child_of(nodes_[id], tokens.data[length]);
+    if (!id) return kNoNode;
+    const Node& node = nodes_[id];
+    const int64_t size = std::min<int64_t>(node.tokens.size(), tokens.size - length);
+    if (common_prefix(node.tokens.data(), tokens.data + length, size) < size) return kNoNode;
+    length += size;
+  }
+  return id;
+}
+
 // From the nodes below where the path ends: the first few.
 void RadixTree::add_tails(int32_t group, Path& path) const {
   constexpr size_t kBelowNodes = 8;  // BELOW_NODES in prefix/radix.py

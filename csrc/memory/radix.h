@@ -77,6 +77,8 @@ class RadixTree {
 
   int32_t root(const std::string& name);
   void match(const std::string& root, Tokens tokens, const Model& model, Path& path) const;
+  // The node that holds the last of `tokens`, all of them known; else kNoNode.
+  int32_t find(const std::string& root, Tokens tokens) const;
   // Puts `tokens` below a known prefix; returns the node they end in. The prefix is
   // `tokens.begin` long; its node may have been split since, never merged.
   int32_t extend(int32_t node, Tokens tokens);

@@ -82,7 +82,8 @@ struct Model {
   std::vector<int32_t> page_sizes;  // of token groups, each once
   int64_t alignment = 1;            // tokens after which pages of all token groups end
   int64_t hit_alignment = 1;        // … of those that a hit requires
-  bool has_states = false, has_cross = false, counts_images = false;
+  int64_t waypoint_tokens = 0;  // from the prompt's end to the last waypoint; 0: none
+  bool has_states = false, has_windows = false, has_cross = false, has_embeddings = false, counts_images = false;
 };
 using Models = std::unordered_map<std::string, Model>;
 

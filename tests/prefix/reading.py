@@ -1,7 +1,7 @@
 """One step of one request: all it reads must be there, all it writes must be its own."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.pages.snapshot import PoolSnapshot
@@ -28,6 +28,8 @@ class Request:
     chain: list[int]
     computed: int
     lease_until: int | None = None
+    shown: dict[int, int] = field(default_factory=dict)
+    """By an image's first token: the number of its content, whatever comes before it."""
 
 
 class Reader:
@@ -160,12 +162,15 @@ class Turn:
             self.read(position * self.group.page_tokens, self._image(image))
 
     def vision(self) -> None:
-        """The rest of each image: from the token that prefill is at."""
+        """The rest of each image: from the token that prefill is at.
+
+        What an image of the same content has left behind is not computed again.
+        """
         size = self.group.page_tokens
         for image, position in self._placed():
             values = self._image(image)
             done = max(0, self.request.computed - image.start)
-            if not done:
+            if not done and not self._is_there(position * size, values):
                 self.write(position * size, values)
             if done < image.tokens:
                 used = done * image.image_tokens // image.tokens // size * size
@@ -173,7 +178,13 @@ class Turn:
 
     def _image(self, image: ImageSpan) -> list[int]:
         size, prefix = self.group.page_tokens, self.request.chain[image.end - 1]
+        if self.group.kind is GroupKind.VISION:
+            prefix = self.request.shown[image.start]
         return [prefix * PARTS + token // size for token in range(image.image_tokens)]
+
+    def _is_there(self, start: int, values: list[int]) -> bool:
+        end = start + len(values)
+        return self.contents.read(self.index, self.pages, start, end) == values
 
     def _begun(self) -> Iterator[ImageSpan]:
         return (

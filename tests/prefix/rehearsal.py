@@ -82,6 +82,11 @@ class Rehearsal:
         request = Request(
             handle, model, root, prompt, facts, own, tokens, chain, expected, lease_until
         )
+        for image in facts.images:
+            content = self.prefixes.chain(
+                f"images|{model}|{root}", tokens[image.start :][: image.content_tokens]
+            )
+            request.shown[image.start] = content[-1]
         self.requests[handle] = request
         if lease_until is None:
             self.core.claim(handle, len(tokens) + extra)

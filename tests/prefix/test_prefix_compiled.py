@@ -525,6 +525,32 @@ def test_states_are_kept_where_a_prompt_ends_and_on_the_way() -> None:
     assert both("checkpoint", ints(handle), ints(700)).shape == (0, 5)
 
 
+@pytest.mark.parametrize("own", [[state(1, 210)], [group(16, 210, 64)]])
+def test_long_prompts_have_waypoints(own: list[GroupSpec]) -> None:
+    """What parts from a prompt in its midst resumes there, and a full pool keeps the places."""
+    both = Pair(pool_of(18, group(16, 70), *own))
+    asked = np.arange(9_000, dtype=np.int32)
+    step = 1
+    for shift in range(4):
+        both("begin_step", step)
+        handle = both("open", np.concatenate([asked[: 5_000 + shift], asked + 10_000 * shift]), "")
+        both("claim", handle, 14_010 + shift)
+        computed = both("hit_tokens", handle)
+        while computed < 14_000 + shift:
+            computed = min(computed + 3_000, 14_000 + shift)
+            if both("grow", ints(handle), ints(computed))[0] == 0:
+                break
+            both("checkpoint", ints(handle), ints(computed))
+            both("advance", ints(handle), ints(computed))
+            both.check()
+            step += 1
+            both("begin_step", step)
+        both("close", handle)
+        both.check()
+        for parted in (4_000, 5_500, 9_800, 11_900, 13_400):
+            both("peek", np.append(asked[:parted], 7), "")
+
+
 def test_a_state_that_is_not_reached_is_not_kept() -> None:
     both = Pair(pool_of(9, group(16, 9), state(1, 1)))
     handle = both("open", np.arange(100, dtype=np.int32), "")

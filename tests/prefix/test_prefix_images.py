@@ -99,7 +99,21 @@ def test_embeddings_are_there_whole_and_go_page_by_page(rehearse: MakeRehearsal)
         rehearsal.reach(request, until)
         held.append(len(rehearsal.pages(request)[1]))
     assert held == [0, 3, 2, 1, 0, 0]
-    assert rehearsal.check().keys[1] == {}, "never kept for later"
+    assert len(rehearsal.check().keys[1]) == 3, "kept for a later prompt about the same image"
+
+
+def test_the_same_image_after_other_text_takes_what_was_kept(rehearse: MakeRehearsal) -> None:
+    rehearsal = rehearse(pool_of(40, group(4, 2), images(VISION, 4, 1)))
+    rehearsal.finish(with_image(3, 1, 10, 10, 6))
+    held = rehearsal.open(with_image(8, 1, 10, 10, 2), "", "")
+    assert len(rehearsal.pages(held)[1]) == 3
+    other = rehearsal.open(with_image(8, 2, 10, 10, 2), "", "")
+    assert not rehearsal.pages(other)[1], "another image"
+    salted = rehearsal.open(with_image(8, 1, 10, 10, 2), "", "salt")
+    assert not rehearsal.pages(salted)[1], "nothing is shared with other salts"
+    rehearsal.reach(held, 20)
+    assert not rehearsal.pages(held)[1]
+    assert len(rehearsal.check().keys[1]) == 3
 
 
 def test_a_hit_beyond_an_image_asks_for_no_embedding(rehearse: MakeRehearsal) -> None:

@@ -12,7 +12,7 @@ from kvell.prefix.hits import Found, longest_hit
 from kvell.prefix.policies import policy_of
 from tests.pages.pools import group, images, pool_of
 from tests.prefix.conftest import MakeRehearsal, MakeStory
-from tests.prefix.mixes import Prompt
+from tests.prefix.mixes import Prompt, text
 from tests.prefix.story import Story
 
 
@@ -114,4 +114,8 @@ def test_fig_12a_embeddings_go_as_prefill_consumes_them(rehearse: MakeRehearsal)
         rehearsal.compute([request], [until])
         timeline.append([len(pages) for pages in rehearsal.pages(request)])
     assert timeline == [[3, 4], [3, 2], [6, 2], [6, 0]]
-    assert rehearsal.check().num_empty_large == 20 - 6, "free, not cached"
+    snapshot = rehearsal.check()
+    assert len(snapshot.keys[1]) == 4, "consumed: nobody's, but cached while memory is idle"
+    other = rehearsal.open(text(*range(10, 24)), "", "")
+    assert rehearsal.grow([other], [14]) == 1, "all that is not keys and values is there to take"
+    assert rehearsal.check().keys[1] == {}

@@ -52,18 +52,41 @@ def test_where_a_prompt_leaves_what_was_known_is_a_cut_of_its_own() -> None:
 
 def test_states_count_like_pages_as_long_as_such_states_are_used_again() -> None:
     seen = Usefulness()
-    assert [seen.rank(sort) for sort in Sort] == [SPARE, COARSE, NORMAL, NORMAL, NORMAL]
+    assert {sort: seen.rank(sort) for sort in Sort} == {
+        Sort.FINE: SPARE,
+        Sort.COARSE: COARSE,
+        Sort.WAYPOINT: NORMAL,
+        Sort.PROMPT_END: NORMAL,
+        Sort.BRANCH: NORMAL,
+        Sort.TURN_END: NORMAL,
+    }
     for _ in range(65):
         for sort in Sort:
-            seen.note_evicted(sort, SPARE)
+            seen.note_wasted(sort, SPARE)
     assert seen.rank(Sort.TURN_END) == NORMAL, "what goes first in any case proves nothing"
     for _ in range(65):
         for sort in Sort:
-            seen.note_evicted(sort, NORMAL)
-    assert [seen.rank(sort) for sort in Sort] == [SPARE, COARSE, SPARE, NORMAL, SPARE]
-    seen.note_used(Sort.TURN_END)
-    assert seen.rank(Sort.TURN_END) == NORMAL
-    assert seen.rank(Sort.PROMPT_END) == SPARE
+            seen.note_wasted(sort, NORMAL)
+    spare = {sort for sort in Sort if seen.rank(sort) == SPARE}
+    assert spare == {Sort.FINE, Sort.PROMPT_END, Sort.TURN_END}
+    seen.note_used(Sort.PROMPT_END)
+    assert seen.rank(Sort.PROMPT_END) == NORMAL
+    assert seen.rank(Sort.TURN_END) == SPARE
+
+
+def test_few_turn_ends_are_kept_before_one_is_used() -> None:
+    seen = Usefulness()
+    kept = 0
+    while seen.rank(Sort.TURN_END) == NORMAL:
+        seen.note_wasted(Sort.TURN_END, NORMAL)
+        kept += 1
+    assert kept == 17
+    for _ in range(2):
+        seen.note_used(Sort.TURN_END)
+    while seen.rank(Sort.TURN_END) == NORMAL:
+        seen.note_wasted(Sort.TURN_END, NORMAL)
+        kept += 1
+    assert kept == 17 + 16, "eight more for each that was used"
 
 
 def test_what_was_seen_long_ago_counts_half() -> None:
@@ -71,9 +94,9 @@ def test_what_was_seen_long_ago_counts_half() -> None:
     for _ in range(40):
         seen.note_used(Sort.PROMPT_END)
     for _ in range(256 + 96):
-        seen.note_evicted(Sort.PROMPT_END, NORMAL)
+        seen.note_wasted(Sort.PROMPT_END, NORMAL)
     assert seen.rank(Sort.PROMPT_END) == NORMAL, "224 wasted, 20 used"
-    seen.note_evicted(Sort.PROMPT_END, NORMAL)
+    seen.note_wasted(Sort.PROMPT_END, NORMAL)
     assert seen.rank(Sort.PROMPT_END) == SPARE
 
 

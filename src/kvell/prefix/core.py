@@ -11,14 +11,14 @@ from kvell.pages.demand import feasible
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.pool import NO_GROUP
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
-from kvell.prefix.checkpoints import cuts, is_worth_displacing
+from kvell.prefix.checkpoints import cuts, is_worth_displacing, waypoint_tokens
 from kvell.prefix.compaction import Compactor
 from kvell.prefix.evictor import COARSE, EvictionRule, LeastRecentlyUsed
 from kvell.prefix.facts import Images, facts_of
 from kvell.prefix.hits import alignment_tokens
 from kvell.prefix.holders import Checkpoint, GroupPages, Holder
 from kvell.prefix.interface import CHECKPOINT_COLUMNS, COPY_COLUMNS, NEW_PAGE_COLUMNS, Ints
-from kvell.prefix.lookup import match, resume
+from kvell.prefix.lookup import match, resume, resume_embeddings
 from kvell.prefix.needs import demand_pages, end_position, peak_pages
 from kvell.prefix.publishing import Publisher
 from kvell.prefix.radix import Tokens
@@ -99,7 +99,10 @@ class ReferenceCore:
         node = path[-1] if path else self._store.tree.root(root)
         groups = [GroupPages(0, []) for _ in self._store.groups]
         for index in own:
-            groups[index] = resume(self._store, index, facts, length, found[index])
+            if self._store.groups[index].kind is GroupKind.VISION:
+                groups[index] = resume_embeddings(self._store, index, prompt, root, facts, length)
+            else:
+                groups[index] = resume(self._store, index, facts, length, found[index])
         handle = self._next_handle
         self._next_handle += 1
         self._store.tree.hold(node)
@@ -252,12 +255,14 @@ class ReferenceCore:
     def _keep_states(self, holder: Holder, group: int, until: int) -> list[tuple[int, ...]]:
         """Reserve pages for the states worth keeping, the most valuable first."""
         own = [self._store.groups[index] for index in holder.own]
+        alignment = alignment_tokens(own)
         positions = cuts(
             holder.computed,
             until,
             holder.facts.prompt_tokens,
             holder.matched_tokens,
-            alignment_tokens(own),
+            alignment,
+            waypoint_tokens(own, alignment),
         )
         rows: list[tuple[int, ...]] = []
         spec = self._store.groups[group]

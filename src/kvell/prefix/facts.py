@@ -19,7 +19,9 @@ class ImageSpan:
 
     Where image tokens are part of the text the two counts are equal; where the text
     attends across to them, one token of the text stands for all.  What the image shows
-    is told by the ids of its tokens in the text: equal ids, equal content.
+    is told by the ids of its tokens in the text: equal ids, equal content.  Where more
+    tokens than an image has belong to it (text that is read together with it), the first
+    ones tell what the image shows.
     """
 
     start: int
@@ -30,6 +32,11 @@ class ImageSpan:
     def end(self) -> int:
         """First token of the text after the image."""
         return self.start + self.tokens
+
+    @property
+    def content_tokens(self) -> int:
+        """So many of its first tokens tell what it shows."""
+        return min(self.tokens, self.image_tokens)
 
 
 @dataclass(frozen=True)

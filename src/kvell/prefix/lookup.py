@@ -6,7 +6,7 @@ from kvell.pages.layout import GroupKind
 from kvell.prefix.facts import Facts
 from kvell.prefix.hits import Found, image_places, longest_hit, resumes, tail_page, whole_run
 from kvell.prefix.holders import GroupPages
-from kvell.prefix.needs import WINDOWS, dropped_tokens, resumed_from
+from kvell.prefix.needs import WINDOWS, dropped_tokens, image_pages, resumed_from
 from kvell.prefix.radix import Node, Place, Tokens
 from kvell.prefix.store import Store
 
@@ -49,6 +49,34 @@ def _add_tails(store: Store, index: int, node: Node, matched: int, found: Found)
                 found.setdefault(place, page)
 
 
+def images_root(root: str) -> str:
+    """Where embeddings are known by their images' content, whatever the text before it."""
+    return "\0" + root
+
+
+def resume_embeddings(
+    store: Store, index: int, tokens: Tokens, root: str, facts: Facts, length: int
+) -> GroupPages:
+    """Hold the embeddings of the images after ``length``, up to the first of which a page is
+    missing."""
+    group = store.groups[index]
+    held = GroupPages(resumed_from(group, store.policies[index], facts, length), [])
+    for image in (image for image in facts.images if image.start >= length):
+        content = tokens[image.start : image.start + image.content_tokens]
+        path = list(store.tree.walk(images_root(root), content))
+        if not path or path[-1][1] < len(content):
+            break
+        places = [(len(content), part) for part in range(image_pages(group, image))]
+        pages = [store.tree.page_at(path[-1][0], index, place) for place in places]
+        if None in pages:
+            break
+        held.pages.extend(page for page in pages if page is not None)
+    for page in held.pages:
+        store.pool.acquire(index, page)
+    held.published = held.end
+    return held
+
+
 def resume(store: Store, index: int, facts: Facts, length: int, found: Found) -> GroupPages:
     """Hold what a request that resumes at ``length`` starts with in a group.
 
@@ -63,7 +91,7 @@ def resume(store: Store, index: int, facts: Facts, length: int, found: Found) ->
     elif group.kind is GroupKind.CROSS:
         if resumes(group, policy, found, length, facts):
             held.pages = [found[place] for place in image_places(group, facts, length)]
-    elif group.kind is not GroupKind.VISION:
+    else:
         _resume_tokens(store, index, held, facts, length, found)
     for page in held.pages:
         store.pool.acquire(index, page)

@@ -217,8 +217,8 @@ class Placer:
 
     def _evict(self, group: int, page: int) -> None:
         sort = Sort(self._tree.tag_of(group, page))
-        if sort in (Sort.PROMPT_END, Sort.TURN_END) and not self._tree.part_of(group, page):
-            self._usefulness.note_evicted(sort, self._pool.indexed[group][page][0])
+        if sort is Sort.PROMPT_END and not self._tree.part_of(group, page):
+            self._usefulness.note_wasted(sort, self._pool.indexed[group][page][0])
         self._tree.drop(group, page)
         self._pool.evict(group, page)
         self.evicted_pages[group] += 1

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from kvell.pages.layout import GroupKind
-from kvell.prefix.checkpoints import Sort, prompt_end
+from kvell.prefix.checkpoints import Sort, prompt_end, waypoint_tokens, waypoints
 from kvell.prefix.evictor import NORMAL, SPARE
+from kvell.prefix.facts import ImageSpan
 from kvell.prefix.hits import alignment_tokens, image_places
 from kvell.prefix.holders import GroupPages, Holder
+from kvell.prefix.lookup import images_root
 from kvell.prefix.needs import (
     WINDOWS,
     dropped_tokens,
@@ -41,6 +43,7 @@ class Publisher:
         if computed > before:
             self.let_sources_go(holder, renew=True)
         self._publish(holder)
+        self._publish_embeddings(holder)
         self._publish_states(holder)
         self._leave_behind(holder)
         if before < holder.facts.prompt_tokens <= computed:
@@ -57,7 +60,15 @@ class Publisher:
         for group, held in holder.own_groups():
             self.release(holder, group, held, held.pages, self._end_rank(group) if renew else None)
         if renew and self.publishes(holder):
-            self._renew(holder)
+            self._renew(holder, [*self.points(holder), *self.waypoints(holder)])
+            if is_known and self._needs_an_end(holder):
+                useful = self._store.usefulness
+                useful.note_wasted(Sort.TURN_END, useful.rank(Sort.TURN_END))
+
+    def _needs_an_end(self, holder: Holder) -> bool:
+        """Can the model resume only where something was kept for it?"""
+        kinds = {self._store.groups[index].kind for index in holder.own}
+        return not kinds.isdisjoint((GroupKind.STATE, *WINDOWS))
 
     def _end_rank(self, index: int) -> int:
         """Eviction rank of what only serves to go on where a request ended."""
@@ -65,13 +76,13 @@ class Publisher:
             return self._store.usefulness.rank(Sort.TURN_END)
         return NORMAL
 
-    def _renew(self, holder: Holder) -> None:
+    def _renew(self, holder: Holder, lengths: Sequence[int]) -> None:
         """What one resumes from where the prompt ended or branched off is as young as the rest.
 
         Of windows only what has been left behind: the rest is in use.
         """
         holder.renewed_step = self._store.step
-        for length in self.points(holder):
+        for length in lengths:
             for index, held in holder.own_groups() if length <= holder.published else ():
                 for place in self._needed(holder, index, length, held.first):
                     page = self._store.tree.page_at(holder.node, index, place)
@@ -83,13 +94,24 @@ class Publisher:
     def points(self, holder: Holder) -> list[int]:
         """Lengths at which a later prompt is most likely to resume."""
         own = [self._store.groups[index] for index in holder.own]
-        if not any(group.kind in (GroupKind.STATE, *WINDOWS) for group in own):
+        if not self._needs_an_end(holder):
             return []
         alignment = alignment_tokens(own)
         points = {holder.matched_tokens // alignment * alignment}
         if self._store.usefulness.rank(Sort.PROMPT_END) == NORMAL:
             points.add(prompt_end(holder.facts.prompt_tokens, alignment))
         return sorted(points - {0})
+
+    def waypoints(self, holder: Holder) -> list[int]:
+        """Lengths on the way of a long prompt that a later one may part at."""
+        own = [self._store.groups[index] for index in holder.own]
+        alignment = alignment_tokens(own)
+        nearest = waypoint_tokens(own, alignment)
+        return waypoints(holder.facts.prompt_tokens, alignment, nearest)
+
+    def _end_step(self, holder: Holder) -> int:
+        """When the holder is expected to end: it answers with a token a step."""
+        return self._store.step + max(0, holder.expected_tokens - holder.num_tokens)
 
     def _needed(
         self, holder: Holder, index: int, length: int, before: int | None = None
@@ -128,7 +150,7 @@ class Publisher:
             for index, held in holder.own_groups():
                 self._publish_whole(holder, index, held)
             if self._store.step - holder.renewed_step >= RENEW_STEPS:
-                self._renew(holder)
+                self._renew(holder, self.points(holder))
 
     def _extend(self, holder: Holder, length: int) -> None:
         """The tree knows the holder's tokens up to ``length``."""
@@ -137,6 +159,31 @@ class Publisher:
         self._store.tree.let_go(holder.node)
         holder.node = node
         holder.published = length
+
+    def _publish_embeddings(self, holder: Holder) -> None:
+        """Name embeddings by their images' content, all of an image's once it has begun."""
+        for index, held in holder.own_groups() if self.publishes(holder) else ():
+            group, position = self._store.groups[index], 0
+            is_vision = group.kind is GroupKind.VISION
+            for image in holder.facts.begun(holder.computed) if is_vision else ():
+                end = position + image_pages(group, image)
+                self._name_image(holder, index, held, image, range(position, end))
+                held.published, position = max(held.published, end), end
+
+    def _name_image(
+        self, holder: Holder, index: int, held: GroupPages, image: ImageSpan, positions: range
+    ) -> None:
+        """Those of an image's pages that are held and not yet named."""
+        new = [at for at in positions if at >= max(held.first, held.published)]
+        if not new:
+            return
+        tree, key = self._store.tree, self._store.rule.key(SPARE, 0, _image_rank(holder, image))
+        content = holder.tokens[image.start : image.start + image.content_tokens]
+        node = tree.extend(tree.root(images_root(holder.root)), 0, content)
+        for at in new:
+            page = held.pages[at - held.first]
+            if tree.put(node, index, (len(content), at - positions.start), page):
+                self._store.pool.index(index, page, key)
 
     def _publish_whole(self, holder: Holder, index: int, held: GroupPages) -> None:
         group = self._store.groups[index]
@@ -162,9 +209,9 @@ class Publisher:
 
     def _rank_length(self, index: int, place: Place, holder: Holder) -> int:
         """Eviction rank among pages of one age: the longest prefix, and whole images, first."""
-        if self._store.groups[index].kind is GroupKind.CROSS:
+        if self._store.groups[index].kind in (GroupKind.CROSS, GroupKind.VISION):
             image = next(image for image in holder.facts.images if image.end == place[0])
-            return int(holder.tokens[image.start]) * _SPREAD % _IMAGE_RANKS
+            return _image_rank(holder, image)
         return self._store.policies[index].prefix_length(place[0])
 
     def _publish_states(self, holder: Holder) -> None:
@@ -175,10 +222,12 @@ class Publisher:
                 continue
             if checkpoint.end > holder.published:
                 self._extend(holder, checkpoint.end)
+            waits = checkpoint.sort is Sort.WAYPOINT
+            time = self._end_step(holder) if waits else self._store.step
             for part, page in enumerate(checkpoint.pages):
                 place = (checkpoint.end, part)
                 self._name(holder, checkpoint.group, place, page, checkpoint.sort)
-                key = self._store.rule.key(checkpoint.rank, self._store.step, checkpoint.end)
+                key = self._store.rule.key(checkpoint.rank, time, checkpoint.end)
                 self._store.pool.release(checkpoint.group, page, key)
             self.checkpoint_pages[checkpoint.group] += len(checkpoint.pages)
         holder.checkpoints.clear()
@@ -215,18 +264,20 @@ class Publisher:
         self, holder: Holder, index: int, held: GroupPages, pages: Sequence[int], rank: int | None
     ) -> None:
         """Give the holder's pages from ``held.first`` on back."""
-        worth = self._worth(holder, index) if rank == SPARE and pages else set()
+        asked = rank == SPARE and bool(pages)
+        ways = self._places(holder, index, self.waypoints(holder)) if asked else set()
+        worth = self._places(holder, index, self.points(holder)) if asked else set()
         for position, page in enumerate(pages, start=held.first):
             place = self._place_of(holder, index, position)
             length, here = self._rank_length(index, place, holder), rank
-            if place in worth:
+            time = self._end_step(holder) if place in ways else self._store.step
+            if place in ways or place in worth:
                 here = NORMAL
-            key = None if here is None else self._store.rule.key(here, self._store.step, length)
+            key = None if here is None else self._store.rule.key(here, time, length)
             self._store.pool.release(index, page, key)
 
-    def _worth(self, holder: Holder, index: int) -> set[Place]:
-        """Places in a group that a later prompt is likely to resume from."""
-        lengths = self.points(holder)
+    def _places(self, holder: Holder, index: int, lengths: Sequence[int]) -> set[Place]:
+        """Places in a group that these lengths are resumed from."""
         return {place for length in lengths for place in self._needed(holder, index, length)}
 
     def _place_of(self, holder: Holder, index: int, position: int) -> Place:
@@ -278,3 +329,7 @@ class Publisher:
             elif group.kind.counts_tokens and end % group.page_tokens:
                 page = held.pages[end // group.page_tokens - held.first]
                 self._name(holder, index, (end, 0), page, Sort.TURN_END)
+
+
+def _image_rank(holder: Holder, image: ImageSpan) -> int:
+    return int(holder.tokens[image.start]) * _SPREAD % _IMAGE_RANKS

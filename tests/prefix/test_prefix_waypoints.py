@@ -1,0 +1,100 @@
+"""Waypoints: where long prompts are resumed that part from an earlier one in its midst."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvell.pages.layout import GroupKind, GroupSpec
+from kvell.prefix.checkpoints import Sort, cuts, waypoint_tokens, waypoints
+from kvell.prefix.evictor import NORMAL
+from kvell.prefix.hits import alignment_tokens
+from tests.pages.pools import Chunk, group, pool_of, state
+from tests.prefix.conftest import MakeRehearsal
+from tests.prefix.mixes import text
+
+TOKEN_BYTES = 100
+
+
+def nearest(*others: GroupSpec, full: int = 1) -> int:
+    """Waypoints of a model with so many full groups of 100 bytes a token."""
+    groups = [replace(group(16, 1), page_stride_bytes=16 * TOKEN_BYTES)] * full + list(others)
+    return waypoint_tokens(groups, alignment_tokens(groups))
+
+
+def state_of(tokens: int) -> GroupSpec:
+    """As large as so many tokens of full attention, in two slices."""
+    return replace(state(2, 1), page_stride_bytes=tokens * TOKEN_BYTES // 2)
+
+
+def window_of(tokens: int, times: int = 1) -> GroupSpec:
+    """A sliding window whose tokens are so many times as large."""
+    return replace(group(16, 1, tokens), page_stride_bytes=16 * TOKEN_BYTES * times)
+
+
+def test_distances_from_the_prompts_end_double() -> None:
+    assert waypoints(20_000, 16, 2_048) == [17_920, 15_872, 11_776, 3_584]
+    assert waypoints(20_000, 16, 8_192) == [11_776]
+    assert waypoints(20_000, 16, 0) == []
+
+
+def test_none_is_nearer_to_the_start_than_to_the_end() -> None:
+    assert waypoints(4_095, 16, 2_048) == []
+    assert waypoints(4_096, 16, 2_048) == [2_048]
+    assert waypoints(60, 16, 2_048) == []
+
+
+@pytest.mark.parametrize("parted", range(2_048, 100_000, 3_333))
+def test_whoever_parts_in_the_midst_finds_all_but_as_much_as_follows(parted: int) -> None:
+    """What is lost is less than what the earlier prompt had beyond the parting, rounded up."""
+    end = 100_000 // 512 * 512
+    found = max((way for way in [end, *waypoints(100_000, 16, 2_048)] if way <= parted), default=0)
+    assert parted - found <= max(2_048, end - parted)
+
+
+def test_they_lie_where_pages_end() -> None:
+    assert waypoints(9_000, 48, 2_048) == [6_144, 4_080]
+    assert all(way % 48 == 0 for way in waypoints(90_000, 48, 2_048))
+
+
+def test_they_are_cuts_but_never_instead_of_the_prompts_end() -> None:
+    found = dict(cuts(0, 9_000, 9_000, 0, 16, 2_048))
+    assert [cut for cut, sort in found.items() if sort is Sort.WAYPOINT] == [4_608, 6_656]
+    assert found[8_704] is Sort.PROMPT_END
+    assert dict(cuts(0, 9_000, 9_000, 6_660, 16, 2_048))[6_656] is Sort.BRANCH
+
+
+def test_a_waypoint_takes_at_most_a_fourth_of_the_tokens_it_stands_for() -> None:
+    found = {tokens: nearest(state_of(tokens)) for tokens in (100, 512, 514, 2_048, 4_096, 4_098)}
+    assert found == {100: 2_048, 512: 2_048, 514: 4_096, 2_048: 8_192, 4_096: 16_384, 4_098: 0}
+
+
+def test_or_of_what_is_kept_at_the_prompts_end() -> None:
+    """Sliding windows of neighbours overlap."""
+    assert nearest(window_of(512)) == 2_048
+    assert nearest(window_of(1_024, 5)) == 0
+    assert nearest(window_of(8_192, 3)) == 2_048
+
+
+def test_a_chunk_counts_whole() -> None:
+    chunk = replace(group(16, 1, Chunk(8_192)), page_stride_bytes=16 * TOKEN_BYTES * 3)
+    assert chunk.kind is GroupKind.CHUNKED
+    assert nearest(chunk) == 0
+
+
+def test_attention_alone_needs_none_and_states_alone_have_none() -> None:
+    assert nearest() == 0
+    assert nearest(state_of(100), full=0) == 0
+
+
+@pytest.mark.parametrize("own", [state(1, 16), group(16, 16, 64)])
+def test_a_prompt_that_parts_in_the_midst_resumes_at_the_waypoint_before(
+    rehearse: MakeRehearsal, own: GroupSpec
+) -> None:
+    rehearsal = rehearse(pool_of(40, group(16, 16), own))
+    first = text(*range(5_000))
+    assert rehearsal.finish(first) == 0
+    kept = rehearsal.check()
+    ends = {e.end for e in kept.index if e.group == 1 and kept.keys[1][e.page][0] == NORMAL}
+    assert 2_560 in ends
+    parted = text(*range(4_000), 7, 7)
+    assert rehearsal.peek(parted) >= 2_560
