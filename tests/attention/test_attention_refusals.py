@@ -1,5 +1,6 @@
 """Wrong tensors and wrong names are refused before any pointer is followed."""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -193,12 +194,25 @@ def test_writing_helper_places_rows_in_order() -> None:
 def test_choice_by_name_and_device() -> None:
     assert choose_kernels(CPU).name == "native"
     assert choose_kernels(CPU, "portable").name == "portable"
+    pytest.importorskip("triton")
+    assert choose_kernels(torch.device("cuda", 0)).name == "triton"
+    assert choose_kernels(torch.device("cuda", 0), "portable").name == "portable"
+
+
+def test_a_gpu_without_triton_runs_the_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert choose_kernels(torch.device("cuda", 0)).name == "portable"
+    with pytest.raises(ChangeSomething, match="is not installed; pip install triton"):
+        choose_kernels(torch.device("cuda", 0), "triton")
 
 
 @pytest.mark.parametrize(
     ("device", "name", "match"),
-    [(CPU, "fast", "no such kernels"), (torch.device("cuda", 0), "native", "does not run")],
+    [
+        (CPU, "fast", "no such kernels"),
+        (CPU, "triton", "does not run"),
+        (torch.device("cuda", 0), "native", "does not run"),
+    ],
 )
 def test_impossible_choices_say_what_to_change(device: torch.device, name: str, match: str) -> None:
     with pytest.raises(ChangeSomething, match=match) as caught:

@@ -1,12 +1,16 @@
 """Which kernels run on which device."""
 
+import importlib.util
+
 import torch
 
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 
-_NAMES = "auto, native, portable"
+_NAMES = "auto, native, triton, portable"
+_HOMES = {"native": "cpu", "triton": "cuda"}
+"""The kind of device that compiled kernels run on."""
 
 
 def choose_kernels(
@@ -14,18 +18,31 @@ def choose_kernels(
 ) -> AttentionKernels:
     """The best kernels for a device, or the ones asked for by name.
 
-    :param name: ``auto`` (native on a CPU if it was compiled, else portable),
-        ``native`` or ``portable``.
+    :param name: ``auto`` (native on a CPU if it was compiled, triton on a GPU if it is
+        installed, else portable), ``native``, ``triton`` or ``portable``.
     :param num_threads: threads of the native kernels; 0 for torch's number.
     :raises ChangeSomething: if the name is unknown or cannot run here.
     """
     if name not in _NAMES.split(", "):
         raise ChangeSomething("attention", name, "no such kernels", f"choose one of {_NAMES}")
-    if name == "portable" or (name == "auto" and device.type != "cpu"):
+    if name == "portable":
         return PortableKernels()
-    if device.type != "cpu":
+    if name == "auto":
+        return _best(device, num_threads)
+    if device.type != _HOMES[name]:
         raise ChangeSomething("attention", name, f"does not run on {device}", "use portable")
-    return _native(num_threads) if name == "native" else _native_or_portable(num_threads)
+    return _triton() if name == "triton" else _native(num_threads)
+
+
+def _best(device: torch.device, num_threads: int) -> AttentionKernels:
+    try:
+        if device.type == "cpu":
+            return _native(num_threads)
+        if device.type == "cuda":
+            return _triton()
+    except ChangeSomething:
+        pass
+    return PortableKernels()
 
 
 def _native(num_threads: int) -> AttentionKernels:
@@ -38,8 +55,11 @@ def _native(num_threads: int) -> AttentionKernels:
     return NativeKernels(num_threads=num_threads)
 
 
-def _native_or_portable(num_threads: int) -> AttentionKernels:
-    try:
-        return _native(num_threads)
-    except ChangeSomething:
-        return PortableKernels()
+def _triton() -> AttentionKernels:
+    if importlib.util.find_spec("triton") is None:
+        raise ChangeSomething(
+            "attention", "triton", "is not installed", "pip install triton or use portable"
+        )
+    from kvell.attention.triton.backend import TritonKernels
+
+    return TritonKernels()

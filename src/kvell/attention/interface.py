@@ -4,7 +4,7 @@ A layer sees its group as (start offset, page stride, page ids), as in Jenga
 fig. 7c; the metadata of a group is built once per step and shared by its layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -64,6 +64,19 @@ class LayerPages:
 
 
 @dataclass(frozen=True)
+class HostLengths:
+    """The lengths of a :class:`GroupBatch` once more, int32 in host memory.
+
+    Kernels on a GPU cut their launches by them without waiting for the device.
+    """
+
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    table_starts: torch.Tensor
+    first_positions: torch.Tensor
+
+
+@dataclass(frozen=True)
 class GroupBatch:
     """One group's metadata for one step over a ragged batch of n requests, T new tokens.
 
@@ -80,6 +93,8 @@ class GroupBatch:
         pages behind.
     :param write_page_ids: [T], page that takes each new token.
     :param write_offsets: [T], the token's row inside that page.
+    :param host: the lengths in host memory, where the rest is on a GPU; None: kernels that
+        need them fetch them.
     """
 
     query_starts: torch.Tensor
@@ -89,6 +104,7 @@ class GroupBatch:
     first_positions: torch.Tensor
     write_page_ids: torch.Tensor
     write_offsets: torch.Tensor
+    host: HostLengths | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -137,7 +153,8 @@ class AttentionKernels(Protocol):
 
     Results do not depend on how tokens are split over steps, on the other
     requests of the batch, or on where pages lie: each (token, head) is reduced
-    in the order of positions.
+    in the order of positions.  (In Triton, a request with few new tokens and one with
+    many run in kernels that differ by rounding.)
     """
 
     name: str

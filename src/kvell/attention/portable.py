@@ -41,7 +41,7 @@ class PortableKernels:
         """Store key and value [T, kv_heads, head_size] into their pages."""
         pages, rows = batch.write_page_ids.long(), batch.write_offsets.long()
         new_tensors = (key,) if value is None else (key, value)
-        for stored, new in zip(_page_views(layer), new_tensors, strict=True):
+        for stored, new in zip(page_views(layer), new_tensors, strict=True):
             stored[pages, :, rows] = quantise(new, layer.dtype) if layer.quantised else new
 
     def attend(
@@ -93,7 +93,7 @@ def _rows_of(partial: Partial, rows: slice) -> Partial:
     return Partial(partial.output[rows], partial.maximum[rows], partial.denominator[rows])
 
 
-def _page_views(layer: LayerPages) -> tuple[torch.Tensor, ...]:
+def page_views(layer: LayerPages) -> tuple[torch.Tensor, ...]:
     """The layer's stored tensors as [pages, kv_heads, page_tokens, row] views of the pool.
 
     K and V, or K alone if V is a part of it; rows are of the layer's dtype, or bytes with
@@ -123,7 +123,7 @@ def _gather(layer: LayerPages, table: torch.Tensor, begin: int, context: int) ->
     end = max(begin, min(begin + len(table) * layer.page_tokens, context))
     first = begin // SPAN_TOKENS * SPAN_TOKENS
     spans = -(-(end - first) // SPAN_TOKENS)
-    stored = [_rows(view[table], end - begin) for view in _page_views(layer)]
+    stored = [_rows(view[table], end - begin) for view in page_views(layer)]
     plain = [dequantise(rows, layer.dtype) if layer.quantised else rows for rows in stored]
     whole = [_spread(rows, begin - first, spans) for rows in plain]
     return _Spans(whole[0], whole[-1][..., : layer.output_size], first, begin, end)

@@ -19,6 +19,8 @@ class StateBatch:
     :param cut_requests: [c], indices of requests whose state is wanted on the way …
     :param cut_tokens: [c], … after so many tokens of this step (1 or more).
     :param cut_page_ids: [c, slices], physical pages that take those states.
+    :param end_page_ids: [n, slices], physical pages that take the states after each request's
+        last token, -1 where nothing does; None if all go on where they were.
     """
 
     query_starts: torch.Tensor
@@ -27,3 +29,4 @@ class StateBatch:
     cut_requests: torch.Tensor
     cut_tokens: torch.Tensor
     cut_page_ids: torch.Tensor
+    end_page_ids: torch.Tensor | None = None

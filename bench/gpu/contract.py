@@ -1,0 +1,239 @@
+"""The contract of attention on this machine's GPU: the tests' own cases, compiled.
+
+Cases are dealt out to processes, because compiling the kernels of a case takes seconds
+and running them next to nothing.  Every case compares with attention written out densely
+in float64.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+import torch
+
+from bench.gpu.shapes import QUANTISED, RAGGED, SHAPES
+from kvell.attention.interface import (
+    AttendParams,
+    AttentionKernels,
+    GroupBatch,
+    HostLengths,
+    LayerPages,
+    Partial,
+)
+from kvell.attention.merge import merge
+from kvell.attention.quantised import quantise
+from kvell.attention.triton.backend import TritonKernels
+from kvell.attention.triton.copying import copy_pages
+from tests.attention.cases import (
+    Shape,
+    attend,
+    dense_attention,
+    make_case,
+    new_queries,
+    only,
+    starts_of,
+    store,
+)
+
+PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
+ROUNDING = 1.6
+"""Root-mean-square error of a 16-bit result, in roundings of the exact one."""
+
+
+class OnGpu:
+    """Kernels of a GPU behind tensors of the CPU, as the cases have them."""
+
+    name = "triton"
+
+    def __init__(self, kernels: AttentionKernels) -> None:
+        self._kernels = kernels
+
+    def write_kv(
+        self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
+    ) -> None:
+        """See the contract."""
+        there = replace(layer, pool=layer.pool.cuda())
+        on_gpu = None if value is None else value.cuda()
+        self._kernels.write_kv(there, _on_gpu(batch), key.cuda(), on_gpu)
+        layer.pool.copy_(there.pool)
+
+    def attend(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> torch.Tensor:
+        """See the contract."""
+        there = replace(layer, pool=layer.pool.cuda())
+        return self._kernels.attend(
+            there, _on_gpu(batch), query.cuda(), _sinks_on_gpu(params)
+        ).cpu()
+
+    def attend_partial(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> Partial:
+        """See the contract."""
+        there, params = replace(layer, pool=layer.pool.cuda()), _sinks_on_gpu(params)
+        part = self._kernels.attend_partial(there, _on_gpu(batch), query.cuda(), params)
+        return Partial(part.output.cpu(), part.maximum.cpu(), part.denominator.cpu())
+
+
+def _on_gpu(batch: GroupBatch) -> GroupBatch:
+    lengths = {
+        name: getattr(batch, name)
+        for name in ("query_starts", "context_lens", "table_starts", "first_positions")
+    }
+    tensors = {name: each.cuda() for name, each in vars(batch).items() if name != "host"}
+    return GroupBatch(**tensors, host=HostLengths(**lengths))
+
+
+def _sinks_on_gpu(params: AttendParams) -> AttendParams:
+    return params if params.sinks is None else replace(params, sinks=params.sinks.cuda())
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that must hold; ``run`` returns a line that says how well, or raises."""
+
+    name: str
+    run: Callable[[AttentionKernels], str]
+
+
+def near(kernels: AttentionKernels, shape: Shape) -> str:
+    """Attention against its definition."""
+    case = make_case(shape)
+    output, exact = attend(kernels, case), dense_attention(case)
+    tolerance = TOLERANCES[shape.dtype]
+    error = (output.double() - exact).abs()
+    assert output.dtype == shape.dtype, output.dtype
+    assert (error <= tolerance + tolerance * exact.abs()).all(), f"off by {float(error.max())}"
+    said = f"largest error {float(error.max()):.1e}"
+    if shape.dtype != torch.float32:
+        mean = float(error.square().mean().sqrt())
+        rounding = float((exact.to(shape.dtype).double() - exact).square().mean().sqrt())
+        assert mean <= ROUNDING * rounding, f"{mean:.1e}, a rounding is {rounding:.1e}"
+        said += f", {mean:.1e} on average, a rounding is {rounding:.1e}"
+    return said
+
+
+def alone(kernels: AttentionKernels, shape: Shape) -> str:
+    """Other requests and the place of pages change nothing."""
+    case = make_case(shape)
+    together = torch.split(attend(kernels, case), [new for _, new in shape.requests])
+    for i, (context, new) in enumerate(shape.requests):
+        by_itself = attend(kernels, only(case, i, context, new), placement=i + 1)
+        assert torch.equal(by_itself, together[i]), f"request {i} differs"
+    return "equal to the last bit"
+
+
+def chunked(kernels: AttentionKernels, shape: Shape) -> str:
+    """Prefill in chunks equals the whole prefill; decodes differ from it by rounding."""
+    case = make_case(replace(shape, requests=((700, 700),)))
+    whole = attend(kernels, case)
+    ends = [33, 100, 117, 300, 563, 700]
+    for begin, end in zip([0, *ends], ends, strict=False):
+        part = attend(kernels, only(case, 0, end, end - begin))
+        assert torch.equal(part, whole[begin:end]), f"chunk up to {end} differs"
+    decoded = [attend(kernels, only(case, 0, at + 1, 1))[0] for at in range(0, 700, 50)]
+    error = (torch.stack(decoded).double() - whole[::50].double()).abs().max()
+    equal = sum(map(torch.equal, decoded, whole[::50]))
+    assert error <= TOLERANCES[shape.dtype], f"decodes are off by {float(error)}"
+    return f"chunks equal to the last bit; {equal} of {len(decoded)} decodes are, {error:.0e}"
+
+
+def parts(kernels: AttentionKernels, shape: Shape) -> str:
+    """Partials over pieces of the context merge to the whole."""
+    case = make_case(shape)
+    stored = store(kernels, case)
+    batch, query = stored.batch, new_queries(case)
+    found = []
+    for first, last in ((0, 3), (3, 5), (5, 1 << 20)):
+        begins, ends = batch.table_starts[:-1].tolist(), batch.table_starts[1:].tolist()
+        spans = [(min(b + first, e), min(b + last, e)) for b, e in zip(begins, ends, strict=True)]
+        skipped = [s - b for (s, _), b in zip(spans, begins, strict=True)]
+        cut = replace(
+            batch,
+            table_starts=starts_of([e - s for s, e in spans]),
+            page_ids=torch.cat([batch.page_ids[s:e] for s, e in spans]),
+            first_positions=batch.first_positions + torch.tensor(skipped, dtype=torch.int32),
+        )
+        found.append(kernels.attend_partial(stored.layer, cut, query, shape.params))
+    error = (merge(found, shape.params.sinks).double() - dense_attention(case)).abs().max()
+    assert error <= TOLERANCES[shape.dtype], f"off by {float(error)}"
+    return f"merged, largest error {float(error):.1e}"
+
+
+def same_bytes(kernels: AttentionKernels, shape: Shape) -> str:
+    """Quantised rows are stored as ``quantise`` makes them."""
+    case = make_case(shape)
+    stored = store(kernels, case)
+    layer, page = stored.layer, int(stored.batch.page_ids[1])
+    start = page * layer.page_stride_bytes + layer.layer_offset_bytes
+    rows = layer.pool[start : start + layer.page_bytes].view(2, 2, 16, layer.row_bytes)
+    off = 0
+    for tensor, given in zip(rows, (case.keys[0], case.values[0]), strict=True):
+        off += int((tensor != quantise(given[16:32], layer.dtype).transpose(0, 1)).sum())
+    assert off == 0, f"{off} bytes differ"
+    return "equal bytes"
+
+
+def copies(kernels: AttentionKernels, page_bytes: int) -> str:
+    """Pages gathered, scattered and moved by the copy kernel."""
+    pool = torch.randint(0, 256, (64 * page_bytes,), dtype=torch.uint8, device="cuda")
+    pages = torch.randperm(64, device="cuda")[:20]
+    buffer = torch.zeros(20 * page_bytes, dtype=torch.uint8, device="cuda")
+    steps = torch.arange(20, device="cuda") * page_bytes
+    copy_pages(buffer, steps, pool, pages * page_bytes, page_bytes, page_bytes)
+    assert torch.equal(buffer.view(20, -1), pool.view(64, -1)[pages]), "gathered wrongly"
+    other = torch.zeros_like(pool)
+    copy_pages(other, pages * page_bytes, buffer, steps, page_bytes, page_bytes)
+    expected = torch.zeros_like(pool).view(64, -1)
+    expected[pages] = pool.view(64, -1)[pages]
+    assert torch.equal(other.view(64, -1), expected), "scattered wrongly"
+    return "equal bytes"
+
+
+def checks() -> Iterator[Check]:
+    """All of them."""
+    for (name, shape), dtype in product(SHAPES.items(), PLAIN[:2]):
+        yield _check(f"{name}, {dtype}", near, replace(shape, dtype=dtype))
+    yield _check("float16", near, Shape(RAGGED, dtype=torch.float16))
+    for (name, shape), dtype, pool in product(
+        QUANTISED.items(), PLAIN[:2], (torch.int8, torch.float8_e4m3fn)
+    ):
+        stored = replace(shape, dtype=dtype, pool_dtype=pool)
+        yield _check(f"{name}, {dtype} over {pool}", near, stored)
+    for dtype, pool in ((PLAIN[0], PLAIN[1]), (PLAIN[1], PLAIN[0])):
+        yield _check(f"{dtype} over {pool}", near, Shape(RAGGED, dtype=dtype, pool_dtype=pool))
+    for dtype in PLAIN[:2]:
+        shape = Shape(RAGGED, 8, 2, 128, dtype=dtype)
+        yield _check(f"alone and together, {dtype}", alone, shape)
+        yield _check(f"prefill chunks, {dtype}", chunked, shape)
+        yield _check(f"partials, {dtype}", parts, replace(shape, sinks=True))
+    windowed = Shape(RAGGED, 8, 2, 64, window_tokens=100)
+    yield _check("prefill chunks under a window", chunked, windowed)
+    yield _check("partials under a window", parts, windowed)
+    for pool in (torch.int8, torch.float8_e4m3fn):
+        shape = Shape(((40, 40),), 2, 2, 16, pool_dtype=pool)
+        yield _check(f"stored bytes, {pool}", same_bytes, shape)
+    for page_bytes in (4096, 1000, 6):
+        yield Check(f"pages of {page_bytes} bytes", partial(copies, page_bytes=page_bytes))
+
+
+def _check(name: str, run: Callable[[AttentionKernels, Shape], str], shape: Shape) -> Check:
+    def ready(kernels: AttentionKernels) -> str:
+        return run(kernels, shape)
+
+    return Check(name, ready)
+
+
+def run(part: int, of: int) -> list[dict[str, object]]:
+    """Every ``of``-th check, from the ``part``-th on."""
+    kernels = OnGpu(TritonKernels())
+    rows: list[dict[str, object]] = []
+    for check in list(checks())[part::of]:
+        try:
+            rows.append({"check": check.name, "ok": True, "said": check.run(kernels)})
+        except Exception as error:  # a check that fails must not hide the others
+            said = f"{type(error).__name__}: {str(error)[:600]}"
+            rows.append({"check": check.name, "ok": False, "said": said})
+    return rows

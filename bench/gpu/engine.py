@@ -1,0 +1,143 @@
+"""The whole engine on the GPU against transformers on the CPU, in float32, and how fast it is.
+
+Tiny models with random weights whose outputs vary: full attention, sliding windows, and
+states beside attention.  Logits must be within 1e-4 of the largest, memory is audited
+after every step.
+"""
+
+import copy
+import time
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from kvell.attention.choice import choose_kernels
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.models.loading import describe_as, random_paged_model
+from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.vocabulary import GIB, KIB, MIB
+from tests.models.harness import prompt_ids, tiny_module
+from tests.models.served import Recorder, Served, assert_all
+
+FAMILIES = (
+    "LlamaForCausalLM",
+    "Gemma3ForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "FalconH1ForCausalLM",
+    "JambaForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Lfm2ForCausalLM",
+)
+TIGHT_BYTES = {"LlamaForCausalLM": 224 * KIB, "Gemma3ForCausalLM": 224 * KIB}
+"""Pools that three requests do not fit into."""
+
+
+class _OnHost(Recorder):
+    """Remembers logits where the oracle is."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """See :class:`PagedModel`."""
+        logits = super().forward(batch)
+        self.logits = logits.cpu()
+        return logits
+
+
+class OnDevice(Served):
+    """The tests' served model, on any device."""
+
+    def __init__(
+        self,
+        architecture: str,
+        device: torch.device,
+        kv_bytes: int = 8 * MIB,
+        kv_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.architecture = architecture
+        module = copy.deepcopy(tiny_module(architecture)).to(device)
+        description = describe_as(module.config, torch.float32, kv_dtype)
+        model = PagedModel(module, description, choose_kernels(device), kv_dtype)
+        self.recorder = _OnHost(model)
+        options = EngineOptions(kv_bytes, 256, 64)
+        self.engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
+        self.answers = {}
+
+
+def answers(architecture: str, device: torch.device) -> str:
+    """A batch, a prefix that is found again, and a longer one."""
+    served = OnDevice(architecture, device)
+    for name, length in (("a", 70), ("b", 9), ("c", 130)):
+        served.submit(name, prompt_ids(length, seed=length), outputs=12)
+    served.run()
+    again = served.ask("again", prompt_ids(130, seed=130), outputs=12)
+    longer = served.ask("longer", prompt_ids(130, seed=130) + prompt_ids(20, seed=5), outputs=6)
+    third = served.ask("third", prompt_ids(130, seed=130) + prompt_ids(25, seed=6), outputs=6)
+    assert_all(served)
+    hits = [each.cached_tokens for each in (again, longer, third)]
+    assert max(hits) > 0, "no prefix was found again"
+    assert again.output == served.answers["c"].output, "a hit changed an answer"
+    return f"exact; hits of {hits} tokens"
+
+
+def preempted(architecture: str, device: torch.device) -> str:
+    """More requests than the pool holds: some wait, some are computed twice."""
+    served = OnDevice(architecture, device, TIGHT_BYTES[architecture])
+    for index in range(4):
+        served.submit(str(index), prompt_ids(40, seed=index), outputs=60)
+    served.run()
+    assert_all(served)
+    count = sum(each.finished.preemptions for each in served.answers.values() if each.finished)
+    assert count > 0, "nothing was preempted"
+    return f"exact; {count} preemptions"
+
+
+def checks(device: torch.device) -> list[dict[str, Any]]:
+    """A row for each check."""
+    tasks = [(answers, name) for name in FAMILIES] + [(preempted, name) for name in TIGHT_BYTES]
+    rows = []
+    for run, architecture in tasks:
+        row: dict[str, Any] = {"check": f"engine, {architecture}, {run.__name__}"}
+        try:
+            rows.append(row | {"ok": True, "said": run(architecture, device)})
+        except Exception as error:  # a check that fails must not hide the others
+            said = f"{type(error).__name__}: {str(error)[:600]}"
+            rows.append(row | {"ok": False, "said": said})
+    return rows
+
+
+def throughput(device: torch.device, requests: int = 32, prompt: int = 1024) -> dict[str, Any]:
+    """Steps of a random llama of 8 wide layers, bf16, through the whole engine."""
+    config = LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=8,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=4096,
+    )
+    model = random_paged_model(
+        config, choose_kernels(device), dtype=torch.bfloat16, device=device, scale=1.0
+    )
+    engine = build_engine(model, "speed", EngineOptions(4 * GIB, 4096, 8192))
+    served = Served.__new__(Served)
+    served.engine, served.answers = engine, {}
+    outputs, steps = 48, []
+    for index in range(requests):
+        served.submit(str(index), prompt_ids(prompt, index, 31_000), outputs)
+    while engine.has_work():
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        engine.step()
+        steps.append(time.perf_counter() - begin)
+    decodes = sorted(steps[-outputs // 2 :])
+    return {
+        "kind": "engine",
+        "requests": requests,
+        "prompt": prompt,
+        "prefill_tokens_per_second": requests * prompt / sum(steps[: -outputs + 1]),
+        "decode_step_seconds": decodes[len(decodes) // 2],
+        "decode_tokens_per_second": requests / decodes[len(decodes) // 2],
+    }

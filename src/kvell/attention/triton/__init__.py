@@ -1,0 +1,1 @@
+"""Attention over pages on a GPU, written in Triton."""

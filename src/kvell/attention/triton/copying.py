@@ -1,0 +1,54 @@
+"""Many pages in one launch: gathered into a buffer, scattered from it, or moved in a pool."""
+
+import torch
+import triton
+
+from kvell.attention.triton.writing import copy_runs
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_BLOCK_WORDS = 1024
+
+
+def copy_pages(
+    target: torch.Tensor,
+    target_starts_bytes: torch.Tensor,
+    source: torch.Tensor,
+    source_starts_bytes: torch.Tensor,
+    page_bytes: int,
+    alignment_bytes: int,
+) -> None:
+    """Copy ``page_bytes`` from every source start to the target start beside it.
+
+    Runs may not overlap, nor one run's target another's source.
+
+    :param target: flat uint8; the source likewise (it may be the same), on one device.
+    :param target_starts_bytes: int64 [n] on that device; the source's likewise.
+    :param alignment_bytes: a divisor of all starts; as much of it as possible, up to 8, is
+        moved at a time.
+    :raises ValueError: if tensors are of another dtype or have another length.
+    """
+    starts = (target_starts_bytes, source_starts_bytes)
+    if any(each.dtype != torch.int64 or each.dim() != 1 for each in starts):
+        raise ValueError("starts: must be flat int64")
+    if len(starts[0]) != len(starts[1]):
+        raise ValueError(f"starts: {len(starts[0])} targets for {len(starts[1])} sources")
+    for name, tensor in (("target", target), ("source", source)):
+        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
+            raise ValueError(f"{name}: must be flat uint8")
+    if not len(target_starts_bytes) or not page_bytes:
+        return
+    addresses = (target.data_ptr(), source.data_ptr(), page_bytes, alignment_bytes)
+    size = next(size for size in _WORDS if not any(number % size for number in addresses))
+    words = page_bytes // size
+    copy_runs[(len(target_starts_bytes), triton.cdiv(words, _BLOCK_WORDS))](
+        _as_words(target, size),
+        _as_words(source, size),
+        target_starts_bytes // size,
+        source_starts_bytes // size,
+        words,
+        BLOCK=_BLOCK_WORDS,
+    )
+
+
+def _as_words(memory: torch.Tensor, size: int) -> torch.Tensor:
+    return memory[: memory.numel() // size * size].view(_WORDS[size])

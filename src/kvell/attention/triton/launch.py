@@ -1,0 +1,193 @@
+"""A layer made ready: everything of a launch that does not change from step to step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
+from kvell.attention.quantised import SCALE_BYTES
+from kvell.attention.triton.checks import check_layer
+from kvell.attention.triton.long import attend_tiles
+from kvell.attention.triton.short import attend_sections
+from kvell.attention.triton.sizes import Blocks, HeadShape
+from kvell.attention.triton.work import UNLIMITED, Work
+
+FOLD_NUMBERS = 8192
+"""Numbers of sections' outputs that a fold has on their way at once: half as many made decode
+8 % slower at batch 8, twice as many took registers that other programs need."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A layer's numbers as pointers and strides, counted in numbers (scales in float32)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor
+    value_scales: torch.Tensor
+    page_stride: int
+    scale_stride: int
+    row: int
+
+    @staticmethod
+    def of(layer: LayerPages) -> "Pool":
+        """A layer's place in its pool.
+
+        :raises ValueError: if the layer cannot be read so.
+        """
+        check_layer(layer)
+        size, offset = layer.dtype.itemsize, layer.layer_offset_bytes
+        to_values = 0 if layer.value_size else layer.tensor_bytes
+        keys, values = (_typed(layer.pool, layer.dtype, offset + at) for at in (0, to_values))
+        scales = (keys, keys)
+        if layer.quantised:
+            behind = offset + layer.head_size
+            scales = (
+                _typed(layer.pool, torch.float32, behind),
+                _typed(layer.pool, torch.float32, behind + to_values),
+            )
+        return Pool(
+            keys,
+            values,
+            *scales,
+            layer.page_stride_bytes // size,
+            layer.page_stride_bytes // SCALE_BYTES,
+            layer.row_bytes // size,
+        )
+
+
+def _typed(pool: torch.Tensor, dtype: torch.dtype, offset_bytes: int) -> torch.Tensor:
+    """The pool from an offset on, as numbers of a dtype."""
+    behind = pool[offset_bytes:]
+    return behind[: behind.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where a call leaves what it found; ``partial`` without sinks, else the finished output."""
+
+    output: torch.Tensor
+    maximum: torch.Tensor
+    denominator: torch.Tensor
+    partial: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """What changes from call to call: the step's metadata, queries [T, heads, size], results."""
+
+    batch: GroupBatch
+    query: torch.Tensor
+    sinks: torch.Tensor | None
+    results: Results
+
+
+class Scratch:
+    """Memory of a device that launches in one stream share.
+
+    Counters stay zero between launches; what a launch leaves in the rest is garbage.
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[torch.device, torch.Tensor] = {}
+
+    def counters(self, count: int, device: torch.device) -> torch.Tensor:
+        """At least ``count`` zeros, int32."""
+        held = self._counters.get(device)
+        if held is None or len(held) < count:
+            held = torch.zeros(max(4096, 2 * count), dtype=torch.int32, device=device)
+            self._counters[device] = held
+        return held
+
+
+class Launch:
+    """One layer's attention with one rule: block sizes chosen, arguments collected."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        layer: LayerPages,
+        shape: HeadShape,
+        params: AttendParams,
+        blocks: tuple[Blocks, Blocks],
+    ) -> None:
+        self._shape = shape
+        self._kv_heads = layer.kv_heads
+        self._short, self._long = blocks
+        self._common = {
+            "keys": pool.keys,
+            "values": pool.values,
+            "key_scales": pool.key_scales,
+            "value_scales": pool.value_scales,
+            "page_stride": pool.page_stride,
+            "scale_stride": pool.scale_stride,
+            "scale": params.scale,
+            "softcap": params.softcap,
+            "window": params.window_tokens or UNLIMITED,
+            "chunk": params.chunk_tokens or UNLIMITED,
+            "HEADS": layer.kv_heads * shape.group,
+            "CAPPED": params.softcap > 0,
+            "QUANTISED": layer.quantised,
+            "LATENT": layer.value_size > 0,
+            "PAGE_TOKENS": layer.page_tokens,
+            "ROW": pool.row,
+            "SIZE": shape.size,
+            "SIZE_BLOCK": shape.size_block,
+            "REST": shape.rest,
+            "REST_BLOCK": shape.rest_block,
+            "GROUP": shape.group,
+            "enable_fp_fusion": True,
+        }
+
+    def short(self, work: Work, step: Step, scratch: Scratch) -> None:
+        """Attend for requests with few new tokens."""
+        shape, blocks, device = self._shape, self._short, step.query.device
+        places = self._kv_heads * shape.parts(blocks)
+        rows = len(work.items) * places * work.short_tokens * shape.part_heads(blocks)
+        numbers = torch.empty(rows * (shape.size + 2), dtype=torch.float32, device=device)
+        attend_sections[(len(work.items) * places,)](
+            part_outputs=numbers,
+            part_maxima=numbers[rows * shape.size :],
+            part_denominators=numbers[rows * (shape.size + 1) :],
+            counters=scratch.counters(work.short_tiles * places, device),
+            items=work.items,
+            tokens_stride=work.short_tokens,
+            FOLD=max(1, min(4, FOLD_NUMBERS // (blocks.rows * shape.size_block))),
+            **self._of_step(step),
+            **self._of_blocks(blocks),
+        )
+
+    def long(self, work: Work, step: Step) -> None:
+        """Attend for requests with many new tokens."""
+        places = self._kv_heads * self._shape.parts(self._long)
+        attend_tiles[(len(work.tiles) * places,)](
+            tiles=work.tiles,
+            **self._of_step(step),
+            **self._of_blocks(self._long),
+        )
+
+    def _of_step(self, step: Step) -> dict[str, Any]:
+        results, sinks = step.results, None if step.results.partial else step.sinks
+        return self._common | {
+            "outputs": results.output,
+            "maxima": results.maximum,
+            "denominators": results.denominator,
+            "query": step.query,
+            "query_token_stride": step.query.stride(0),
+            "query_head_stride": step.query.stride(1),
+            "page_ids": step.batch.page_ids,
+            "sinks": step.query if sinks is None else sinks,
+            "HAS_SINKS": sinks is not None,
+            "PARTIAL": results.partial,
+        }
+
+    def _of_blocks(self, blocks: Blocks) -> dict[str, Any]:
+        return {
+            "PARTS": self._shape.parts(blocks),
+            "PART_HEADS": self._shape.part_heads(blocks),
+            "M": blocks.rows,
+            "N": blocks.span_tokens,
+            "STAGES": blocks.stages,
+            "num_warps": blocks.warps,
+        }

@@ -1,0 +1,122 @@
+"""Prefill: requests with many new tokens, a tile of query rows to a program.
+
+A program walks the positions that its rows read from first to last.  Only spans at the
+two ends, where some row reads less than others, are masked.
+"""
+
+import triton
+import triton.language as tl
+
+from kvell.attention.triton.span import NOWHERE, attend_span, finish, first_readable, load_query
+
+TILE_FIELDS = tl.constexpr(8)
+
+
+@triton.jit(do_not_specialize=["window", "chunk"])
+def attend_tiles(
+    outputs,
+    maxima,
+    denominators,
+    tiles,
+    query,
+    query_token_stride,
+    query_head_stride,
+    page_ids,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    sinks,
+    page_stride,
+    scale_stride,
+    scale,
+    softcap,
+    window,
+    chunk,
+    HEADS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    LATENT: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    ROW: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr,
+    REST: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_HEADS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Grid (tiles × kv heads × PARTS,), heads first; a tile is a row of ``work.TILE``.
+
+    A tile's rows are its tokens times PART_HEADS of the GROUP query heads of a kv head.
+    """
+    places = HEADS // GROUP * PARTS
+    place = tl.program_id(0) % places
+    kv_head = place // PARTS
+    fields = tiles + tl.program_id(0) // places * TILE_FIELDS
+    table = page_ids + tl.load(fields)
+    begin = tl.load(fields + 1)
+    end = tl.load(fields + 2)
+    first_own = tl.load(fields + 3)
+    first_row = tl.load(fields + 4)
+    count = tl.load(fields + 5)
+    last_own = first_own + count - 1
+
+    row = tl.arange(0, M)
+    token = row // PART_HEADS
+    head_of_group = (place % PARTS) * PART_HEADS + row % PART_HEADS
+    used = (token < count) & (head_of_group < GROUP)
+    own = first_own + token
+    lowest = first_readable(own, window, chunk)
+    head = kv_head * GROUP + head_of_group
+    query_rows = query + (
+        (first_row + token).to(tl.int64) * query_token_stride + head * query_head_stride
+    )
+    q = load_query(query_rows, used, SIZE, SIZE_BLOCK)
+    q_rest = q
+    if REST > 0:
+        q_rest = load_query(query_rows + SIZE, used, REST, REST_BLOCK)
+
+    maximum = tl.full([M], NOWHERE, tl.float32)
+    denominator = tl.zeros([M], tl.float32)
+    output = tl.zeros([M, SIZE_BLOCK], tl.float32)
+    head_rows = kv_head * (PAGE_TOKENS * ROW)
+    head_scales = kv_head * (PAGE_TOKENS * ROW // 4)
+    # [low, whole) and [masked, high) are masked, [whole, masked) is read by every row.
+    low = tl.maximum(first_readable(first_own, window, chunk), begin) // N * N
+    high = tl.minimum(last_own + 1, end)
+    whole = tl.maximum(first_readable(last_own, window, chunk), begin)
+    whole = tl.minimum((whole + N - 1) // N * N, tl.maximum(low, (high + N - 1) // N * N))
+    masked = tl.maximum(whole, tl.minimum(first_own + 1, end) // N * N)
+    for position in tl.range(low, tl.minimum(whole, high), N, num_stages=1):
+        maximum, denominator, output = attend_span(
+            maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
+            table, keys + head_rows, values + head_rows, key_scales + head_scales,
+            value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
+            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+        )  # fmt: skip
+    for position in tl.range(whole, masked, N, num_stages=STAGES):
+        maximum, denominator, output = attend_span(
+            maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
+            table, keys + head_rows, values + head_rows, key_scales + head_scales,
+            value_scales + head_scales, page_stride, scale_stride, scale, softcap, False,
+            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+        )  # fmt: skip
+    for position in tl.range(masked, high, N, num_stages=1):
+        maximum, denominator, output = attend_span(
+            maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
+            table, keys + head_rows, values + head_rows, key_scales + head_scales,
+            value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
+            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+        )  # fmt: skip
+
+    finish(
+        outputs, maxima, denominators, sinks, (first_row + token).to(tl.int64) * HEADS + head,
+        head, used, maximum, denominator, output, HAS_SINKS, PARTIAL, SIZE, SIZE_BLOCK,
+    )  # fmt: skip

@@ -1,0 +1,210 @@
+"""Decode and other requests with few new tokens: many programs for each request.
+
+A context is cut into sections, counted from position 0; a program takes one section for
+one tile of rows and leaves its softmax in scratch memory.  The last of a tile's programs to
+finish folds the sections, in the order of positions.  So neither the other requests of a
+batch nor their number can change a result.
+"""
+
+import triton
+import triton.language as tl
+
+from kvell.attention.triton.span import NOWHERE, attend_span, finish, first_readable, load_query
+
+ITEM_FIELDS = tl.constexpr(12)
+
+
+@triton.jit(do_not_specialize=["window", "chunk", "tokens_stride"])
+def attend_sections(
+    outputs,
+    maxima,
+    denominators,
+    part_outputs,
+    part_maxima,
+    part_denominators,
+    counters,
+    items,
+    query,
+    query_token_stride,
+    query_head_stride,
+    page_ids,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    sinks,
+    page_stride,
+    scale_stride,
+    scale,
+    softcap,
+    window,
+    chunk,
+    tokens_stride,
+    HEADS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    LATENT: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    ROW: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr,
+    REST: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_HEADS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    FOLD: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Grid (items × kv heads × PARTS,), heads first: one section of one tile.
+
+    An item is a row of ``work.ITEM``.  A tile's rows are its tokens times PART_HEADS of the
+    GROUP query heads of a kv head.  Scratch rows are [item, kv head and part, token, head of
+    the part]; ``counters`` are zero, and zero again afterwards.
+    """
+    places = HEADS // GROUP * PARTS
+    item = tl.program_id(0) // places
+    place = tl.program_id(0) % places
+    kv_head = place // PARTS
+    fields = items + item * ITEM_FIELDS
+    table = page_ids + tl.load(fields)
+    begin = tl.load(fields + 1)
+    end = tl.load(fields + 2)
+    first_own = tl.load(fields + 3)
+    first_row = tl.load(fields + 4)
+    count = tl.load(fields + 5)
+    section_begin = tl.load(fields + 6)
+    section_end = tl.load(fields + 7)
+    first_item = tl.load(fields + 8)
+    sections = tl.load(fields + 9)
+    tile = tl.load(fields + 10)
+
+    row = tl.arange(0, M)
+    token = row // PART_HEADS
+    head_of_group = (place % PARTS) * PART_HEADS + row % PART_HEADS
+    head = kv_head * GROUP + head_of_group
+    used = (token < count) & (head_of_group < GROUP)
+    own = first_own + token
+    lowest = first_readable(own, window, chunk)
+    dims = tl.arange(0, SIZE_BLOCK)
+    query_rows = query + (
+        (first_row + token).to(tl.int64) * query_token_stride + head * query_head_stride
+    )
+    q = load_query(query_rows, used, SIZE, SIZE_BLOCK)
+    q_rest = q
+    if REST > 0:
+        q_rest = load_query(query_rows + SIZE, used, REST, REST_BLOCK)
+
+    maximum = tl.full([M], NOWHERE, tl.float32)
+    denominator = tl.zeros([M], tl.float32)
+    output = tl.zeros([M, SIZE_BLOCK], tl.float32)
+    head_rows = kv_head * (PAGE_TOKENS * ROW)
+    head_scales = kv_head * (PAGE_TOKENS * ROW // 4)
+    low = tl.maximum(first_readable(first_own, window, chunk), begin) // N * N
+    low = tl.maximum(section_begin, low)
+    high = tl.minimum(tl.minimum(section_end, first_own + count), end)
+    # A section that every row reads whole needs no mask; only one at an end does.
+    whole = low >= tl.maximum(first_readable(first_own + count - 1, window, chunk), begin)
+    whole = whole & (high == section_end) & (high <= first_own + 1)
+    masked = tl.where(whole, high, low)
+    for position in tl.range(low, masked, N, num_stages=STAGES):
+        maximum, denominator, output = attend_span(
+            maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
+            table, keys + head_rows, values + head_rows, key_scales + head_scales,
+            value_scales + head_scales, page_stride, scale_stride, scale, softcap, False,
+            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+        )  # fmt: skip
+    for position in tl.range(masked, high, N, num_stages=STAGES):
+        maximum, denominator, output = attend_span(
+            maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
+            table, keys + head_rows, values + head_rows, key_scales + head_scales,
+            value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
+            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+        )  # fmt: skip
+    is_last = sections == 1
+    if sections > 1:
+        rows = (item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
+        tl.store(part_maxima + rows, maximum, mask=used)
+        tl.store(part_denominators + rows, denominator, mask=used)
+        tl.store(
+            part_outputs + rows[:, None] * SIZE + dims[None, :],
+            output,
+            mask=used[:, None] & (dims < SIZE)[None, :],
+        )
+        tl.debug_barrier()
+        counter = counters + tile * places + place
+        is_last = tl.atomic_add(counter, 1) == sections - 1
+        if is_last:
+            tl.store(counter, 0)
+            rows = (first_item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
+            maximum, denominator, output = _fold(
+                part_outputs,
+                part_maxima,
+                part_denominators,
+                rows,
+                used,
+                tokens_stride * (places * PART_HEADS),
+                sections,
+                FOLD,
+                SIZE,
+                SIZE_BLOCK,
+            )
+    if is_last:
+        finish(
+            outputs, maxima, denominators, sinks, (first_row + token).to(tl.int64) * HEADS + head,
+            head, used, maximum, denominator, output, HAS_SINKS, PARTIAL, SIZE, SIZE_BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _fold(
+    part_outputs,
+    part_maxima,
+    part_denominators,
+    rows,
+    used,
+    item_rows,
+    sections,
+    FOLD: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr,
+):
+    """The softmax of a tile from its sections', first to last, some at once so that their
+    loads overlap; past the first-level cache, which may hold what lay there before."""
+    M: tl.constexpr = rows.shape[0]
+    nothing = tl.zeros([M], tl.int32)  # the interpreter cannot splat a truth value
+    dims = tl.arange(0, SIZE_BLOCK)
+    maximum = tl.full([M], NOWHERE, tl.float32)
+    denominator = tl.zeros([M], tl.float32)
+    output = tl.zeros([M, SIZE_BLOCK], tl.float32)
+    for start in range(0, sections, FOLD):
+        largest = maximum
+        for step in tl.static_range(FOLD):
+            there = used & (sections - start + nothing > step)
+            at = rows + item_rows.to(tl.int64) * (start + step)
+            part = tl.load(part_maxima + at, mask=there, other=NOWHERE, cache_modifier=".cg")
+            largest = tl.maximum(largest, part)
+        shift = tl.where(largest == NOWHERE, 0.0, largest)
+        shrink = tl.exp2(maximum - shift)
+        denominator = denominator * shrink
+        output = output * shrink[:, None]
+        for step in tl.static_range(FOLD):
+            there = used & (sections - start + nothing > step)
+            at = rows + item_rows.to(tl.int64) * (start + step)
+            part = tl.load(part_maxima + at, mask=there, other=NOWHERE, cache_modifier=".cg")
+            total = tl.load(part_denominators + at, mask=there, other=0.0, cache_modifier=".cg")
+            numbers = tl.load(
+                part_outputs + at[:, None] * SIZE + dims[None, :],
+                mask=there[:, None] & (dims < SIZE)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight = tl.exp2(part - shift)
+            denominator += total * weight
+            output += numbers * weight[:, None]
+        maximum = largest
+    return maximum, denominator, output
