@@ -8,7 +8,9 @@ import numpy as np
 from kvell.errors import ChangeSomething
 from kvell.simulator.conversations import chat
 from kvell.simulator.drawing import Draw, NewIds, poisson_arrivals, unrelated
+from kvell.simulator.lengths import INFINITE_LLM, K, contexts, fixed
 from kvell.simulator.rows import BlockIds, ImageRow, TraceRow
+from kvell.simulator.sessions import loogle_like, react_like, sharegpt_like
 
 Maker = Callable[[Draw, int], list[TraceRow]]
 
@@ -179,6 +181,16 @@ GENERATORS = {
     "ministral-static": TraceKind(ministral_static, 20),
     "ministral-dynamic": TraceKind(ministral_dynamic, 20),
     "tree": TraceKind(tree, 400),
+    "sharegpt-like": TraceKind(sharegpt_like, 1_000),
+    "loogle-like": TraceKind(loogle_like, 1_000),
+    "react-like": TraceKind(react_like, 1_000),
+    "2k-2k": TraceKind(fixed(2 * K, 2 * K), 500),
+    "32k-2k": TraceKind(fixed(32 * K, 2 * K), 100),
+    "128k-8k": TraceKind(fixed(128 * K, 8 * K), 50),
+    **{
+        f"infinite-{number}": TraceKind(contexts(lengths), 1_000)
+        for number, lengths in enumerate(INFINITE_LLM)
+    },
 }
 """Names that may stand for a trace file."""
 

@@ -7,7 +7,6 @@ next plain area is what the manager wastes.  Runs share both scales: one that en
 left was done earlier.
 """
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
+from kvell.simulator.pictures import FORMATS, GREY, INK, STYLE, quiet, saved
 from kvell.simulator.shares import (
     STATES,
     Run,
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Over = Literal["step", "time"]
-FORMATS = (".png", ".svg", ".html")
 Numbers = npt.NDArray[np.float64]
-INK, GREY = "#111827", "#4b5563"
 EMPTY = "#f3f4f6"
 
 
@@ -52,9 +50,9 @@ def draw(runs: Sequence[Run], path: Path, over: Over = "step") -> None:
         raise ChangeSomething("--out", path, problem, f"use {path.stem or 'memory'}.png")
     figure_of = _matplotlib_figure(path)
     if path.suffix.lower() == ".png":
-        path.write_bytes(_saved(figure_of(runs, over), "png"))
+        path.write_bytes(saved(figure_of(runs, over), "png"))
         return
-    svg = _saved(figure_of(runs, over), "svg").decode()
+    svg = saved(figure_of(runs, over), "svg").decode()
     path.write_text(svg if path.suffix.lower() == ".svg" else _page(runs, svg), encoding="utf-8")
 
 
@@ -110,7 +108,7 @@ def _draw_memory(
     needed = _held(levels[:, :, 0].sum(axis=1))
     axes.step(at, needed, where="post", color=INK, linewidth=0.9)
     axes.set_title(run.title, fontsize=11, fontweight="bold", color=INK)
-    _quiet(axes)
+    quiet(axes)
 
 
 def _draw_batch(axes: "Axes", run: Run, over: Over) -> None:
@@ -123,7 +121,7 @@ def _draw_batch(axes: "Axes", run: Run, over: Over) -> None:
     axes.hlines(mean, at[0], at[-1], colors=INK, linewidth=0.8, linestyles=(0, (4, 3)))
     axes.set_title(f"running, {mean:.1f} on average", fontsize=9, color=GREY, loc="left")
     axes.set_xlabel("step" if over == "step" else "virtual seconds")
-    _quiet(axes)
+    quiet(axes)
 
 
 def _draw_legends(figure: "Figure", hues: Mapping[str, str]) -> None:
@@ -151,14 +149,6 @@ def _look(hue: str, state: State) -> dict[str, Any]:
     return {"facecolor": shade, "edgecolor": hue, "hatch": state.hatch or None}
 
 
-def _quiet(axes: "Axes") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#9ca3af")
-    axes.tick_params(colors=GREY, labelsize=8.5)
-    axes.set_axisbelow(False)
-    axes.grid(axis="y", color=INK, alpha=0.08, linewidth=0.6)
-
-
 def _positions(moments: Sequence[Moment], over: Over) -> Numbers:
     """Where moments begin, and where the last one ends: as long as the one before it."""
     at = [float(m.step) if over == "step" else m.virtual_seconds for m in moments]
@@ -171,23 +161,13 @@ def _held(values: Numbers) -> Numbers:
     return np.append(values, values[-1])
 
 
-def _saved(figure: "Figure", kind: str) -> bytes:
-    """The same bytes for the same figure: no date, no random names."""
-    import matplotlib
-
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "kvell", "hatch.linewidth": 0.5}):
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return buffer.getvalue()
-
-
 def _page(runs: Sequence[Run], svg: str) -> str:
     """One file that needs no other: the picture, and its means as a table."""
     heads = "".join(f"<th>{head}</th>" for head in ("run", "running", *_MEANS, "empty"))
     rows = "".join(f"<tr>{_cells(run)}</tr>" for run in runs)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>KV memory</title>'
-        f"<style>{_STYLE}</style>{svg[svg.index('<svg') :]}"
+        f"<style>{STYLE}</style>{svg[svg.index('<svg') :]}"
         f"<table><caption>Means over the timeline, memory as parts of the pool</caption>"
         f"<tr>{heads}</tr>{rows}</table></html>\n"
     )
@@ -200,10 +180,3 @@ def _cells(run: Run) -> str:
 
 
 _MEANS = tuple(state.name for state in STATES)
-_STYLE = (
-    "body{font:14px/1.5 system-ui,sans-serif;color:#111827;margin:2rem auto;max-width:80rem;"
-    "padding:0 1rem}svg{width:100%;height:auto}table{border-collapse:collapse;margin-top:1rem}"
-    "caption{text-align:left;color:#4b5563;padding:.3rem 0}"
-    "th,td{padding:.3rem .9rem;text-align:right;border-bottom:1px solid #e5e7eb}"
-    "th:first-child{text-align:left}"
-)

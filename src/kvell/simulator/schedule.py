@@ -18,6 +18,8 @@ Arrivals = Literal["start", "trace"]
 class Schedule:
     """Requests by index, in order of arrival.
 
+    :param think_seconds: by request; a later turn comes that long after the turn before it has
+        ended, whatever the trace says.
     :param is_served: requests for which it says no are refused: they never come, and
         the next turn of their session comes as if they had ended when they came.
     :param sessions: False lets each row come for itself.
@@ -30,9 +32,11 @@ class Schedule:
         is_served: Callable[[int], bool],
         *,
         sessions: bool = True,
+        think_seconds: Sequence[float] | None = None,
     ) -> None:
         self.refused: list[int] = []
         self._rows, self._arrivals, self._is_served = rows, arrivals, is_served
+        self._think_seconds = think_seconds
         before = predecessors(rows) if sessions else [None] * len(rows)
         self._next = {last: index for index, last in enumerate(before) if last is not None}
         self._came_seconds: dict[int, float] = {}
@@ -68,8 +72,12 @@ class Schedule:
     def ended(self, index: int, now_seconds: float) -> None:
         """A request has ended: its session's next turn may come."""
         after = self._next.get(index)
-        if after is not None:
+        if after is None:
+            return
+        if self._think_seconds is None:
             self._come(after, max(now_seconds, self._wanted_seconds(index, after)))
+        else:
+            self._come(after, now_seconds + self._think_seconds[after])
 
     def _wanted_seconds(self, index: int, after: int) -> float:
         """As long after the turn before as in the trace."""

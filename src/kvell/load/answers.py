@@ -1,0 +1,154 @@
+"""One streamed answer, as its client sees it: pieces of text and when they came.
+
+Knows the events of OpenAI's streams and what vLLM and others add; reads no clock.
+"""
+
+from typing import Any
+
+import msgspec
+
+from kvell.load.prompts import Answer
+
+DONE = b"[DONE]"
+
+
+class Delta(msgspec.Struct):
+    """A piece of a chat's answer; thoughts are content, as clients wait for them too."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Whatever of it there is."""
+        return self.content or self.reasoning_content or self.reasoning or ""
+
+
+class Choice(msgspec.Struct):
+    """A piece of an answer, from either endpoint."""
+
+    text: str | None = None
+    delta: Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class CachedTokens(msgspec.Struct):
+    """Of the prompt's tokens, those that were not computed again."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens of an answer as its server counts them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: CachedTokens | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(Chunk)
+
+
+class AnswerReader:
+    """Takes a stream's bytes as they come.
+
+    ``content_seconds`` are the times of events with text (or token ids); an answer of nothing
+    but tokens without text has those of its events instead.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.last_seconds: float | None = None
+        self.has_ended = False
+        self._error: str | None = None
+        self._rest = b""
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._content_seconds: list[float] = []
+        self._silent_seconds: list[float] = []
+
+    def feed(self, at_seconds: float, data: bytes) -> None:
+        """Take bytes that came at ``at_seconds``."""
+        self.last_seconds = at_seconds
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._take(at_seconds, line[5:].strip())
+
+    @property
+    def content_seconds(self) -> list[float]:
+        """When pieces of the answer came."""
+        return self._content_seconds or self._silent_seconds
+
+    @property
+    def answer(self) -> Answer:
+        """All of it so far."""
+        return Answer("".join(self._texts), self._token_ids)
+
+    @property
+    def output_tokens(self) -> int:
+        """As the server counts them, else its token ids, else pieces of text."""
+        if self.usage is not None:
+            return self.usage.completion_tokens
+        return len(self._token_ids) or len(self.content_seconds)
+
+    def problem(self) -> str | None:
+        """Why this is no whole answer; None if it is one."""
+        if self._error is not None:
+            return self._error
+        if not self.has_ended:
+            return "the stream ended early"
+        return None if self.content_seconds else "no tokens"
+
+    def _take(self, at_seconds: float, payload: bytes) -> None:
+        if payload == DONE:
+            self.has_ended = True
+            return
+        try:
+            chunk = _DECODER.decode(payload)
+        except msgspec.DecodeError:
+            self._error = "an event that is not OpenAI's"
+            return
+        if chunk.error is not None:
+            self._error = f"error event: {_message(chunk.error)}"
+        self.usage = chunk.usage or self.usage
+        for choice in chunk.choices:
+            self._take_choice(at_seconds, choice)
+
+    def _take_choice(self, at_seconds: float, choice: Choice) -> None:
+        text = choice.text or (choice.delta.text if choice.delta else "")
+        ids = choice.token_ids or []
+        if text or ids:
+            self._content_seconds.append(at_seconds)
+            self._texts.append(text)
+            self._token_ids += ids
+        elif choice.delta is None or choice.finish_reason:
+            self._silent_seconds.append(at_seconds)
+        self.has_ended = self.has_ended or choice.finish_reason is not None
+
+
+def _message(error: Any) -> str:
+    """What an error's body says, whatever its shape."""
+    found = error.get("message", error) if isinstance(error, dict) else error
+    return str(found)
+
+
+def error_text(body: bytes) -> str:
+    """What the body of an answer with an error status says, in one line."""
+    try:
+        raw = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        raw = body.decode("utf-8", "replace")
+    if isinstance(raw, dict):
+        raw = raw.get("error") or raw.get("detail") or raw
+    return " ".join(_message(raw).split())[:300]

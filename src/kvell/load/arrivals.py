@@ -1,0 +1,56 @@
+"""When requests are sent, how long people think, who hangs up: drawn beforehand from a seed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kvell.simulator.rows import TraceRow
+
+_ARRIVALS, _THINKING, _HANGING_UP = range(1, 4)
+"""Streams of chance, so that one choice does not move the others."""
+
+
+def retimed(
+    rows: Sequence[TraceRow], *, rate: float | None, time_scale: float = 1.0, seed: int = 0
+) -> list[TraceRow]:
+    """The rows at their times, the first at 0.
+
+    :param rate: requests per second, as independent clients send them (a Poisson process), in
+        the order of the rows; ``inf`` sends all at once, None keeps the rows' own times.
+    :param time_scale: makes the rows' own times so many times longer.
+    """
+    if rate is None:
+        first_s = rows[0].arrival_s
+        times = [(row.arrival_s - first_s) * time_scale for row in rows]
+    elif math.isinf(rate):
+        times = [0.0] * len(rows)
+    else:
+        gaps = _draw(seed, _ARRIVALS).exponential(1 / rate, len(rows))
+        gaps[0] = 0.0
+        times = np.cumsum(gaps).tolist()
+    return [replace(row, arrival_s=at) for row, at in zip(rows, times, strict=True)]
+
+
+def think_times(count: int, mean_seconds: float, seed: int = 0) -> list[float]:
+    """Seconds for each request between the answer before it and its own sending, exponential."""
+    drawn: list[float] = _draw(seed, _THINKING).exponential(mean_seconds, count).tolist()
+    return drawn
+
+
+def hang_ups(rows: Sequence[TraceRow], share: float, seed: int = 0) -> list[int | None]:
+    """For each request the pieces of the answer after which its client leaves; None stays.
+
+    :param share: part of the clients that leave (0 to 1), each anywhere before the last token.
+    """
+    draw = _draw(seed, _HANGING_UP)
+    leaves, where = draw.random(len(rows)) < share, draw.random(len(rows))
+    return [
+        max(1, int(part * row.output_tokens)) if gone else None
+        for row, gone, part in zip(rows, leaves.tolist(), where.tolist(), strict=True)
+    ]
+
+
+def _draw(seed: int, stream: int) -> np.random.Generator:
+    return np.random.default_rng((seed, stream))

@@ -1,0 +1,179 @@
+"""The open loop: requests go out at their times, whatever the server does.
+
+::
+
+    Schedule ──due──► ask ──► sent ──pieces──► ended ──► Outcome
+       ▲                       │ hangs up, fails, times out ▲
+       └── a session's next turn, once the answer before it has ended
+
+Nothing waits for the server but what depends on its answers.  Time is the event loop's.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from kvell.errors import ChangeSomething
+from kvell.load.answers import AnswerReader
+from kvell.load.outcome import Outcome
+from kvell.load.prompts import Prompts
+from kvell.load.wire import Client, ConnectionFailed, Refused, Wire
+from kvell.simulator.rows import TraceRow
+from kvell.simulator.schedule import Schedule
+
+NO_ANSWER_BEFORE = "the turn before it has no answer"
+RETRY_STATUSES = (408, 429)
+"""Client errors that say nothing against the request itself."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent, and when.
+
+    :param rows: with arrival times from 0.
+    :param hang_ups: see :func:`kvell.load.arrivals.hang_ups`.
+    :param think_seconds: see :class:`kvell.simulator.schedule.Schedule`.
+    :param timeout_seconds: for a whole answer.
+    """
+
+    rows: Sequence[TraceRow]
+    hang_ups: Sequence[int | None]
+    think_seconds: Sequence[float] | None = None
+    timeout_seconds: float = 600.0
+
+
+class Driver:
+    """Sends a load once.
+
+    :param on_ended: told how many of all requests have ended, after each.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        wire: Wire,
+        prompts: Prompts[Any],
+        load: Load,
+        on_ended: Callable[[int, int], None] = lambda _ended, _all: None,
+    ) -> None:
+        self._client, self._wire, self._prompts, self._load = client, wire, prompts, load
+        self._on_ended = on_ended
+        self._schedule = Schedule(
+            load.rows, "trace", lambda _index: True, think_seconds=load.think_seconds
+        )
+        self._outcomes: list[Outcome] = []
+        self._something_ended = asyncio.Event()
+        self._started_seconds = 0.0
+
+    async def run(self) -> list[Outcome]:
+        """Send everything; outcomes in the order of the rows.
+
+        :raises ChangeSomething: if the first request to end was refused for what it says.
+        """
+        self._started_seconds = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in self._load.rows:
+                    due_seconds, index = await self._next()
+                    tasks.create_task(self._request(index, due_seconds))
+        except* ChangeSomething as group:
+            raise group.exceptions[0] from None
+        return sorted(self._outcomes, key=lambda outcome: outcome.index)
+
+    async def _next(self) -> tuple[float, int]:
+        """Wait until a request is due: its time, and which."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_seconds = self._schedule.next_seconds()
+            if due_seconds is not None and due_seconds <= self._now():
+                return due_seconds, self._schedule.pop()
+            self._something_ended.clear()
+            alarm = None
+            if due_seconds is not None:
+                at_seconds = self._started_seconds + due_seconds
+                alarm = loop.call_at(at_seconds, self._something_ended.set)
+            await self._something_ended.wait()
+            if alarm is not None:
+                alarm.cancel()
+
+    async def _request(self, index: int, due_seconds: float) -> None:
+        if self._prompts.can_ask(index):
+            outcome = await self._ask(index, due_seconds)
+        else:
+            now = self._now()
+            outcome = Outcome(index, due_seconds, now, now, failure=NO_ANSWER_BEFORE)
+        self._outcomes.append(outcome)
+        self._schedule.ended(index, outcome.ended_seconds)
+        self._something_ended.set()
+        self._on_ended(len(self._outcomes), len(self._load.rows))
+
+    async def _ask(self, index: int, due_seconds: float) -> Outcome:
+        body = self._wire.body(self._prompts.ask(index), self._load.rows[index].output_tokens)
+        reader, sent_seconds = AnswerReader(), self._now()
+        failure = await self._failure(index, body, reader)
+        hung_up = failure is None and not reader.has_ended
+        if failure is None:
+            self._prompts.answered(index, reader.answer)
+        usage, ended_seconds = reader.usage, self._now()
+        details = usage.prompt_tokens_details if usage else None
+        return Outcome(
+            index,
+            due_seconds,
+            sent_seconds,
+            ended_seconds if failure else reader.last_seconds or ended_seconds,
+            tuple(reader.content_seconds),
+            usage.prompt_tokens if usage else self._load.rows[index].prompt_tokens,
+            reader.output_tokens,
+            details.cached_tokens if details else None,
+            failure,
+            hung_up,
+        )
+
+    async def _failure(self, index: int, body: bytes, reader: AnswerReader) -> str | None:
+        """Send and listen; why there is no answer, if there is none and somebody waited for it."""
+        try:
+            async with asyncio.timeout(self._load.timeout_seconds):
+                left = await self._listen(body, reader, self._load.hang_ups[index])
+        except TimeoutError:
+            return f"no whole answer within {self._load.timeout_seconds:g} s"
+        except ConnectionFailed as error:
+            return str(error)
+        except Refused as error:
+            return self._refusal(error)
+        return None if left else reader.problem()
+
+    async def _listen(self, body: bytes, reader: AnswerReader, pieces: int | None) -> bool:
+        """Take the answer in; True if the client left after so many pieces of it."""
+        async with aclosing(self._client.post(self._wire.path, body)) as stream:
+            async for at_seconds, data in stream:
+                reader.feed(at_seconds - self._started_seconds, data)
+                has_heard = pieces is not None and len(reader.content_seconds) >= pieces
+                if has_heard and not reader.has_ended:
+                    return True
+        return False
+
+    def _refusal(self, error: Refused) -> str:
+        """What to count; raises if nothing can work, which the first answer tells."""
+        is_wrong = 400 <= error.status < 500 and error.status not in RETRY_STATUSES
+        if is_wrong and not self._outcomes:
+            raise refused_from_the_start(error, self._wire.model)
+        return f"HTTP {error.status}"
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() - self._started_seconds
+
+
+def refused_from_the_start(error: Refused, model: str) -> ChangeSomething:
+    """The line for somebody whose first request was refused."""
+    says = f"({error})"
+    if error.status in (401, 403):
+        return ChangeSomething("--api-key", "…", f"is not accepted {says}", "give the server's key")
+    return ChangeSomething(
+        "--model",
+        model,
+        f"the server refuses the first request {says}",
+        "change what it names: --endpoint, --prompt-format text, --vocab-size, "
+        "--no-ignore-eos, or a workload that the model has room for",
+    )

@@ -1,0 +1,132 @@
+"""A run as a picture: how long clients waited, and what was open meanwhile."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvell.errors import ChangeSomething
+from kvell.load.outcome import Outcome
+from kvell.load.report import Objectives, open_over_time
+from kvell.simulator.pictures import FORMATS, GREY, INK, STYLE, quiet, saved
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HUE, BAD_HUE = "#2563eb", "#dc2626"
+SPREADS = {
+    "ttft_seconds": "time to first token",
+    "tpot_seconds": "time per output token",
+    "e2e_seconds": "end to end",
+    "inter_token_seconds": "between tokens",
+    "send_lag_seconds": "sent late by",
+}
+"""What the report has a mean and percentiles of."""
+
+
+def check_plot(path: Path) -> None:
+    """Nobody should lose a run to a wrong name.
+
+    :raises ChangeSomething: for a suffix that is none of ours, or without matplotlib.
+    """
+    if path.suffix.lower() not in FORMATS:
+        problem = f"ends in none of {', '.join(FORMATS)}"
+        raise ChangeSomething("--plot", path, problem, f"use {path.stem or 'load'}.png")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        problem = "needs matplotlib, which is not installed"
+        raise ChangeSomething("--plot", path, problem, "run pip install 'kvell[plot]'") from error
+
+
+def draw_load(
+    path: Path,
+    title: str,
+    outcomes: Sequence[Outcome],
+    objectives: Objectives,
+    report: Mapping[str, Any],
+) -> None:
+    """Write a PNG, SVG or HTML file, as its name says.
+
+    :raises OSError: if the file cannot be written.
+    """
+    figure = _figure(title, outcomes, objectives)
+    if path.suffix.lower() == ".png":
+        path.write_bytes(saved(figure, "png"))
+        return
+    svg = saved(figure, "svg").decode()
+    whole = svg if path.suffix.lower() == ".svg" else _page(title, svg, report)
+    path.write_text(whole, encoding="utf-8")
+
+
+def _figure(title: str, outcomes: Sequence[Outcome], objectives: Objectives) -> "Figure":
+    from matplotlib.figure import Figure
+
+    complete = [outcome for outcome in outcomes if outcome.is_complete]
+    figure = Figure(figsize=(10, 6.4), dpi=150, layout="constrained")
+    figure.suptitle(title, fontsize=11, fontweight="bold", color=INK)
+    (first, each), (waits, open_now) = figure.subplots(2, 2)
+    ttfts = [outcome.ttft_seconds for outcome in complete]
+    tpots = [tpot for outcome in complete if (tpot := outcome.tpot_seconds) is not None]
+    _draw_shares(first, "time to first token, s", ttfts, objectives.ttft_seconds)
+    _draw_shares(each, "time per output token, s", tpots, objectives.tpot_seconds)
+    _draw_waits(waits, outcomes)
+    steps = open_over_time(outcomes)
+    open_now.step([at for at, _ in steps], [count for _, count in steps], where="post", color=GREY)
+    open_now.yaxis.get_major_locator().set_params(integer=True)
+    open_now.set(xlabel="seconds", ylabel="open requests", ylim=(0, None))
+    for axes in (first, each, waits, open_now):
+        quiet(axes)
+    return figure
+
+
+def _draw_shares(
+    axes: "Axes", name: str, values: Sequence[float], objective_seconds: float | None
+) -> None:
+    """Which part of the requests had at most so much."""
+    found = np.sort(np.asarray([0.0, *values]))
+    axes.step(found, np.arange(len(found)) / max(1, len(values)), where="post", color=HUE)
+    if objective_seconds is not None:
+        axes.axvline(objective_seconds, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set(xlabel=name, ylabel="part of requests", ylim=(0, 1.02), xlim=(0, None))
+
+
+def _draw_waits(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
+    """Time to first token by when a request was sent; what failed stands at the bottom."""
+    complete = [outcome for outcome in outcomes if outcome.is_complete]
+    failed = [outcome.sent_seconds for outcome in outcomes if outcome.failure is not None]
+    sent, waits = [o.sent_seconds for o in complete], [o.ttft_seconds for o in complete]
+    axes.scatter(sent, waits, s=9, color=HUE, alpha=0.6, linewidths=0)
+    axes.scatter(failed, [0.0] * len(failed), s=16, marker="x", color=BAD_HUE)
+    axes.set(xlabel="sent at, seconds", ylabel="time to first token, s", ylim=(0, None))
+
+
+def _page(title: str, svg: str, report: Mapping[str, Any]) -> str:
+    """One file that needs no other: the picture, and its figures as a table."""
+    heads = "".join(f"<th>{head}</th>" for head in ("seconds", "mean", "p50", "p90", "p99"))
+    rows = "".join(
+        f"<tr><th>{name}</th>{_cells(report[key])}</tr>" for key, name in SPREADS.items()
+    )
+    rates = ", ".join(
+        f"{report[key]:.3g} {name}"
+        for key, name in (
+            ("completed", "completed"),
+            ("failed", "failed"),
+            ("request_rate", "requests/s"),
+            ("output_tokens_per_second", "output tokens/s"),
+            ("goodput", "good requests/s"),
+        )
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>{svg[svg.index('<svg') :]}"
+        f"<table><caption>{rates}</caption><tr>{heads}</tr>{rows}</table></html>\n"
+    )
+
+
+def _cells(figures: Mapping[str, float | None]) -> str:
+    shown = ("–" if value is None else f"{value:.4g}" for value in figures.values())
+    return "".join(f"<td>{value}</td>" for value in shown)

@@ -1,0 +1,191 @@
+"""What is asked: a row's own tokens from a seed, behind all that its session said before.
+
+A token depends on the seed and on where it stands: in a block of the trace, which several
+prompts may share, or in the text that one request alone has.  So a prefix that rows share comes
+out as the same tokens, and the same seed asks the same questions.  Only answers come from the
+server, and a turn that goes on from one has it word for word.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.load.words import WORDS
+from kvell.simulator.rows import TraceRow, predecessors
+
+Said = TypeVar("Said", list[int], str, list[dict[str, str]])
+"""All that was said in a session so far: token ids, text, or messages."""
+Ids = npt.NDArray[np.int64]
+FIRST_ORDINARY_ID = 256
+"""Below it many vocabularies have special tokens or single bytes."""
+_SHARED, _OWN, _ANSWER = 1, 2, 3
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back.
+
+    :param token_ids: empty where the server does not tell them.
+    """
+
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """Tokens as a function of seed and place, evenly over ``low`` … ``high`` - 1."""
+
+    seed: int
+    low: int
+    high: int
+
+    @classmethod
+    def of_vocabulary(cls, seed: int, size: int) -> "TokenSource":
+        """Ids below ``size`` that are ordinary tokens in most vocabularies."""
+        return cls(seed, min(FIRST_ORDINARY_ID, size // 2), size)
+
+    def asked(self, row: TraceRow, index: int, count: int) -> Ids:
+        """int64 [count], what request ``index`` adds to its session: shared blocks, own tokens."""
+        size = row.block_tokens
+        named = min(len(row.block_ids) * size, count)
+        places = (row.block_ids[:, None] * size + np.arange(size)).reshape(-1)[:named]
+        shared = self._tokens(_SHARED, 0, places)
+        own = self._tokens(_OWN, index, np.arange(count - named))
+        return np.concatenate([shared, own])
+
+    def answer(self, index: int, count: int) -> Ids:
+        """int64 [count], an answer to request ``index`` that no model gave."""
+        return self._tokens(_ANSWER, index, np.arange(count))
+
+    def _tokens(self, kind: int, index: int, places: Ids) -> Ids:
+        seeds = np.array([self.seed, kind, index], np.uint64)
+        state = np.uint64(0)
+        with np.errstate(over="ignore"):
+            for part in seeds:
+                state = _mixed(state + part + _ODD)
+            drawn = _mixed(places.astype(np.uint64) * _ODD + state)
+        found: Ids = self.low + (drawn % np.uint64(self.high - self.low)).astype(np.int64)
+        return found
+
+
+class Prompts(Generic[Said]):
+    """The prompts of a run; keeps what a session said until its next turn is asked.
+
+    :param field: the body's field for them.
+    :param asked: makes new tokens into what a client says.
+    :param answered: makes an answer into what was said.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[TraceRow],
+        source: TokenSource,
+        field: str,
+        asked: Callable[[Ids], Said],
+        answered: Callable[[Answer], Said],
+    ) -> None:
+        self._rows, self._source, self._field = rows, source, field
+        self._asked: Callable[[Ids], Said] = asked
+        self._answered: Callable[[Answer], Said] = answered
+        self._before = [
+            before if row.continues else None
+            for row, before in zip(rows, predecessors(rows), strict=True)
+        ]
+        self._goes_on = {before for before in self._before if before is not None}
+        self._prompts: dict[int, Said] = {}
+        self._said: dict[int, Said] = {}
+
+    def can_ask(self, index: int) -> bool:
+        """False if the turn that the request goes on from has no answer."""
+        before = self._before[index]
+        return before is None or before in self._said
+
+    def ask(self, index: int) -> dict[str, Any]:
+        """The field and the prompt of a request; once for each.
+
+        :raises KeyError: if it cannot be asked.
+        """
+        row, before = self._rows[index], self._before[index]
+        said_tokens = 0 if before is None else self._rows[before].num_tokens
+        count = row.prompt_tokens - said_tokens
+        prompt = self._asked(self._source.asked(row, index, count))
+        if before is not None:
+            prompt = self._said.pop(before) + prompt
+        if index in self._goes_on:
+            self._prompts[index] = prompt
+        return {self._field: prompt}
+
+    def answered(self, index: int, answer: Answer) -> None:
+        """An answer came, whole or as far as its client listened."""
+        if index in self._prompts:
+            self._said[index] = self._prompts.pop(index) + self._answered(answer)
+
+
+Encode = Callable[[str], list[int]]
+
+
+def id_prompts(
+    rows: Sequence[TraceRow], seed: int, vocab_size: int, encode: Encode
+) -> Prompts[list[int]]:
+    """Prompts as token ids.
+
+    :param encode: makes an answer's text into ids where the server does not tell them.
+    """
+    source = TokenSource.of_vocabulary(seed, vocab_size)
+
+    def answered(answer: Answer) -> list[int]:
+        return answer.token_ids or encode(answer.text)
+
+    return Prompts(rows, source, "prompt", Ids.tolist, answered)
+
+
+def whole_prompts(rows: Sequence[TraceRow], seed: int, vocab_size: int) -> list[list[int]]:
+    """All prompts as token ids, with made-up answers of the rows' lengths inside sessions."""
+    made_up = TokenSource.of_vocabulary(seed, vocab_size)
+    prompts = id_prompts(rows, seed, vocab_size, lambda _text: [])
+    found: list[list[int]] = []
+    for index, row in enumerate(rows):
+        found.append(prompts.ask(index)["prompt"])
+        answer = made_up.answer(index, row.output_tokens).tolist()
+        prompts.answered(index, Answer("", answer))
+    return found
+
+
+def text_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[str]:
+    """Prompts as words that are one token each in most vocabularies."""
+    return Prompts(rows, _words(seed), "prompt", _as_text, lambda answer: answer.text)
+
+
+def chat_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[list[dict[str, str]]]:
+    """Conversations of such words; the template's tokens come on top."""
+
+    def said(role: str, text: str) -> list[dict[str, str]]:
+        return [{"role": role, "content": text}]
+
+    return Prompts(
+        rows,
+        _words(seed),
+        "messages",
+        lambda ids: said("user", _as_text(ids).strip()),
+        lambda answer: said("assistant", answer.text),
+    )
+
+
+def _words(seed: int) -> TokenSource:
+    return TokenSource(seed, 0, len(WORDS))
+
+
+def _as_text(ids: Ids) -> str:
+    return "".join(f" {WORDS[word]}" for word in ids.tolist())
+
+
+def _mixed(values: Any) -> Any:
+    """Spread uint64 over all values (splitmix64's last steps)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,45 @@
+"""One run against one server: is it there, its counters before and after, and the load between."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvell.load.driver import Driver, Load
+from kvell.load.outcome import Outcome
+from kvell.load.preflight import served_model
+from kvell.load.prompts import Prompts
+from kvell.load.scrape import scraped
+from kvell.load.wire import Client, Wire
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run found.
+
+    :param server: what the server's own counters say of it; see
+        :meth:`kvell.load.scrape.Counters.since`.
+    """
+
+    model: str
+    outcomes: Sequence[Outcome]
+    server: dict[str, float | int]
+
+
+async def measure(
+    client: Client,
+    base_url: str,
+    wire: Wire,
+    prompts: Prompts[Any],
+    load: Load,
+    on_ended: Callable[[int, int], None] = lambda _ended, _all: None,
+) -> Measured:
+    """Send a load.
+
+    :param wire: with an empty model, the only one of the server is asked.
+    :raises ChangeSomething: if the server is not there or refuses what it is asked.
+    """
+    wire = replace(wire, model=await served_model(client, base_url, wire.model or None))
+    before = await scraped(client)
+    outcomes = await Driver(client, wire, prompts, load, on_ended).run()
+    after = await scraped(client)
+    return Measured(wire.model, outcomes, after.since(before))

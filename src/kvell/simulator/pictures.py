@@ -1,0 +1,38 @@
+"""What all our pictures have in common: colours, plain axes, files that are equal byte for byte."""
+
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".svg", ".html")
+INK, GREY = "#111827", "#4b5563"
+STYLE = (
+    "body{font:14px/1.5 system-ui,sans-serif;color:#111827;margin:2rem auto;max-width:80rem;"
+    "padding:0 1rem}svg{width:100%;height:auto}table{border-collapse:collapse;margin-top:1rem}"
+    "caption{text-align:left;color:#4b5563;padding:.3rem 0}"
+    "th,td{padding:.3rem .9rem;text-align:right;border-bottom:1px solid #e5e7eb}"
+    "th:first-child{text-align:left}"
+)
+"""Of an HTML page with a picture and a table."""
+
+
+def quiet(axes: "Axes") -> None:
+    """Draw no more of them than is read."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#9ca3af")
+    axes.tick_params(colors=GREY, labelsize=8.5)
+    axes.set_axisbelow(False)
+    axes.grid(axis="y", color=INK, alpha=0.08, linewidth=0.6)
+
+
+def saved(figure: "Figure", kind: str) -> bytes:
+    """The same bytes for the same figure: no date, no random names."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "kvell", "hatch.linewidth": 0.5}):
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()

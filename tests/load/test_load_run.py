@@ -1,0 +1,132 @@
+"""A whole run: is the server there, and what its counters say."""
+
+import asyncio
+
+import pytest
+
+from kvell.errors import ChangeSomething
+from kvell.load.driver import Load
+from kvell.load.preflight import served_model
+from kvell.load.prompts import text_prompts
+from kvell.load.run import Measured, measure
+from kvell.load.scrape import Counters, parsed, scraped
+from kvell.load.wire import ConnectionFailed, Wire
+from tests.load.loads import row
+from tests.load.virtual_time import FakeServer, run_virtually
+
+URL = "http://server"
+
+
+def chosen(server: FakeServer, wanted: str | None) -> str:
+    return asyncio.run(served_model(server, URL, wanted))
+
+
+class Silent(FakeServer):
+    async def get(self, path: str) -> tuple[int, bytes]:
+        raise ConnectionFailed(f"no connection for {path}")
+
+
+class Answering(FakeServer):
+    """Says the same to whatever is got."""
+
+    def __init__(self, status: int, body: bytes = b"") -> None:
+        super().__init__()
+        self._status, self._body = status, body
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        return self._status, self._body
+
+
+class TestModel:
+    def test_the_only_one(self) -> None:
+        assert chosen(FakeServer(), None) == "fake"
+
+    def test_one_of_several(self) -> None:
+        server = FakeServer(models=("a", "b"))
+        assert chosen(server, "b") == "b"
+        with pytest.raises(ChangeSomething, match=r"--model=: cannot be guessed .*give a or b"):
+            chosen(server, None)
+
+    def test_an_unknown_one(self) -> None:
+        with pytest.raises(ChangeSomething, match=r"--model=c: is not served at .*; use a or b"):
+            chosen(FakeServer(models=("a", "b")), "c")
+
+    @pytest.mark.parametrize(
+        "server", [Answering(404), Answering(200, b"{}"), Answering(200, b'{"data": []}')]
+    )
+    def test_a_server_that_lists_none_is_believed(self, server: FakeServer) -> None:
+        assert chosen(server, "any") == "any"
+        with pytest.raises(ChangeSomething, match="give the name it serves"):
+            chosen(server, None)
+
+    def test_nobody_there(self) -> None:
+        with pytest.raises(ChangeSomething, match=f"--base-url={URL}: does not answer: no conn"):
+            chosen(Silent(), "a")
+
+    @pytest.mark.parametrize("status", [401, 403])
+    def test_a_key_is_wanted(self, status: int) -> None:
+        with pytest.raises(ChangeSomething, match=f"--api-key=…: .*HTTP {status}: who are you"):
+            chosen(Answering(status, b'{"error": {"message": "who are you"}}'), "a")
+
+
+KVELL = """# HELP kvell:prefix_cache_queries_total Prompt tokens looked up.
+# TYPE kvell:prefix_cache_queries_total counter
+kvell:prefix_cache_queries_total{model_name="a"} %d
+# TYPE kvell:prefix_cache_hits_total counter
+kvell:prefix_cache_hits_total{model_name="a"} %d
+# TYPE kvell:num_preemptions_total counter
+kvell:num_preemptions_total{model_name="a"} %d
+"""
+
+
+class TestCounters:
+    def test_of_kvell_and_vllm(self) -> None:
+        ours = parsed(KVELL % (100, 40, 3))
+        theirs = parsed((KVELL % (100, 40, 3)).replace("kvell:", "vllm:"))
+        assert ours == theirs
+        assert len(ours.values) == 3
+
+    def test_labels_are_summed(self) -> None:
+        text = (
+            'vllm:num_preemptions_total{engine="0"} 2\nvllm:num_preemptions_total{engine="1"} 5\n'
+        )
+        assert parsed(text).values == {"num_preemptions_total": 7}
+
+    def test_what_a_run_added(self) -> None:
+        before, after = parsed(KVELL % (100, 40, 3)), parsed(KVELL % (300, 90, 5))
+        assert after.since(before) == {"prefix_cache_hit_rate": 0.25, "preemptions": 2}
+
+    def test_what_is_unknown_is_left_out(self) -> None:
+        none, some = Counters({}), parsed(KVELL % (300, 90, 5))
+        assert none.since(some) == some.since(none) == none.since(none) == {}
+        assert some.since(some) == {"preemptions": 0}
+
+    def test_a_restart_in_between(self) -> None:
+        assert parsed(KVELL % (9, 1, 0)).since(parsed(KVELL % (100, 40, 3))) == {}
+
+    @pytest.mark.parametrize("text", ["", "<html>", "vllm:num_preemptions_total\n", '{"a": 1}'])
+    def test_what_is_no_metrics(self, text: str) -> None:
+        assert parsed(text).values == {}
+
+    def test_servers_without(self) -> None:
+        for server in (Silent(), FakeServer(), Answering(500, b"vllm:num_preemptions_total 3\n")):
+            assert asyncio.run(scraped(server)).values == {}
+
+
+def test_a_run() -> None:
+    server = FakeServer(metrics=[KVELL % (100, 40, 3), KVELL % (300, 90, 5)])
+    rows, told = [row(), row(0.1), row(0.2)], list[tuple[int, int]]()
+    work = measure(
+        server,
+        URL,
+        Wire(""),
+        text_prompts(rows, 0),
+        Load(rows, [None] * 3),
+        lambda ended, of: told.append((ended, of)),
+    )
+    found: Measured = run_virtually(work)
+    assert found.model == server.asked[0].body["model"] == "fake"
+    assert found.server == {"prefix_cache_hit_rate": 0.25, "preemptions": 2}
+    assert [one.is_complete for one in found.outcomes] == [True] * 3
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert server.metrics == []
