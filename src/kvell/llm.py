@@ -7,7 +7,9 @@ over a socket.
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.engine.admissible import prompt_problem
+from kvell.engine.admissible import request_problem
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.contract import MemoryContract
 from kvell.engine.engine import Engine
@@ -26,6 +28,9 @@ from kvell.engine.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Manager
 from kvell.models.detokenizer import IncrementalDetokenizer
+from kvell.models.draft_model import check_draft
+from kvell.models.image_content import ImagePrompt, Tensors
+from kvell.models.image_store import take_images
 from kvell.models.loading import check_model
 from kvell.models.progress import Progress, quiet
 from kvell.models.source import resolve_model
@@ -34,7 +39,11 @@ from kvell.models.tokenizer import Tokenizer
 from kvell.vocabulary import FinishReason, RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
-"""A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids."""
+"""A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids.
+
+A mapping may have ``images`` beside its token ids: the tensors that the model's processor makes
+of the prompt's images (``{"pixel_values": …, …}``), the ids being those of the same call.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,10 +72,16 @@ class LLM:
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
+    :param kv_budget: tokens of a long prompt that each layer of full attention keeps once it is
+        computed (``"1024"``), or keeps on average, the lower layers more (``"pyramid:1024"``).
+        None keeps all. Answers change; prompts beyond the budget share no prefix.
     :param max_model_len: None takes the longest request that the model and pool allow.
-    :param num_speculative_tokens: tokens that a request may guess in one step; a guess is what
+    :param num_speculative_tokens: tokens that a request may guess in one step. Answers stay
+        the same.
+    :param speculative_model: a smaller model of the same vocabulary that says the guesses, named
+        like ``model``; its keys and values lie in the same pool. Without it a guess is what
         followed the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens when they
-        occurred before. Answers stay the same; models with states guess nothing.
+        occurred before.
     :param cache_dir: where the packaged model is kept once converted.
     :param journal: written with every input of the engine, if given.
     :param incarnation: counts the restarts of a served instance.
@@ -80,12 +95,14 @@ class LLM:
         kv_memory_bytes: int | None = None,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
+        kv_budget: str | None = None,
         device: str = "cpu",
         max_model_len: int | None = None,
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 256,
         manager: Manager = "kvell",
         num_speculative_tokens: int = 0,
+        speculative_model: str | None = None,
         prompt_lookup_max: int = 5,
         prompt_lookup_min: int = 2,
         cache_dir: Path | None = None,
@@ -94,11 +111,18 @@ class LLM:
         incarnation: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        path = resolve_model(model, cache_dir or Path.home() / ".cache" / "kvell", progress)
+        cache_dir = cache_dir or Path.home() / ".cache" / "kvell"
+        path = resolve_model(model, cache_dir, progress)
         check_model(path)
         self.tokenizer = Tokenizer.load(path)
+        load = partial(load_model, dtype=dtype, device=device, progress=progress)
+        draft_path: Path | None = None
+        if speculative_model is not None:
+            draft_path = resolve_model(speculative_model, cache_dir, progress)
+            check_model(draft_path)
+            check_draft(draft_path, path, self.tokenizer, speculative_model)
         self.engine: Engine = build_engine(
-            load_model(path, dtype, device, progress, kv_cache_dtype),
+            load(path, kv_cache_dtype=kv_cache_dtype, kv_budget=kv_budget),
             model,
             EngineOptions(
                 kv_memory_bytes,
@@ -113,6 +137,7 @@ class LLM:
             self.tokenizer.eos_token_ids,
             journal,
             incarnation,
+            draft=load(draft_path, kv_cache_dtype=kv_cache_dtype) if draft_path else None,
         )
         self._credits = self.engine.ready().credits
         self._instance = LocalInstance(self.engine)
@@ -141,17 +166,18 @@ class LLM:
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = _each(sampling or SamplingParams(), len(many))
         ids = [self._token_ids(prompt) for prompt in many]
-        for tokens in ids:
-            self._check(tokens)
-        jobs = [
-            _Job(i, tokens, one, self.tokenizer, choice)
-            for i, (tokens, asked) in enumerate(zip(ids, params, strict=True))
-            for choice, one in enumerate(asked.choices())
-        ]
-        started_seconds = self._clock.now_seconds()
-        self.engine.core.max_running = 0
-        for batch in [[job] for job in jobs] if sequential else [jobs]:
-            self._run(batch)
+        with self._told(ids, many) as told:
+            for prompt, one in zip(told, params, strict=True):
+                self._check(prompt, one)
+            jobs = [
+                _Job(i, tokens, one, self.tokenizer, choice, told[i])
+                for i, (tokens, asked) in enumerate(zip(ids, params, strict=True))
+                for choice, one in enumerate(asked.choices())
+            ]
+            started_seconds = self._clock.now_seconds()
+            self.engine.core.max_running = 0
+            for batch in [[job] for job in jobs] if sequential else [jobs]:
+                self._run(batch)
         self._stats = self._measure(jobs, self._clock.now_seconds() - started_seconds)
         return [job.output() for job in jobs]
 
@@ -167,9 +193,12 @@ class LLM:
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Text of one request as it is made; closing the iterator cancels the request."""
         tokens = self._token_ids(prompt)
-        self._check(tokens)
         [only] = (sampling or SamplingParams()).choices()[:1]
-        job = _Job(0, tokens, only, self.tokenizer)
+        with self._told([tokens], [prompt]) as told:
+            self._check(told[0], only)
+            yield from self._stream(_Job(0, tokens, only, self.tokenizer, 0, told[0]))
+
+    def _stream(self, job: "_Job") -> Iterator[str]:
         request_id = self._submit(job)
         shown = 0
         try:
@@ -211,7 +240,9 @@ class LLM:
         sampling = job.sampling
         if sampling.seed is None and sampling.temperature > 0:
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
-        self._instance.send(Submit(request_id, job.prompt.astype("<i4").tobytes(), sampling))
+        told = job.told
+        ids = told.token_ids.astype("<i4").tobytes()
+        self._instance.send(Submit(request_id, ids, sampling, images=told.images))
         return request_id
 
     def _deliver(self, event: Event, jobs: Mapping[RequestId, "_Job"]) -> None:
@@ -231,9 +262,26 @@ class LLM:
             return self.tokenizer.encode(prompt)
         return np.asarray(prompt, np.int32)
 
-    def _check(self, tokens: npt.NDArray[np.int32]) -> None:
+    @contextmanager
+    def _told(
+        self, ids: Sequence[npt.NDArray[np.int32]], prompts: Sequence[Prompt]
+    ) -> Iterator[list[ImagePrompt]]:
+        """The prompts as the engine takes them; it knows their images for so long."""
+        told: list[ImagePrompt] = []
+        try:
+            for tokens, prompt in zip(ids, prompts, strict=True):
+                told.append(take_images(self.engine.images, tokens, _images_of(prompt)))
+            yield told
+        finally:
+            for known in told:
+                if self.engine.images is not None:
+                    self.engine.images.release(known)
+
+    def _check(self, prompt: ImagePrompt, sampling: SamplingParams) -> None:
         """Refuse here, by name, what the engine would refuse."""
-        if problem := prompt_problem(tokens, self.engine.core.limits):
+        core, asked = self.engine.core, sampling.max_tokens or 1
+        layout = core.memory.layout
+        if problem := request_problem(prompt.token_ids, prompt.images, asked, core.limits, layout):
             raise problem
 
     def _measure(self, jobs: Sequence["_Job"], seconds: float) -> dict[str, Any]:
@@ -258,7 +306,8 @@ class _Job:
     prompt: npt.NDArray[np.int32]
     sampling: SamplingParams
     tokenizer: Tokenizer
-    choice: int = 0
+    choice: int
+    told: ImagePrompt
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finished: Finished | None = None
@@ -299,6 +348,11 @@ class _Job:
             "stop" if self.stopped else done.reason,
             self.choice,
         )
+
+
+def _images_of(prompt: Prompt) -> Tensors | None:
+    """The tensors of a prompt's images, if it has any."""
+    return prompt.get("images") if isinstance(prompt, Mapping) else None
 
 
 def _each(

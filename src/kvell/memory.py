@@ -38,7 +38,8 @@ from typing import Literal
 from kvell.errors import ChangeSomething
 from kvell.pages.audit import audit
 from kvell.pages.extents import Extent, extents_of
-from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+from kvell.pages.grouping import Embeddings
+from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout, as_draft
 from kvell.pages.registering import MAX_REGISTERED_PADDING, plan_groups_into
 from kvell.pages.sizing import MANAGERS, Manager, plan_layout
 from kvell.pages.slots import SlotTable
@@ -61,6 +62,7 @@ from kvell.prefix.radix import Tokens, common_prefix
 __all__ = [
     "MANAGERS",
     "MAX_REGISTERED_PADDING",
+    "Embeddings",
     "Extent",
     "Facts",
     "GroupKind",
@@ -81,6 +83,7 @@ __all__ = [
     "SlotTable",
     "Tokens",
     "alignment_tokens",
+    "as_draft",
     "audit",
     "common_prefix",
     "create_core",

@@ -95,7 +95,8 @@ class TestEngineFlags:
     def test_all_arrive(self, kvell: Kvell, model: Any) -> None:
         flags = (
             "--model m --kv-memory 24GB --dtype bfloat16 --device cuda --max-model-len 4096 "
-            "--max-num-batched-tokens 7 --max-num-seqs 3 --manager paged --kv-cache-dtype fp8"
+            "--max-num-batched-tokens 7 --max-num-seqs 3 --manager paged --kv-cache-dtype fp8 "
+            "--kv-budget pyramid:512"
         )
         kvell("generate", "--prompt", "x", *flags.split())
         settings = model.settings
@@ -108,11 +109,14 @@ class TestEngineFlags:
         assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (7, 3)
         assert settings.manager == "paged"
         assert settings.kv_cache_dtype == "fp8"
-        assert "--kv-cache-dtype fp8" in " ".join(settings.flags())
+        assert settings.kv_budget == "pyramid:512"
+        assert "--kv-cache-dtype fp8 --kv-budget pyramid:512" in " ".join(settings.flags())
 
     def test_defaults(self, kvell: Kvell, model: Any) -> None:
         kvell("generate", "--prompt", "x")
         assert (model.settings.model, model.settings.max_model_len) == ("smollm2", None)
+        assert model.settings.kv_budget is None
+        assert "--kv-budget" not in model.settings.flags()
         assert model.settings.kv_memory_bytes == 2**30  # a quarter of the 4 GiB available
 
     def test_a_gpu_gets_no_default_from_host_memory(self, kvell: Kvell, model: Any) -> None:

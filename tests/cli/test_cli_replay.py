@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvell.cli.replay import REPOSITORY, images_in_text, named_config
+from kvell.cli.replay import images_in_text
+from kvell.cli.replay_models import REPOSITORY, named_config
 from kvell.memory import GroupKind, LayerSpec
 
 Kvell = Callable[..., Any]
@@ -79,6 +80,33 @@ class TestJson:
         assert paged["waste"] > ours["waste"]
         needed = [sum(g["needed_bytes_mean"] for g in found["groups"]) for found in (ours, paged)]
         assert needed[0] == pytest.approx(needed[1], rel=0.05)
+
+    def test_guesses_save_steps_and_a_draft_model_takes_memory(
+        self, replay: Any, tiny_config: Path
+    ) -> None:
+        flags = ("--num-speculative-tokens", "3", "--acceptance", "1")
+        plain, free = replay(), replay(*flags)
+        drafted = replay(*flags, "--speculative-model", tiny_config)
+        assert plain["spec_decode_draft_tokens"] == 0
+        assert free["spec_decode_accepted_tokens"] == free["spec_decode_draft_tokens"] > 0
+        assert free["steps"] == drafted["steps"] < plain["steps"]
+        assert drafted["virtual_seconds"] > free["virtual_seconds"]
+        assert [group["name"] for group in drafted["groups"]] == [
+            "sliding(128)",
+            "full",
+            "draft-sliding(128)",
+            "draft-full",
+        ]
+        never = replay("--num-speculative-tokens", "3", "--acceptance", "0")
+        assert never["spec_decode_accepted_tokens"] == 0
+
+    def test_a_draft_model_without_guesses_is_a_mistake(
+        self, kvell: Kvell, tiny_config: Path, trace: Path
+    ) -> None:
+        names = ("--trace", trace, "--model", tiny_config, "--speculative-model", tiny_config)
+        ended = kvell("replay", *names)
+        assert ended.code == 2
+        assert "guesses nothing without a number of tokens" in ended.stderr
 
     def test_requests_out(self, replay: Any, tmp_path: Path) -> None:
         path = tmp_path / "requests.jsonl"

@@ -28,6 +28,10 @@ ALL_SET = EngineSettings(
     max_num_batched_tokens=7,
     max_num_seqs=3,
     manager="paged",
+    num_speculative_tokens=5,
+    speculative_model="some/draft",
+    prompt_lookup_max=4,
+    prompt_lookup_min=3,
 )
 
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvell.engine.assembly import EngineOptions, load_model, make_limits
+from kvell.engine.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
-from kvell.memory import LayerSpec, Layout, large_pages_needed, plan_layout
+from kvell.memory import GroupKind, LayerSpec, Layout, large_pages_needed, plan_layout
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB
 from tests.pages.pools import layers
@@ -114,3 +115,58 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ChangeSomething, match=r"--device=cuda: .*use cpu"):
         load_model(Path("anywhere"), "auto", "cuda", lambda what, done: None)
+
+
+def test_a_draft_model_bounds_the_length_too() -> None:
+    options = EngineOptions(num_speculative_tokens=2)
+    limits = make_limits(gemma_pool(1024 * MIB), model(), options, model(4_096))
+    assert (limits.max_model_len, limits.num_speculative_tokens) == (4_096, 2)
+    assert limits.has_drafter
+    assert not make_limits(gemma_pool(1024 * MIB), model(), options).has_drafter
+    with pytest.raises(ChangeSomething, match="or of its draft model: 4096 tokens"):
+        make_limits(
+            gemma_pool(1024 * MIB), model(), replace(options, max_model_len=5_000), model(4_096)
+        )
+
+
+@pytest.mark.parametrize(
+    ("wish", "field", "problem"),
+    [
+        ({"num_speculative_tokens": -1}, "--num-speculative-tokens", "below 0"),
+        ({"prompt_lookup_min": 0}, "--prompt-lookup-min", "not between 1 and"),
+        ({"prompt_lookup_min": 7}, "--prompt-lookup-min", "--prompt-lookup-max=5"),
+    ],
+)
+def test_guesses_that_contradict_themselves_are_refused(
+    wish: dict[str, int], field: str, problem: str
+) -> None:
+    with pytest.raises(ChangeSomething, match=problem) as told:
+        check_speculation(model(), None, EngineOptions(**wish))  # type: ignore[arg-type]
+    assert told.value.field == field
+
+
+def drafting(vocab_size: int, kind: GroupKind = GroupKind.FULL) -> PagedModel:
+    description = SimpleNamespace(
+        architecture="TinyForCausalLM",
+        vocab_size=vocab_size,
+        layers=(LayerSpec(0, kind, 1, 64, 2),),
+    )
+    return cast(PagedModel, SimpleNamespace(description=description))
+
+
+@pytest.mark.parametrize(
+    ("draft", "guesses", "problem"),
+    [
+        (drafting(99), 0, "use --num-speculative-tokens 4"),
+        (drafting(98), 2, "vocabulary of 98 tokens, the model one of 99"),
+        (drafting(99, GroupKind.VISION), 2, "where a model reads images"),
+    ],
+)
+def test_a_model_that_cannot_guess_for_another_is_refused(
+    draft: PagedModel, guesses: int, problem: str
+) -> None:
+    options = EngineOptions(num_speculative_tokens=guesses)
+    with pytest.raises(ChangeSomething, match=problem) as told:
+        check_speculation(drafting(99), draft, options)
+    assert (told.value.field, told.value.value) == ("--speculative-model", "TinyForCausalLM")
+    check_speculation(drafting(99), drafting(99), EngineOptions(num_speculative_tokens=2))

@@ -1,6 +1,7 @@
 """From a plan to arrays: checked by hand, and against a dictionary of positions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,7 +127,9 @@ def test_a_states_table_has_its_slices_and_its_cuts_count_from_the_steps_first_t
         (6, 1, 64, 1, 31),
     )
     arrays = made.states(1, [work(5, 3, 1), work(6, 60, 12)], kept)
-    assert {name: values.tolist() for name, values in vars(arrays).items()} == {
+    assert arrays.end_page_ids is None
+    written = {k: v for k, v in vars(arrays).items() if v is not None}
+    assert {name: values.tolist() for name, values in written.items()} == {
         "query_starts": [0, 1, 13],
         "starts": [3, 60],
         "page_ids": [[10, 11], [20, 21]],
@@ -134,7 +137,7 @@ def test_a_states_table_has_its_slices_and_its_cuts_count_from_the_steps_first_t
         "cut_tokens": [4, 12],
         "cut_page_ids": [[30, 31], [40, 41]],
     }
-    assert all(v.dtype == np.int32 and v.flags["C_CONTIGUOUS"] for v in vars(arrays).values())
+    assert all(v.dtype == np.int32 and v.flags["C_CONTIGUOUS"] for v in written.values())
 
 
 def test_states_without_checkpoints() -> None:
@@ -142,6 +145,29 @@ def test_states_without_checkpoints() -> None:
     arrays = made.states(0, [work(5, 0, 7)], checkpoints())
     assert arrays.cut_page_ids.shape == (0, 2)
     assert arrays.cut_requests.tolist() == arrays.cut_tokens.tolist() == []
+
+
+def test_a_running_state_goes_on_over_known_tokens_only() -> None:
+    """Of five tokens two are guesses: the state after the third is kept, that at the end not."""
+    rows: list[Row] = [(5, 0, 0, 10), (5, 0, 1, 11), (6, 0, 0, 20), (6, 0, 1, 21)]
+    made = tables(*rows, groups=[STATE])
+    guessing = replace(work(5, 30, 5), proposed=2)
+    arrays = made.states(
+        0, [guessing, work(6, 60, 2)], checkpoints((6, 0, 61, 0, 8), (6, 0, 61, 1, 9))
+    )
+    assert arrays.end_page_ids is not None
+    assert arrays.page_ids.tolist() == [[10, 11], [20, 21]]
+    assert arrays.end_page_ids.tolist() == [[-1, -1], [20, 21]]
+    cuts = zip(arrays.cut_requests, arrays.cut_tokens, arrays.cut_page_ids.tolist(), strict=True)
+    assert list(cuts) == [(1, 1, [8, 9]), (0, 3, [10, 11])]
+
+
+def test_guesses_alone_leave_the_state_as_it_is() -> None:
+    made = tables((5, 0, 0, 10), (5, 0, 1, 11), groups=[STATE])
+    arrays = made.states(0, [replace(work(5, 33, 2), proposed=2)], checkpoints())
+    assert arrays.end_page_ids is not None
+    assert arrays.end_page_ids.tolist() == [[-1, -1]]
+    assert len(arrays.cut_requests) == 0
 
 
 def test_states_that_moved_are_found_where_they_lie_now() -> None:

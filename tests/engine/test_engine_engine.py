@@ -1,5 +1,6 @@
 """The engine ties core, runner and arena together, and gives back what it was granted."""
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -134,5 +135,6 @@ def test_everything_that_decides_goes_through_the_journal_and_questions_do_not()
 def test_a_model_runner_leaves_an_idle_plan_alone() -> None:
     """No work, no forward pass: there is no model behind this runner."""
     pool = torch.empty(0, dtype=torch.uint8)
-    runner = ModelRunner(cast(PagedModel, None), LAYOUT, SlotTable(40), pool)
+    nothing = SimpleNamespace(device=pool.device, images=None)
+    runner = ModelRunner(cast(PagedModel, nothing), LAYOUT, SlotTable(40), pool)
     assert runner.run(StepPlan(StepNumber(5))) == StepResult(StepNumber(5), ())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
-from kvell.models.budgets import pyramid_budgets, with_budgets
+from kvell.models.budgets import OBSERVED_TOKENS, budgets_of, pyramid_budgets, with_budgets
 from kvell.pages.layout import GroupKind, LayerSpec
 from kvell.pages.sizing import plan_layout
 from kvell.vocabulary import GIB
@@ -85,3 +85,52 @@ def test_the_state_beside_attention_keeps_its_kind() -> None:
     state = LayerSpec(0, GroupKind.STATE, 0, 0, 2, state_bytes=64)
     layers = with_budgets([FULL[0], state], {0: 32})
     assert [layer.kind for layer in layers] == [GroupKind.DROPPING, GroupKind.STATE]
+
+
+MIXED = [
+    LayerSpec(0, GroupKind.SLIDING, 8, 128, 2, 64),
+    LayerSpec(1, GroupKind.FULL, 8, 128, 2),
+    LayerSpec(2, GroupKind.STATE, 0, 0, 2, state_bytes=64),
+    LayerSpec(3, GroupKind.FULL, 8, 128, 2),
+    LayerSpec(4, GroupKind.FULL, 8, 128, 2, kv_of=3),
+]
+
+
+def test_a_budget_is_for_layers_of_full_attention_with_tokens_of_their_own() -> None:
+    assert budgets_of(MIXED, "512") == {1: 512, 3: 512}
+
+
+def test_a_pyramid_over_them_keeps_its_mean() -> None:
+    budgets = budgets_of(FULL, "pyramid:108")
+    assert tuple(budgets.values()) == pyramid_budgets(4, 108, recent_tokens=OBSERVED_TOKENS)
+    assert sum(budgets.values()) == 4 * 108
+    assert budgets_of(MIXED, "pyramid:108") == {1: 203, 3: 13}
+
+
+@pytest.mark.parametrize(
+    ("budget", "problem"),
+    [
+        ("", "is no budget"),
+        ("many", "is no budget"),
+        ("-5", "is no budget"),
+        ("512 ", "is no budget"),
+        ("cone:512", "is no budget"),
+        ("pyramid:", "is no budget"),
+        ("8", "keeps nothing beside the 8 tokens that choose"),
+        ("pyramid:0", "keeps nothing"),
+    ],
+)
+def test_budgets_that_are_none(budget: str, problem: str) -> None:
+    with pytest.raises(ChangeSomething, match=problem) as caught:
+        budgets_of(FULL, budget)
+    assert (caught.value.field, caught.value.value) == ("--kv-budget", budget)
+
+
+def test_the_smallest_budgets() -> None:
+    assert set(budgets_of(FULL, "9").values()) == {9}
+    assert min(budgets_of(FULL, "pyramid:9").values()) == 9
+
+
+def test_a_model_that_has_nothing_to_drop_from() -> None:
+    with pytest.raises(ChangeSomething, match="no layers of full attention"):
+        budgets_of(MIXED[:1], "512")

@@ -10,7 +10,7 @@ from kvell.errors import ChangeSomething
 from kvell.models.config_fields import BOUNDLESS_TOKENS
 from kvell.models.configs import config_from_dict
 from kvell.models.description import architecture, describe
-from kvell.models.families import EXACT, REFUSED, require_exact
+from kvell.models.families import EXACT, REFUSED, WITH_IMAGES, require_exact
 from kvell.models.layer_kinds import kv_sources, layer_types
 from kvell.pages.layout import GroupKind
 from kvell.pages.sizing import plan_layout
@@ -260,9 +260,9 @@ def test_recurrent_families_are_refused_with_what_they_need(model_type: str) -> 
     [
         ("Llama4ForConditionalGeneration", "encoder of images"),
         ("DeepseekV32ForCausalLM", "index"),
-        ("MllamaForConditionalGeneration", "cross-attention"),
+        ("MllamaForCausalLM", "cross-attention"),
         ("WhisperForConditionalGeneration", "cross-attention"),
-        ("LlavaOnevisionForConditionalGeneration", "encoder of images"),
+        ("LlavaForConditionalGeneration", "encoder of images"),
         ("Qwen3_5ForConditionalGeneration", "encoder of images"),
         ("SomethingNobodyTested", "not among"),
     ],
@@ -274,4 +274,5 @@ def test_other_families_are_refused(name: str, need: str) -> None:
 
 
 def test_no_architecture_is_both_exact_and_refused() -> None:
-    assert not EXACT & set(REFUSED)
+    assert not (EXACT | set(WITH_IMAGES)) & set(REFUSED)
+    assert not EXACT & set(WITH_IMAGES)

@@ -18,6 +18,7 @@ from kvell.models.loading import load_paged_model, random_paged_model
 from kvell.models.random_weights import write_random_model
 from kvell.models.source import fetch_from_hub, resolve_model
 from kvell.models.weights import check_weight_file, weight_files
+from kvell.pages.layout import GroupKind
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over, tiny_config
 
 
@@ -243,3 +244,22 @@ def test_trouble_with_the_hub_is_one_clear_line(
         fetch_from_hub("someone/something")
     assert "\n" not in str(caught.value)
     assert caught.value.value == "someone/something"
+
+
+def test_a_config_that_transformers_makes_no_model_of(copied: Path) -> None:
+    """Ministral's code wants a head size where its config may leave it out."""
+    raw = json.loads((copied / "config.json").read_text())
+    raw |= {"model_type": "ministral", "architectures": ["MinistralForCausalLM"], "head_dim": None}
+    (copied / "config.json").write_text(json.dumps(raw))
+    assert "do not load (unsupported operand" in refused(copied)
+
+
+def test_a_budget_of_kept_tokens_is_for_layers_of_full_attention(saved: Path) -> None:
+    layers = load_paged_model(saved, PortableKernels(), kv_budget="24").description.layers
+    assert {(layer.kind, layer.window_tokens) for layer in layers} == {(GroupKind.DROPPING, 24)}
+
+
+def test_a_budget_that_is_none_is_refused_before_weights_are_read(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ChangeSomething, match="--kv-budget=all: is no budget"):
+        load_paged_model(copied, PortableKernels(), kv_budget="all")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout, as_draft
 
 GROUP = GroupSpec(
     "sliding(512)",
@@ -60,6 +60,28 @@ def test_a_layout_knows_the_group_of_each_layer() -> None:
     assert [layout.group_of_layer(i) for i in range(4)] == [0, 0, 1, 0]
     with pytest.raises(ValueError, match="layer 4 belongs to no group"):
         layout.group_of_layer(4)
+
+
+def test_a_layer_of_several_models_is_asked_for_by_model() -> None:
+    draft = dataclasses.replace(GROUP, name="draft", layers=(0,), is_draft=True)
+    second = dataclasses.replace(GROUP, name="b", layers=(1,), model="b")
+    layout = Layout((draft, GROUP, second), 250_000, 4, quota_large_pages=(1, 2, 1))
+    with pytest.raises(ValueError, match="several models of the pool have a layer 0"):
+        layout.group_of_layer(0)
+    assert layout.indices_of() == (1,)
+    assert layout.indices_of(is_draft=True) == (0,)
+    assert layout.indices_of("b") == (2,)
+    own = layout.seen_by()
+    assert (own.groups, own.group_of_layer(0), own.pool_bytes) == ((GROUP,), 0, layout.pool_bytes)
+    assert layout.seen_by(is_draft=True).groups == (draft,)
+    assert layout.seen_by("b").group_of_layer(1) == 0
+    assert layout.seen_by("c").groups == ()
+
+
+def test_layers_of_a_draft_are_marked() -> None:
+    layers = [LayerSpec(index, GroupKind.FULL, 1, 64, 2) for index in range(2)]
+    assert [layer.is_draft for layer in layers] == [False, False]
+    assert as_draft(layers) == tuple(dataclasses.replace(x, is_draft=True) for x in layers)
 
 
 def test_a_layer_with_attention_and_a_state_is_in_two_groups() -> None:

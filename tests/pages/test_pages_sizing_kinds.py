@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
+from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout, as_draft
 from kvell.pages.sizing import MANAGERS, MAX_PADDING, Manager, plan_layout
 from kvell.vocabulary import GIB, MIB
 
@@ -211,6 +211,24 @@ def test_models_and_drafters_are_groups_of_their_own() -> None:
         ("draft-full", "", False),
         ("b:full", "b", True),
     ]
+
+
+def test_a_draft_of_like_layers_has_pages_of_its_own() -> None:
+    """Layers count from 0 in both models."""
+    layers = [*attention(0, 1), *as_draft(attention(0))]
+    for manager in MANAGERS:
+        groups = plan_layout(layers, GIB, manager=manager).groups
+        assert [g.is_draft for g in groups] == [False, True], manager
+        assert [g.layers for g in groups] == [(0, 1), (0,)]
+        assert all(g.required_for_hit for g in groups)
+        assert groups[1].name.startswith("draft-")
+
+
+def test_manual_splits_memory_between_a_model_and_its_draft() -> None:
+    layout = plan_layout(
+        [*attention(*range(32)), *as_draft(attention(*range(4), heads=2))], GIB, manager="manual"
+    )
+    assert layout.quota_large_pages == (496, 16)
 
 
 def test_manual_splits_target_and_drafter_by_bytes_per_token() -> None:

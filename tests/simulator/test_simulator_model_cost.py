@@ -9,8 +9,8 @@ from kvell.engine.plan import TokenWork
 from kvell.models.config_fields import text_config
 from kvell.models.configs import config_from_dict, read_config
 from kvell.models.description import describe
-from kvell.pages.layout import GroupKind, GroupSpec, Layout
-from kvell.simulator.model_cost import ModelCost, model_cost
+from kvell.pages.layout import GroupKind, LayerSpec
+from kvell.simulator.model_cost import ModelCost, layer_costs, model_cost
 from kvell.vocabulary import RequestId
 
 CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
@@ -63,12 +63,13 @@ def test_a_model_without_attention_has_a_cost() -> None:
 
 def test_a_step_reads_each_requests_state_and_leaves_images_out() -> None:
     """Two requests: two states of 1,000 bytes, tokens of 64; image groups cost nothing here."""
-    groups = (
-        GroupSpec("full", GroupKind.FULL, (0,), 64, 1, 64, 16),
-        GroupSpec("state", GroupKind.STATE, (1,), 1000, 1, 1024, 1, layers_per_page=1),
-        GroupSpec("vision", GroupKind.VISION, (2,), 512, 1, 512, 2),
+    layers = (
+        LayerSpec(0, GroupKind.FULL, 1, 16, 2),
+        LayerSpec(1, GroupKind.STATE, 0, 0, 2, state_bytes=1000),
+        LayerSpec(2, GroupKind.VISION, 1, 256, 2, tensors=1),
+        LayerSpec(3, GroupKind.FULL, 1, 16, 2, kv_of=0),
     )
     work = [token_work(9, 1), token_work(0, 2)]
-    step = ModelCost(10, 100, 4).of_step(Layout(groups, 1024, 8), work)
+    step = ModelCost(10, 100, 4, layer_costs(layers)).of_step(work)
     assert step.read_bytes == 100 + 64 * (10 + 2) + 2 * 1000
     assert step.flops == 2 * 10 * 3 + 4 * 4 * (1 * (1 + 9) + 2 * (1 + 1))

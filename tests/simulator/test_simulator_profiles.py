@@ -10,11 +10,11 @@ from kvell.engine.plan import TokenWork
 from kvell.errors import ChangeSomething
 from kvell.models.configs import config_from_dict
 from kvell.models.description import describe
+from kvell.prefix.policies import FullPolicy, SlidingPolicy
 from kvell.simulator.events import EventQueue
-from kvell.simulator.model_cost import ModelCost, model_cost
+from kvell.simulator.model_cost import LayerCost, ModelCost, model_cost
 from kvell.simulator.profiles import DeviceProfile, StepCost, hardware_names, load_profile
 from kvell.vocabulary import RequestId
-from tests.simulator.replays import layout_of
 
 SLOW = DeviceProfile("slow", 100.0, 0.5, 10.0, 0.5, 1.0)
 
@@ -100,9 +100,9 @@ def work(start: int, count: int) -> TokenWork:
 class TestModelCost:
     def test_of_a_step(self) -> None:
         # Full: 64 B a token; sliding(5): 32 B a token, at most 4 of them live.
-        layout = layout_of((0, 2), (5, 1))
-        cost = ModelCost(active_weights=10, weight_bytes=1_000, query_size=3)
-        step = cost.of_step(layout, [work(9, 1), work(0, 2)])
+        layers = (LayerCost(FullPolicy(), 1, 64), LayerCost(SlidingPolicy(5), 1, 32))
+        cost = ModelCost(active_weights=10, weight_bytes=1_000, query_size=3, layers=layers)
+        step = cost.of_step([work(9, 1), work(0, 2)])
         assert step.read_bytes == 1_000 + 64 * (10 + 2) + 32 * (4 + 2)
         # A token attends to what is live at the middle of its work, and to itself.
         assert step.flops == 2 * 10 * 3 + 4 * 3 * ((10 + 2 * 2) + (5 + 2 * 2))

@@ -149,3 +149,24 @@ def test_everyone_comes_once_and_after_the_answer(
             assert came[index] >= ends[before]
         if index in came and arrivals == "trace":
             assert came[index] >= rows[index].arrival_s - 1e-6
+
+
+class TestThinking:
+    """Given think times, the trace's gaps between turns do not matter."""
+
+    def plan(self) -> Schedule:
+        rows = [at(1.0, "s"), at(6.0, "s"), at(2.0), at(7.0, "s")]
+        return Schedule(rows, "trace", lambda _: True, think_seconds=[99.0, 0.5, 99.0, 0.0])
+
+    def test_begins_when_the_answer_has_ended(self) -> None:
+        plan = self.plan()
+        assert times(plan) == [(1.0, 0), (2.0, 2)]
+        plan.ended(0, 3.0)
+        assert times(plan) == [(3.5, 1)]
+        plan.ended(1, 30.0)
+        assert times(plan) == [(30.0, 3)]
+
+    def test_others_keep_their_times(self) -> None:
+        plan = self.plan()
+        plan.ended(2, 50.0)
+        assert times(plan) == [(1.0, 0), (2.0, 2)]

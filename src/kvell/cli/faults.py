@@ -36,6 +36,7 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
             "max_num_batched_tokens",
             "max_num_seqs",
             "num_speculative_tokens",
+            "speculative_model",
             "prompt_lookup_max",
             "prompt_lookup_min",
         ),

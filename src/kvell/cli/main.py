@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 import kvell
+from kvell.cli.bench import bench
 from kvell.cli.chat import chat
 from kvell.cli.environment import prepare_process, process_cache_dir
 from kvell.cli.faults import guarded
@@ -37,7 +38,7 @@ def root() -> None:
     """
 
 
-for command in (generate, chat, serve, plan, replay, plot, instance):
+for command in (generate, chat, serve, plan, replay, plot, bench, instance):
     root.add_command(command)
 
 

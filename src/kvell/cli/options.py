@@ -124,6 +124,11 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     dtype_option,
     kv_cache_dtype_option,
     click.option(
+        "--kv-budget",
+        metavar="N|pyramid:N",
+        help="Tokens of a long prompt that a layer of full attention keeps, or keeps on average.",
+    ),
+    click.option(
         "--device",
         type=click.Choice(["cpu", "cuda"]),
         default="cpu",
@@ -145,7 +150,12 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
         metavar="N",
         default=0,
         show_default=True,
-        help="Tokens guessed per step from what the text repeats; answers stay the same.",
+        help="Tokens guessed per step; answers stay the same.",
+    ),
+    click.option(
+        "--speculative-model",
+        metavar="MODEL",
+        help="A smaller model that guesses. [default: look up what the text repeats]",
     ),
     _number("--prompt-lookup-max", 5, "Longest end of the text to look up for a guess."),
     _number("--prompt-lookup-min", 2, "Shortest one."),

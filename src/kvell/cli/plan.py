@@ -1,7 +1,10 @@
 """``kvell plan``: what fits, per layer group, for a config and a memory size."""
 
+import functools
 import json
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +19,16 @@ from kvell.cli.options import (
     manager_option,
     model_option,
 )
-from kvell.cli.plan_report import (
-    PlanReport,
-    fit_table,
-    group_table,
-    make_report,
-    summary_lines,
-)
+from kvell.cli.plan_devices import DEVICES_BYTES, DeviceFit, device_fit
+from kvell.cli.plan_report import PlanReport, Taken, make_report
+from kvell.cli.plan_text import device_table, fit_table, group_table, summary_lines
 from kvell.cli.progress import progress_bar
 from kvell.cli.session import Session
 from kvell.device.available import default_kv_memory_bytes
+from kvell.engine.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.models.kv_dtypes import KV_DTYPES, kv_dtype_named
+from kvell.pages.layout import Layout
 from kvell.pages.sizing import Manager, plan_layout
 
 WIDE_COLUMNS = 120
@@ -65,10 +66,50 @@ def plan(
     report = make_report(
         model, description.architecture, manager, layout, description.max_model_len
     )
+    taken = taken_beside(config, ELEMENT_BYTES[dtype])
+    layout_of = functools.partial(plan_layout, description.layers, manager=manager)
+    devices = fits_on_devices(layout_of, taken, report.lengths_tokens)
+    report = replace(report, refusal=refusal_of(config), taken=taken, devices=devices)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     else:
         _print(report)
+
+
+def taken_beside(config: Any, element_bytes: int) -> Taken:
+    """Weights, and activations of the largest step with every default."""
+    from kvell.models.activations import activation_model
+    from kvell.models.weight_sizes import weights_bytes
+
+    limits = Limits()
+    step = activation_model(config).need_bytes(limits.max_num_batched_tokens, limits.max_num_seqs)
+    return Taken(weights_bytes(config, element_bytes), step)
+
+
+def fits_on_devices(
+    layout_of: Callable[[int], Layout], taken: Taken, lengths_tokens: Sequence[int]
+) -> tuple[DeviceFit, ...]:
+    """What fits on each common GPU; nothing is said where the weights' size is not known."""
+    from kvell.engine.assembly import GPU_KV_SHARE
+
+    if taken.weights_bytes is None:
+        return ()
+    taken_bytes = taken.weights_bytes + taken.step_bytes
+    return tuple(
+        device_fit(memory_bytes, taken_bytes, GPU_KV_SHARE, layout_of, lengths_tokens)
+        for memory_bytes in DEVICES_BYTES
+    )
+
+
+def refusal_of(config: Any) -> str:
+    """Why ``generate`` and ``serve`` would not take the model; "" if they would."""
+    from kvell.models.loading import check_architecture
+
+    try:
+        check_architecture(config)
+    except ChangeSomething as refusal:
+        return f"{refusal.value} {refusal.problem}"
+    return ""
 
 
 def load_config(model: str, session: Session) -> Any:
@@ -111,3 +152,5 @@ def _print(report: PlanReport) -> None:
         click.echo(line)
     console.print(group_table(report))
     console.print(fit_table(report))
+    if report.devices:
+        console.print(device_table(report))

@@ -1,17 +1,12 @@
-"""What ``kvell plan`` says, as data and as a table."""
+"""What ``kvell plan`` says, as data."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvell.cli.sizes import format_bytes
+from kvell.cli.plan_devices import DeviceFit
 from kvell.engine.limits import Limits
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
-from kvell.prefix.capacity import longest_request, pool_bytes_for, request_bytes, requests_that_fit
-from kvell.vocabulary import MIB
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from kvell.prefix.capacity import longest_request, request_bytes, requests_that_fit
 
 LENGTHS_TOKENS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 
@@ -26,8 +21,24 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """What stands beside KV memory on a GPU.
+
+    :param weights_bytes: None where nobody knows.
+    :param step_bytes: activations of the largest step.
+    """
+
+    weights_bytes: int | None = None
+    step_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class PlanReport:
-    """A layout, and what fits into it."""
+    """A layout, and what fits into it.
+
+    :param refusal: why the model cannot be served yet; "" if it can.
+    :param devices: what fits on common GPUs; none where the weights' size is not known.
+    """
 
     model: str
     architecture: str
@@ -36,6 +47,14 @@ class PlanReport:
     max_model_len: int
     longest_request_tokens: int
     fits: tuple[Fit, ...]
+    refusal: str = ""
+    taken: Taken = Taken()
+    devices: tuple[DeviceFit, ...] = ()
+
+    @property
+    def lengths_tokens(self) -> tuple[int, ...]:
+        """Lengths of requests that are stated, ascending; the last is the model's longest."""
+        return tuple(fit.request_tokens for fit in self.fits)
 
     def as_dict(self) -> dict[str, Any]:
         """The report for machines; sizes in bytes, lengths in tokens."""
@@ -51,6 +70,9 @@ class PlanReport:
             "max_model_len": self.max_model_len,
             "longest_request_tokens": self.longest_request_tokens,
             "requests_that_fit": [asdict(fit) for fit in self.fits],
+            "refusal": self.refusal,
+            **asdict(self.taken),
+            "devices": [_device_dict(device, self.lengths_tokens) for device in self.devices],
         }
 
 
@@ -63,13 +85,26 @@ def make_report(
     lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS,
 ) -> PlanReport:
     """Work out what fits for each length that the model can serve, and for its longest."""
-    lengths = sorted({min(length, max_model_len) for length in (*lengths_tokens, max_model_len)})
+    lengths = stated_lengths(max_model_len, lengths_tokens)
     fits = tuple(
         Fit(tokens, request_bytes(layout, tokens), requests_that_fit(layout, tokens))
         for tokens in lengths
     )
     longest = longest_request(layout, max_model_len, Limits().min_chunk_tokens)
     return PlanReport(model, architecture, manager, layout, max_model_len, longest, fits)
+
+
+def stated_lengths(
+    max_model_len: int, lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS
+) -> tuple[int, ...]:
+    """Lengths within the model's own, ascending, and that one."""
+    return tuple(sorted({min(n, max_model_len) for n in (*lengths_tokens, max_model_len)}))
+
+
+def _device_dict(device: DeviceFit, lengths_tokens: tuple[int, ...]) -> dict[str, Any]:
+    fits = zip(lengths_tokens, device.requests, strict=True)
+    named = [{"request_tokens": tokens, "requests": count} for tokens, count in fits]
+    return {**asdict(device), "requests": named}
 
 
 def _group_dict(group: GroupSpec) -> dict[str, Any]:
@@ -90,89 +125,3 @@ def _group_dict(group: GroupSpec) -> dict[str, Any]:
         "counts_images": group.counts_images,
         "holds_embeddings": group.holds_embeddings,
     }
-
-
-def summary_lines(report: PlanReport) -> list[str]:
-    """The plan in sentences."""
-    layout = report.layout
-    lines = [
-        f"{report.model} ({report.architecture}), manager {report.manager}: "
-        f"{format_bytes(layout.pool_bytes)} of KV memory = {layout.num_large_pages:,} large pages "
-        f"of {format_bytes(layout.large_page_bytes)}",
-        f"longest request: {report.longest_request_tokens:,} tokens "
-        f"(the model was made for {report.max_model_len:,})",
-    ]
-    if report.longest_request_tokens < report.max_model_len:
-        needed_mib = -(
-            -pool_bytes_for(layout, report.max_model_len, Limits().min_chunk_tokens) // MIB
-        )
-        lines.append(
-            f"one request of {report.max_model_len:,} tokens needs --kv-memory {needed_mib}MiB"
-        )
-    return [*lines, *_state_lines(layout)]
-
-
-def _state_lines(layout: Layout) -> list[str]:
-    """What a request takes whatever its length."""
-    return [
-        f"every request holds one {group.name} of {format_bytes(group.token_bytes)} "
-        f"in {group.slices:,} page{'s' * (group.slices > 1)}, and every checkpoint one more"
-        for group in layout.groups
-        if group.kind is GroupKind.STATE
-    ]
-
-
-def _page_content(group: GroupSpec) -> str:
-    if group.kind is GroupKind.STATE:
-        return f"state of {group.layers_per_page or len(group.layers)}"
-    if group.kind.counts_tokens:
-        return f"{group.page_tokens} tokens"
-    return f"{group.page_tokens} of an image"
-
-
-def group_table(report: PlanReport) -> "Table":
-    """A row per layer group."""
-    headers = (
-        "group",
-        "layers",
-        "a token or state",
-        "page",
-        "page size",
-        "padding",
-        "per large page",
-    )
-    rows = [
-        (
-            group.name,
-            str(len(group.layers)),
-            format_bytes(group.token_bytes),
-            _page_content(group),
-            format_bytes(group.page_stride_bytes),
-            f"{100 * group.padding_bytes / group.page_stride_bytes:.2f} %",
-            f"{group.pages_per_large:,}",
-        )
-        for group in report.layout.groups
-    ]
-    return _table("Layer groups", headers, rows)
-
-
-def fit_table(report: PlanReport) -> "Table":
-    """A row per request length."""
-    headers = ("a request of", "holds", "fit at once")
-    rows = [
-        (f"{fit.request_tokens:,} tokens", format_bytes(fit.request_bytes), f"{fit.requests:,}")
-        for fit in report.fits
-    ]
-    return _table("Requests, while decoding", headers, rows)
-
-
-def _table(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, header in enumerate(headers):
-        table.add_column(header, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table

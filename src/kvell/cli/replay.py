@@ -16,8 +16,14 @@ from kvell.cli.options import (
     kv_memory_option,
     manager_option,
 )
-from kvell.cli.plan import ELEMENT_BYTES, load_config
+from kvell.cli.plan import ELEMENT_BYTES
 from kvell.cli.progress import progress_bar
+from kvell.cli.replay_models import (
+    Guesses,
+    named_config,
+    read_models,
+    speculation_options,
+)
 from kvell.cli.replay_report import print_report
 from kvell.cli.session import Session
 from kvell.clock import MonotonicClock
@@ -26,9 +32,8 @@ from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, LayerSpec, Layout, create_core, longest_request, plan_layout
 from kvell.pages.sizing import Manager
 
-CONFIGS = Path("bench", "configs")
-REPOSITORY = Path(__file__).resolve().parents[3]
-"""Where the named configs lie when Kvell runs from its repository."""
+__all__ = ["images_in_text", "load_rows", "named_config", "replay", "replay_limits"]
+
 MIN_MODEL_LEN = 2
 """A prompt of one token and one token of output."""
 
@@ -61,6 +66,7 @@ MIN_MODEL_LEN = 2
     show_default=True,
     help="Protect prefixes that several requests share.",
 )
+@speculation_options
 @click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
 @click.option(
     "--requests-out", type=click.Path(dir_okay=False, path_type=Path), help="JSON line per request."
@@ -87,34 +93,32 @@ def replay(
     repeat: int,
     seed: int,
     common_pool: bool,
+    guesses: Guesses,
     ignore_sessions: bool,
     requests_out: Path | None,
     timeline_path: Path | None,
     as_json: bool,
 ) -> None:
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
-    from kvell.models.description import describe
-    from kvell.simulator.model_cost import model_cost
     from kvell.simulator.profiles import load_profile
     from kvell.simulator.replay import Replay
     from kvell.simulator.rows import repeated
-    from kvell.simulator.runner import Machine
+    from kvell.simulator.runner import Acceptance, Machine
     from kvell.simulator.timeline import Timeline, write_timeline
 
     for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
         require_directory(flag, path)
     profile = load_profile(hardware)
     rows = repeated(load_rows(trace, limit, seed), repeat)
-    config = load_config(named_config(model), session)
-    description = describe(config, ELEMENT_BYTES[dtype])
+    models = read_models(model, guesses.speculative_model, ELEMENT_BYTES[dtype], session)
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
-    layout = plan_layout(description.layers, pool_bytes, manager=manager)
-    machine = Machine(profile, model_cost(config, description, ELEMENT_BYTES[dtype]))
-    limits = replay_limits(layout, description.max_model_len, common_pool=common_pool)
+    layout = plan_layout(models.layers, pool_bytes, manager=manager)
+    machine = Machine(profile, models.cost, models.draft_cost)
+    limits = guesses.within(replay_limits(layout, models.max_model_len, common_pool=common_pool))
     timeline = Timeline() if timeline_path else None
     run = Replay(
         create_core(layout),
-        description.layers,
+        models.layers,
         limits,
         rows,
         arrivals,
@@ -122,7 +126,8 @@ def replay(
         MonotonicClock(),
         timeline=timeline,
         sessions=not ignore_sessions,
-        images_in_text=images_in_text(description.layers),
+        images_in_text=images_in_text(models.layers),
+        acceptance=Acceptance(guesses.acceptance, seed),
     )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
@@ -147,15 +152,6 @@ def load_rows(trace: str, limit: int | None, seed: int) -> Any:
 
     path = Path(trace).expanduser()
     return read_trace(path, limit) if path.is_file() else generate_trace(trace, limit, seed)
-
-
-def named_config(model: str) -> str:
-    """The path of a config in ``bench/configs``, here or in the repository; else ``model``."""
-    for place in (Path(), REPOSITORY):
-        path = place / CONFIGS / f"{model}.json"
-        if path.is_file() and not Path(model).exists():
-            return str(path)
-    return model
 
 
 def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = False) -> Any:

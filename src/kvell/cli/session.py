@@ -19,12 +19,14 @@ class EngineSettings:
     kv_memory_bytes: int | None = None
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    kv_budget: str | None = None
     device: str = "cpu"
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     manager: Manager = "kvell"
     num_speculative_tokens: int = 0
+    speculative_model: str | None = None
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
 
@@ -35,12 +37,14 @@ class EngineSettings:
             "--kv-memory": self.kv_memory_bytes,
             "--dtype": self.dtype,
             "--kv-cache-dtype": self.kv_cache_dtype,
+            "--kv-budget": self.kv_budget,
             "--device": self.device,
             "--max-model-len": self.max_model_len,
             "--max-num-batched-tokens": self.max_num_batched_tokens,
             "--max-num-seqs": self.max_num_seqs,
             "--manager": self.manager,
             "--num-speculative-tokens": self.num_speculative_tokens,
+            "--speculative-model": self.speculative_model,
             "--prompt-lookup-max": self.prompt_lookup_max,
             "--prompt-lookup-min": self.prompt_lookup_min,
         }
@@ -110,12 +114,14 @@ def open_model(
         kv_memory_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
+        kv_budget=settings.kv_budget,
         device=settings.device,
         max_model_len=settings.max_model_len,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         manager=settings.manager,
         num_speculative_tokens=settings.num_speculative_tokens,
+        speculative_model=settings.speculative_model,
         prompt_lookup_max=settings.prompt_lookup_max,
         prompt_lookup_min=settings.prompt_lookup_min,
         cache_dir=cache_dir,

@@ -30,6 +30,25 @@ def prompt_problem(prompt: npt.NDArray[np.int32], limits: Limits) -> ChangeSomet
     return None
 
 
+def request_problem(
+    prompt: npt.NDArray[np.int32],
+    images: tuple[tuple[int, int, int], ...],
+    max_tokens: int,
+    limits: Limits,
+    layout: Layout,
+) -> ChangeSomething | None:
+    """What the user must change about a prompt, with images or without; None if it can be served.
+
+    :param max_tokens: of output, at most.
+    """
+    if not images:
+        return prompt_problem(prompt, limits)
+    length = min(limits.max_model_len, len(prompt) + max_tokens)
+    problem = images_problem(prompt, images, limits, layout, length)
+    text = prompt[prompt >= 0]
+    return problem or (prompt_problem(text, limits) if len(text) else None)
+
+
 def images_problem(
     prompt: npt.NDArray[np.int32],
     images: tuple[tuple[int, int, int], ...],
@@ -56,7 +75,17 @@ def images_problem(
         )
     if len(prompt) >= limits.max_model_len:
         return prompt_problem(np.abs(prompt) % limits.vocab_size, limits)
-    if not fits_alone(layout, Facts(len(prompt), facts.images), length, limits.min_chunk_tokens):
+    whole_tokens = max(i.tokens for i in facts.images) if limits.whole_images else 0
+    if whole_tokens > limits.max_num_batched_tokens:
+        return ChangeSomething(
+            "prompt",
+            f"{whole_tokens} tokens",
+            "read each other in both directions, so one step computes them all, which may have "
+            f"{limits.max_num_batched_tokens}",
+            f"shorten it or use --max-num-batched-tokens {whole_tokens}",
+        )
+    chunk_tokens = max(limits.min_chunk_tokens, whole_tokens)
+    if not fits_alone(layout, Facts(len(prompt), facts.images), length, chunk_tokens):
         return ChangeSomething(
             "images",
             f"{sum(image.image_tokens for image in facts.images)} image tokens",

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.plan import NewPages, StepPlan, TokenWork
-from kvell.memory import GroupSpec, SlotTable, policy_of
+from kvell.memory import GroupKind, GroupSpec, SlotTable, policy_of
 
 Ints = npt.NDArray[np.int32]
 
@@ -35,6 +35,7 @@ class StateArrays:
     cut_requests: Ints
     cut_tokens: Ints
     cut_page_ids: Ints
+    end_page_ids: Ints | None
 
 
 class PageTables:
@@ -58,16 +59,26 @@ class PageTables:
             for run in np.split(rows, changes):
                 self._put(run)
 
+    def table(self, handle: int, group_index: int) -> Ints:
+        """Physical page ids of a holder in a group, by position; undefined where it has none."""
+        pages_per_large = self._groups[group_index].pages_per_large
+        return self._slots.physical(self._tables[handle][group_index], pages_per_large)
+
     def arrays(self, group_index: int, work: Sequence[TokenWork]) -> GroupArrays:
-        """The group's metadata for this work, with physical page ids."""
+        """The group's metadata for this work, with physical page ids.
+
+        Positions count the tokens that the group has: of a prompt that was cut to a budget,
+        those that were kept.
+        """
         group, policy = self._groups[group_index], self._policies[group_index]
         size = group.page_tokens
-        starts = np.fromiter((w.start for w in work), np.int64, len(work))
+        begins = [w.start - _dropped(group, w) for w in work]
+        starts = np.asarray(begins, np.int64)
         counts = np.fromiter((w.count for w in work), np.int64, len(work))
-        firsts = [policy.active_start(w.start) // size for w in work]
+        firsts = [policy.active_start(start) // size for start in begins]
         pages = [
-            self._tables[w.handle][group_index][first : -(-(w.start + w.count) // size)]
-            for w, first in zip(work, firsts, strict=True)
+            self._tables[w.handle][group_index][first : -(-(start + w.count) // size)]
+            for w, start, first in zip(work, begins, firsts, strict=True)
         ]
         positions = token_positions(starts, counts)
         page_ids = self._slots.physical(_join(pages), group.pages_per_large)
@@ -95,6 +106,7 @@ class PageTables:
         group = self._groups[group_index]
         running = [self._tables[w.handle][group_index][: group.slices] for w in work]
         kept = _checkpoints_of(checkpoints, group_index, group.slices)
+        kept = np.concatenate([kept, _states_before_guesses(work, running, group_index)])
         index_of = {w.handle: index for index, w in enumerate(work)}
         requests = np.asarray([index_of.get(handle, -1) for handle in kept[:, 0, 0]], np.int32)
         starts = np.fromiter((w.start for w in work), np.int32, len(work))
@@ -103,14 +115,19 @@ class PageTables:
         if ((requests < 0) | (tokens < 1) | (tokens > counts[requests])).any():
             raise ValueError("a checkpoint is of a token that the step does not compute")
         per_large = group.pages_per_large
+        page_ids = self._slots.physical(_join(running), per_large).reshape(-1, group.slices)
+        guessed = np.fromiter((w.proposed > 0 for w in work), np.bool_, len(work))
         return StateArrays(
             query_starts=_starts(counts),
             starts=starts,
-            page_ids=self._slots.physical(_join(running), per_large).reshape(-1, group.slices),
+            page_ids=page_ids,
             cut_requests=requests,
             cut_tokens=tokens,
             cut_page_ids=self._slots.physical(kept[:, :, 4].flatten(), per_large).reshape(
                 -1, group.slices
+            ),
+            end_page_ids=(
+                np.where(guessed[:, None], np.int32(-1), page_ids) if guessed.any() else None
             ),
         )
 
@@ -124,6 +141,13 @@ class PageTables:
             grown[: len(tables[group])] = tables[group]
             tables[group] = grown
         tables[group][rows[:, 2]] = rows[:, 3]
+
+
+def _dropped(group: GroupSpec, work: TokenWork) -> int:
+    """Tokens of the prompt that the group no longer has before this work."""
+    if group.kind is not GroupKind.DROPPING or work.start < work.prompt_tokens:
+        return 0
+    return max(0, work.prompt_tokens - group.window_tokens)
 
 
 def token_positions(
@@ -142,6 +166,19 @@ def _checkpoints_of(rows: NewPages, group: int, slices: int) -> npt.NDArray[np.i
     own = rows[rows[:, 1] == group]
     ordered: npt.NDArray[np.int32] = own[np.lexsort((own[:, 3], own[:, 2], own[:, 0]))]
     return ordered.reshape(-1, slices, 5)
+
+
+def _states_before_guesses(
+    work: Sequence[TokenWork], running: Sequence[Ints], group: int
+) -> npt.NDArray[np.int32]:
+    """A running state goes on over the known tokens only: rows as of checkpoints, its own pages."""
+    slices = len(running[0]) if running else 0
+    rows = [
+        [(w.handle, group, w.start + w.known, part, page) for part, page in enumerate(pages)]
+        for w, pages in zip(work, running, strict=True)
+        if w.proposed and w.known
+    ]
+    return np.asarray(rows, np.int32).reshape(-1, slices, 5)
 
 
 def _join(pieces: Sequence[Ints]) -> Ints:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from kvell.engine.admissible import images_problem, prompt_problem
+from kvell.engine.admissible import request_problem
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
@@ -21,7 +21,7 @@ from kvell.engine.request import Request
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import Scheduler
 from kvell.errors import ChangeSomething
-from kvell.memory import MemoryCore
+from kvell.memory import GroupKind, MemoryCore
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
@@ -35,6 +35,7 @@ class EngineCore:
         self.limits = limits
         self.step = StepNumber(0)
         self._eos = eos_token_ids
+        self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
         self._incarnation = incarnation
         self._scheduler = Scheduler(core, limits)
         self._requests: dict[RequestId, Request] = {}
@@ -62,6 +63,7 @@ class EngineCore:
             min(command.sampling.max_tokens or room, room),
             command.cache_salt,
             images=np.asarray(command.images, np.int32) if command.images else None,
+            image_rows=command.images,
         )
         self._requests[request.request_id] = request
         self._scheduler.waiting.append(request)
@@ -112,7 +114,7 @@ class EngineCore:
     def _take_tokens(
         self, plan: StepPlan, requests: list[Request], yields: list[tuple[int, ...]]
     ) -> list[Event]:
-        """Right guesses are computed already; each work's last token is not."""
+        """Right guesses are computed already, but for states; each work's last token is not."""
         events: list[Event] = []
         guesses: list[tuple[int, int]] = []
         newest: list[tuple[int, int]] = []
@@ -121,9 +123,12 @@ class EngineCore:
             taken = self._take_yield(request, tokens)
             events.extend(taken)
             kept = tokens[: len(taken)] or tokens  # a cancelled request takes none
-            guesses.extend((work.handle, token) for token in kept[:-1])
-            newest.extend((work.handle, token) for token in kept[-1:])
-            request.computed = work.start + work.count - work.proposed + max(0, len(kept) - 1)
+            right = max(0, len(kept) - 1)
+            request.repeats = right if self._has_states else 0
+            right -= request.repeats
+            guesses.extend((work.handle, token) for token in kept[:right])
+            newest.extend((work.handle, token) for token in kept[right:])
+            request.computed = work.start + work.known + right
         self._append(guesses)
         self.memory.advance(
             np.asarray([w.handle for w in plan.work], np.int32),
@@ -178,16 +183,8 @@ class EngineCore:
     def _problem(self, command: Submit, prompt: npt.NDArray[np.int32]) -> ChangeSomething | None:
         if command.request_id in self._requests:
             return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
-        if command.images:
-            length = min(
-                self.limits.max_model_len, len(prompt) + (command.sampling.max_tokens or 1)
-            )
-            problem = images_problem(
-                prompt, command.images, self.limits, self.memory.layout, length
-            )
-            prompt = prompt[prompt >= 0] if problem is None else prompt
-            return problem or (prompt_problem(prompt, self.limits) if len(prompt) else None)
-        return prompt_problem(prompt, self.limits)
+        asked = command.sampling.max_tokens or 1
+        return request_problem(prompt, command.images, asked, self.limits, self.memory.layout)
 
     def _is_in_flight(self, request: Request) -> bool:
         plan = self._in_flight

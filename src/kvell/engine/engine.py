@@ -1,5 +1,7 @@
 """One engine behind the instance protocol: commands in, events out, a step at a time."""
 
+import numpy as np
+
 from kvell.elastic.arena import ActivationArena, ActivationModel
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
@@ -11,9 +13,12 @@ from kvell.engine.protocol import (
     Command,
     Drain,
     Event,
+    Finished,
     Ready,
+    Submit,
 )
 from kvell.engine.runner import Runner
+from kvell.models.image_store import ImageStore
 
 CREDITS = 1024
 """Requests a front may have submitted and not seen finished."""
@@ -31,8 +36,12 @@ class Engine:
         *,
         journal: Journal | None = None,
         incarnation: int = 0,
+        images: ImageStore | None = None,
     ) -> None:
+        """:param images: of requests in flight, which whoever submits prompts with images
+        has put there; None if the model takes text only."""
         self.core = core
+        self.images = images
         self.contract = contract
         self.arena = ActivationArena(contract.activation_reserve_bytes)
         self._told = JournaledCore(core, journal)
@@ -57,7 +66,16 @@ class Engine:
             return [self.core.stats()]
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
+        if isinstance(command, Submit) and not self._knows_images(command):
+            return [_without_images(command)]
         return self._told.tell(command)
+
+    def _knows_images(self, command: Submit) -> bool:
+        """Has somebody said what the prompt's images are?"""
+        prompt = np.frombuffer(command.prompt, "<i4")
+        ends = [start + tokens - 1 for start, tokens, _ in command.images]
+        contents = [int(prompt[end]) for end in ends if end in range(len(prompt))]
+        return not contents or (self.images is not None and self.images.knows(contents))
 
     def has_work(self) -> bool:
         """Is any request waiting or running?"""
@@ -77,3 +95,14 @@ class Engine:
 
     def _need_bytes(self, plan: StepPlan) -> int:
         return self._activations.need_bytes(plan.num_tokens, plan.num_logits)
+
+
+def _without_images(command: Submit) -> Finished:
+    return Finished(
+        command.request_id,
+        command.attempt,
+        "refused",
+        len(command.prompt) // 4,
+        message="images: nobody has said what the prompt's are; give them with the prompt",
+        field="images",
+    )

@@ -21,8 +21,13 @@ class Limits:
     :param common_pool_chunk_tokens: a protected prefix is a multiple of so many tokens.
     :param common_pool_share: part of the pool that may be; None: as replayed history says.
     :param num_speculative_tokens: tokens that a request may guess in one step (0: none).
+    :param has_drafter: a draft model says the guesses when a step runs; else they are looked
+        up in the text when it is planned.
     :param prompt_lookup_max: longest end of a text whose earlier occurrence gives guesses.
     :param prompt_lookup_min: shortest one.
+    :param whole_images: an image's tokens in the text are computed in one step.
+    :param observing_tokens: the last ones of a prompt, computed in one step where they choose
+        the tokens that its layers keep (0: none do).
     :param depth: results that a plan does not see yet (0: plan, run, commit in turn).
     """
 
@@ -37,8 +42,11 @@ class Limits:
     common_pool_chunk_tokens: int = 512
     common_pool_share: float | None = None
     num_speculative_tokens: int = 0
+    has_drafter: bool = False
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
+    whole_images: bool = False
+    observing_tokens: int = 0
 
     @property
     def max_step_guesses(self) -> int:

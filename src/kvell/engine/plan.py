@@ -16,18 +16,24 @@ from kvell.vocabulary import RequestId, StepNumber
 
 NewPages = npt.NDArray[np.int32]
 
+TO_DRAFT = -1
+"""Stands for a guess in a plan that a draft model says only when the step runs."""
+
 
 @dataclass(frozen=True)
 class TokenWork:
     """Compute tokens ``start … start+count-1`` of a request.
 
     :param handle: names the request's tables; never reused.
-    :param token_ids: int32 [count], the tokens themselves.
+    :param token_ids: int32 [count], the tokens themselves, or TO_DRAFT for guesses.
     :param sampling: how the last known of them yields a token; None if it yields none.
     :param output_index: output position of that token.
     :param cuts: positions at which state groups must be able to give their state.
     :param proposed: so many of the tokens, the last ones, are guesses; each yields a token
         too, which counts if all guesses before it are right.
+    :param images: of the request's prompt: (first token, tokens there, image tokens).
+    :param embedded: so many of them, the first ones, have their embeddings in pages already.
+    :param prompt_tokens: length of the request's prompt.
     """
 
     request_id: RequestId
@@ -39,6 +45,14 @@ class TokenWork:
     output_index: int
     cuts: tuple[int, ...] = ()
     proposed: int = 0
+    images: tuple[tuple[int, int, int], ...] = ()
+    embedded: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def known(self) -> int:
+        """How many of its tokens, the first ones, are no guesses."""
+        return self.count - self.proposed
 
     @property
     def samples(self) -> bool:

@@ -39,7 +39,8 @@ class Submit:
     ``images`` are (first token in the prompt, tokens there, image tokens), in order.  The
     tokens of an image in the prompt have negative ids, which tell its content.
 
-    ``sampling.n`` is 1: a front sends one of these for each answer (:meth:`SamplingParams.choices`).
+    ``sampling.n`` is 1: a front sends one of these for each answer
+    (:meth:`SamplingParams.choices`).
 
     :raises ChangeSomething: if it asks for several answers.
     """

@@ -29,7 +29,10 @@ class RequestState(StrEnum):
 
 @dataclass(eq=False)
 class Request:
-    """Tokens, progress, and the handle of its pages while it runs."""
+    """Tokens, progress, and the handle of its pages while it runs.
+
+    :ivar repeats: right guesses that are computed again, since states do not go on over guesses.
+    """
 
     request_id: RequestId
     attempt: int
@@ -40,6 +43,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     output: list[int] = field(default_factory=list)
     computed: int = 0
+    repeats: int = 0
     handle: int = NO_HANDLE
     cached_tokens: int | None = None
     preemptions: int = 0
@@ -47,6 +51,8 @@ class Request:
     runs_alone: bool = False
     finish_reason: FinishReason | None = None
     images: npt.NDArray[np.int32] | None = None
+    image_rows: tuple[tuple[int, int, int], ...] = ()
+    embedded: int = 0
     _history: bytearray = field(default_factory=bytearray)
 
     @property
@@ -56,13 +62,13 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens known but not computed; 1 while decoding."""
+        """Tokens known but not computed; while decoding the newest, and those it repeats."""
         return self.num_tokens - self.computed
 
     @property
     def is_decoding(self) -> bool:
-        """Is only the newest token left to compute, and was it sampled?"""
-        return self.remaining == 1 and bool(self.output)
+        """Is only the newest token left to compute for the first time, and was it sampled?"""
+        return self.remaining == 1 + self.repeats and bool(self.output)
 
     def history(self) -> bytearray:
         """All tokens as little-endian int32, to search in; grows with every call, is not copied."""

@@ -20,24 +20,29 @@ pages lie: it starts again from nothing and alone, which the contract's page cou
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from itertools import accumulate
 
 import numpy as np
 
+from kvell.engine.embedded import embedded_images
 from kvell.engine.limits import Limits
-from kvell.engine.plan import NewPages, PageCopy, StepPlan, TokenWork
+from kvell.engine.plan import NewPages, PageCopy, StepPlan
+from kvell.engine.plan_draft import PlanDraft
 from kvell.engine.protected import ProtectedPrefixes
 from kvell.engine.request import NO_HANDLE, Request, RequestState
 from kvell.engine.speculation import Speculation
 from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import StepNumber
 
 INITIAL_EXPECTED_OUTPUT = 128
 """Output tokens expected of a request before any has finished."""
 
 COMPACT_LARGE_PAGES = 4
 """Large pages into which scattered pages are gathered in one step, at most."""
+
+DROPPING_ROOT = "\0dropping"
+"""A root without prefixes: no salt leads to it."""
 
 MAX_HELD_BACK = 16
 """Requests that may wait for a prefix while others are admitted past them."""
@@ -53,6 +58,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
         self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
+        dropping = (g for g in core.layout.groups if g.kind is GroupKind.DROPPING)
+        self._budget_tokens = min((group.window_tokens for group in dropping), default=None)
         self.protected = ProtectedPrefixes(core, limits)
         self._speculation = Speculation(core, limits)
         self._alignment_tokens = alignment_tokens(core.layout.groups)
@@ -65,7 +72,7 @@ class Scheduler:
         """Decide step ``step``; pages are taken, nothing is computed yet."""
         self.core.begin_step(step)
         self.protected.renew(self.running)
-        draft = _Draft(self.limits.max_num_batched_tokens)
+        draft = PlanDraft(self.limits.max_num_batched_tokens)
         self._plan_decodes(draft)
         self._plan_prefills(draft)
         if not draft.preempted:
@@ -87,8 +94,8 @@ class Scheduler:
             admitted=tuple(draft.admitted),
         )
 
-    def _plan_decodes(self, draft: "_Draft") -> None:
-        decodes = [r for r in self.running if r.is_decoding][: draft.budget]
+    def _plan_decodes(self, draft: PlanDraft) -> None:
+        decodes = self._decodes(draft.budget)
         done = 0
         while done < len(decodes):
             batch = decodes[done:]
@@ -97,25 +104,31 @@ class Scheduler:
             )
             draft.add_pages(rows, [r.handle for r in batch])
             for request in batch[:served]:
-                draft.add_work(request, 1)
+                draft.add_work(request, request.remaining)
             done += served
             if done < len(decodes) and self.protected.yield_least():
                 continue
             if done < len(decodes) and self._preempt_youngest(draft) in decodes[done:]:
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
 
-    def _plan_prefills(self, draft: "_Draft") -> None:
+    def _decodes(self, budget: int) -> list[Request]:
+        """As many as the budget has tokens for, in order of admission."""
+        decodes = [r for r in self.running if r.is_decoding]
+        ends = accumulate(r.remaining for r in decodes)
+        return [r for r, end in zip(decodes, ends, strict=True) if end <= budget]
+
+    def _plan_prefills(self, draft: PlanDraft) -> None:
         for request in [r for r in self.running if not r.is_decoding]:
             if draft.budget <= 0:
                 return
             self._plan_chunk(request, draft)
 
-    def _plan_chunk(self, request: Request, draft: "_Draft") -> bool:
+    def _plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
         """As much of the request's known tokens as budget and memory allow."""
         wanted = request.computed + min(request.remaining, draft.budget)
-        until = self.core.largest(request.handle, wanted)
+        until = self._largest(request, wanted)
         while until <= request.computed and self.protected.yield_least():
-            until = self.core.largest(request.handle, wanted)
+            until = self._largest(request, wanted)
         if until < wanted:
             self.rungs["shrink_chunk" if until > request.computed else "defer"] += 1
         if until <= request.computed:
@@ -125,7 +138,7 @@ class Scheduler:
         draft.add_work(request, until - request.computed)
         return True
 
-    def _guess(self, draft: "_Draft") -> None:
+    def _guess(self, draft: PlanDraft) -> None:
         """Decodes compute guesses behind their token, with what all others have left."""
         decoding = {request.handle: request for request in self.running if request.is_decoding}
         most = min(draft.budget, self.limits.max_step_guesses)
@@ -137,20 +150,44 @@ class Scheduler:
                 draft.add_guesses(index, tokens)
                 most -= len(tokens)
 
-    def _may_grow_for_guesses(self, draft: "_Draft") -> bool:
+    def _may_grow_for_guesses(self, draft: PlanDraft) -> bool:
         waits = bool(self.waiting) and len(self.running) < self.limits.max_num_seqs
         return not draft.preempted and not waits and self._speculation.has_room(self.running)
 
-    def _copies(self, draft: "_Draft") -> tuple[PageCopy, ...]:
+    def _largest(self, request: Request, wanted: int) -> int:
+        """How far memory allows, up to ``wanted``; what must be computed at once is not cut."""
+        until = self.core.largest(request.handle, wanted)
+        if self.limits.whole_images:
+            cut = [s for s, tokens, _ in request.image_rows if s < until < s + tokens]
+            until = min([until, *cut])
+        observing = len(request.prompt) - self.limits.observing_tokens
+        if self._drops(request) and observing < until < len(request.prompt):
+            until = observing
+        return until
+
+    def _drops(self, request: Request) -> bool:
+        """Will it keep a part of its prompt only?"""
+        return self._budget_tokens is not None and len(request.prompt) > self._budget_tokens
+
+    def _root(self, request: Request) -> str:
+        """Where its prefix is looked for. Who drops tokens finds none, since its last tokens
+        must all be computed to choose; and nobody is cached under the root of those who drop."""
+        if self._drops(request):
+            return DROPPING_ROOT
+        own = request.cache_root
+        return DROPPING_ROOT[0] + own if own.startswith(DROPPING_ROOT[0]) else own
+
+    def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:
         """Copies that this step's pages begin with; a preempted request's are not made."""
         rows = self.core.copies().tolist()
         return tuple(PageCopy(*row[1:]) for row in rows if row[0] not in draft.forgotten)
 
-    def _checkpoints(self, draft: "_Draft") -> NewPages:
+    def _checkpoints(self, draft: PlanDraft) -> NewPages:
         """States to keep on the way, when everything else has its pages; says so to the work."""
         if not self._has_states:
             return np.empty((0, 5), np.int32)
-        chunks = [work for work in draft.work if work.count > 1 or not work.output_index]
+        decoding = {request.handle for request in self.running if request.is_decoding}
+        chunks = [work for work in draft.work if work.handle not in decoding]
         handles = _ints(work.handle for work in chunks)
         rows = self.core.checkpoint(handles, _ints(w.start + w.count for w in chunks))
         rows[:, 0] = handles[rows[:, 0]]
@@ -159,7 +196,7 @@ class Scheduler:
 
     # ----------------------------------------------------------------- admission
 
-    def _admit(self, draft: "_Draft") -> None:
+    def _admit(self, draft: PlanDraft) -> None:
         held_back: list[Request] = []
         while self._may_admit(draft) and len(held_back) < MAX_HELD_BACK:
             request = self.waiting.popleft()
@@ -170,19 +207,19 @@ class Scheduler:
                 break
         self.waiting.extendleft(reversed(held_back))
 
-    def _may_admit(self, draft: "_Draft") -> bool:
+    def _may_admit(self, draft: PlanDraft) -> bool:
         free_seats = self.limits.max_num_seqs - len(self.running)
         if any(request.runs_alone for request in self.running):
             return False
         return bool(self.waiting) and draft.budget > 0 and free_seats > 0
 
-    def _admit_one(self, request: Request, draft: "_Draft") -> bool:
+    def _admit_one(self, request: Request, draft: PlanDraft) -> bool:
         tokens = request.tokens(0, request.num_tokens)
         if request.runs_alone:
             self.protected.yield_all()
         handle = self.core.open(
             tokens,
-            request.cache_root,
+            self._root(request),
             reuse=not request.runs_alone,
             images=request.images,
             prompt_tokens=len(request.prompt),
@@ -199,9 +236,10 @@ class Scheduler:
         request.runs_alone = True  # what it would reuse lies in its way
         return self._admit_one(request, draft)
 
-    def _start(self, request: Request, draft: "_Draft") -> bool:
+    def _start(self, request: Request, draft: PlanDraft) -> bool:
         self.core.claim(request.handle, request.num_tokens + self._expected_output(request))
         held = self.core.held_pages(request.handle)
+        request.embedded = embedded_images(self.core.layout.groups, held, request.image_rows)
         if not self._plan_chunk(request, draft):
             return False
         draft.add_pages(held, [request.handle])
@@ -236,7 +274,7 @@ class Scheduler:
     def _peek(self, request: Request) -> int:
         return self.core.peek(
             request.tokens(0, request.num_tokens),
-            request.cache_root,
+            self._root(request),
             images=request.images,
             prompt_tokens=len(request.prompt),
         )
@@ -244,6 +282,8 @@ class Scheduler:
     def _shared_ahead(self, request: Request, other: Request) -> int:
         """Tokens of ``request`` that ``other`` has yet to compute part of; 0 if none."""
         if other.is_decoding or other.cache_root != request.cache_root:
+            return 0
+        if self._drops(request) or self._drops(other):
             return 0
         shared = min(common_prefix(request.prompt, other.prompt), request.num_tokens - 1)
         shared -= shared % self._alignment_tokens
@@ -267,21 +307,21 @@ class Scheduler:
         count, total = self._finished_outputs
         self._finished_outputs = (count + 1, total + len(request.output))
 
-    def _preempt_youngest(self, draft: "_Draft") -> Request:
+    def _preempt_youngest(self, draft: PlanDraft) -> Request:
         """The request admitted last loses its pages and waits in front."""
         victim = self.running.pop()
         victim.runs_alone |= not self.running
         draft.forget(victim)
         self._close(victim)
         victim.state = RequestState.WAITING
-        victim.computed = 0
+        victim.computed = victim.repeats = 0
         victim.preemptions += 1
         self.waiting.appendleft(victim)
         draft.preempted.append(victim.request_id)
         self.rungs["preempt"] += 1
         return victim
 
-    def _unstick(self, draft: "_Draft") -> None:
+    def _unstick(self, draft: PlanDraft) -> None:
         """Requests that wait for each other's pages: the youngest gives way."""
         while not draft.work and self.running:
             self._preempt_youngest(draft)
@@ -292,76 +332,6 @@ class Scheduler:
         self.core.close(request.handle)
         self._released.append(request.handle)
         request.handle = NO_HANDLE
-
-
-class _Draft:
-    """A step plan in the making."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.work: list[TokenWork] = []
-        self.preempted: list[RequestId] = []
-        self.admitted: list[RequestId] = []
-        self.forgotten: set[int] = set()
-        self._pages: list[NewPages] = []
-
-    def add_work(self, request: Request, count: int) -> None:
-        start = request.computed
-        self.work.append(
-            TokenWork(
-                request.request_id,
-                request.handle,
-                start,
-                count,
-                request.tokens(start, start + count),
-                request.sampling if start + count == request.num_tokens else None,
-                len(request.output),
-            )
-        )
-        self.budget -= count
-
-    def add_guesses(self, index: int, tokens: NewPages) -> None:
-        if not len(tokens):
-            return
-        work, count = self.work[index], len(tokens)
-        self.work[index] = replace(
-            work,
-            count=work.count + count,
-            token_ids=np.concatenate([work.token_ids, tokens]),
-            proposed=count,
-        )
-        self.budget -= count
-
-    def add_pages(self, rows: NewPages, handles: Sequence[int]) -> None:
-        if len(rows):
-            named = rows.copy()
-            named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
-            self._pages.append(named)
-
-    def add_moved(self, rows: NewPages) -> None:
-        if len(rows):
-            self._pages.append(rows)
-
-    def cut(self, ends: Collection[tuple[int, int]]) -> None:
-        """The work of a handle must be able to give its state after so many tokens."""
-        cuts: dict[int, list[int]] = {}
-        for handle, end in sorted(ends):
-            cuts.setdefault(handle, []).append(end)
-        self.work = [
-            replace(work, cuts=tuple(cuts[work.handle])) if work.handle in cuts else work
-            for work in self.work
-        ]
-
-    def forget(self, request: Request) -> None:
-        """A preempted request computes nothing in this step and gets no pages."""
-        self.forgotten.add(request.handle)
-        gone = [work for work in self.work if work.handle == request.handle]
-        self.work = [work for work in self.work if work.handle != request.handle]
-        self.budget += sum(work.count for work in gone)
-        self._pages = [rows[rows[:, 0] != request.handle] for rows in self._pages]
-
-    def new_pages(self) -> NewPages:
-        return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)
 
 
 def _ints(values: Iterable[int]) -> NewPages:

@@ -5,8 +5,12 @@ budget, and new pages only where every running request could still go on and nob
 for memory: nobody is preempted, put off or refused for a guess.  The pages are those
 that the request's next tokens need anyway, if fewer of them are right then a little later.
 
-Models with states guess nothing: a state cannot yet go back to before a wrong guess.  Nor do
-groups whose positions are not the text's take pages for guesses when memory is short.
+A state cannot go back to before a wrong guess.  So states go on over known tokens only: a
+step computes guesses with them, and forgets what that made of them.  The tokens of right guesses
+are computed once more, in the next step, beside the newest one.
+
+A request that runs alone guesses nothing: it was promised memory for itself only.
+Groups whose positions are not the text's take no pages for guesses when memory is short.
 """
 
 from collections.abc import Sequence
@@ -14,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvell.engine.limits import Limits
-from kvell.engine.plan import NewPages
+from kvell.engine.plan import TO_DRAFT, NewPages
 from kvell.engine.proposals import Ints, propose
 from kvell.engine.request import Request
 from kvell.memory import GroupKind, MemoryCore
@@ -26,9 +30,8 @@ class Speculation:
     """Guesses of one step after the other over one memory core."""
 
     def __init__(self, core: MemoryCore, limits: Limits) -> None:
-        groups = core.layout.groups
-        has_states = any(group.kind is GroupKind.STATE for group in groups)
-        self.is_on = limits.num_speculative_tokens > 0 and not has_states
+        groups = [g for g in core.layout.groups if g.kind is not GroupKind.STATE]
+        self.is_on = limits.num_speculative_tokens > 0
         self._core = core
         self._limits = limits
         self._is_text = all(g.kind in _TEXT_KINDS and not g.counts_images for g in groups)
@@ -59,12 +62,9 @@ class Speculation:
             self._limits.num_speculative_tokens,
             request.max_tokens - len(request.output) - 1,
         )
-        if count <= 0:
+        if count <= 0 or request.runs_alone:
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
-        limits = self._limits
-        tokens = propose(
-            request.history(), count, limits.prompt_lookup_max, limits.prompt_lookup_min
-        )
+        tokens = self._tokens(request, count)
         known, until = request.num_tokens, request.num_tokens + len(tokens)
         if new_pages:
             until = self._core.largest(request.handle, until)
@@ -75,8 +75,15 @@ class Speculation:
         )
         return tokens[: until - known], rows
 
+    def _tokens(self, request: Request, count: int) -> Ints:
+        limits = self._limits
+        if limits.has_drafter:
+            return np.full(count, TO_DRAFT, np.int32)
+        return propose(request.history(), count, limits.prompt_lookup_max, limits.prompt_lookup_min)
+
     def _held_until(self, num_tokens: int) -> int:
         """Tokens for which a request has pages when it has them for ``num_tokens``."""
         if not self._is_text:
             return num_tokens
-        return min(-(-num_tokens // size) * size for size in self._page_tokens)
+        ends = (-(-num_tokens // size) * size for size in self._page_tokens)
+        return min(ends, default=num_tokens + self._limits.num_speculative_tokens)

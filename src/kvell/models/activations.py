@@ -13,6 +13,9 @@ HIDDEN_COPIES = 12
 """Hidden-size rows alive at the widest point of a layer, some of them in float32."""
 INTERMEDIATE_COPIES = 3
 """Gate, up and their product."""
+PROJECTED_COPIES = 4
+"""Rows of the text's hidden size that a projector and what packs its output keep alive."""
+CHANNELS = 3
 
 
 def activation_model(config: Any) -> ActivationModel:
@@ -21,11 +24,39 @@ def activation_model(config: Any) -> ActivationModel:
     hidden = int(text.hidden_size) * (optional_size(text, ("altup_num_inputs",)) or 1)
     intermediate = _widest(getattr(text, "intermediate_size", None)) or 4 * hidden
     return ActivationModel(
-        fixed_bytes=FIXED_BYTES,
+        fixed_bytes=FIXED_BYTES + encoder_bytes(config),
         token_bytes=4
         * (HIDDEN_COPIES * hidden + INTERMEDIATE_COPIES * intermediate + _latent_numbers(text)),
         logits_row_bytes=2 * 4 * int(text.vocab_size),
     )
+
+
+def encoder_bytes(config: Any) -> int:
+    """What encoding one image of the largest size takes, and embeddings that are kept.
+
+    All pieces of an image are encoded at once; transformers keeps every layer's output.
+    0 for a model of text, or an encoder whose config does not say how large images are.
+    """
+    vision = getattr(config, "vision_config", None)
+    size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
+    if not isinstance(size, int) or not isinstance(patch, int):
+        return 0
+    hidden = int(getattr(vision, "hidden_size", 0))
+    inner = int(getattr(vision, "intermediate_size", 0) or 4 * hidden)
+    layers = int(getattr(vision, "num_hidden_layers", 0))
+    pieces = _pieces(config, vision, size)
+    tokens, pixels = pieces * ((size // patch) ** 2 + 1), pieces * CHANNELS * size**2
+    numbers = (HIDDEN_COPIES + layers) * hidden + INTERMEDIATE_COPIES * inner
+    projected = PROJECTED_COPIES * int(text_config(config).hidden_size)
+    widened = 2 * int(getattr(vision, "vision_output_dim", 0))
+    return 4 * (tokens * (numbers + projected + widened) + 2 * pixels)
+
+
+def _pieces(config: Any, vision: Any, size: int) -> int:
+    """Pieces that an encoder takes an image apart into, at most; the whole image is one too."""
+    grids = getattr(config, "image_grid_pinpoints", None) or ()
+    largest = max(((height // size) * (width // size) for height, width in grids), default=0)
+    return int(getattr(vision, "max_num_tiles", 0)) or largest + 1
 
 
 def _widest(sizes: int | Sequence[int] | None) -> int:

@@ -4,6 +4,7 @@ A choice of whoever serves, not of the model's config.
 Source: PyramidKV §4.1 (budgets fall in an arithmetic sequence from the bottom layer up).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,9 @@ from kvell.pages.layout import GroupKind, LayerSpec
 
 DEFAULT_DEPTH = 20
 """How steep the pyramid is: its top keeps about the mean over this."""
+OBSERVED_TOKENS = 8
+"""Tokens at the end of a prompt that say which earlier ones stay; they stay themselves."""
+_BUDGET = re.compile(r"(?P<pyramid>pyramid:)?(?P<tokens>\d{1,9})")
 
 
 def pyramid_budgets(
@@ -41,6 +45,30 @@ def pyramid_budgets(
     )
 
 
+def budgets_of(layers: Sequence[LayerSpec], budget: str) -> dict[int, int]:
+    """What each layer of full attention keeps, by its index.
+
+    :param budget: ``512``: so many tokens in each; ``pyramid:512``: so many on average.
+    :raises ChangeSomething: naming ``--kv-budget``: if it says something else, keeps no token
+        beside those that choose, or if the model has no such layer.
+    """
+    full = [layer.index for layer in layers if _is_plain(layer)]
+    found = _BUDGET.fullmatch(budget)
+    if found is None:
+        raise _refusal(budget, "is no budget", "write it like 1024 or pyramid:1024")
+    tokens = int(found["tokens"])
+    if tokens <= OBSERVED_TOKENS:
+        problem = f"keeps nothing beside the {OBSERVED_TOKENS} tokens that choose"
+        raise _refusal(budget, problem, f"use at least {OBSERVED_TOKENS + 1}")
+    if not full:
+        problem = "the model has no layers of full attention to drop tokens from"
+        raise _refusal(budget, problem, "leave it out")
+    if not found["pyramid"]:
+        return dict.fromkeys(full, tokens)
+    kept = pyramid_budgets(len(full), tokens, recent_tokens=OBSERVED_TOKENS)
+    return dict(zip(full, kept, strict=True))
+
+
 def with_budgets(
     layers: Sequence[LayerSpec], budgets_tokens: Mapping[int, int]
 ) -> tuple[LayerSpec, ...]:
@@ -63,6 +91,10 @@ def with_budgets(
 
 def _is_plain(layer: LayerSpec) -> bool:
     return layer.kind is GroupKind.FULL and layer.kv_of is None
+
+
+def _refusal(budget: str, problem: str, remedy: str) -> ChangeSomething:
+    return ChangeSomething("--kv-budget", budget, problem, remedy)
 
 
 def _require(holds: bool, index: int, problem: str) -> None:

@@ -11,6 +11,9 @@ from transformers import CONFIG_MAPPING
 from kvell.errors import ChangeSomething
 
 CONFIG_FILE = "config.json"
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)
+"""What transformers raises for fields that it does not understand; for some defaults it wants
+libraries, or files of the hub, that are not there."""
 
 
 def read_config(path: Path) -> Any:
@@ -33,16 +36,18 @@ def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
     :raises ChangeSomething: if the model type is unknown or a field is malformed.
     """
     model_type = raw.get("model_type")
+    classes = ", ".join(map(str, raw.get("architectures") or ()))
     if model_type not in CONFIG_MAPPING:
         raise ChangeSomething(
             "model",
             name,
-            f"its config names the unknown model type {model_type!r}",
+            f"its config names the unknown model type {model_type!r}"
+            + (f", to be run by {classes}" if classes else ""),
             "use a model that the installed transformers knows",
         )
     try:
         return CONFIG_MAPPING[model_type].from_dict(dict(raw))
-    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+    except (*MALFORMED, ImportError, OSError) as error:
         raise ChangeSomething(
             "model", name, f"its config is malformed ({_line(error)})", "repair its config.json"
         ) from error

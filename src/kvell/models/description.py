@@ -67,8 +67,8 @@ def describe(
     """Describe a transformers config object; every layer stores elements of the given size.
 
     Quantised elements have a scale of ``kv_scale_bytes`` for each head's key and value.
-    States are not quantised: their elements have the size of the model's own, which is that
-    of keys and values if it is not given.
+    States and embeddings are not quantised: their elements have the size of the model's own,
+    which is that of keys and values if it is not given.
 
     What is described can be planned; what can be run, ``families`` says.
 
@@ -93,7 +93,7 @@ def describe(
         architecture=name,
         layers=(
             *(replace(layer, kv_of=sources.get(layer.index)) for layer in scaled),
-            *embedding_layers(config, text, kv_element_bytes, name),
+            *embedding_layers(config, text, state_element_bytes or kv_element_bytes, name),
         ),
         query_heads=_query_heads(text, specs, name),
         hidden_size=first_size(text, ("hidden_size",), name),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvell.errors import ChangeSomething
+from kvell.models.image_families import ImageKind
 from kvell.models.mixers import MixerKind
 
 EXACT = frozenset(
@@ -63,10 +64,24 @@ EXACT = frozenset(
 )
 """Architectures whose paged forward pass is tested against transformers' own."""
 
+WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
+    {
+        "LlavaOnevisionForConditionalGeneration": "patches",
+        "MllamaForConditionalGeneration": "cross",
+        "PaliGemmaForConditionalGeneration": "prefix",
+    }
+)
+"""Architectures of images and text, tested likewise, and how they take their images; their
+text is that of an architecture in ``EXACT``, or attends across in modules of its own."""
+
+CROSS_MODULES = frozenset({"MllamaTextCrossAttention"})
+"""Modules of transformers that attend to images across."""
+
 RECURRENT = "needs its own mixer: state leaks between flattened requests"
 INDEX = "needs an index cache: it chooses the tokens that it reads"
 CROSS = "needs cross-attention groups: its text attends to images or an encoder"
 IMAGES = "needs an encoder of images: only its text could be served"
+AUDIO = "needs an encoder of audio: only its text could be served"
 
 REFUSED = {
     "BartForConditionalGeneration": CROSS,
@@ -78,11 +93,8 @@ REFUSED = {
     "Llama4ForConditionalGeneration": IMAGES,
     "LlavaForConditionalGeneration": IMAGES,
     "LlavaNextForConditionalGeneration": IMAGES,
-    "LlavaOnevisionForConditionalGeneration": IMAGES,
     "Mistral3ForConditionalGeneration": IMAGES,
     "MllamaForCausalLM": CROSS,
-    "MllamaForConditionalGeneration": CROSS,
-    "PaliGemmaForConditionalGeneration": IMAGES,
     "Qwen2VLForConditionalGeneration": IMAGES,
     "Qwen2_5_VLForConditionalGeneration": IMAGES,
     "Qwen3VLForConditionalGeneration": IMAGES,
@@ -131,7 +143,7 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
     :param need: said of an architecture that nobody looked at.
     :raises ChangeSomething: naming the architecture and what it would need.
     """
-    if architecture in EXACT:
+    if architecture in EXACT or architecture in WITH_IMAGES:
         return
     raise ChangeSomething(
         "model",

@@ -5,6 +5,7 @@ forward pass and carries pages, kernels and callbacks.  So two models, or two
 threads, never meet in a global.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from transformers.modeling_utils import AttentionInterface
 
 from kvell.attention.interface import AttendParams
+from kvell.models.image_batch import SeenImages
 from kvell.models.latents import latents_of
 
 HOOK_NAME = "kvell_paged"
@@ -45,6 +47,10 @@ class Step(Protocol):
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Write K and V, attend; returns [T, heads, size of a value]."""
+        ...
+
+    def seen_by(self, layer: int) -> Sequence[SeenImages]:
+        """Images that the step's tokens attend to in a layer that attends across."""
         ...
 
 

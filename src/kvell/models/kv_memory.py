@@ -47,7 +47,8 @@ def layer_pages(
     dtype: torch.dtype,
     latent_sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, LayerPages]:
-    """Where each layer's K and V lie, by layer, in order; layers with only a state have none.
+    """Where each layer's K and V lie, by layer, in order; layers with only a state, or
+    embeddings, have none.
 
     Layers that share keys and values have the same place.
 
@@ -57,13 +58,17 @@ def layer_pages(
     """
     if pool.numel() < layout.pool_bytes:
         raise ValueError(f"the pool has {pool.numel()} bytes, the layout {layout.pool_bytes}")
-    attending = [layer for layer in description.layers if layer.kind is not GroupKind.STATE]
+    attending = [layer for layer in description.layers if layer.kind not in _NO_KV]
     stored = {
         layer.index: _pages_of(layout, layer, pool, dtype, latent_sizes.get(layer.index, 0))
         for layer in attending
         if layer.kv_of is None
     }
     return {layer.index: stored[storing_layer(layer)] for layer in attending}
+
+
+_NO_KV = frozenset({GroupKind.STATE, GroupKind.VISION})
+"""Layers that store neither keys nor values."""
 
 
 def _pages_of(

@@ -75,7 +75,7 @@ def place_latents(module: Any, description: ModelDescription) -> dict[int, int]:
     wanted = {
         layer.index
         for layer in description.layers
-        if layer.tensors == 1 and layer.kind is GroupKind.FULL
+        if layer.tensors == 1 and layer.kind in (GroupKind.FULL, GroupKind.DROPPING)
     }
     if missing := sorted(wanted ^ placed.keys()):
         raise ChangeSomething(

@@ -1,5 +1,6 @@
 """A ready :class:`PagedModel` from a transformers directory or from a config alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,13 @@ import torch
 
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
+from kvell.models.budgets import budgets_of, with_budgets
 from kvell.models.configs import read_config
-from kvell.models.description import ModelDescription, architecture, describe
-from kvell.models.families import require_exact
+from kvell.models.description import ModelDescription, architecture, describe, text_config
+from kvell.models.families import WITH_IMAGES, require_exact
 from kvell.models.paged_model import PagedModel
 from kvell.models.random_weights import random_module
-from kvell.models.refusals import class_run, needed
+from kvell.models.refusals import class_run, needed, require_plain_weights
 from kvell.models.small_linear import use_small_linears
 from kvell.models.weights import load_module
 
@@ -23,17 +25,23 @@ def load_paged_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     kv_dtype: torch.dtype | None = None,
+    kv_budget: str | None = None,
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
     :param device: where weights go; the CPU if not given.
     :param kv_dtype: of stored keys and values; ``dtype`` if not given.
-    :raises ChangeSomething: if the architecture is not known to be exact, or files are
-        missing or damaged.
+    :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
+    :raises ChangeSomething: if the architecture is not known to be exact, files are missing
+        or damaged, or no layer can keep such a budget.
     """
     config = read_config(path)
     check_architecture(config)
     description = describe_as(config, dtype, kv_dtype or dtype)
+    if kv_budget is not None:
+        layers = description.layers
+        layers = with_budgets(layers, budgets_of(layers, kv_budget))
+        description = replace(description, layers=layers)
     module = load_module(path, config, dtype, device or torch.device("cpu"))
     use_small_linears(module)
     return PagedModel(module, description, kernels, kv_dtype)
@@ -59,12 +67,16 @@ def check_architecture(config: Any) -> None:
 
     The class follows from the model type and the config's parts, whatever the config names.
 
-    :raises ChangeSomething: naming the class and what it would need.
+    :raises ChangeSomething: naming the class and what it would need; also for weights that
+        are quantised.
     """
     need = needed(config)
     if getattr(config, "architectures", None):
         require_exact(architecture(config), need)
     require_exact(class_run(config), need)
+    if WITH_IMAGES.get(class_run(config), "cross") != "cross":  # its text is a model of its own
+        require_exact(class_run(text_config(config)))
+    require_plain_weights(config)
 
 
 def random_paged_model(

@@ -5,6 +5,7 @@ no mask is built and no transformers cache exists: each layer writes the step's
 keys and values into the pages of its group and attends over them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +14,13 @@ import torch
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
 from kvell.attention.states import StateBatch
 from kvell.models import hook
+from kvell.models.both_directions import BothDirections
 from kvell.models.description import ModelDescription
-from kvell.models.families import MIXER_KINDS
+from kvell.models.dropping import TokenDropping
+from kvell.models.families import MIXER_KINDS, WITH_IMAGES
+from kvell.models.image_batch import ImageBatch, SeenImages
+from kvell.models.image_side import IMAGE_KINDS, ImageSide, text_attention
+from kvell.models.image_store import ImageStore
 from kvell.models.kv_memory import layer_pages, storing_layer
 from kvell.models.latents import place_latents
 from kvell.models.mixer_slots import during, place_mixers
@@ -32,14 +38,19 @@ class ForwardBatch:
 
     :param token_ids: int64 [T], request after request.
     :param positions: int64 [T], each token's position in its own request.
-    :param groups: metadata of each layer group, in the order of the layout.
+    :param groups: metadata of each layer group, in the order of the layout; None where a
+        group holds no tokens of the text.
     :param logits_rows: int64 [rows], the tokens whose logits are wanted; may be empty.
+    :param images: None if no request of the step has any.
+    :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    groups: tuple[GroupBatch | StateBatch, ...]
+    groups: tuple[GroupBatch | StateBatch | None, ...]
     logits_rows: torch.Tensor
+    images: ImageBatch | None = None
+    prompt_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class PagedModel:
         :param kv_dtype: of stored keys and values; the module's own if not given.
         """
         hook.install()
-        module.set_attn_implementation(hook.HOOK_NAME)
+        has_images = type(module).__name__ in WITH_IMAGES
+        text_attention(module, has_images)
         self.module = module.eval()
         self.description = description
         self.kernels = kernels
@@ -78,6 +90,7 @@ class PagedModel:
         self._mixers = place_mixers(module, description, MIXER_KINDS)
         self._latent_sizes = place_latents(module, description)
         self._asks_a_cache = asks_a_cache(module)
+        self._image_side = ImageSide(module, description, kernels) if has_images else None
         self._memory: _Memory | None = None
 
     @property
@@ -96,6 +109,11 @@ class PagedModel:
         tensors = {t.data_ptr(): t.nbytes for t in self.module.state_dict().values()}
         return sum(tensors.values())
 
+    @property
+    def images(self) -> ImageStore | None:
+        """Images of requests in flight; None if the model takes text only."""
+        return self._image_side.store if self._image_side else None
+
     def attach(self, layout: Layout, pool: torch.Tensor) -> None:
         """Say where K and V are kept, before the first step; may be called again.
 
@@ -113,6 +131,8 @@ class PagedModel:
             groups,
             state_memory(layout, self._mixers, pool, self.dtype),
         )
+        if self._image_side:
+            self._image_side.attach(layout, pool, pages)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
@@ -123,21 +143,34 @@ class PagedModel:
         """
         if self._memory is None:
             raise RuntimeError("attach() memory before the first forward pass")
-        step = _PagedStep(self._memory, self.description, self.kernels, batch.groups, callbacks)
+        step = _PagedStep(self._memory, self.description, self.kernels, batch, callbacks)
         states = StatePass(self._memory.states, batch.groups)
         with during(self._mixers, states):
-            output = self.module(
-                input_ids=batch.token_ids.unsqueeze(0),
-                position_ids=batch.positions.unsqueeze(0),
-                past_key_values=TruePositions(batch.positions) if self._asks_a_cache else None,
-                use_cache=False,
-                logits_to_keep=batch.logits_rows,
-                **{hook.STEP_ARGUMENT: step},
-            )
+            logits = self._run(batch, step)
         step.require_complete()
         states.require_complete()
-        logits: torch.Tensor = output.logits
-        return logits[0].float()
+        step.dropping.move()
+        return logits.float()
+
+    def _run(self, batch: ForwardBatch, step: "_PagedStep") -> torch.Tensor:
+        """transformers' own forward pass; logits [rows, vocab]."""
+        if self._image_side:
+            ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
+            return self._image_side.forward(ids, positions, rows, batch.images, step)
+        output = self.module(
+            input_ids=batch.token_ids.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            past_key_values=TruePositions(batch.positions) if self._asks_a_cache else None,
+            use_cache=False,
+            logits_to_keep=batch.logits_rows,
+            **{hook.STEP_ARGUMENT: step},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+_ELSEWHERE = IMAGE_KINDS | {GroupKind.STATE}
+"""Layers, or parts of them, that do not come by the attention hook."""
 
 
 class _PagedStep:
@@ -148,15 +181,19 @@ class _PagedStep:
         memory: _Memory,
         description: ModelDescription,
         kernels: AttentionKernels,
-        groups: tuple[GroupBatch | StateBatch, ...],
+        batch: ForwardBatch,
         callbacks: LayerCallbacks | None,
     ) -> None:
         self._memory = memory
-        self._specs = [layer for layer in description.layers if layer.kind is not GroupKind.STATE]
+        self._specs = [x for x in description.layers if x.kind not in _ELSEWHERE]
+        self._across = [x.index for x in description.layers if x.kind is GroupKind.CROSS]
         self._kernels = kernels
-        self._groups = groups
+        self._groups = batch.groups
+        self._images = batch.images
+        self._both = BothDirections(batch.images.prefix_tokens if batch.images else ())
         self._callbacks = callbacks
         self._attended = 0
+        self.dropping = TokenDropping(batch.prompt_ends)
 
     def attend(self, call: hook.LayerCall) -> torch.Tensor:
         """Write the new keys and values, then attend (hook.Step)."""
@@ -171,29 +208,40 @@ class _PagedStep:
         if spec.kv_of is None:
             value = None if call.value is None else _stored(call.value, pages)
             self._kernels.write_kv(pages, group, _stored(call.key, pages), value)
+        if spec.kind is GroupKind.DROPPING:
+            self.dropping.choose(spec.window_tokens, pages, group, call.query, params)
         if callbacks is None:
-            return self._kernels.attend(pages, group, call.query, params)
+            return self._both.attend(self._kernels, pages, group, call.query, params)
         callbacks.after_kv_write(spec.index)
         callbacks.before_attend(spec.index, call.query)
-        output = self._kernels.attend(pages, group, call.query, params)
+        output = self._both.attend(self._kernels, pages, group, call.query, params)
         callbacks.after_attend(spec.index, output)
         return output
 
+    def seen_by(self, layer: int) -> Sequence[SeenImages]:
+        """Images that the step's tokens attend to in a layer (hook.Step)."""
+        if not self._across or self._across.pop(0) != layer:
+            raise RuntimeError(f"layer {layer} attends across, but it is not its turn")
+        return self._images.seen if self._images else ()
+
     def require_complete(self) -> None:
         """Every layer attended, or the model has a mixer that the hook never saw."""
+        if self._across:
+            raise RuntimeError(f"layers {self._across} did not attend across")
         if self._attended != len(self._specs):
             raise RuntimeError(f"{self._attended} of {len(self._specs)} layers attended over pages")
 
     def _expect(self, call: hook.LayerCall) -> LayerSpec:
         """Layers come in order, each once, with the window that its pages are kept for.
 
-        A chunk is no concern of transformers' attention: its mask, which we never build, knows.
+        A chunk is no concern of transformers' attention: its mask, which we never build, knows;
+        and of budgets it knows nothing.
         A module that several layers share does not know whose turn it is: the next one's.
         """
         if self._attended == len(self._specs):
             raise RuntimeError(f"layer {call.layer} attends after the last one")
         spec: LayerSpec = self._specs[self._attended]
-        window_tokens = 0 if spec.kind is GroupKind.CHUNKED else spec.window_tokens
+        window_tokens = spec.window_tokens if spec.kind is GroupKind.SLIDING else 0
         in_turn = call.layer in (spec.index, hook.SHARED_MODULE)
         if not in_turn or call.params.window_tokens != window_tokens:
             raise RuntimeError(

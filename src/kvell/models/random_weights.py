@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+
+from kvell.models.weights import auto_class
 
 SCALES = (8.0, 16.0, 32.0, 4.0)
 """Factors tried in turn on the weight matrices."""
@@ -68,7 +69,7 @@ def _draw(config: Any, seed: int, dtype: torch.dtype, scale: float) -> Any:
     untied = type(config).from_dict(config.to_dict() | {"tie_word_embeddings": False})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = AutoModelForCausalLM.from_config(untied, dtype=dtype).eval()
+        module = auto_class(untied).from_config(untied, dtype=dtype).eval()
         _fill(module, scale)
     return module
 

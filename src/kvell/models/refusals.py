@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers.models.auto import modeling_auto
 
+from kvell.errors import ChangeSomething
 from kvell.models.config_fields import optional_size, text_config
-from kvell.models.families import CROSS, IMAGES, INDEX, RECURRENT, UNKNOWN
+from kvell.models.families import AUDIO, CROSS, IMAGES, INDEX, RECURRENT, UNKNOWN
 from kvell.models.layer_kinds import LAYER_KINDS
 from kvell.models.multimodal import ENCODERS, images_in_text, is_encoder_decoder
 from kvell.models.state_sizes import is_recurrent
@@ -51,7 +52,7 @@ def needed(config: Any) -> str:
     if not images_in_text(config, text):
         return CROSS
     if _has_encoder(config):
-        return IMAGES
+        return IMAGES if not _only_hears(config) else AUDIO
     if optional_size(text, ("index_head_dim",)) or "indexed_attention" in _types(text):
         return INDEX
     unknown = sorted(_types(text) - LAYER_KINDS.keys() - {"attention"})
@@ -61,6 +62,32 @@ def needed(config: Any) -> str:
     if is_recurrent(text) or _types(text) & recurring:
         return RECURRENT
     return UNKNOWN
+
+
+def require_plain_weights(config: Any) -> None:
+    """Refuse weights that are stored as anything but floating-point numbers.
+
+    transformers loads some of them by libraries of their own, and others wrongly or not at all.
+
+    :raises ChangeSomething: naming the class and how its weights are quantised.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if not quantised:
+        return
+    known = quantised if isinstance(quantised, Mapping) else vars(quantised)
+    raise ChangeSomething(
+        "model",
+        class_run(config),
+        f"its weights are quantised ({known.get('quant_method', 'unknown')}): "
+        "it needs kernels that read them",
+        "use the same model in bfloat16 or float32",
+    )
+
+
+def _only_hears(config: Any) -> bool:
+    """Audio and no images?"""
+    seen = any("vis" in field or "image" in field for field in vars(config))
+    return not seen and any(field.startswith("audio") for field in vars(config))
 
 
 def _has_encoder(config: Any) -> bool:

@@ -42,7 +42,9 @@ class StateRun:
         own = (starts + requests * window)[:, None] + places
         laid_out.index_copy_(0, own.flatten(), before.transpose(1, 2).flatten(0, 1))
         last = (plan.ends + requests * window)[:, None] + places
-        self.pages.store_window(self._running, _windows(laid_out, last))
+        going_on, pages = self._going_on(self.batch.end_page_ids)
+        ends = _windows(laid_out, last)
+        self.pages.store_window(pages, ends if going_on is None else ends[going_on])
         if len(plan.cut_ends):
             cut = (plan.cut_ends + plan.cut_requests * window)[:, None] + places
             self.pages.store_window(self._kept, _windows(laid_out, cut))
@@ -75,11 +77,23 @@ class StateRun:
             if now.cuts is not None and now.cut_ranks is not None:
                 kept = self._kept.index_select(0, now.cuts)
                 self.pages.store_recurrent(kept, state.index_select(0, now.cut_ranks))
-        running_pages = self._running
-        if lane.requests is not None:
-            running_pages = running_pages.index_select(0, lane.requests)
-        self.pages.store_recurrent(running_pages, state)
+        ends = self.batch.end_page_ids
+        chosen = ends if ends is None or lane.requests is None else ends[lane.requests]
+        going_on, pages = self._going_on(chosen)
+        if going_on is not None:
+            state = state[going_on]
+        elif lane.requests is not None:
+            pages = pages.index_select(0, lane.requests)
+        self.pages.store_recurrent(pages, state)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _going_on(self, ends: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Which of the states at requests' ends are stored, and where; None for all."""
+        if ends is None:
+            return None, self._running
+        pages = ends[:, self.pages.part]
+        going_on = (pages >= 0).nonzero().squeeze(1)
+        return going_on, pages[going_on]
 
     @property
     def _running(self) -> torch.Tensor:

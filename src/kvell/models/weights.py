@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from kvell.errors import ChangeSomething
-from kvell.models.configs import read_optional_json
+from kvell.models.configs import MALFORMED, read_optional_json
+from kvell.models.families import WITH_IMAGES
+from kvell.models.refusals import class_run
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -60,16 +62,22 @@ def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.devic
         check_weight_file(file)
     transformers_logging.disable_progress_bar()
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        module, report = auto_class(config).from_pretrained(
             path, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except (SafetensorError, RuntimeError) as error:
+    except (SafetensorError, RuntimeError, ImportError, *MALFORMED) as error:
         reason = " ".join(str(error).split())[:200]
         raise ChangeSomething(
             "model", path, f"its weights do not load ({reason})", "fetch the model again"
         ) from error
     _require_all(path, report["missing_keys"])
     return module.to(device)
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes a config's model with a head that writes text."""
+    takes_images = class_run(config) in WITH_IMAGES
+    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
 
 
 def _expected_bytes(file: Path) -> int:

@@ -135,12 +135,12 @@ def classes(
     return list(members.values())
 
 
-_Key = tuple[str, bool, GroupKind, int, int]
+_Key = tuple[str, bool, bool, GroupKind, int, int]
 
 
 def _key(layer: LayerSpec) -> _Key:
-    window = layer.window_tokens
-    return (layer.model, layer.required_for_hit, layer.kind, window, layer.token_bytes)
+    owner = (layer.model, layer.is_draft, layer.required_for_hit)
+    return (*owner, layer.kind, layer.window_tokens, layer.token_bytes)
 
 
 def group_of(alike: Sequence[LayerSpec], page_tokens: int) -> GroupSpec:
@@ -157,6 +157,7 @@ def group_of(alike: Sequence[LayerSpec], page_tokens: int) -> GroupSpec:
         window_tokens=first.window_tokens,
         model=first.model,
         required_for_hit=first.required_for_hit,
+        is_draft=first.is_draft,
     )
 
 
@@ -169,7 +170,7 @@ def _sliced(group: GroupSpec, largest_page_bytes: int) -> GroupSpec:
 def _can_host(group: GroupSpec, embedding: LayerSpec) -> bool:
     return (
         group.kind is GroupKind.FULL
-        and group.model == embedding.model
+        and (group.model, group.is_draft) == (embedding.model, embedding.is_draft)
         and group.required_for_hit
         and group.token_bytes >= embedding.token_bytes
     )
@@ -187,4 +188,5 @@ def plain_name(group: GroupSpec) -> str:
     """What a group is called: its model, its kind, its window, and whether it is a draft's."""
     window = f"({group.window_tokens})" if group.window_tokens else ""
     prefix = f"{group.model}:" if group.model else ""
-    return prefix + ("" if group.required_for_hit else "draft-") + f"{group.kind}{window}"
+    draft = "draft-" if group.is_draft or not group.required_for_hit else ""
+    return f"{prefix}{draft}{group.kind}{window}"

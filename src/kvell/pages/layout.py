@@ -15,7 +15,8 @@ tensor.  A layer that reads another's tokens is in no group.  A head's share of 
 layer is contiguous in K and in V.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -59,7 +60,8 @@ class LayerSpec:
     :param kv_of: index of the layer whose tokens this one reads; it stores none itself.
     :param state_bytes: of a state layer, the bytes of its state; it stores nothing else.
     :param model: which of several models in one pool; "" if there is one.
-    :param required_for_hit: False for what is refilled rather than resumed (a drafter's).
+    :param required_for_hit: False for what is refilled rather than resumed.
+    :param is_draft: of the model that guesses for ``model``: its requests hold pages of both.
     """
 
     index: int
@@ -74,6 +76,7 @@ class LayerSpec:
     state_bytes: int = 0
     model: str = ""
     required_for_hit: bool = True
+    is_draft: bool = False
 
     @property
     def token_bytes(self) -> int:
@@ -101,6 +104,7 @@ class GroupSpec:
     :param layers_per_page: layers of one page; 0 for all.
     :param model: which of several models in one pool.
     :param required_for_hit: False for what is refilled rather than resumed.
+    :param is_draft: of the model that guesses for ``model``.
     :param counts_images: pages hold the tokens of images beside those of the text, although
         they are not part of it (cross-attention under ``paged``).
     :param holds_embeddings: embeddings of image tokens lie in this group's pages of the same
@@ -120,6 +124,7 @@ class GroupSpec:
     required_for_hit: bool = True
     counts_images: bool = False
     holds_embeddings: bool = False
+    is_draft: bool = False
 
     @property
     def slices(self) -> int:
@@ -180,16 +185,39 @@ class Layout:
         """Bytes of the whole pool."""
         return self.large_page_bytes * self.num_large_pages
 
+    def indices_of(self, model: str = "", *, is_draft: bool = False) -> tuple[int, ...]:
+        """Which groups are of one model, or of the model that guesses for it."""
+        own = (model, is_draft)
+        return tuple(i for i, g in enumerate(self.groups) if (g.model, g.is_draft) == own)
+
+    def seen_by(self, model: str = "", *, is_draft: bool = False) -> "Layout":
+        """The same pool with the groups of one model only: where that model's layers lie."""
+        own = self.indices_of(model, is_draft=is_draft)
+        groups = tuple(self.groups[index] for index in own)
+        return replace(self, groups=groups, quota_large_pages=None)
+
     def group_of_layer(self, layer: int, kind: GroupKind | None = None) -> int:
         """Index of the group that stores ``layer``.
 
         :param kind: which of a layer's groups, where it has more than one (attention and a
             state side by side); None for attention before a state.
-        :raises ValueError: if no group does.
+        :raises ValueError: if no group does, or groups of several models do (see
+            :meth:`seen_by`).
         """
         holding = [i for i, group in enumerate(self.groups) if layer in group.layers]
+        if len({(self.groups[i].model, self.groups[i].is_draft) for i in holding}) > 1:
+            raise ValueError(f"several models of the pool have a layer {layer}")
         if kind is not None:
             holding = [i for i in holding if self.groups[i].kind is kind]
         if not holding:
             raise ValueError(f"layer {layer} belongs to no group")
         return min(holding, key=lambda i: (self.groups[i].kind is GroupKind.STATE, i))
+
+
+def as_draft(layers: Iterable[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """The layers of a model that guesses, to be stored beside those of the one it guesses for.
+
+    A prefix is hit only where both models' pages are there: what is resumed is so for both,
+    and the one that guesses never computes what is not computed for the other one too.
+    """
+    return tuple(replace(layer, is_draft=True) for layer in layers)

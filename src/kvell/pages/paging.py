@@ -36,14 +36,14 @@ UNIT_TOKENS = 16
 
 def paged_drafts(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
     """One page size for all; a token group for each model, states and embeddings beside it."""
-    by_model = classes(layers, lambda layer: layer.model)
+    by_model = classes(layers, lambda layer: (layer.model, layer.is_draft))
     drafts = [one for part in by_model for one in _one_size(part, page_tokens)]
     return padded_to_largest(drafts) if len(by_model) > 1 else drafts
 
 
 def split_drafts(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
     """A page size of its own for every model and for its drafter."""
-    parts = classes(layers, lambda layer: (layer.model, layer.required_for_hit))
+    parts = classes(layers, _owner)
     return [one for part in parts for one in _one_size(part, page_tokens)]
 
 
@@ -62,10 +62,12 @@ def bytes_per_token(drafts: Sequence[Draft]) -> list[int]:
 
 
 def _tokens_of_page(state: GroupSpec, drafts: Sequence[Draft]) -> int:
-    own = (state.model, state.required_for_hit)
-    return max(
-        d.group.page_tokens for d in drafts if own == (d.group.model, d.group.required_for_hit)
-    )
+    return max(d.group.page_tokens for d in drafts if _owner(d.group) == _owner(state))
+
+
+def _owner(of: LayerSpec | GroupSpec) -> tuple[str, bool, bool]:
+    """What has memory of its own when memory is cut: a model, or its drafter."""
+    return (of.model, of.is_draft, of.required_for_hit)
 
 
 def _one_size(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
@@ -102,6 +104,7 @@ def _token_group(layers: Sequence[LayerSpec], page_tokens: int) -> GroupSpec:
         pages_per_large=0,
         model=layers[0].model,
         required_for_hit=any(layer.required_for_hit for layer in layers),
+        is_draft=layers[0].is_draft,
         counts_images=any(layer.kind is GroupKind.CROSS for layer in layers),
     )
     return replace(group, name=plain_name(group).replace(GroupKind.FULL, "all"))

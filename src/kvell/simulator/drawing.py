@@ -1,5 +1,7 @@
 """What generators of traces draw with."""
 
+from hashlib import blake2b
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,3 +36,9 @@ def unrelated(arrivals: Seconds, prompts: BlockIds, outputs: BlockIds) -> list[T
         TraceRow(float(at), int(prompt), int(output))
         for at, prompt, output in zip(arrivals, prompts, outputs, strict=True)
     ]
+
+
+def keyed_fraction(*key: int) -> float:
+    """A number in [0, 1) that looks drawn and depends on the key alone."""
+    data = b"".join(part.to_bytes(8, "little", signed=True) for part in key)
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") / 2**64

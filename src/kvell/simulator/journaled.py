@@ -110,7 +110,7 @@ class _Again:
 
     def _plan(self) -> None:
         plan = self.engine.plan()
-        self.clock.advance(self.machine.step_seconds(self.memory.layout, plan))
+        self.clock.advance(self.machine.step_seconds(plan))
         totals = self.memory.totals()
         self.steps.append(
             JournaledStep(

@@ -135,7 +135,9 @@ def _parts(group: GroupSpec, layers: Sequence[LayerSpec]) -> Parts:
 
 def _may_hold(group: GroupSpec, layer: LayerSpec, layers: Sequence[LayerSpec]) -> bool:
     """Is it this spec of the layer that the group stores? A layer may have several."""
-    if layer.kv_of is not None or layer.model != group.model:
+    if layer.kv_of is not None:
+        return False
+    if (layer.model, layer.is_draft) != (group.model, group.is_draft):
         return False
     if layer.kind is group.kind:
         return True

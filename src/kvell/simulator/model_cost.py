@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvell.engine.plan import TokenWork
-from kvell.memory import GroupKind, Layout, policy_of
+from kvell.memory import GroupKind, GroupPolicy, LayerSpec, policy_of
 from kvell.models.description import ModelDescription, text_config
 from kvell.models.layer_kinds import LAYER_KINDS, layer_types
+from kvell.pages.grouping import group_of
 from kvell.simulator.profiles import StepCost
 
 FLOPS_PER_WEIGHT = 2
@@ -23,8 +24,22 @@ FLOPS_PER_PAIR = 4
 
 
 @dataclass(frozen=True)
+class LayerCost:
+    """Layers of one rule: what they read of a request.
+
+    :param policy: which tokens; None for a state, which is read in every step.
+    :param layers: how many there are.
+    :param unit_bytes: of a token, or of a state, over all of them.
+    """
+
+    policy: GroupPolicy | None
+    layers: int
+    unit_bytes: int
+
+
+@dataclass(frozen=True)
 class ModelCost:
-    """Work of one model.
+    """Work of one model, by its layers: whatever pages a manager puts them into.
 
     :param active_weights: numbers that one token is multiplied with.
     :param weight_bytes: bytes of weights that a step reads.
@@ -34,20 +49,21 @@ class ModelCost:
     active_weights: int
     weight_bytes: int
     query_size: int
+    layers: tuple[LayerCost, ...] = ()
 
-    def of_step(self, layout: Layout, work: Sequence[TokenWork]) -> StepCost:
-        """The cost of computing ``work`` over pages of ``layout``."""
+    def of_step(self, work: Sequence[TokenWork]) -> StepCost:
+        """The cost of computing ``work``."""
         tokens = sum(one.count for one in work)
         flops = float(FLOPS_PER_WEIGHT * self.active_weights * tokens)
         read_bytes = float(self.weight_bytes)
-        for group in layout.groups:
-            if group.kind is GroupKind.STATE:
-                read_bytes += group.token_bytes * len(work)
-            elif group.kind.counts_tokens:
-                live = policy_of(group).live_tokens
+        for layer in self.layers:
+            if layer.policy is None:
+                read_bytes += layer.unit_bytes * len(work)
+            else:
+                live = layer.policy.live_tokens
                 pairs = sum(one.count * (1 + live(one.start + one.count // 2)) for one in work)
-                flops += FLOPS_PER_PAIR * self.query_size * len(group.layers) * pairs
-                read_bytes += group.token_bytes * sum(live(one.start + one.count) for one in work)
+                flops += FLOPS_PER_PAIR * self.query_size * layer.layers * pairs
+                read_bytes += layer.unit_bytes * sum(live(one.start + one.count) for one in work)
         return StepCost(flops, read_bytes)
 
 
@@ -69,6 +85,23 @@ def model_cost(config: Any, description: ModelDescription, element_bytes: int) -
         active_weights=always + shape.sparse * per_token * expert,
         weight_bytes=element_bytes * (always + shape.sparse * experts * expert),
         query_size=query_size,
+        layers=layer_costs(description.layers),
+    )
+
+
+def layer_costs(layers: Sequence[LayerSpec]) -> tuple[LayerCost, ...]:
+    """Layers that read alike together; those that read only images cost nothing here."""
+    alike: dict[tuple[GroupKind, int], list[LayerSpec]] = {}
+    for layer in layers:
+        if layer.kv_of is None and (layer.kind is GroupKind.STATE or layer.kind.counts_tokens):
+            alike.setdefault((layer.kind, layer.window_tokens), []).append(layer)
+    return tuple(
+        LayerCost(
+            None if kind is GroupKind.STATE else policy_of(group_of(members, 1)),
+            len(members),
+            sum(layer.token_bytes for layer in members),
+        )
+        for (kind, _), members in alike.items()
     )
 
 

@@ -26,7 +26,7 @@ from kvell.simulator.metered import MeteredCore
 from kvell.simulator.metrics import MemoryMeter, Sample, StepMeans
 from kvell.simulator.prompts import PromptMaker
 from kvell.simulator.rows import Span, TraceRow, placed
-from kvell.simulator.runner import Machine, TraceRunner
+from kvell.simulator.runner import Acceptance, Machine, TraceRunner
 from kvell.simulator.schedule import Arrivals, Schedule
 from kvell.simulator.timeline import GroupMoment, Moment, Timeline
 from kvell.vocabulary import RequestId
@@ -68,6 +68,7 @@ class Replay:
     :param timeline: is offered every step.
     :param sessions: a turn waits for the one before it (see :class:`Schedule`).
     :param images_in_text: whether an image's tokens are tokens of the prompt.
+    :param acceptance: how good the guesses are, if ``limits`` allow any.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Replay:
         timeline: Timeline | None = None,
         sessions: bool = True,
         images_in_text: bool = True,
+        acceptance: Acceptance | None = None,
     ) -> None:
         self._placed = [placed(row, images_in_text) for row in rows]
         self.requests = [
@@ -98,7 +100,7 @@ class Replay:
         self._engine = EngineCore(self._memory, limits, frozenset())
         self._journaled = JournaledCore(self._engine, journal)
         self._prompts = PromptMaker(rows, images_in_text)
-        self._runner = TraceRunner(self._prompts)
+        self._runner = TraceRunner(self._prompts, acceptance)
         self._pending = Schedule(rows, arrivals, self._is_served, sessions=sessions)
         self._counts = dict.fromkeys(("finished", "scheduled"), 0)
         self._waiting_tokens = 0
@@ -147,6 +149,11 @@ class Replay:
             "waste_saturated": saturated.waste,
             "stranded_saturated": saturated.stranded,
             "virtual_seconds": self.clock.now_seconds(),
+            "output_tokens": stats.output_tokens,
+            "output_tokens_per_second": stats.output_tokens / max(1e-9, self.clock.now_seconds()),
+            "spec_decode_drafts": stats.spec_decode_drafts,
+            "spec_decode_draft_tokens": stats.spec_decode_draft_tokens,
+            "spec_decode_accepted_tokens": stats.spec_decode_accepted_tokens,
             "max_running": self._engine.max_running,
             "max_model_len": self._engine.limits.max_model_len,
             "rungs": stats.rungs,
@@ -196,7 +203,7 @@ class Replay:
         self._leaves_waiting = self._engine.num_waiting() > 0 or self._is_due()
         self._note_admitted(plan)
         self._counts["scheduled"] += len(plan.work)
-        self.clock.advance(self._machine.step_seconds(self._memory.layout, plan))
+        self.clock.advance(self._machine.step_seconds(plan))
         self._note(plan.step, self._journaled.commit(self._runner.run(plan)))
 
     def _look(self) -> None:

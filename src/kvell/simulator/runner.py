@@ -1,32 +1,76 @@
 """What stands in for a model and its device: tokens from the trace, seconds from a profile."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvell.engine.plan import StepPlan, StepResult
+import numpy as np
+
+from kvell.engine.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
-from kvell.memory import Layout
+from kvell.simulator.drawing import keyed_fraction
 from kvell.simulator.model_cost import ModelCost
 from kvell.simulator.profiles import DeviceProfile
 from kvell.simulator.prompts import PromptMaker
 
+WRONG = -2
+"""A guess that no trace has as a token."""
+
 
 @dataclass(frozen=True)
 class Machine:
-    """How long steps take: a device, and the model on it."""
+    """How long steps take: a device, the model on it, and the one that guesses for it."""
 
     profile: DeviceProfile
     cost: ModelCost
+    draft: ModelCost | None = None
 
-    def step_seconds(self, layout: Layout, plan: StepPlan) -> float:
-        """Virtual seconds of a step."""
-        return self.profile.step_seconds(self.cost.of_step(layout, plan.work))
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Virtual seconds of a step, the draft model's passes before it included."""
+        seconds = self.profile.step_seconds(self.cost.of_step(plan.work))
+        if self.draft is None:
+            return seconds
+        passes = (self.draft.of_step(work) for work in draft_passes(plan))
+        return seconds + sum(self.profile.step_seconds(cost) for cost in passes)
+
+
+def draft_passes(plan: StepPlan) -> list[list[TokenWork]]:
+    """What a draft model computes in each of its passes: known tokens, then guess by guess."""
+    most = max((work.proposed for work in plan.work), default=0)
+    known = [replace(work, count=work.known, proposed=0) for work in plan.work]
+    return [
+        known,
+        *(
+            [
+                replace(work, start=work.start + work.known + index, count=1, proposed=0)
+                for work in plan.work
+                if work.proposed > index
+            ]
+            for index in range(most)
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How good guesses are where there is no model to make them.
+
+    :param rate: chance that a guess behind right ones is right too, 0 to 1; each is drawn
+        from seed, request and output position alone.
+    """
+
+    rate: float = 0.0
+    seed: int = 0
+
+    def is_right(self, request: int, position: int) -> bool:
+        """Is the guess at an output position right?"""
+        return keyed_fraction(self.seed, request, position) < self.rate
 
 
 class TraceRunner:
     """Answers plans with the trace's output tokens (see ``engine.runner.Runner``)."""
 
-    def __init__(self, prompts: PromptMaker) -> None:
+    def __init__(self, prompts: PromptMaker, acceptance: Acceptance | None = None) -> None:
         self._prompts = prompts
+        self._acceptance = acceptance or Acceptance()
 
     def run(self, plan: StepPlan) -> StepResult:
         """A token for each work that samples, and more where guesses are the trace's tokens."""
@@ -35,4 +79,17 @@ class TraceRunner:
             for work in plan.work
             for index in range(work.num_logits)
         ]
-        return verified(plan, tokens)
+        works = tuple(self._guessed(work) if work.proposed else work for work in plan.work)
+        return verified(replace(plan, work=works), tokens)
+
+    def _guessed(self, work: TokenWork) -> TokenWork:
+        """The work with guesses as good as they are said to be."""
+        request, first = int(work.request_id), work.output_index
+        guesses = [
+            self._prompts.output_token(request, position)
+            if self._acceptance.is_right(request, position)
+            else WRONG
+            for position in range(first, first + work.proposed)
+        ]
+        known = work.token_ids[: work.known]
+        return replace(work, token_ids=np.concatenate([known, np.asarray(guesses, np.int32)]))

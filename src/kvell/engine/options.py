@@ -1,0 +1,31 @@
+"""What an engine is made with, by the names of the flags."""
+
+from dataclasses import dataclass
+
+from kvell.engine.limits import max_step_guesses
+from kvell.memory import Embeddings, Manager
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is made with; the names are the flags'.
+
+    :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
+        pages that their keys and values will overwrite (if there is room in them).
+    """
+
+    kv_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    manager: Manager = "kvell"
+    common_pool: bool = False
+    num_speculative_tokens: int = 0
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
+    embeddings: Embeddings = "own"
+
+    @property
+    def max_step_logits(self) -> int:
+        """Rows of logits that a step has at most."""
+        return self.max_num_seqs + max_step_guesses(self.max_num_seqs, self.num_speculative_tokens)

@@ -1,0 +1,91 @@
+"""A step plan in the making: what the scheduler has decided of it so far."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kvell.engine.plan import NewPages, TokenWork
+from kvell.engine.request import Request
+from kvell.vocabulary import RequestId
+
+
+class PlanDraft:
+    """A step plan in the making.
+
+    :param budget: tokens that the step may still compute.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.work: list[TokenWork] = []
+        self.preempted: list[RequestId] = []
+        self.admitted: list[RequestId] = []
+        self.forgotten: set[int] = set()
+        self._pages: list[NewPages] = []
+
+    def add_work(self, request: Request, count: int) -> None:
+        """The request computes its next ``count`` tokens."""
+        start = request.computed
+        self.work.append(
+            TokenWork(
+                request.request_id,
+                request.handle,
+                start,
+                count,
+                request.tokens(start, start + count),
+                request.sampling if start + count == request.num_tokens else None,
+                len(request.output),
+                images=request.image_rows,
+                embedded=request.embedded,
+                prompt_tokens=len(request.prompt),
+            )
+        )
+        self.budget -= count
+
+    def add_guesses(self, index: int, tokens: NewPages) -> None:
+        """Work number ``index`` computes these behind its own tokens."""
+        if not len(tokens):
+            return
+        work, count = self.work[index], len(tokens)
+        self.work[index] = replace(
+            work,
+            count=work.count + count,
+            token_ids=np.concatenate([work.token_ids, tokens]),
+            proposed=count,
+        )
+        self.budget -= count
+
+    def add_pages(self, rows: NewPages, handles: Sequence[int]) -> None:
+        """Rows as the memory core gives them: they name holders by index into ``handles``."""
+        if len(rows):
+            named = rows.copy()
+            named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
+            self._pages.append(named)
+
+    def add_moved(self, rows: NewPages) -> None:
+        """Rows that name holders by their handles."""
+        if len(rows):
+            self._pages.append(rows)
+
+    def cut(self, ends: Collection[tuple[int, int]]) -> None:
+        """The work of a handle must be able to give its state after so many tokens."""
+        cuts: dict[int, list[int]] = {}
+        for handle, end in sorted(ends):
+            cuts.setdefault(handle, []).append(end)
+        self.work = [
+            replace(work, cuts=tuple(cuts[work.handle])) if work.handle in cuts else work
+            for work in self.work
+        ]
+
+    def forget(self, request: Request) -> None:
+        """A preempted request computes nothing in this step and gets no pages."""
+        self.forgotten.add(request.handle)
+        gone = [work for work in self.work if work.handle == request.handle]
+        self.work = [work for work in self.work if work.handle != request.handle]
+        self.budget += sum(work.count for work in gone)
+        self._pages = [rows[rows[:, 0] != request.handle] for rows in self._pages]
+
+    def new_pages(self) -> NewPages:
+        """All rows so far, in order [m, 4]: handle, group, position, page."""
+        return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)
