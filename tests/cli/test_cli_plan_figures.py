@@ -27,7 +27,7 @@ COLUMNS = 100
 def found(kvell: Kvell) -> Callable[..., Any]:
     """The plan of a bench shape as JSON, and what a person sees of it, in cells."""
 
-    def call(name: str, *flags: str) -> Any:
+    def call(name: str | Path, *flags: str) -> Any:
         args = ("plan", "--model", CONFIGS / f"{name}.json", "--kv-memory", "24GiB", *flags)
         shown, data = kvell(*args), kvell(*args, "--json")
         assert (shown.code, data.code) == (0, 0), shown.stderr
@@ -190,12 +190,13 @@ def test_every_manager_names_its_rule(kvell: Kvell, manager: str) -> None:
     assert "\nsizing rule " in ended.stdout
 
 
-def test_what_cannot_be_served_yet_is_said(found: Any) -> None:
+def test_what_cannot_be_served_yet_is_said(found: Any, tmp_path: Path) -> None:
     served, lines = found("qwen3-8b")
     assert served["refusal"] == ""
     assert not any("refuse it" in line for line in lines)
-    refused, lines = found("qwen2.5-vl-7b")
-    assert refused["refusal"].startswith("Qwen2_5_VLForConditionalGeneration needs an encoder")
+    (tmp_path / "llava.json").write_text(json.dumps({"model_type": "llava"}))
+    refused, lines = found(tmp_path / "llava")
+    assert refused["refusal"].startswith("LlavaForConditionalGeneration needs an encoder")
     assert f"generate and serve refuse it: {refused['refusal']}" in lines
 
 

@@ -17,6 +17,7 @@ from kvell.engine.protocol import Submit
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import Embeddings, GroupKind, Manager
 from kvell.models.image_content import ImagePrompt
+from kvell.models.image_families import ImageKind
 from kvell.models.image_store import ImageStore
 from kvell.models.loading import describe_as
 from kvell.models.paged_model import PagedModel
@@ -28,9 +29,21 @@ from tests.models.served import MAX_MODEL_LEN, Answer, Recorder, Served
 PATCHES = "LlavaOnevisionForConditionalGeneration"
 CROSS = "MllamaForConditionalGeneration"
 PREFIX = "PaliGemmaForConditionalGeneration"
-EVERY = (PATCHES, CROSS, PREFIX)
-PLACEHOLDER = 505
-"""Below the vocabulary's end; prompts of random tokens leave it out."""
+PIECES = "InternVLForConditionalGeneration"
+GRIDS, GRIDS_2_5 = "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
+EVERY = (PATCHES, CROSS, PREFIX, PIECES, GRIDS, GRIDS_2_5)
+IN_TEXT = (PATCHES, PIECES, GRIDS, GRIDS_2_5)
+"""Images are runs of tokens of the text, which is read in one direction."""
+KINDS: dict[str, ImageKind] = {
+    PATCHES: "patches",
+    CROSS: "cross",
+    PREFIX: "prefix",
+    PIECES: "pieces",
+    GRIDS: "grids",
+    GRIDS_2_5: "grids",
+}
+PLACEHOLDER, END = 505, 506
+"""Below the vocabulary's end; prompts of random tokens leave them out."""
 SIGLIP: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -51,6 +64,19 @@ TILES: dict[str, Any] = {
     "max_num_tiles": 4,
     "intermediate_layers_indices": [0, 1],
     "vision_output_dim": 96,
+}
+MERGED, PATCH = 2, 4
+GRID_TEXT: dict[str, Any] = {
+    **{name: size for name, size in SMALL.items() if name != "head_dim"},
+    "hidden_size": 64,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+}
+GRID_VISION: dict[str, Any] = {
+    "depth": 2,
+    "num_heads": 2,
+    "patch_size": PATCH,
+    "spatial_merge_size": MERGED,
+    "temporal_patch_size": 2,
 }
 Tensors = Mapping[str, torch.Tensor]
 
@@ -79,6 +105,18 @@ def picture_config(architecture: str) -> Any:
             projection_dim=SMALL["hidden_size"],
             **head,
         )
+    if architecture == PIECES:
+        text = {"model_type": "qwen2", **SMALL}
+        vision = {**SIGLIP, "image_size": [32, 32], "patch_size": [8, 8]}
+        return transformers.InternVLConfig(
+            text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, **head
+        )
+    if architecture in (GRIDS, GRIDS_2_5):
+        named = {"image_token_id": PLACEHOLDER, "vision_end_token_id": END, **head}
+        sizes = {"text_config": GRID_TEXT, "vision_config": _grid_vision(architecture)}
+        is_first = architecture == GRIDS
+        config = transformers.Qwen2VLConfig if is_first else transformers.Qwen2_5_VLConfig
+        return config(**copy.deepcopy(sizes), **named)
     layers = {"num_hidden_layers": 4, "cross_attention_layers": [1, 3], "hidden_size": 64}
     text = {"model_type": "mllama_text_model", **SMALL, **layers}
     vision = {"model_type": "mllama_vision_model", **TILES}
@@ -86,6 +124,14 @@ def picture_config(architecture: str) -> Any:
     return transformers.MllamaConfig(
         text_config=text, vision_config=vision, image_token_index=SMALL["vocab_size"], **head
     )
+
+
+def _grid_vision(architecture: str) -> dict[str, Any]:
+    """Windows of 16 pixels: of 2 × 2 tokens, smaller than most pictures."""
+    if architecture == GRIDS:
+        return {**GRID_VISION, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+    return {**GRID_VISION, **sizes, "window_size": 16, "fullatt_block_indexes": [1]}
 
 
 @cache
@@ -127,15 +173,29 @@ def pictured(architecture: str, *parts: Sequence[int] | int) -> Prompt:
     counts = iter(_counts(architecture, tensors))
     ids: list[int] = []
     for part in parts:
-        ids += [placeholder_of(architecture)] * next(counts) if isinstance(part, int) else part
+        if isinstance(part, int):
+            ids += [placeholder_of(architecture)] * next(counts) + _after(architecture)
+        else:
+            ids += part
     return Prompt(ids, tensors)
+
+
+def _after(architecture: str) -> list[int]:
+    """Where rows and columns are positions, transformers must see where a picture ends."""
+    return [END] if architecture in (GRIDS, GRIDS_2_5) else []
+
+
+TOKENS = {PREFIX: 9, PIECES: 4}
+"""Of a picture, where all have as many and more than one."""
 
 
 def _counts(architecture: str, tensors: Tensors) -> list[int]:
     """Placeholders of each picture; of some that are not square in LLaVA-OneVision."""
+    if "image_grid_thw" in tensors:
+        return [int(grid.prod()) // MERGED**2 for grid in tensors["image_grid_thw"]]
     if architecture != PATCHES:
         first = next(iter(tensors.values()), torch.empty(0))
-        return [9] * len(first) if architecture == PREFIX else [1] * 9
+        return [TOKENS.get(architecture, 1)] * max(len(first), 9)
     if not tensors:
         return []
     alone = len(tensors["image_sizes"]) == 1
@@ -171,6 +231,11 @@ def _whole(seeds: Sequence[int]) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.stack([pixels(seed, 3, 24, 24) for seed in seeds])}
 
 
+def _pieces(seeds: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Pictures of one piece; two side by side are as one of two."""
+    return {"pixel_values": torch.stack([pixels(seed, 3, 32, 32) for seed in seeds])}
+
+
 RATIOS = ((1, 1), (2, 2), (7, 3), (6, 4))
 """(aspect ratio id, tiles that are not padding)"""
 
@@ -185,7 +250,28 @@ def _tiled(seeds: Sequence[int]) -> dict[str, torch.Tensor]:
     }
 
 
-_TENSORS = {PATCHES: _patches, PREFIX: _whole, CROSS: _tiled}
+GRID_SIZES = ((4, 6), (4, 4), (8, 2), (6, 8), (2, 2))
+"""Heights and widths that pictures have, in patches, by their seed."""
+
+
+def _grids(seeds: Sequence[int]) -> dict[str, torch.Tensor]:
+    sizes = [GRID_SIZES[seed % len(GRID_SIZES)] for seed in seeds]
+    numbers = 3 * 2 * PATCH**2
+    patches = zip(seeds, sizes, strict=True)
+    return {
+        "pixel_values": torch.cat([pixels(seed, h * w, numbers) for seed, (h, w) in patches]),
+        "image_grid_thw": torch.tensor([[1, h, w] for h, w in sizes]),
+    }
+
+
+_TENSORS = {
+    PATCHES: _patches,
+    PREFIX: _whole,
+    CROSS: _tiled,
+    PIECES: _pieces,
+    GRIDS: _grids,
+    GRIDS_2_5: _grids,
+}
 
 
 # ------------------------------------------------------------------------------ oracle
@@ -201,7 +287,9 @@ def oracle(architecture: str, prompt: Prompt, output: Sequence[int] = ()) -> tor
     if named and architecture == PREFIX:
         # Its processor says 0 for the prompt, and generation goes on with 1.
         named["token_type_ids"] = (torch.arange(ids.shape[1]) >= len(prompt.token_ids))[None].long()
-    elif named:
+    elif named and "image_grid_thw" in named:
+        named["mm_token_type_ids"] = (ids == PLACEHOLDER).int()
+    elif named and architecture == PATCHES:
         named["batch_num_images"] = torch.tensor([len(named["image_sizes"])])
     logits: torch.Tensor = module(input_ids=ids, use_cache=False, **named).logits[0]
     return logits

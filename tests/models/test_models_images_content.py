@@ -1,7 +1,5 @@
 """Images by content: ids, spans of a prompt, and the store that knows what they stand for."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,11 @@ from kvell.models.image_store import ImageStore, take_images
 from tests.models.pictures import (
     CROSS,
     EVERY,
+    GRIDS,
+    GRIDS_2_5,
+    KINDS,
     PATCHES,
+    PIECES,
     PREFIX,
     Prompt,
     picture_module,
@@ -21,7 +23,6 @@ from tests.models.pictures import (
     text,
 )
 
-KINDS: dict[str, Any] = {PATCHES: "patches", CROSS: "cross", PREFIX: "prefix"}
 every_family = pytest.mark.parametrize("architecture", EVERY)
 
 
@@ -87,6 +88,9 @@ def test_what_stands_in_a_prompt_for_its_images(architecture: str) -> None:
         PATCHES: ((5, 10, 10), (22, 10, 10)),
         CROSS: ((5, 1, 5), (13, 1, 15)),
         PREFIX: ((0, 33, 18),),
+        PIECES: ((5, 4, 4), (16, 4, 4)),
+        GRIDS: ((5, 6, 6), (19, 4, 4)),
+        GRIDS_2_5: ((5, 6, 6), (19, 4, 4)),
     }
     assert told.images == expected[architecture]
 
@@ -103,7 +107,7 @@ def test_pieces_of_an_image_are_counted_as_transformers_makes_them(seed: int) ->
 def test_a_prompt_without_its_placeholders_is_refused(architecture: str) -> None:
     prompt = pictured(architecture, text(5), 0)
     with pytest.raises(ChangeSomething, match=r"prompt=.*its images stand for"):
-        store_of(architecture).take(ids_of(prompt)[:-1], prompt.tensors)
+        store_of(architecture).take(np.delete(ids_of(prompt), 5), prompt.tensors)
 
 
 def test_text_among_the_tokens_of_an_image_is_refused() -> None:
@@ -138,6 +142,52 @@ def test_tiles_of_unlike_numbers_of_images_are_refused() -> None:
     prompt.tensors["aspect_ratio_mask"] = prompt.tensors["aspect_ratio_mask"][:, :1]
     with pytest.raises(ChangeSomething, match="is not of 2 images"):
         store_of(CROSS).take(ids_of(prompt), prompt.tensors)
+
+
+def test_pieces_that_are_not_of_the_encoders_size_are_refused() -> None:
+    prompt = pictured(PIECES, 0)
+    prompt.tensors["pixel_values"] = prompt.tensors["pixel_values"][..., :24]
+    with pytest.raises(ChangeSomething, match=r"images.pixel_values=.*not of \(32, 32\) pixels"):
+        store_of(PIECES).take(ids_of(prompt), prompt.tensors)
+
+
+def test_a_grid_that_its_patches_do_not_fill_is_refused() -> None:
+    prompt = pictured(GRIDS, 0, 1)
+    prompt.tensors["pixel_values"] = prompt.tensors["pixel_values"][:-4]
+    with pytest.raises(ChangeSomething, match=r"images.pixel_values=.*not of 40 patches"):
+        store_of(GRIDS).take(ids_of(prompt), prompt.tensors)
+
+
+@pytest.mark.parametrize("grid", [[1, 5, 4], [1, 4, 0], [2, 2, 4], [1, 4, 6, 1]])
+def test_grids_that_are_no_image_are_refused(grid: list[int]) -> None:
+    """A side that is half a token, an empty one, a film, and something else."""
+    prompt = pictured(GRIDS, 0)
+    prompt.tensors["image_grid_thw"] = torch.tensor([grid])
+    with pytest.raises(ChangeSomething, match=r"images.image_grid_thw=.*multiples of 2"):
+        store_of(GRIDS).take(ids_of(prompt), prompt.tensors)
+
+
+def test_a_grid_that_is_larger_than_the_room_for_its_encoder_is_refused() -> None:
+    prompt = pictured(GRIDS, 0)
+    prompt.tensors["image_grid_thw"] = torch.tensor([[1, 128, 130]])
+    with pytest.raises(ChangeSomething, match=r"4160 tokens.*encoding 4096.*max_pixels"):
+        store_of(GRIDS).take(ids_of(prompt), prompt.tensors)
+
+
+def test_equal_patches_in_another_grid_are_another_image() -> None:
+    prompt, told = pictured(GRIDS, 0), []
+    for grid in ([1, 4, 6], [1, 6, 4]):
+        prompt.tensors["image_grid_thw"] = torch.tensor([grid])
+        told.append(store_of(GRIDS).take(ids_of(prompt), prompt.tensors).token_ids[0])
+    assert told[0] != told[1]
+
+
+@every_family
+def test_a_film_is_refused_by_the_name_of_its_tensor(architecture: str) -> None:
+    prompt = pictured(architecture, 0)
+    film = {"pixel_values_videos": torch.zeros(2, 3)}
+    with pytest.raises(ChangeSomething, match=r"images.pixel_values_videos=\(2, 3\): is of a film"):
+        store_of(architecture).take(ids_of(prompt), prompt.tensors | film)
 
 
 def test_a_picture_with_too_few_pieces_is_refused() -> None:

@@ -7,7 +7,11 @@ from kvell.memory import GroupKind, pool_bytes_for
 from tests.models.pictures import (
     CROSS,
     EVERY,
+    GRIDS,
+    GRIDS_2_5,
+    IN_TEXT,
     PATCHES,
+    PIECES,
     PREFIX,
     Prompt,
     ServedPictures,
@@ -16,7 +20,7 @@ from tests.models.pictures import (
 )
 
 every_family = pytest.mark.parametrize("architecture", EVERY)
-SMALLEST_STEP = {PATCHES: 23, CROSS: 7, PREFIX: 64}
+SMALLEST_STEP = {PATCHES: 23, CROSS: 7, PREFIX: 64, PIECES: 10, GRIDS: 7, GRIDS_2_5: 7}
 """A prompt that reads itself in both directions is computed in one step."""
 
 
@@ -122,7 +126,7 @@ def test_other_managers(architecture: str, manager: str) -> None:
 # ------------------------------------------------------------------- prefixes and images
 
 
-@pytest.mark.parametrize("architecture", [PATCHES, CROSS])
+@pytest.mark.parametrize("architecture", [*IN_TEXT, CROSS])
 def test_a_hit_that_contains_an_image_runs_no_encoder(architecture: str) -> None:
     served = ServedPictures(architecture)
     prompt = pictured(architecture, text(10), 0, text(20))
@@ -133,7 +137,7 @@ def test_a_hit_that_contains_an_image_runs_no_encoder(architecture: str) -> None
     served.check()
 
 
-@pytest.mark.parametrize("architecture", [PATCHES, CROSS])
+@pytest.mark.parametrize("architecture", [*IN_TEXT, CROSS])
 def test_the_next_turn_hits_the_last_one(architecture: str) -> None:
     served = ServedPictures(architecture)
     prompt = pictured(architecture, text(10), 0, text(20))

@@ -10,6 +10,7 @@ from kvell.attention.interface import GroupBatch
 from kvell.engine.batching import Ints, PageTables
 from kvell.engine.plan import TokenWork
 from kvell.memory import GroupSpec, ImageSpan
+from kvell.models.grid_positions import Grid, grid_positions
 from kvell.models.image_batch import ImageBatch, PageRows, SeenImages
 from kvell.models.image_content import Span
 from kvell.models.image_side import IMAGE_KINDS
@@ -66,7 +67,18 @@ class ImageBatcher:
             _page_rows(pages, offsets, device),
             () if family.in_text else self._seen(begins, works, device),
             prefixes,
+            self._positions(works, device) if family.in_grids else None,
         )
+
+    def _positions(self, works: Sequence[TokenWork], device: torch.device) -> torch.Tensor:
+        """Of all tokens of the step, by the images of their whole prefix."""
+        positions = [grid_positions(w.start, w.count, self._grids(w)) for w in works]
+        return torch.from_numpy(np.concatenate(positions, axis=1)).to(device)
+
+    def _grids(self, work: TokenWork) -> list[Grid]:
+        """Images that have begun, those before the work's own tokens among them."""
+        spans = ((x.start, self._store.span(work.image_ids[i])) for i, x in _numbered(work))
+        return [Grid(at, *image.grid) for at, span in spans for image in span.images if image.grid]
 
     def _begun(self, work: TokenWork, device: torch.device) -> Iterator[tuple[Span, PageRows]]:
         """Images whose first token is in the work, and where all of their tokens go."""

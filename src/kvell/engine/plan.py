@@ -32,6 +32,7 @@ class TokenWork:
     :param proposed: so many of the tokens, the last ones, are guesses; each yields a token
         too, which counts if all guesses before it are right.
     :param images: of the request's prompt: (first token, tokens there, image tokens).
+    :param image_ids: the ids that stand for them in the prompt.
     :param embedded: so many of them, the first ones, have their embeddings in pages already.
     :param prompt_tokens: length of the request's prompt.
     """
@@ -46,6 +47,7 @@ class TokenWork:
     cuts: tuple[int, ...] = ()
     proposed: int = 0
     images: tuple[tuple[int, int, int], ...] = ()
+    image_ids: tuple[int, ...] = ()
     embedded: int = 0
     prompt_tokens: int = 0
 

@@ -37,6 +37,7 @@ class PlanDraft:
                 request.sampling if start + count == request.num_tokens else None,
                 len(request.output),
                 images=request.image_rows,
+                image_ids=request.image_ids,
                 embedded=request.embedded,
                 prompt_tokens=len(request.prompt),
             )

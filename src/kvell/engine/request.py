@@ -9,6 +9,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,11 @@ class Request:
     def is_decoding(self) -> bool:
         """Is only the newest token left to compute for the first time, and was it sampled?"""
         return self.remaining == 1 + self.repeats and bool(self.output)
+
+    @cached_property
+    def image_ids(self) -> tuple[int, ...]:
+        """What stands for its images at their ends in the prompt."""
+        return tuple(int(self.prompt[start + tokens - 1]) for start, tokens, _ in self.image_rows)
 
     def history(self) -> bytearray:
         """All tokens as little-endian int32, to search in; grows with every call, is not copied."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvell.elastic.arena import ActivationModel
 from kvell.models.config_fields import optional_size, text_config
+from kvell.models.multimodal import MOST_GRID_TOKENS
 from kvell.vocabulary import MIB
 
 FIXED_BYTES = 32 * MIB
@@ -34,22 +35,54 @@ def activation_model(config: Any) -> ActivationModel:
 def encoder_bytes(config: Any) -> int:
     """What encoding one image of the largest size takes, and embeddings that are kept.
 
-    All pieces of an image are encoded at once; transformers keeps every layer's output.
-    0 for a model of text, or an encoder whose config does not say how large images are.
+    All pieces of an image are encoded at once, except where each is an image of its own;
+    transformers keeps every layer's output.
+    0 for a model of text, or an encoder whose config does not say what a token of it is.
     """
     vision = getattr(config, "vision_config", None)
-    size, patch = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
-    if not isinstance(size, int) or not isinstance(patch, int):
+    size = _sides(getattr(vision, "image_size", None))
+    patch = _sides(getattr(vision, "patch_size", None))
+    if patch is None:
         return 0
+    if size is None:
+        return _grid_bytes(config, vision, patch)
+    height, width = size
     hidden = int(getattr(vision, "hidden_size", 0))
     inner = int(getattr(vision, "intermediate_size", 0) or 4 * hidden)
     layers = int(getattr(vision, "num_hidden_layers", 0))
-    pieces = _pieces(config, vision, size)
-    tokens, pixels = pieces * ((size // patch) ** 2 + 1), pieces * CHANNELS * size**2
-    numbers = (HIDDEN_COPIES + layers) * hidden + INTERMEDIATE_COPIES * inner
-    projected = PROJECTED_COPIES * int(text_config(config).hidden_size)
+    pieces = _pieces(config, vision, height)
+    tokens = pieces * ((height // patch[0]) * (width // patch[1]) + 1)
+    pixels = pieces * CHANNELS * height * width
     widened = 2 * int(getattr(vision, "vision_output_dim", 0))
-    return 4 * (tokens * (numbers + projected + widened) + 2 * pixels)
+    numbers = _layer_numbers(config, hidden, inner) + layers * hidden + widened
+    return 4 * (tokens * numbers + 2 * pixels)
+
+
+def _grid_bytes(config: Any, vision: Any, patch: tuple[int, int]) -> int:
+    """Images of any size, up to the tokens that are served."""
+    merged = optional_size(vision, ("spatial_merge_size",))
+    hidden = optional_size(vision, ("embed_dim", "hidden_size"))
+    inner = optional_size(vision, ("intermediate_size",))
+    inner = inner or optional_size(vision, ("mlp_ratio",)) * hidden
+    tokens = MOST_GRID_TOKENS * merged**2
+    pixels = tokens * CHANNELS * patch[0] * patch[1]
+    pixels *= optional_size(vision, ("temporal_patch_size",)) or 1
+    return 4 * (tokens * _layer_numbers(config, hidden, inner) + 2 * pixels)
+
+
+def _layer_numbers(config: Any, hidden: int, inner: int) -> int:
+    """Alive at the widest point of a layer, or of the projector, for each token."""
+    projected = PROJECTED_COPIES * int(text_config(config).hidden_size)
+    return HIDDEN_COPIES * hidden + INTERMEDIATE_COPIES * inner + projected
+
+
+def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """Height and width, of one number or two."""
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, Sequence) and len(size) == 2:
+        return int(size[0]), int(size[1])
+    return None
 
 
 def _pieces(config: Any, vision: Any, size: int) -> int:

@@ -66,13 +66,19 @@ EXACT = frozenset(
 
 WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
     {
+        "InternVLForConditionalGeneration": "pieces",
         "LlavaOnevisionForConditionalGeneration": "patches",
         "MllamaForConditionalGeneration": "cross",
         "PaliGemmaForConditionalGeneration": "prefix",
+        "Qwen2VLForConditionalGeneration": "grids",
+        "Qwen2_5_VLForConditionalGeneration": "grids",
     }
 )
 """Architectures of images and text, tested likewise, and how they take their images; their
-text is that of an architecture in ``EXACT``, or attends across in modules of its own."""
+text is that of an architecture in ``EXACT``, or has modules of its own (``OWN_TEXT``)."""
+
+OWN_TEXT: frozenset[ImageKind] = frozenset({"cross", "grids"})
+"""Kinds whose text attends to images across, or has positions of rows and columns."""
 
 CROSS_MODULES = frozenset({"MllamaTextCrossAttention"})
 """Modules of transformers that attend to images across."""
@@ -89,14 +95,11 @@ REFUSED = {
     "Gemma3ForConditionalGeneration": IMAGES,
     "Gemma3nForConditionalGeneration": IMAGES,
     "Idefics3ForConditionalGeneration": IMAGES,
-    "InternVLForConditionalGeneration": IMAGES,
     "Llama4ForConditionalGeneration": IMAGES,
     "LlavaForConditionalGeneration": IMAGES,
     "LlavaNextForConditionalGeneration": IMAGES,
     "Mistral3ForConditionalGeneration": IMAGES,
     "MllamaForCausalLM": CROSS,
-    "Qwen2VLForConditionalGeneration": IMAGES,
-    "Qwen2_5_VLForConditionalGeneration": IMAGES,
     "Qwen3VLForConditionalGeneration": IMAGES,
     "Qwen3VLMoeForConditionalGeneration": IMAGES,
     "Qwen3_5ForConditionalGeneration": IMAGES,

@@ -38,6 +38,7 @@ class ImageBatch:
     :param seen: the first image that tokens attend to across, then the second, …
     :param prefix_tokens: for each request, how many of its first tokens in the step read each
         other in both directions; () if there are none.
+    :param positions: int64 [3, T], of every token, where images are grids; else None.
     """
 
     begun: tuple[tuple[Span, PageRows], ...]
@@ -45,3 +46,4 @@ class ImageBatch:
     embeddings: PageRows
     seen: tuple[SeenImages, ...] = ()
     prefix_tokens: tuple[int, ...] = field(default=())
+    positions: torch.Tensor | None = None

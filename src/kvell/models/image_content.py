@@ -29,10 +29,12 @@ class Image:
 
     :param tensors: processed pixels and what belongs to them.
     :param tokens: embeddings, or tokens that text attends to, that the encoder makes of it.
+    :param grid: rows and columns of these, where their positions say them.
     """
 
     tensors: Tensors
     tokens: int
+    grid: tuple[int, int] | None = None
 
     @cached_property
     def digest(self) -> bytes:

@@ -79,13 +79,19 @@ class ImageSide:
         inputs = self._inputs(token_ids, images)
         output = self._decoder(
             inputs_embeds=inputs.unsqueeze(0),
-            position_ids=positions.unsqueeze(0) + self.store.family.first_position,
+            position_ids=self._positions(positions, images),
             use_cache=False,
             **self._across(inputs, images),
             **{hook.STEP_ARGUMENT: step},
         )
         logits: torch.Tensor = self._head(output.last_hidden_state[0, logits_rows])
         return logits
+
+    def _positions(self, positions: torch.Tensor, images: ImageBatch | None) -> torch.Tensor:
+        """As the decoder takes them: [1, T], or [3, 1, T] where images are grids."""
+        if images is not None and images.positions is not None:
+            return images.positions.unsqueeze(1)
+        return positions.unsqueeze(0) + self.store.family.first_position
 
     def _inputs(self, token_ids: torch.Tensor, images: ImageBatch | None) -> torch.Tensor:
         """Embeddings of the step's tokens, [T, hidden]; what the encoder made is stored first."""

@@ -12,6 +12,7 @@ import torch
 from kvell.errors import ChangeSomething
 from kvell.models.image_content import ContentIds, ImagePrompt, Ints, Span, Tensors
 from kvell.models.image_families import ImageFamily
+from kvell.models.image_tensors import require_no_films
 
 
 class ImageStore:
@@ -36,8 +37,9 @@ class ImageStore:
 
         :param token_ids: int32 [n], as the model's processor gives them.
         :param tensors: the processor's tensors for this prompt.
-        :raises ChangeSomething: if prompt and tensors do not fit each other.
+        :raises ChangeSomething: if prompt and tensors do not fit each other, or are of a film.
         """
+        require_no_films(tensors)
         spans = self.family.spans(token_ids, self.family.images(tensors))
         told, rows = token_ids.copy(), []
         for start, span in spans:

@@ -11,7 +11,7 @@ from kvell.attention.quantised import scale_bytes_of
 from kvell.models.budgets import budgets_of, with_budgets
 from kvell.models.configs import read_config
 from kvell.models.description import ModelDescription, architecture, describe, text_config
-from kvell.models.families import WITH_IMAGES, require_exact
+from kvell.models.families import OWN_TEXT, WITH_IMAGES, require_exact
 from kvell.models.paged_model import PagedModel
 from kvell.models.random_weights import random_module
 from kvell.models.refusals import class_run, needed, require_plain_weights
@@ -74,7 +74,7 @@ def check_architecture(config: Any) -> None:
     if getattr(config, "architectures", None):
         require_exact(architecture(config), need)
     require_exact(class_run(config), need)
-    if WITH_IMAGES.get(class_run(config), "cross") != "cross":  # its text is a model of its own
+    if WITH_IMAGES.get(class_run(config), "cross") not in OWN_TEXT:
         require_exact(class_run(text_config(config)))
     require_plain_weights(config)
 

@@ -15,6 +15,9 @@ ENCODERS = ("vision_config", "audio_config")
 LEAST_EMBEDDING_BYTES = 2
 """Embeddings are activations: they stay in 16 bits where keys and values are quantised."""
 
+MOST_GRID_TOKENS = 4096
+"""Of one image, where images may have any size: memory is kept for encoding one of these."""
+
 
 def is_encoder_decoder(config: Any, text: Any) -> bool:
     """Does every layer of the decoder attend to an encoder's tokens?"""

@@ -1,0 +1,62 @@
+"""Positions of tokens where images are grids: (time, row, column) in place of one number.
+
+::
+
+    token      0  1  2 │ 3  4  5  6  7  8 │ 9  10      an image of 2 × 3 tokens at 3
+    time       0  1  2 │ 3  3  3  3  3  3 │ 6  7
+    row        0  1  2 │ 3  3  3  4  4  4 │ 6  7
+    column     0  1  2 │ 3  4  5  3  4  5 │ 6  7
+
+The text goes on after the longer side, so every later token's position depends on all images
+before it, and on nothing else (Qwen2-VL, arXiv:2409.12191, §2.1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+AXES = 3
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An image in a prompt.
+
+    :param start: its first token.
+    :param rows, columns: how its tokens lie, row after row.
+    """
+
+    start: int
+    rows: int
+    columns: int
+
+    @property
+    def end(self) -> int:
+        """The first token after it."""
+        return self.start + self.rows * self.columns
+
+    @property
+    def skipped(self) -> int:
+        """By how much positions fall behind tokens."""
+        return self.rows * self.columns - max(self.rows, self.columns)
+
+
+def grid_positions(start: int, count: int, grids: Sequence[Grid]) -> npt.NDArray[np.int64]:
+    """Positions of tokens ``start … start+count-1`` of a request, int64 [3, count].
+
+    :param grids: the request's images in order; those that begin later do not matter.
+    """
+    tokens = np.arange(start, start + count)
+    positions = np.tile(tokens, (AXES, 1))
+    skipped = 0
+    for grid in grids:
+        low, high = (min(max(edge, start), start + count) for edge in (grid.start, grid.end))
+        inside = tokens[low - start : high - start] - grid.start
+        at = grid.start - skipped
+        rows, columns = np.divmod(inside, grid.columns)
+        positions[:, low - start : high - start] = at + np.stack([0 * inside, rows, columns])
+        positions[:, high - start :] -= grid.skipped
+        skipped += grid.skipped
+    return positions
