@@ -12,10 +12,14 @@ void same_size(Ints left, Ints right) {
 
 std::string root_of(const Prompt& prompt) { return prompt.model + "/" + prompt.root; }
 
+constexpr int64_t kRenewPages = 32;  // of a window in a step, at most
+
 void add_to(Model& model, int32_t index, const Rules& group) {
   model.own.push_back(index);
   model.has_states |= group.kind == Kind::kState;
   model.has_windows |= group.is_window();
+  if (group.is_window())
+    model.renew_steps = std::max(model.renew_steps, group.window_tokens / group.page_tokens / kRenewPages);
   model.has_cross |= group.kind == Kind::kCross;
   model.has_embeddings |= group.kind == Kind::kVision;
   model.counts_images |= group.counts_images;

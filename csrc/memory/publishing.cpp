@@ -150,7 +150,7 @@ void Publisher::publish(Holder& h) {
     else if (store_.groups[g].counts_tokens())
       publish_pages(h, g);
   }
-  if (store_.step - h.renewed_step < kRenewSteps) return;
+  if (store_.step - h.renewed_step < h.model->renew_steps) return;
   find_points(h);
   renew_points(h, points_);
 }

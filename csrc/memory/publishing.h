@@ -25,7 +25,6 @@ class Publisher {
 
  private:
   static constexpr int64_t kKeepKey = -1;  // instead of a rank: no access
-  static constexpr int64_t kRenewSteps = 16;
 
   int64_t whole_at(const Holder& holder, int64_t computed) const;
   void publish(Holder& holder);

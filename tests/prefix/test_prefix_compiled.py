@@ -1,5 +1,6 @@
 """The compiled core beside the Python one: every answer and every state is the same."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -549,6 +550,29 @@ def test_long_prompts_have_waypoints(own: list[GroupSpec]) -> None:
         both.check()
         for parted in (4_000, 5_500, 9_800, 11_900, 13_400):
             both("peek", np.append(asked[:parted], 7), "")
+
+
+@pytest.mark.parametrize(("window", "every"), [(200, 16), (1024, 32)])
+def test_pages_of_long_windows_are_renewed_less_often(window: int, every: int) -> None:
+    """What a window left behind at the prompt's end is as young as the request, or nearly."""
+    both = Pair(pool_of(300, group(1, 24), group(1, 24, window)))
+    handle, length = both("open", np.arange(1_100, dtype=np.int32), ""), 0
+    both("claim", handle, 4_000)
+    times = []
+    for step, computed in enumerate([1_100, 2_300, *range(2_301, 2_401)], start=1):
+        both("begin_step", step)
+        known = max(length, 1_100)
+        for token in range(known, computed):
+            both("append", ints(handle), ints(token))
+        assert both("grow", ints(handle), ints(computed))[0] == 1
+        both("advance", ints(handle), ints(computed))
+        length = computed
+        snapshot = both.check()
+        left = [key for page, key in snapshot.keys[1].items() if not snapshot.refs[1].get(page)]
+        times.append(max(left, default=None))
+    changes = [i for i in range(3, len(times)) if times[i] != times[i - 1]]
+    assert changes
+    assert {b - a for a, b in itertools.pairwise(changes)} == {every}
 
 
 def test_a_state_that_is_not_reached_is_not_kept() -> None:

@@ -21,7 +21,9 @@ from kvell.prefix.radix import Place
 from kvell.prefix.store import Store
 
 RENEW_STEPS = 16
-"""What is worth resuming from ages no further while its request runs."""
+"""What is worth resuming from ages no further while its request runs: so often is it renewed …"""
+RENEW_PAGES = 32
+"""… but of a window no more than so many pages a step."""
 _SPREAD = 0x9E3779B1
 _IMAGE_RANKS = 1 << 30
 """Images of one age go in an order that has nothing to do with their place: whole ones first."""
@@ -149,8 +151,13 @@ class Publisher:
             self._extend(holder, max(whole))
             for index, held in holder.own_groups():
                 self._publish_whole(holder, index, held)
-            if self._store.step - holder.renewed_step >= RENEW_STEPS:
+            if self._store.step - holder.renewed_step >= self._renew_steps(holder):
                 self._renew(holder, self.points(holder))
+
+    def _renew_steps(self, holder: Holder) -> int:
+        groups = (self._store.groups[index] for index in holder.own)
+        pages = [g.window_tokens // g.page_tokens for g in groups if g.kind in WINDOWS]
+        return max(RENEW_STEPS, max(pages, default=0) // RENEW_PAGES)
 
     def _extend(self, holder: Holder, length: int) -> None:
         """The tree knows the holder's tokens up to ``length``."""
