@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 import torch
 
+from kvell.clock import VirtualClock
 from kvell.elastic.arena import ActivationModel
 from kvell.engine.contract import make_contract
 from kvell.engine.engine import CREDITS, Engine
@@ -41,12 +42,14 @@ class Watched(VirtualModel):
         self.engine: Engine | None = None
         self.granted: list[int] = []
         self.failure: Exception | None = None
+        self.clock = VirtualClock()
 
     def run(self, plan: StepPlan) -> StepResult:
         assert self.engine is not None
         self.granted.append(self.engine.arena.granted_bytes)
         if self.failure is not None:
             raise self.failure
+        self.clock.advance(1.0)
         return super().run(plan)
 
 
@@ -56,7 +59,9 @@ def make_engine(
     contract = make_contract("virtual", LAYOUT, 0, reserve_bytes, 64)
     runner = Watched()
     core = make_engine_core(LAYOUT)
-    engine = Engine(core, runner, contract, ACTIVATIONS, journal=journal, incarnation=4)
+    engine = Engine(
+        core, runner, contract, ACTIVATIONS, journal=journal, incarnation=4, clock=runner.clock
+    )
     runner.engine = engine
     return engine, runner
 
@@ -75,6 +80,18 @@ def test_a_request_is_served_from_submission_to_its_end() -> None:
     tokens = [t for e in events if isinstance(e, Tokens) for t in e.token_ids]
     assert tokens == expected_output([1, 2, 3], 4)
     assert isinstance(events[-1], Finished)
+
+
+def test_the_end_says_how_long_a_request_waited_prefilled_and_decoded() -> None:
+    engine, runner = make_engine()
+    engine.handle(make_submit("a", [1, 2, 3], 4))
+    runner.clock.advance(0.5)
+    events: list[Event] = []
+    while engine.has_work():
+        events += engine.step()
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.queue_seconds, end.prefill_seconds, end.decode_seconds) == (0.5, 1.0, 3.0)
 
 
 def test_activations_are_granted_for_the_step_and_given_back() -> None:

@@ -61,6 +61,22 @@ def test_usage_is_the_bytes_of_used_pages() -> None:
     assert 0 < stats.kv_cache_usage < 1
 
 
+def test_steps_are_counted_by_their_tokens() -> None:
+    stats = served().core.stats()
+    assert sum(stats.steps_by_size) == stats.step
+    assert stats.step_tokens == 42 - 20 + 10 - 2, "prompts less hits, outputs less the last ones"
+
+
+def test_groups_say_their_sizes() -> None:
+    traffic = served()
+    stats, layout = traffic.core.stats(), traffic.layout
+    assert stats.large_page_bytes == layout.large_page_bytes
+    for group, spec in zip(stats.groups, layout.groups, strict=True):
+        assert group.page_tokens == spec.page_tokens
+        assert group.most_pages * group.page_bytes == layout.pool_bytes
+        assert group.unwritten_pages == group.stranded_pages == 0, "nobody uses a page"
+
+
 def test_running_waiting_and_decoding_are_told_apart() -> None:
     traffic = Traffic(make_layout((0, 9), 40), limits(batched=24, seats=2))
     for name in ("a", "b", "c"):

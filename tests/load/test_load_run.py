@@ -79,7 +79,72 @@ kvell:num_preemptions_total{model_name="a"} %d
 """
 
 
+def histogram(name: str, total: float, *buckets: tuple[str, int]) -> str:
+    lines = [f"# TYPE kvell:{name} histogram"]
+    lines += [f'kvell:{name}_bucket{{le="{bound}",model_name="a"}} {n}' for bound, n in buckets]
+    return "\n".join([*lines, f'kvell:{name}_sum{{model_name="a"}} {total}', ""])
+
+
+FIRST_TOKEN = "time_to_first_token_seconds"
+EARLY = histogram(FIRST_TOKEN, 1.0, ("0.1", 0), ("1.0", 2), ("+Inf", 2))
+LATE = histogram(FIRST_TOKEN, 4.0, ("0.1", 4), ("1.0", 11), ("+Inf", 12))
+
+
+class TestHistograms:
+    def test_what_a_run_observed(self) -> None:
+        found = parsed(KVELL % (9, 1, 0) + LATE).since(parsed(KVELL % (9, 1, 0) + EARLY))
+        first = found["ttft_seconds"]
+        assert first["mean"] == pytest.approx(0.3)
+        assert first["p50"] == pytest.approx(0.1 + 0.9 / 5), "the fifth of ten values"
+        assert first["p99"] == 1.0, "above the last bound nothing is known"
+
+    def test_a_server_with_the_other_prefix_says_the_same(self) -> None:
+        ours, theirs = parsed(LATE), parsed(LATE.replace("kvell:", "vllm:"))
+        assert ours == theirs
+        assert ours.histograms[FIRST_TOKEN].count == 12
+
+    def test_engines_are_summed(self) -> None:
+        text = EARLY + "".join(
+            f"kvell:{FIRST_TOKEN}_{end} {value}\n"
+            for end, value in (
+                ('bucket{le="0.1",model_name="b"}', 1),
+                ('bucket{le="1.0",model_name="b"}', 1),
+                ('bucket{le="+Inf",model_name="b"}', 1),
+                ('sum{model_name="b"}', 0.5),
+            )
+        )
+        found = parsed(text).histograms[FIRST_TOKEN]
+        assert (found.count, found.total) == (3, 1.5)
+
+    def test_a_series_that_comes_with_its_first_value_was_empty(self) -> None:
+        found = parsed(KVELL % (9, 1, 0) + EARLY).since(parsed(KVELL % (9, 1, 0)))
+        assert found["ttft_seconds"]["mean"] == 0.5
+
+    def test_nothing_observed_or_a_restart_is_left_out(self) -> None:
+        assert "ttft_seconds" not in parsed(LATE).since(parsed(LATE))
+        assert "ttft_seconds" not in parsed(KVELL % (1, 0, 0) + EARLY).since(parsed(LATE))
+        assert "ttft_seconds" not in parsed(LATE).since(parsed(""))
+
+    def test_tokens_per_step(self) -> None:
+        name = "iteration_tokens_total"
+        before = histogram(name, 10, ("8.0", 2), ("+Inf", 2))
+        after = histogram(name, 100, ("8.0", 3), ("+Inf", 5))
+        found = parsed(after).since(parsed(before))
+        assert (found["steps"], found["tokens_per_step"]) == (3, 30)
+
+
 class TestCounters:
+    def test_tokens_and_guesses(self) -> None:
+        def text(prompt: int, output: int, drafted: int, accepted: int) -> str:
+            return (
+                f"vllm:prompt_tokens_total {prompt}\nvllm:generation_tokens_total {output}\n"
+                f"vllm:spec_decode_num_draft_tokens_total {drafted}\n"
+                f"vllm:spec_decode_num_accepted_tokens_total {accepted}\n"
+            )
+
+        found = parsed(text(30, 9, 20, 6)).since(parsed(text(10, 4, 10, 1)))
+        assert found == {"prompt_tokens": 20, "output_tokens": 5, "draft_acceptance_rate": 0.5}
+
     def test_of_kvell_and_vllm(self) -> None:
         ours = parsed(KVELL % (100, 40, 3))
         theirs = parsed((KVELL % (100, 40, 3)).replace("kvell:", "vllm:"))

@@ -9,7 +9,7 @@ from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.desk import Desk
 from kvell.server.mailbox import Mailbox, Output
-from kvell.server.request_log import LogEntry
+from kvell.server.request_log import EndedRequest, LogEntry
 from kvell.server.restart import RestartPolicy
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -20,14 +20,17 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
 
-    def first_token(self, seconds: float) -> None:
-        self.told.append(("first", seconds))
+    def first_tokens(self, seconds: float, count: int, prompt_tokens: int) -> None:
+        self.told.append(("first", seconds, count, prompt_tokens))
 
     def next_tokens(self, seconds: float, count: int) -> None:
         self.told.append(("next", seconds, count))
 
-    def finished(self, finished: Finished, seconds: float, output_tokens: int) -> None:
-        self.told.append((finished.reason, seconds, output_tokens))
+    def ended(self, request: EndedRequest) -> None:
+        self.told.append((request.finished.reason, request))
+
+    def rejected(self) -> None:
+        self.told.append(("rejected",))
 
 
 def entry(name: str, arrived: float = 0.0) -> LogEntry:
@@ -43,7 +46,7 @@ def finished(name: str, reason: FinishReason = "length") -> Finished:
 
 
 def names_due(desk: Desk) -> list[str]:
-    return [submit.request_id for submit in desk.due()]
+    return [submit.request_id for submit in desk.due(0.0)]
 
 
 def opened(credits_: int, max_waiting: int = 8) -> Desk:
@@ -67,11 +70,11 @@ def test_the_waiting_line_is_bounded() -> None:
     desk = opened(1, max_waiting=2)
     for name in "abc":
         desk.add(entry(name))
-        desk.due()
+        desk.due(0.0)
     with pytest.raises(TryLater, match="2 requests are waiting"):
         desk.add(entry("d"))
     desk.finished(finished("a"), 0.0)
-    desk.due()
+    desk.due(0.0)
     desk.add(entry("d"))
     assert desk.waiting == 2
 
@@ -79,7 +82,7 @@ def test_the_waiting_line_is_bounded() -> None:
 def test_with_no_waiting_allowed_a_free_credit_is_enough() -> None:
     desk = opened(1, max_waiting=0)
     desk.add(entry("a"))
-    desk.due()
+    desk.due(0.0)
     with pytest.raises(TryLater):
         desk.add(entry("b"))
 
@@ -90,7 +93,7 @@ def test_a_request_id_is_used_once_at_a_time() -> None:
         desk.add(entry("a"))
         with pytest.raises(ChangeSomething, match="request_id=a"):
             desk.add(entry("a"))
-        desk.due()
+        desk.due(0.0)
         with pytest.raises(ChangeSomething, match="request_id=a"):
             desk.add(entry("a"))
         desk.finished(finished("a"), 0.0)
@@ -99,7 +102,7 @@ def test_a_request_id_is_used_once_at_a_time() -> None:
 def test_tokens_reach_their_reader_merged_and_in_order() -> None:
     desk, request = opened(1), entry("a")
     desk.add(request)
-    desk.due()
+    desk.due(0.0)
     desk.tokens(Tokens(request.request_id, 0, 0, (5, 6)), 1.0)
     desk.tokens(Tokens(request.request_id, 0, 2, (7,)), 2.0)
     assert taken(request) == Output((5, 6, 7))
@@ -110,7 +113,7 @@ def test_tokens_reach_their_reader_merged_and_in_order() -> None:
 def test_repeated_positions_and_other_attempts_are_dropped() -> None:
     desk, request = opened(1), entry("a")
     desk.add(request)
-    desk.due()
+    desk.due(0.0)
     desk.tokens(Tokens(request.request_id, 0, 0, (5, 6)), 1.0)
     desk.tokens(Tokens(request.request_id, 0, 0, (5, 6, 7)), 1.0)
     desk.tokens(Tokens(request.request_id, 1, 3, (8,)), 1.0)
@@ -134,7 +137,7 @@ def test_a_waiting_request_is_dropped_without_a_word_to_the_instance() -> None:
 def test_a_dropped_request_keeps_its_credit_until_the_instance_confirms() -> None:
     desk, request = opened(1), entry("a")
     desk.add(request)
-    desk.due()
+    desk.due(0.0)
     desk.add(entry("b"))
     assert desk.drop(request.request_id, "stop", 0.0) == Cancel(request.request_id)
     assert desk.drop(request.request_id, "cancelled", 0.0) is None
@@ -154,7 +157,7 @@ def test_death_fails_what_is_in_flight_and_keeps_what_waits() -> None:
     desk, running, waiting = opened(1), entry("a"), entry("b")
     desk.add(running)
     desk.add(waiting)
-    desk.due()
+    desk.due(0.0)
     desk.tokens(Tokens(running.request_id, 0, 0, (1, 2)), 0.0)
     assert desk.fail_in_flight("it died", 1.0) == 1
     last = taken(running).finished
@@ -182,11 +185,31 @@ def test_an_observer_hears_of_times_as_the_client_sees_them() -> None:
     desk = Desk(8, recorder)
     desk.open(1)
     desk.add(entry("a", arrived=10.0))
-    desk.due()
+    desk.due(10.25)
     desk.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 10.5)
     desk.tokens(Tokens(RequestId("a"), 0, 1, (2, 3)), 11.5)
     desk.finished(finished("a"), 12.0)
-    assert recorder.told == [("first", 0.5), ("next", 1.0, 2), ("length", 2.0, 3)]
+    end = EndedRequest(finished("a"), 2.0, 0.25, 3, SamplingParams().max_tokens)
+    assert recorder.told == [("first", 0.5, 1, 1), ("next", 1.0, 2), ("length", end)]
+
+
+def test_who_leaves_the_line_was_in_it_all_the_time() -> None:
+    recorder = Recorder()
+    desk = Desk(8, recorder)
+    desk.add(entry("a", arrived=10.0))
+    desk.drop(RequestId("a"), "cancelled", 13.0)
+    [(reason, end)] = recorder.told
+    assert isinstance(end, EndedRequest)
+    assert (reason, end.seconds, end.line_seconds) == ("cancelled", 3.0, 3.0)
+
+
+def test_an_observer_hears_of_those_that_found_the_line_full() -> None:
+    recorder = Recorder()
+    desk = Desk(1, recorder)
+    desk.add(entry("a"))
+    with pytest.raises(TryLater):
+        desk.add(entry("b"))
+    assert recorder.told == [("rejected",)]
 
 
 def test_a_mailbox_keeps_only_the_first_end() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvell.errors import ChangeSomething
 from kvell.server.run import bind
@@ -167,24 +168,56 @@ def test_an_address_that_cannot_be_bound_is_named(host: str, port: int, field: s
     assert caught.value.field == field
 
 
+VLLM_NAMES = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+    *("prompt_tokens_total", "prompt_tokens_cached_total", "prompt_tokens_by_source_total"),
+    *("generation_tokens_total", "request_success_total", "admission_rejections_total"),
+    *("iteration_tokens_total_bucket", "time_to_first_token_seconds_bucket"),
+    *("inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket"),
+    *("request_time_per_output_token_seconds_bucket", "e2e_request_latency_seconds_bucket"),
+    *("request_queue_time_seconds_bucket", "request_prefill_time_seconds_bucket"),
+    *("request_decode_time_seconds_bucket", "request_inference_time_seconds_bucket"),
+    *("request_prompt_tokens_bucket", "request_generation_tokens_bucket"),
+    *("request_max_num_generation_tokens_bucket", "request_prefill_kv_computed_tokens_bucket"),
+    *("request_params_n_bucket", "request_params_max_tokens_bucket"),
+    *("request_num_preemptions_bucket", "spec_decode_num_drafts_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+)
+
+
+def scraped_values(url: str) -> dict[str, float]:
+    """Samples of a server, summed over labels."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
+
+
 def test_metrics_have_vllms_names(server_url: str) -> None:
     httpx.post(f"{server_url}/v1/completions", json=BODY | {"max_tokens": 5}).raise_for_status()
-    text = httpx.get(f"{server_url}/metrics").text
-    for name in (
-        "num_requests_running",
-        "num_requests_waiting",
-        "kv_cache_usage_perc",
-        "prefix_cache_queries_total",
-        "prefix_cache_hits_total",
-        "prompt_tokens_total",
-        "generation_tokens_total",
-        "time_to_first_token_seconds_bucket",
-        "time_per_output_token_seconds_bucket",
-        "e2e_request_latency_seconds_bucket",
-        "request_success_total",
-        "num_preemptions_total",
-    ):
-        assert f"kvell:{name}{{" in text, name
+    values = scraped_values(server_url)
+    missing = [name for name in VLLM_NAMES if f"kvell:{name}" not in values]
+    assert missing == []
+    assert values["process_resident_memory_bytes"] > 0
+
+
+def test_a_scrape_counts_what_was_served_in_between(server_url: str) -> None:
+    before = scraped_values(server_url)
+    body = BODY | {"max_tokens": 5, "n": 2}
+    httpx.post(f"{server_url}/v1/completions", json=body).raise_for_status()
+    after = scraped_values(server_url)
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert grown["kvell:generation_tokens_total"] == 10
+    assert grown["kvell:request_success_total"] == 2
+    assert grown["kvell:time_to_first_token_seconds_count"] == 2
+    assert grown["kvell:inter_token_latency_seconds_count"] == 8
+    assert grown["kvell:request_generation_tokens_sum"] == 10
+    assert grown["kvell:request_params_n_sum"] == 2
+    assert grown["kvell:request_max_num_generation_tokens_sum"] == 5
+    e2e, first = "kvell:e2e_request_latency_seconds_sum", "kvell:time_to_first_token_seconds_sum"
+    assert grown[e2e] > grown[first] > 0
 
 
 @pytest.mark.parametrize(

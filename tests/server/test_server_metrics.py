@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from kvell.engine.protocol import Finished, GroupStats, Stats
+from kvell.engine.protocol import Finished, GroupStats, Ready, Stats
 from kvell.server.metrics import ServerMetrics
+from kvell.server.request_log import EndedRequest
 from kvell.vocabulary import FinishReason, RequestId
 
 STATS = Stats(
@@ -24,8 +25,17 @@ STATS = Stats(
     spec_decode_drafts=12,
     spec_decode_draft_tokens=44,
     spec_decode_accepted_tokens=33,
+    spec_decode_accepted_by_position=(20, 13),
+    step_tokens=321,
+    steps_by_size=(30, 4, 0, 0, 5, *(0,) * 8, 1),
+    large_page_bytes=4096,
+    protected_prefixes=2,
+    protected_tokens=77,
     rungs={"own_page": 8, "preempt": 4},
-    groups=(GroupStats("full", 1, 2, 4, 64), GroupStats("sliding(512)", 5, 6, 8, 32)),
+    groups=(
+        GroupStats("full", 1, 2, 4, 64, 9, 3, 0, 28, 16, 1024),
+        GroupStats("sliding(512)", 5, 6, 8, 32, 1, 2, 0, 14, 16, 2048),
+    ),
 )
 
 
@@ -33,30 +43,80 @@ def sample(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"kvell:{name}", {"model_name": "m", **labels})
 
 
-def finished(reason: FinishReason) -> Finished:
-    return Finished(RequestId("r"), 0, reason, prompt_tokens=11, output_tokens=3)
+def ended(reason: FinishReason, **changes: float) -> EndedRequest:
+    times = {"queue_seconds": 0.5, "prefill_seconds": 1.0, "decode_seconds": 4.0} | changes
+    end = Finished(
+        RequestId("r"),
+        0,
+        reason,
+        11,
+        3,
+        cached_tokens=8,
+        preemptions=1,
+        **times,  # type: ignore[arg-type]
+    )
+    return EndedRequest(end, 6.0, 0.25, 3, 16)
 
 
 def test_requests_are_counted_by_reason() -> None:
     metrics = ServerMetrics("m")
     for reason in ("stop", "stop", "length"):
-        metrics.finished(finished(reason), 2.0, 3)
+        metrics.ended(ended(reason))
     assert sample(metrics, "request_success_total", finished_reason="stop") == 2
     assert sample(metrics, "request_success_total", finished_reason="length") == 1
-    assert sample(metrics, "request_success_total", finished_reason="error") is None
-    assert sample(metrics, "prompt_tokens_total") == 33
-    assert sample(metrics, "generation_tokens_total") == 9
-    assert sample(metrics, "e2e_request_latency_seconds_sum") == 6.0
+    assert sample(metrics, "request_success_total", finished_reason="error") == 0
 
 
-def test_times_between_tokens_are_per_token() -> None:
+def test_a_whole_request_is_told_by_its_stages() -> None:
     metrics = ServerMetrics("m")
-    metrics.first_token(0.2)
+    metrics.ended(ended("length"))
+    expected = {
+        "e2e_request_latency_seconds": 6.0,
+        "request_queue_time_seconds": 0.75,
+        "request_prefill_time_seconds": 1.0,
+        "request_decode_time_seconds": 4.0,
+        "request_inference_time_seconds": 5.0,
+        "request_time_per_output_token_seconds": 2.0,
+        "request_prompt_tokens": 11,
+        "request_generation_tokens": 3,
+        "request_prefill_kv_computed_tokens": 3,
+        "request_params_max_tokens": 16,
+        "request_num_preemptions": 1,
+    }
+    for name, value in expected.items():
+        assert sample(metrics, f"{name}_count") == 1, name
+        assert sample(metrics, f"{name}_sum") == value, name
+
+
+def test_requests_without_an_answer_are_counted_but_have_no_latency() -> None:
+    metrics = ServerMetrics("m")
+    metrics.ended(ended("cancelled"))
+    assert sample(metrics, "request_success_total", finished_reason="cancelled") == 1
+    assert sample(metrics, "e2e_request_latency_seconds_count") == 0
+
+
+def test_tokens_are_counted_as_they_come() -> None:
+    metrics = ServerMetrics("m")
+    metrics.first_tokens(0.2, 1, 11)
     metrics.next_tokens(0.3, 3)
+    assert sample(metrics, "prompt_tokens_total") == 11
+    assert sample(metrics, "generation_tokens_total") == 4
     assert sample(metrics, "time_to_first_token_seconds_count") == 1
+    assert sample(metrics, "inter_token_latency_seconds_count") == 1
+    assert sample(metrics, "inter_token_latency_seconds_sum") == 0.3
     assert sample(metrics, "time_per_output_token_seconds_count") == 3
     assert sample(metrics, "time_per_output_token_seconds_sum") == pytest.approx(0.3)
     assert sample(metrics, "time_per_output_token_seconds_bucket", le="0.1") == 3
+
+
+def test_prompts_with_several_answers() -> None:
+    metrics = ServerMetrics("m")
+    metrics.asked(4)
+    metrics.answered(9)
+    metrics.rejected()
+    assert sample(metrics, "request_params_n_sum") == 4
+    assert sample(metrics, "request_max_num_generation_tokens_sum") == 9
+    assert sample(metrics, "admission_rejections_total", reason="max_waiting") == 1
 
 
 def test_the_instances_gauges_and_counters() -> None:
@@ -76,6 +136,9 @@ def test_the_instances_gauges_and_counters() -> None:
         "prefix_cache_queries_total": 90,
         "prefix_cache_hits_total": 30,
         "num_preemptions_total": 4,
+        "prompt_tokens_cached_total": 30,
+        "protected_prefixes": 2,
+        "protected_tokens": 77,
         "spec_decode_num_drafts_total": 12,
         "spec_decode_num_draft_tokens_total": 44,
         "spec_decode_num_accepted_tokens_total": 33,
@@ -94,6 +157,43 @@ def test_groups_and_rungs_have_labels() -> None:
     assert sample(metrics, "ladder_rungs_total", rung="preempt") == 4
 
 
+def test_pages_by_state_and_sizes_of_groups() -> None:
+    metrics = ServerMetrics("m")
+    metrics.instance.stats = STATS
+    metrics.instance.ready = Ready(3, 3, 8, "m", 512, 28 * 1024)
+    assert sample(metrics, "group_unwritten_pages", group="full") == 9
+    assert sample(metrics, "group_stranded_pages", group="sliding(512)") == 2
+    assert sample(metrics, "group_checkpoint_pages_total", group="full") == 0
+    sizes = {"page_tokens": "16", "page_bytes": "2048", "most_pages": "14"}
+    assert sample(metrics, "group_info", group="sliding(512)", **sizes) == 1
+    [info] = [f for f in metrics.registry.collect() if f.name == "kvell:cache_config_info"]
+    assert info.samples[0].labels == {
+        "model_name": "m",
+        "block_size": "16",
+        "num_gpu_blocks": "28",
+        "large_page_bytes": "4096",
+        "large_pages": "7",
+        "incarnation": "3",
+        "max_model_len": "512",
+        "kv_pool_bytes": "28672",
+    }
+
+
+def test_steps_by_size_guesses_by_position_and_sources() -> None:
+    metrics = ServerMetrics("m")
+    metrics.instance.stats = STATS
+    assert sample(metrics, "iteration_tokens_total_bucket", le="1.0") == 30
+    assert sample(metrics, "iteration_tokens_total_bucket", le="64.0") == 39
+    assert sample(metrics, "iteration_tokens_total_bucket", le="16384.0") == 39
+    assert sample(metrics, "iteration_tokens_total_bucket", le="+Inf") == 40
+    assert sample(metrics, "iteration_tokens_total_count") == 40
+    assert sample(metrics, "iteration_tokens_total_sum") == 321
+    name = "spec_decode_num_accepted_tokens_per_pos_total"
+    assert [sample(metrics, name, position=str(p)) for p in range(3)] == [20, 13, None]
+    assert sample(metrics, "prompt_tokens_by_source_total", source="local_compute") == 60
+    assert sample(metrics, "prompt_tokens_by_source_total", source="local_cache_hit") == 30
+
+
 def test_without_an_instance_only_what_is_known_is_said() -> None:
     metrics = ServerMetrics("m")
     assert sample(metrics, "instance_up") == 0
@@ -102,7 +202,7 @@ def test_without_an_instance_only_what_is_known_is_said() -> None:
 
 def test_two_servers_in_one_process_share_nothing() -> None:
     one, other = ServerMetrics("m"), ServerMetrics("m")
-    one.first_token(1.0)
+    one.first_tokens(1.0, 1, 1)
     assert sample(other, "time_to_first_token_seconds_count") == 0
 
 

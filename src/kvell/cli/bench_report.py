@@ -18,6 +18,16 @@ LATENCIES = {
     "inter_token_seconds": "between tokens",
     "send_lag_seconds": "sent late by the generator",
 }
+OF_THE_SERVER = {
+    "ttft_seconds": "to the first token (server)",
+    "tpot_seconds": "per output token (server)",
+    "e2e_seconds": "end to end (server)",
+    "inter_token_seconds": "between tokens (server)",
+    "queue_seconds": "  in its queue",
+    "prefill_seconds": "  prefill",
+    "decode_seconds": "  decode",
+}
+"""What it says of itself; percentiles are guessed from the buckets of its histograms."""
 SPREAD = ("mean", "p50", "p90", "p99")
 
 
@@ -34,6 +44,11 @@ def print_load(title: str, report: Mapping[str, Any]) -> None:
     rows = [
         (name, *(_milliseconds(report[key][part]) for part in SPREAD))
         for key, name in LATENCIES.items()
+    ]
+    rows += [
+        (name, *(_milliseconds(report["server"][key][part]) for part in SPREAD))
+        for key, name in OF_THE_SERVER.items()
+        if key in report["server"]
     ]
     console.print(made_table(title, ("milliseconds", *SPREAD), rows))
     console.print(made_table("", ("figure", "value"), _counts(report)))
@@ -61,6 +76,13 @@ def _counts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("prefix cache hits (server)", f"{server['prefix_cache_hit_rate']:.1%}"))
     if "preemptions" in server:
         rows.append(("preemptions (server)", f"{server['preemptions']:,}"))
+    if "draft_acceptance_rate" in server:
+        rows.append(("guesses right (server)", f"{server['draft_acceptance_rate']:.1%}"))
+    if "tokens_per_step" in server:
+        rows.append(("tokens per step (server)", f"{server['tokens_per_step']:,.1f}"))
+    for key in ("prompt_tokens", "output_tokens"):
+        if key in server:
+            rows.append((f"{key.replace('_', ' ')} (server)", f"{server[key]:,}"))
     return rows
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.admissible import request_problem
+from kvell.engine.counting import Guesses, StepSizes
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
@@ -21,7 +22,7 @@ from kvell.engine.request import Request
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import Scheduler
 from kvell.errors import ChangeSomething
-from kvell.memory import GroupKind, MemoryCore
+from kvell.memory import GroupKind, Layout, MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
@@ -41,7 +42,7 @@ class EngineCore:
         self._requests: dict[RequestId, Request] = {}
         self._in_flight: StepPlan | None = None
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
-        self._counts |= dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens"), 0)
+        self._guesses, self._step_sizes = Guesses(), StepSizes()
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
         self.max_running = 0
         self.last_decoding = 0
@@ -119,7 +120,7 @@ class EngineCore:
         guesses: list[tuple[int, int]] = []
         newest: list[tuple[int, int]] = []
         for work, request, tokens in zip(plan.work, requests, yields, strict=True):
-            self._count_guesses(work.proposed, len(tokens) - 1)
+            self._guesses.add(work.proposed, len(tokens) - 1)
             taken = self._take_yield(request, tokens)
             events.extend(taken)
             kept = tokens[: len(taken)] or tokens  # a cancelled request takes none
@@ -196,14 +197,9 @@ class EngineCore:
 
     # ------------------------------------------------------------------- counting
 
-    def _count_guesses(self, proposed: int, accepted: int) -> None:
-        if proposed:
-            self._counts["drafts"] += 1
-            self._counts["draft_tokens"] += proposed
-            self._counts["accepted_tokens"] += accepted
-
     def _count(self, plan: StepPlan) -> None:
         self._counts["preempted"] += len(plan.preempted)
+        self._step_sizes.add(plan.num_tokens)
         self.max_running = max(self.max_running, len(self._scheduler.running))
         self.last_decoding = self.num_decoding()
         for request_id in plan.admitted:
@@ -250,21 +246,35 @@ class EngineCore:
             rungs={**totals.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
             protected_prefixes=self._scheduler.protected.prefixes,
             protected_tokens=self._scheduler.protected.tokens,
-            spec_decode_drafts=self._counts["drafts"],
-            spec_decode_draft_tokens=self._counts["draft_tokens"],
-            spec_decode_accepted_tokens=self._counts["accepted_tokens"],
-            groups=tuple(
-                GroupStats(group.name, used, cached, evicted, hit)
-                for group, used, cached, evicted, hit in zip(
-                    layout.groups,
-                    totals.used_pages,
-                    totals.cached_pages,
-                    totals.evicted_pages,
-                    totals.group_hit_tokens,
-                    strict=True,
-                )
-            ),
+            spec_decode_drafts=self._guesses.drafts,
+            spec_decode_draft_tokens=self._guesses.draft_tokens,
+            spec_decode_accepted_tokens=self._guesses.accepted_tokens,
+            spec_decode_accepted_by_position=self._guesses.accepted_by_position(),
+            step_tokens=self._step_sizes.tokens,
+            steps_by_size=self._step_sizes.by_size(),
+            large_page_bytes=layout.large_page_bytes,
+            groups=_group_stats(totals, layout),
         )
+
+
+def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
+    """What each group has of the pool, and its sizes."""
+    return tuple(
+        GroupStats(
+            group.name,
+            totals.used_pages[index],
+            totals.cached_pages[index],
+            totals.evicted_pages[index],
+            totals.group_hit_tokens[index],
+            totals.unwritten_pages[index],
+            totals.stranded_pages[index],
+            totals.checkpoint_pages[index],
+            group.pages_per_large * layout.num_large_pages,
+            group.page_tokens,
+            group.page_stride_bytes,
+        )
+        for index, group in enumerate(layout.groups)
+    )
 
 
 def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:

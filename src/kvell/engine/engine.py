@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvell.clock import Clock, MonotonicClock
 from kvell.elastic.arena import ActivationArena, ActivationModel
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
@@ -18,6 +19,7 @@ from kvell.engine.protocol import (
     Submit,
 )
 from kvell.engine.runner import Runner
+from kvell.engine.stage_times import StageTimes
 from kvell.models.image_store import ImageStore
 
 CREDITS = 1024
@@ -37,9 +39,11 @@ class Engine:
         journal: Journal | None = None,
         incarnation: int = 0,
         images: ImageStore | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """:param images: of requests in flight, which whoever submits prompts with images
-        has put there; None if the model takes text only."""
+        has put there; None if the model takes text only.
+        :param clock: tells how long requests wait, prefill and decode."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -48,6 +52,7 @@ class Engine:
         self._runner = runner
         self._activations = activations
         self._incarnation = incarnation
+        self._times = StageTimes(clock or MonotonicClock())
 
     def ready(self) -> Ready:
         """The first event of an instance."""
@@ -68,7 +73,9 @@ class Engine:
             return []  # the gate in front of the engine refuses what comes after
         if isinstance(command, Submit) and not self._knows_images(command):
             return [_without_images(command)]
-        return self._told.tell(command)
+        if isinstance(command, Submit):
+            self._times.submitted(command.request_id)
+        return self._times.told(self._told.tell(command))
 
     def _knows_images(self, command: Submit) -> bool:
         """Has somebody said what the prompt's images are?"""
@@ -84,6 +91,7 @@ class Engine:
     def step(self) -> list[Event]:
         """One plan, its run and its commit."""
         plan = self._told.plan()
+        self._times.admitted(plan.admitted)
         need_bytes = self._need_bytes(plan)
         if not self.arena.grant(need_bytes):
             raise RuntimeError(f"step {plan.step} needs {need_bytes} bytes of activations")
@@ -91,7 +99,7 @@ class Engine:
             result = self._runner.run(plan)
         finally:
             self.arena.release(need_bytes)
-        return self._told.commit(result)
+        return self._times.told(self._told.commit(result))
 
     def _need_bytes(self, plan: StepPlan) -> int:
         return self._activations.need_bytes(plan.num_tokens, plan.num_logits)

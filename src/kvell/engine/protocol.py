@@ -24,7 +24,7 @@ from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,10 @@ class Finished:
 
     For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
     and ``try_later`` says that nothing must: there was no room just now.
+
+    The seconds it waited, computed its prompt and decoded in the instance are told by
+    whoever has a clock (:class:`kvell.engine.stage_times.StageTimes`), and make no two ends
+    different.
     """
 
     request_id: RequestId
@@ -118,22 +122,40 @@ class Finished:
     message: str = ""
     field: str = ""
     try_later: bool = False
+    queue_seconds: float = dataclasses.field(default=0.0, compare=False)
+    prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
+    decode_seconds: float = dataclasses.field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Pages of one layer group, in small pages; tokens of cached pages that requests took."""
+    """Pages of one layer group, in small pages; tokens of cached pages that requests took.
+
+    ``unwritten_pages`` and ``stranded_pages`` lie in large pages with a used page, see
+    :class:`kvell.memory.PoolTotals`; ``most_pages`` would be the group's if the whole pool
+    were its own.
+    """
 
     name: str
     used_pages: int
     cached_pages: int
     evicted_pages: int
     hit_tokens: int
+    unwritten_pages: int = 0
+    stranded_pages: int = 0
+    checkpoint_pages: int = 0
+    most_pages: int = 0
+    page_tokens: int = 0
+    page_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters and gauges of one instance; counters never fall within an incarnation."""
+    """Counters and gauges of one instance; counters never fall within an incarnation.
+
+    ``steps_by_size`` counts steps by the buckets of
+    :data:`kvell.engine.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` is what they computed.
+    """
 
     incarnation: int
     step: int
@@ -155,6 +177,10 @@ class Stats:
     spec_decode_drafts: int = 0
     spec_decode_draft_tokens: int = 0
     spec_decode_accepted_tokens: int = 0
+    spec_decode_accepted_by_position: tuple[int, ...] = ()
+    step_tokens: int = 0
+    steps_by_size: tuple[int, ...] = ()
+    large_page_bytes: int = 0
 
 
 @dataclass(frozen=True)

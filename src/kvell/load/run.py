@@ -22,7 +22,7 @@ class Measured:
 
     model: str
     outcomes: Sequence[Outcome]
-    server: dict[str, float | int]
+    server: dict[str, Any]
 
 
 async def measure(

@@ -51,13 +51,17 @@ class Desk:
         if entry.request_id in self._waiting or entry.request_id in self._in_flight:
             raise ChangeSomething("request_id", entry.request_id, "is in use", "choose another")
         if len(self._waiting) >= self._max_waiting + self._free_credits():
+            if self._observer is not None:
+                self._observer.rejected()
             raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
         self._waiting[entry.request_id] = entry
 
-    def due(self) -> list[Submit]:
+    def due(self, now: float) -> list[Submit]:
         """Submissions that credits allow now, first come first served."""
         count = min(self._free_credits(), len(self._waiting))
         chosen = [self._waiting.pop(next(iter(self._waiting))) for _ in range(count)]
+        for entry in chosen:
+            entry.submitted_seconds = now
         self._in_flight.update((entry.request_id, entry) for entry in chosen)
         return [entry.submission() for entry in chosen]
 
@@ -112,12 +116,12 @@ class Desk:
         if self._observer is None:
             return
         if entry.last_token_seconds is None:
-            self._observer.first_token(now - entry.arrived_seconds)
+            seconds = now - entry.arrived_seconds
+            self._observer.first_tokens(seconds, count, entry.prompt_tokens)
         else:
             self._observer.next_tokens(now - entry.last_token_seconds, count)
 
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
         entry.mailbox.finish(finished)
         if self._observer is not None:
-            seconds = now - entry.arrived_seconds
-            self._observer.finished(finished, seconds, entry.emitted_tokens)
+            self._observer.ended(entry.ended(finished, now))

@@ -221,7 +221,7 @@ class Front:
     def _pump(self) -> None:
         if self.state != "serving":
             return
-        for submission in self._desk.due():
+        for submission in self._desk.due(self._now()):
             self._submit(submission)
 
     def _submit(self, submission: Submit) -> None:

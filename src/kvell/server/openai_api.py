@@ -82,6 +82,7 @@ class Api:
             instance.stats = await self.front.stats(STATS_SECONDS)
         except TryLater:
             instance.stats = None
+        instance.ready = self.front.ready
         instance.front_waiting = self.front.waiting
         instance.restarts = self.front.restarts
         return Response(self.metrics.render(), media_type=CONTENT_TYPE)
@@ -115,7 +116,11 @@ class Api:
             self._text(PreparedPrompt(ids, f"{heading.answer_id}-{i}", salt), sampling)
             for i, (ids, sampling) in enumerate(asked)
         ]
-        return _prompts_counted_once(merged(answers), body.choices())
+        for _ in prompts:
+            self.metrics.asked(body.choices())
+        return _told(
+            _prompts_counted_once(merged(answers), body.choices()), body.choices(), self.metrics
+        )
 
     def _text(
         self, prompt: PreparedPrompt, sampling: SamplingParams
@@ -137,6 +142,18 @@ async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
         async for index, delta in deltas:
             first = index % choices == 0
             yield index, delta if first else replace(delta, usage=delta.usage.without_prompt())
+
+
+async def _told(deltas: Deltas, choices: int, metrics: ServerMetrics) -> Deltas:
+    """Tell of each prompt, once all its answers are there, how long the longest is."""
+    longest: dict[int, int] = {}
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            prompt, tokens = index // choices, delta.usage.completion_tokens
+            longest[prompt] = max(longest.get(prompt, 0), tokens)
+            yield index, delta
+    for tokens in longest.values():
+        metrics.answered(tokens)
 
 
 async def _completion_events(

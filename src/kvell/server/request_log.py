@@ -9,19 +9,40 @@ from kvell.server.mailbox import Mailbox
 from kvell.vocabulary import FinishReason, RequestId
 
 
+@dataclass(frozen=True)
+class EndedRequest:
+    """A request that was let in and is over.
+
+    :param seconds: from its arrival to its end.
+    :param line_seconds: of these in the front's line, before an instance had it.
+    :param output_tokens: sent out.
+    :param max_tokens: output tokens that were allowed; None if it did not say.
+    """
+
+    finished: Finished
+    seconds: float
+    line_seconds: float
+    output_tokens: int
+    max_tokens: int | None
+
+
 class RequestObserver(Protocol):
     """Someone who wants to know how requests fare (metrics)."""
 
-    def first_token(self, seconds: float) -> None:
-        """The first token came so long after the request."""
+    def first_tokens(self, seconds: float, count: int, prompt_tokens: int) -> None:
+        """A request's first ``count`` tokens came so long after it."""
         ...
 
     def next_tokens(self, seconds: float, count: int) -> None:
         """``count`` more tokens came so long after those before."""
         ...
 
-    def finished(self, finished: Finished, seconds: float, output_tokens: int) -> None:
-        """A request ended after so long with so many tokens sent out."""
+    def ended(self, request: EndedRequest) -> None:
+        """A request that was let in is over."""
+        ...
+
+    def rejected(self) -> None:
+        """A request was not let in: the waiting line was full."""
         ...
 
 
@@ -42,9 +63,26 @@ class LogEntry:
     arrived_seconds: float
     attempt: int = 0
     emitted_tokens: int = 0
+    submitted_seconds: float | None = None
     last_token_seconds: float | None = None
     end_as: FinishReason = "cancelled"
     mailbox: Mailbox = field(default_factory=Mailbox)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt) // 4
+
+    def ended(self, finished: Finished, now: float) -> EndedRequest:
+        """All there is to say of it."""
+        submitted = now if self.submitted_seconds is None else self.submitted_seconds
+        return EndedRequest(
+            finished,
+            now - self.arrived_seconds,
+            submitted - self.arrived_seconds,
+            self.emitted_tokens,
+            self.sampling.max_tokens,
+        )
 
     def submission(self) -> Submit:
         """The command that starts the current attempt."""
@@ -64,7 +102,7 @@ class LogEntry:
             self.request_id,
             self.attempt,
             "error",
-            prompt_tokens=len(self.prompt) // 4,
+            prompt_tokens=self.prompt_tokens,
             output_tokens=self.emitted_tokens,
             message=message,
         )
