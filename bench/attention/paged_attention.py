@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bench.machine import read_bandwidth
 from kvell.attention.interface import AttendParams, AttentionKernels, GroupBatch, LayerPages
 from kvell.attention.native import NativeKernels, instruction_sets
 from kvell.attention.portable import PortableKernels
@@ -57,12 +58,6 @@ def timed(call: Callable[[int], object], runs: int) -> Timing:
         call(run)
         seconds.append(time.perf_counter() - begin)
     return Timing(min(seconds), statistics.median(seconds))
-
-
-def read_bandwidth(runs: int) -> float:
-    """Bytes per second of a plain sum over memory far larger than the caches."""
-    words = torch.ones(1 << 26, dtype=torch.int64)
-    return words.nbytes / timed(lambda _: words.sum(), runs).best
 
 
 def make_layers(shape: Heads, pages: int, layers: int) -> list[LayerPages]:

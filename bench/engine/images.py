@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlavaOnevisionConfig
 
-from bench.engine import machine
+from bench import machine
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.engine import machine
+from bench import machine
 from bench.replay import speculation as replays
 from kvell.engine.sampling_params import SamplingParams
 from kvell.llm import LLM

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.engine import machine
+from bench import machine
 from kvell.engine.sampling_params import SamplingParams
 from kvell.llm import LLM
 from kvell.models.source import resolve_model

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from bench.machine import read_bandwidth
 from kvell.models.small_linear import (
     MAX_ROWS,
     ONE_THREAD_BYTES,
@@ -47,12 +48,6 @@ def timed_in_turn(walks: dict[str, Callable[[], None]], rounds: int = ROUNDS) ->
             if measured:
                 seconds[name].append(time.perf_counter() - begin)
     return {name: Timing(min(s), statistics.median(s)) for name, s in seconds.items()}
-
-
-def read_bandwidth() -> float:
-    """Bytes per second of a plain sum over memory far larger than the caches."""
-    words = torch.ones(1 << 26, dtype=torch.int64)
-    return words.nbytes / timed_in_turn({"sum": lambda: _ignore(words.sum())})["sum"].best
 
 
 def make_weights(width: int, out: int) -> list[torch.Tensor]:
@@ -117,10 +112,6 @@ def report(shape: str, rows: Sequence[int], sets: Sequence[str], threads: int, l
 def _cell(name: str, size_bytes: int, timing: Timing, limit: float) -> str:
     best, median = size_bytes / timing.best, size_bytes / timing.median
     return f"{name} {best / 1e9:5.1f} ({median / 1e9:5.1f}) {best / limit:4.0%}"
-
-
-def _ignore(_: object) -> None:
-    return None
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -192,6 +192,7 @@ def test_steps_by_size_guesses_by_position_and_sources() -> None:
     assert [sample(metrics, name, position=str(p)) for p in range(3)] == [20, 13, None]
     assert sample(metrics, "prompt_tokens_by_source_total", source="local_compute") == 60
     assert sample(metrics, "prompt_tokens_by_source_total", source="local_cache_hit") == 30
+    assert sample(metrics, "prompt_tokens_cached_by_source_total", source="device") == 30
 
 
 def test_without_an_instance_only_what_is_known_is_said() -> None:

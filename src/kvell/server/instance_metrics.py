@@ -79,6 +79,12 @@ class InstanceCollector(Collector):
             "source",
             {"local_compute": queries - hits, "local_cache_hit": hits},
         )
+        yield self._by_label(
+            "prompt_tokens_cached_by_source",
+            "Prompt tokens found cached, by what had them.",
+            "source",
+            {"device": hits},
+        )
         yield counter("num_preemptions", "Preemptions.", stats.preemptions)
 
     def _of_guesses(self, stats: Stats) -> Iterator[Metric]:

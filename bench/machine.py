@@ -1,0 +1,90 @@
+"""The machine's own limits, measured beside every comparison: what a figure is a share of."""
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+ROUNDS = 5
+FAR_BYTES = 512 << 20
+"""Larger than any cache."""
+GEMM_SIZE = 2048
+"""Rows, width and columns: large enough to be bound by arithmetic."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Best rates that this run of the bench saw, with torch's threads.
+
+    :param read_bytes_per_second: a plain sum over memory far larger than the caches.
+    :param gemm_flops_per_second: a square product in bfloat16; a multiply and add is two.
+    """
+
+    read_bytes_per_second: float
+    gemm_flops_per_second: float
+
+    def decode_tokens_per_second(self, weight_bytes: int, batch: int, kv_bytes: float) -> float:
+        """Tokens per second if a step did nothing but read weights once and each request's KV.
+
+        :param kv_bytes: of one request, mean over its decode.
+        """
+        return batch * self.read_bytes_per_second / (weight_bytes + batch * kv_bytes)
+
+    def prefill_tokens_per_second(self, parameters: int) -> float:
+        """Prompt tokens per second if nothing but the linears' arithmetic took time."""
+        return self.gemm_flops_per_second / (2 * parameters)
+
+
+def read_bandwidth(rounds: int = ROUNDS, size_bytes: int = FAR_BYTES) -> float:
+    """Bytes per second, best of ``rounds``; with torch's threads."""
+    words = torch.ones(size_bytes // 4, dtype=torch.float32)
+    return words.nbytes / best_seconds(words.sum, rounds)
+
+
+def gemm_rate(
+    dtype: torch.dtype = torch.bfloat16, rounds: int = ROUNDS, size: int = GEMM_SIZE
+) -> float:
+    """Floating-point operations per second of a square product, best of ``rounds``."""
+    left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
+    return 2 * size**3 / best_seconds(lambda: left @ right, rounds)
+
+
+def measured_roofline(rounds: int = ROUNDS) -> Roofline:
+    """Both limits now."""
+    return Roofline(read_bandwidth(rounds), gemm_rate(rounds=rounds))
+
+
+def best_of(rooflines: list[Roofline]) -> Roofline:
+    """The best rates of several moments: a limit is what the machine can do undisturbed."""
+    return Roofline(
+        max(one.read_bytes_per_second for one in rooflines),
+        max(one.gemm_flops_per_second for one in rooflines),
+    )
+
+
+def best_seconds(work: Callable[[], object], rounds: int) -> float:
+    """The fastest of ``rounds`` calls, after one that warms up."""
+    work()
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def read_bandwidth_gb_per_second() -> float:
+    """The same as figures are printed."""
+    return read_bandwidth() / 1e9
+
+
+def describe() -> dict[str, object]:
+    """What the figures were measured on."""
+    return {
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "read_bandwidth_gb_per_second": round(read_bandwidth_gb_per_second(), 1),
+    }

@@ -1,0 +1,170 @@
+"""Kvell beside vLLM and transformers, or beside Kvell with other flags.  See README.md."""
+
+from kvell.cli.environment import prepare_process
+
+prepare_process()  # the launcher's own settings; torch reads them when it is imported
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.side_by_side import report
+from bench.side_by_side.model_size import model_size
+from bench.side_by_side.rounds import alternated
+from bench.side_by_side.scenarios import Scenario, batches, prefill, served
+from bench.side_by_side.systems import System, kvell_server, offline_system, vllm_server
+from bench.side_by_side.vllm_environment import exported, vllm_python
+from kvell.cli.environment import process_cache_dir
+from kvell.errors import KvellError
+from kvell.models.source import resolve_model
+
+KVELL_FLAGS = ["--kv-memory", "512MiB"]
+COLUMNS = ("system", "median", "spread", "first is", "of limit", "TTFT ms", "TPOT ms")
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        default=["kvell", "vllm", "transformers"],
+        choices=("kvell", "vllm", "transformers", "generate-batch", "kvell-offline"),
+    )
+    parser.add_argument(
+        "--kvell", action="append", default=[], metavar="NAME=FLAGS", help="another Kvell server"
+    )
+    parser.add_argument("--vllm-flags", default="", help="such as '--enforce-eager'")
+    parser.add_argument("--vllm-env", type=Path, default=process_cache_dir() / "vllm-env")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--prefill-tokens", type=int, nargs="*", default=[2048])
+    parser.add_argument("--workload", help="of `kvell bench workloads`, at --rate")
+    parser.add_argument("--rate", type=float, default=1.0)
+    parser.add_argument("--num-requests", type=int, default=32)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(given)
+
+
+def scenarios_of(options: argparse.Namespace) -> list[Scenario]:
+    """What to ask."""
+    found = batches(options.batch, options.prompt_tokens, options.max_tokens)
+    found += [prefill(tokens) for tokens in options.prefill_tokens]
+    if options.workload:
+        found.append(served(options.workload, options.rate, options.num_requests))
+    return found
+
+
+def starters(
+    options: argparse.Namespace, model: Path, logs: Path
+) -> dict[str, Callable[[], System]]:
+    """How each system is started, the first being compared with the others."""
+
+    def vllm() -> System:
+        python = vllm_python(options.vllm_env)
+        weights = exported(model, process_cache_dir() / f"{model.name}-bfloat16")
+        flags = shlex.split(options.vllm_flags)
+        return vllm_server(python, weights, logs / "vllm.log", flags)
+
+    def library(engine: str) -> Callable[[], System]:
+        return lambda: offline_system(engine, model, logs / f"{engine}.log")
+
+    def kvell(name: str, flags: Sequence[str]) -> Callable[[], System]:
+        return lambda: kvell_server(options.model, logs / f"{name}.log", [*KVELL_FLAGS, *flags])
+
+    known: dict[str, Callable[[], System]] = {
+        "kvell": kvell("kvell", []),
+        "vllm": vllm,
+        "kvell-offline": library("kvell"),
+        "transformers": library("transformers"),
+        "generate-batch": library("generate-batch"),
+    }
+    found = {name: known[name] for name in options.systems}
+    for given in options.kvell:
+        name, _, flags = given.partition("=")
+        found[name] = kvell(name, shlex.split(flags))
+    return found
+
+
+def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Start all, take turns, end all."""
+    model = resolve_model(options.model, process_cache_dir())
+    scenarios, rooflines = scenarios_of(options), list[machine.Roofline]()
+    with ExitStack() as ends, console.status("starting") as status:
+        logs = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        systems: dict[str, System] = {}
+        for name, start in starters(options, model, logs).items():
+            status.update(f"starting {name}")
+            systems[name] = start()
+            ends.callback(systems[name].process.end)
+            for scenario in scenarios[:1]:
+                systems[name].run(scenario, seed=0)
+            systems[name].process.pause()
+        results = alternated(
+            systems,
+            scenarios,
+            options.rounds,
+            status.update,
+            lambda: rooflines.append(machine.measured_roofline()),
+        )
+    roofline, size = machine.best_of(rooflines), model_size(model)
+    return {
+        "model": options.model,
+        "rounds": options.rounds,
+        "machine": machine.describe(),
+        "roofline": asdict(roofline),
+        "flags": {"vllm": options.vllm_flags, **dict(f.split("=", 1) for f in options.kvell)},
+        "scenarios": [
+            report.summary(one, results[one.name], report.limit_of(one, size, roofline))
+            for one in scenarios
+        ],
+    }
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """Tables on stdout."""
+    roofline = found["roofline"]
+    console.print(
+        f"read {roofline['read_bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"GEMM {roofline['gemm_flops_per_second'] / 1e9:,.0f} GFLOP/s (bf16), "
+        f"{found['machine']['threads']} threads, {found['rounds']} rounds"
+    )
+    for one in found["scenarios"]:
+        table = Table(title=f"{one['scenario']}: {one['figure'].replace('_', ' ')}")
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column == "system" else "right")
+        for row in report.table_rows(one):
+            table.add_row(*row)
+        console.print(table)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure, print, write."""
+    options = arguments(given)
+    try:
+        found = measured(options, Console(stderr=True))
+    except KvellError as error:
+        print(error, file=sys.stderr)
+        return 2
+    show(Console(width=120), found)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

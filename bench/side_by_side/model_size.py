@@ -1,0 +1,50 @@
+"""What a step of a model must read and multiply, from its files alone."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+LOOKED_UP = ("embed_tokens", "lm_head")
+"""Weights of which a prompt's token takes a row, or that only its last token meets."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Sizes of a text model of plain attention, served in two bytes an element.
+
+    :param weight_bytes: that a decode step reads; a tied output matrix counts once.
+    :param prefill_parameters: that multiply every prompt token.
+    :param kv_token_bytes: keys and values of a token in all layers.
+    """
+
+    weight_bytes: int
+    prefill_parameters: int
+    kv_token_bytes: int
+
+
+def model_size(directory: Path, element_bytes: int = 2) -> ModelSize:
+    """Of a transformers directory with safetensors."""
+    config = json.loads((directory / "config.json").read_text())
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    counts = _parameters(directory)
+    looked_up = sum(n for name, n in counts.items() if any(part in name for part in LOOKED_UP))
+    return ModelSize(
+        sum(counts.values()) * element_bytes,
+        sum(counts.values()) - looked_up,
+        2 * config["num_hidden_layers"] * heads * head_size * element_bytes,
+    )
+
+
+def _parameters(directory: Path) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, "np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                size = 1
+                for extent in tensors.get_slice(name).get_shape():
+                    size *= extent
+                counts[name] = size
+    return counts

@@ -1,0 +1,93 @@
+"""From rounds to medians, ratios and shares of what the machine allows; pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.machine import Roofline
+from bench.side_by_side.model_size import ModelSize
+from bench.side_by_side.scenarios import Figures, Scenario
+
+Rounds = Mapping[str, Sequence[Figures]]
+"""System to its figures, round by round; every system has the same rounds."""
+
+
+def summary(scenario: Scenario, rounds: Rounds, limit: float | None) -> dict[str, Any]:
+    """One scenario: of each system medians, spread, ratio to the first, share of the limit.
+
+    ``spread`` is (largest − smallest) / median of the system's own rounds: what the machine
+    does to a figure that does not change. ``ratio`` is the median of the rounds' own ratios, so
+    that what disturbs a round disturbs both sides of it.
+    """
+    first = next(iter(rounds))
+    return {
+        "scenario": scenario.name,
+        "figure": scenario.figure,
+        "limit": limit,
+        "systems": {
+            name: {
+                "median": medians(figures),
+                "rounds": [one[scenario.figure] for one in figures],
+                "spread": spread([one[scenario.figure] for one in figures]),
+                "ratio": ratio(rounds[first], figures, scenario.figure),
+                "share_of_limit": _share(figures, scenario.figure, limit),
+            }
+            for name, figures in rounds.items()
+        },
+    }
+
+
+def medians(figures: Sequence[Figures]) -> Figures:
+    """Of every figure that all rounds have."""
+    names = [name for name in figures[0] if all(name in one for one in figures)]
+    return {name: statistics.median(one[name] for one in figures) for name in names}
+
+
+def spread(values: Sequence[float]) -> float:
+    """(largest − smallest) / median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def ratio(ours: Sequence[Figures], theirs: Sequence[Figures], figure: str) -> float:
+    """How many times as much the first system makes as this one."""
+    pairs = zip(ours, theirs, strict=True)
+    return statistics.median(mine[figure] / other[figure] for mine, other in pairs)
+
+
+def limit_of(scenario: Scenario, size: ModelSize, roofline: Roofline) -> float | None:
+    """What reading bytes (decode) or multiplying (prefill) alone would allow; None for a mix."""
+    if not scenario.is_rectangular:
+        return None
+    if scenario.figure == "prompt_tokens_per_second":
+        return roofline.prefill_tokens_per_second(size.prefill_parameters)
+    mean_context = scenario.prompt_tokens + scenario.output_tokens / 2
+    kv_bytes = mean_context * size.kv_token_bytes
+    return roofline.decode_tokens_per_second(size.weight_bytes, scenario.requests, kv_bytes)
+
+
+def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """System, median, spread, times the first is faster, share of the limit, TTFT, TPOT."""
+    rows: list[tuple[str, ...]] = []
+    for name, system in found["systems"].items():
+        median = system["median"]
+        share = system["share_of_limit"]
+        rows.append(
+            (
+                name,
+                f"{median[found['figure']]:,.1f}",
+                f"{system['spread']:.0%}",
+                f"{system['ratio']:.2f}×",
+                "–" if share is None else f"{share:.0%}",
+                _milliseconds(median.get("ttft_p50_seconds")),
+                _milliseconds(median.get("tpot_p50_seconds")),
+            )
+        )
+    return rows
+
+
+def _share(figures: Sequence[Figures], name: str, limit: float | None) -> float | None:
+    return None if limit is None else statistics.median(one[name] for one in figures) / limit
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1000:,.1f}"

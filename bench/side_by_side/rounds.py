@@ -1,0 +1,53 @@
+"""Rounds in turn: every system does every scenario once a round, each round in another order."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from bench.side_by_side.scenarios import Figures, Scenario
+from bench.side_by_side.systems import System
+
+Results = dict[str, dict[str, list[Figures]]]
+"""Scenario to system to figures, round by round."""
+Told = Callable[[str], None]
+
+
+def order_of(round_number: int, names: Sequence[str]) -> list[str]:
+    """Whoever was first comes last in the next round, so that nobody always runs warm."""
+    start = round_number % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def alternated(
+    systems: Mapping[str, System],
+    scenarios: Sequence[Scenario],
+    rounds: int,
+    told: Told = lambda _doing: None,
+    between: Callable[[], None] = lambda: None,
+) -> Results:
+    """All rounds; systems are paused but for the one that is asked.
+
+    :param between: called before each round, while nobody runs.
+    """
+    results: Results = {one.name: {} for one in scenarios}
+    for system in systems.values():
+        system.process.pause()
+    for number in range(rounds):
+        between()
+        for name in order_of(number, list(systems)):
+            for index, scenario in enumerate(scenarios):
+                told(f"round {number + 1}: {name}, {scenario.name}")
+                seed = 1000 * (index + 1) + number
+                figures = _asked(systems[name], scenario, seed)
+                if figures is not None:
+                    results[scenario.name].setdefault(name, []).append(figures)
+    return {
+        scenario: {name: found[name] for name in systems if name in found}
+        for scenario, found in results.items()
+    }
+
+
+def _asked(system: System, scenario: Scenario, seed: int) -> Figures | None:
+    system.process.resume()
+    try:
+        return system.run(scenario, seed)
+    finally:
+        system.process.pause()

@@ -1,0 +1,119 @@
+"""Systems that can be compared: servers behind OpenAI's API, and libraries without one."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from socket import create_server
+from typing import Protocol
+
+import numpy as np
+
+from bench.side_by_side.driving import VOCAB_SIZE, drive, figures_of
+from bench.side_by_side.processes import SystemFailed, SystemProcess
+from bench.side_by_side.scenarios import Figures, Scenario
+
+START_SECONDS = 600.0
+FIRST_ID = 10
+
+
+class System(Protocol):
+    """Something that answers scenarios; idle between them."""
+
+    @property
+    def process(self) -> SystemProcess:
+        """What runs it."""
+        ...
+
+    def run(self, scenario: Scenario, seed: int) -> Figures | None:
+        """A round; None if it cannot be asked such a thing."""
+        ...
+
+
+class ServerSystem:
+    """A server, driven as ``kvell bench serve`` drives one."""
+
+    def __init__(self, process: SystemProcess, base_url: str) -> None:
+        self.process, self.base_url = process, base_url
+
+    def run(self, scenario: Scenario, seed: int) -> Figures:
+        """A round over HTTP."""
+        return figures_of(drive(self.base_url, scenario, seed))
+
+
+class OfflineSystem:
+    """A library in a process of its own, called with whole batches."""
+
+    def __init__(self, process: SystemProcess) -> None:
+        self.process = process
+
+    def run(self, scenario: Scenario, seed: int) -> Figures | None:
+        """A round, timed by the process itself."""
+        if not scenario.is_rectangular:
+            return None
+        draw = np.random.default_rng(seed)
+        shape = (scenario.requests, scenario.prompt_tokens)
+        prompts = draw.integers(FIRST_ID, VOCAB_SIZE, shape).tolist()
+        asked = {"prompts": prompts, "max_tokens": scenario.output_tokens}
+        self.process.say(json.dumps(asked))
+        told = json.loads(self.process.hear())
+        wanted = scenario.requests * scenario.output_tokens
+        if told["output_tokens"] != wanted:
+            raise SystemFailed(f"made {told['output_tokens']} tokens, not {wanted}")
+        seconds = told["seconds"]
+        return {
+            "seconds": seconds,
+            "output_tokens_per_second": wanted / seconds,
+            "prompt_tokens_per_second": scenario.requests * scenario.prompt_tokens / seconds,
+            "requests_per_second": scenario.requests / seconds,
+        }
+
+
+def kvell_server(model: str, log: Path, flags: Sequence[str]) -> ServerSystem:
+    """``kvell serve`` with further flags, at a free port."""
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--model", model]
+    command += ["--dtype", "bfloat16", "--port", "0", "--json", *flags]
+    process = SystemProcess(command, log, {}, talks=True)
+    return ServerSystem(process, json.loads(process.hear())["url"])
+
+
+def vllm_server(python: Path, model: Path, log: Path, flags: Sequence[str]) -> ServerSystem:
+    """vLLM's CPU server in its own environment, at a free port."""
+    port = free_port()
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", model.name, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "bfloat16", "--max-model-len", "8192", *flags]
+    process = SystemProcess(command, log, vllm_environment(python))
+    process.wait_for(f"http://127.0.0.1:{port}/health", START_SECONDS)
+    return ServerSystem(process, f"http://127.0.0.1:{port}")
+
+
+def offline_system(engine: str, model: Path, log: Path) -> OfflineSystem:
+    """``engine`` of :mod:`bench.side_by_side.offline_worker`."""
+    command = [sys.executable, "-m", "bench.side_by_side.offline_worker", engine, str(model)]
+    process = SystemProcess(command, log, {}, talks=True)
+    while process.hear().strip() != "ready":  # libraries may greet first
+        pass
+    return OfflineSystem(process)
+
+
+def vllm_environment(python: Path) -> Mapping[str, str]:
+    """What its CPU backend must be told: both cores, a bounded cache, one OpenMP runtime.
+
+    Without its own runtime preloaded it keeps a core to itself.
+    """
+    runtime = python.parent.parent / "lib" / "libiomp5.so"
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "0,1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "LD_PRELOAD": str(runtime),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def free_port() -> int:
+    """A port that nobody listens at just now."""
+    with closing(create_server(("127.0.0.1", 0))) as listener:
+        return int(listener.getsockname()[1])

@@ -1,0 +1,209 @@
+"""Side by side: turns, ratios, limits, and processes that stand still."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from bench.machine import Roofline, best_of
+from bench.side_by_side import report
+from bench.side_by_side.model_size import ModelSize, model_size
+from bench.side_by_side.processes import SystemFailed, SystemProcess, birth, descendants
+from bench.side_by_side.rounds import alternated, order_of
+from bench.side_by_side.scenarios import Figures, Scenario, batches, prefill, served
+from bench.side_by_side.vllm_environment import vllm_python
+from kvell.errors import ChangeSomething
+
+SIZE = ModelSize(weight_bytes=1000, prefill_parameters=50, kv_token_bytes=10)
+ROOFLINE = Roofline(read_bytes_per_second=1e6, gemm_flops_per_second=1e6)
+
+
+def figures(output: float, **more: float) -> Figures:
+    return {"output_tokens_per_second": output, **more}
+
+
+class TestScenarios:
+    def test_batches_come_at_once_and_are_alike(self) -> None:
+        [one, eight] = batches([1, 8], 128, 16)
+        assert (one.name, len(one.rows(0)), len(eight.rows(0))) == ("batch 1", 1, 8)
+        assert {(row.arrival_s, row.num_tokens) for row in eight.rows(3)} == {(0.0, 144)}
+        assert one.figure == "output_tokens_per_second"
+
+    def test_a_prefill_is_compared_by_prompt_tokens(self) -> None:
+        assert prefill(2048).figure == "prompt_tokens_per_second"
+        assert prefill(2048).rows(0)[0].prompt_tokens == 2048
+
+    def test_a_workload_comes_at_its_rate(self) -> None:
+        scenario = served("sharegpt-like", 4.0, 200)
+        rows = scenario.rows(1)
+        assert not scenario.is_rectangular
+        assert len(rows) / rows[-1].arrival_s == pytest.approx(4.0, rel=0.3)
+        assert [r.arrival_s for r in rows] != [r.arrival_s for r in scenario.rows(2)]
+
+
+class TestReport:
+    def test_ratios_are_of_the_same_round(self) -> None:
+        ours = [figures(10), figures(20), figures(30)]
+        theirs = [figures(5), figures(4), figures(15)]
+        assert report.ratio(ours, theirs, "output_tokens_per_second") == 2.0
+
+    def test_spread_is_of_all_rounds(self) -> None:
+        assert report.spread([9.0, 10.0, 12.0]) == pytest.approx(0.3)
+
+    def test_medians_are_of_figures_that_all_rounds_have(self) -> None:
+        rounds = [figures(1, tpot_p50_seconds=3), figures(2), figures(9, tpot_p50_seconds=5)]
+        assert report.medians(rounds) == {"output_tokens_per_second": 2}
+        assert report.medians(rounds[::2])["tpot_p50_seconds"] == 4
+
+    def test_a_summary_compares_all_with_the_first(self) -> None:
+        [scenario] = batches([8], 128, 128)
+        rounds = {"kvell": [figures(50), figures(60)], "other": [figures(25), figures(20)]}
+        found = report.summary(scenario, rounds, limit=100.0)
+        assert found["systems"]["kvell"]["ratio"] == 1.0
+        assert found["systems"]["other"]["ratio"] == 2.5
+        assert found["systems"]["kvell"]["share_of_limit"] == 0.55
+        assert json.loads(json.dumps(found)) == found
+        assert report.table_rows(found)[1] == (
+            *("other", "22.5", "22%", "2.50×", "22%"),
+            *("–", "–"),
+        )
+
+    def test_limits_of_decode_prefill_and_a_mix(self) -> None:
+        [decode] = batches([4], 100, 20)
+        assert report.limit_of(decode, SIZE, ROOFLINE) == 4 * 1e6 / (1000 + 4 * 110 * 10)
+        assert report.limit_of(prefill(64), SIZE, ROOFLINE) == 1e6 / (2 * 50)
+        assert report.limit_of(served("sharegpt-like", 1, 4), SIZE, ROOFLINE) is None
+
+    def test_a_limit_is_the_best_that_was_seen(self) -> None:
+        assert best_of([Roofline(3, 5), Roofline(4, 2)]) == Roofline(4, 5)
+
+
+def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
+    tensors = {"model.embed_tokens.weight": (10, 32), "a.weight": (32, 32), "norm": (32,)}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
+    save_file(arrays, tmp_path / "model.safetensors")
+    found = model_size(tmp_path)
+    assert found.weight_bytes == 2 * (320 + 1024 + 32)
+    assert found.prefill_parameters == 1024 + 32
+    assert found.kv_token_bytes == 2 * 3 * 2 * 8 * 2
+
+
+class StoppedProcess:
+    """Notes when it runs."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+
+    def pause(self) -> None:
+        self._log.append(f"pause {self._name}")
+
+    def resume(self) -> None:
+        self._log.append(f"resume {self._name}")
+
+
+class FakeSystem:
+    def __init__(self, log: list[str], name: str, *, refuses: str = "") -> None:
+        self.process = StoppedProcess(log, name)
+        self._log, self._name, self._refuses = log, name, refuses
+
+    def run(self, scenario: Scenario, seed: int) -> Figures | None:
+        self._log.append(f"{self._name} {scenario.name} {seed}")
+        return None if scenario.name == self._refuses else figures(seed)
+
+
+class TestRounds:
+    def test_whoever_was_first_comes_last_next(self) -> None:
+        assert [order_of(n, ["a", "b", "c"])[0] for n in range(4)] == ["a", "b", "c", "a"]
+        assert order_of(1, ["a", "b", "c"]) == ["b", "c", "a"]
+
+    def test_all_are_asked_the_same_and_only_one_runs(self) -> None:
+        log: list[str] = []
+        systems = {name: FakeSystem(log, name) for name in "ab"}
+        results = alternated(systems, batches([1], 4, 4), 2, between=lambda: log.append("-"))  # type: ignore[arg-type]
+        assert log == [
+            *("pause a", "pause b", "-"),
+            *("resume a", "a batch 1 1000", "pause a", "resume b", "b batch 1 1000", "pause b"),
+            "-",
+            *("resume b", "b batch 1 1001", "pause b", "resume a", "a batch 1 1001", "pause a"),
+        ]
+        assert results["batch 1"]["a"] == results["batch 1"]["b"]
+        assert list(results["batch 1"]) == ["a", "b"]
+
+    def test_who_cannot_do_a_scenario_is_left_out_of_it(self) -> None:
+        log: list[str] = []
+        systems = {"a": FakeSystem(log, "a"), "b": FakeSystem(log, "b", refuses="batch 8")}
+        results = alternated(systems, batches([1, 8], 4, 4), 1)  # type: ignore[arg-type]
+        assert list(results["batch 1"]) == ["a", "b"]
+        assert list(results["batch 8"]) == ["a"]
+
+
+PARENT = (
+    "import subprocess, sys, time\n"
+    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+    " start_new_session=True)\n"
+    "print(p.pid, flush=True)\n"
+    "time.sleep(60)"
+)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def settled(pid: int, wanted: str) -> bool:
+    """Signals take a moment to arrive."""
+    deadline = time.monotonic() + 30
+    while state_of(pid) not in wanted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return state_of(pid) in wanted
+
+
+class TestProcesses:
+    def test_a_paused_process_stands_still_with_its_children(self, tmp_path: Path) -> None:
+        process = SystemProcess([sys.executable, "-c", PARENT], tmp_path / "log", {}, talks=True)
+        child = int(process.hear())
+        assert list(descendants(process.process.pid)) == [child]
+        process.pause()
+        assert settled(child, "T")
+        assert settled(process.process.pid, "T")
+        process.resume()
+        assert settled(child, "SR")
+        process.end()
+        deadline = time.monotonic() + 30
+        while birth(child) is not None and state_of(child) != "Z" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert birth(child) is None or state_of(child) == "Z"
+
+    def test_who_ends_is_said_with_its_last_words(self, tmp_path: Path) -> None:
+        script = "import sys; print('no memory', file=sys.stderr); sys.exit(3)"
+        process = SystemProcess([sys.executable, "-c", script], tmp_path / "log", {})
+        with pytest.raises(SystemFailed, match=r"ended with status 3\nno memory"):
+            process.wait_for("http://127.0.0.1:9/", within_seconds=60)
+        process.end()
+
+    def test_who_says_nothing_more_has_ended(self, tmp_path: Path) -> None:
+        process = SystemProcess(
+            [sys.executable, "-c", "print(1)"], tmp_path / "log", {}, talks=True
+        )
+        assert process.hear() == "1\n"
+        with pytest.raises(SystemFailed, match="ended"):
+            process.hear()
+        process.end()
+
+
+def test_a_directory_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(ChangeSomething, match=r"--vllm-env=.*is no environment; name a directory"):
+        vllm_python(tmp_path)
+    assert (tmp_path / "mine").read_text() == "keep"
+
+
+def test_all_at_once_has_no_rate() -> None:
+    assert batches([2], 4, 4)[0].rate == math.inf
