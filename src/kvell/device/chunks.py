@@ -1,0 +1,142 @@
+"""Physical chunks and where they are mapped: what host, CUDA and the fake offer alike.
+
+A chunk::
+
+    BARE ──commit──► COMMITTED: at home, and mapped at no, one or several further positions
+                        position of a range:  FREE ──map──► MAPPED ──unmap──► FREE
+
+Every committed chunk ``c`` stays at position ``c`` of the *home* range until the device is
+closed.  Other ranges are reserved addresses; any committed chunk may be mapped at any free
+position, so one chunk may be seen through several addresses (aliases).  On a GPU aliases are
+coherent only between kernels in stream order: let a step that wrote through one end before
+another is read.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+NOT_MAPPED = -1
+
+
+class AddressRange:
+    """Reserved addresses in whole chunks, and what lies behind each position.
+
+    :ivar address: of position 0, a multiple of the chunk's size.
+    :ivar table: int32 [num_positions], the chunk there or ``NOT_MAPPED``; only the device
+        that reserved the range writes it.
+    """
+
+    def __init__(self, address: int, num_positions: int, chunk_bytes: int) -> None:
+        self.address = address
+        self.num_positions = num_positions
+        self.chunk_bytes = chunk_bytes
+        self.table: Ints = np.full(num_positions, NOT_MAPPED, np.int32)
+
+    @property
+    def size_bytes(self) -> int:
+        """Addresses, mapped or not."""
+        return self.num_positions * self.chunk_bytes
+
+    def check_free(self, positions: Ints) -> None:
+        """Raise ValueError unless all positions are of the range, different and free."""
+        self._check(positions)
+        if (self.table[positions] != NOT_MAPPED).any():
+            raise ValueError("a position is mapped already")
+
+    def check_mapped(self, positions: Ints) -> None:
+        """Raise ValueError unless all positions are of the range, different and mapped."""
+        self._check(positions)
+        if (self.table[positions] == NOT_MAPPED).any():
+            raise ValueError("a position is not mapped")
+
+    def _check(self, positions: Ints) -> None:
+        check_ids(positions, self.num_positions, "position")
+        if len(np.unique(positions)) != len(positions):
+            raise ValueError("a position is named twice")
+
+
+class ChunkDevice(Protocol):
+    """One pool of physical chunks.  Arrays are int32 [n], contiguous.
+
+    Misuse raises ValueError before anything has changed.  What the system refuses raises
+    :class:`kvell.errors.TryLater`.
+    """
+
+    chunk_bytes: int
+    num_chunks: int
+
+    home: AddressRange
+    """Position ``c`` is chunk ``c``, from its commit on."""
+
+    def commit(self, chunks: Ints) -> None:
+        """Put memory behind chunks; those that have it already keep it.
+
+        :raises TryLater: if there is no more; those before are committed: ``home.table`` tells.
+        """
+        ...
+
+    def reserve(self, num_positions: int) -> AddressRange:
+        """Further addresses, all free.
+
+        :raises TryLater: if the system refuses; nothing has changed.
+        """
+        ...
+
+    def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
+        """Put committed ``chunks[i]`` at free ``positions[i]`` of a reserved range.
+
+        :raises TryLater: if the system refuses; nothing has changed.
+        """
+        ...
+
+    def unmap(self, area: AddressRange, positions: Ints) -> int:
+        """Free mapped positions, from the front; returns how many before the system refused.
+
+        Nothing may use them any more.  What was refused stays mapped and may be tried again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back; nothing may use any address.  Closing twice is harmless."""
+        ...
+
+
+def check_ids(ids: Ints, count: int, what: str) -> None:
+    """Raise ValueError unless all of ``ids`` are from 0 to ``count`` - 1."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        raise ValueError(f"there is no such {what}: they are 0 to {count - 1}")
+
+
+def check_map(home: AddressRange, area: AddressRange, positions: Ints, chunks: Ints) -> None:
+    """Raise ValueError if :meth:`ChunkDevice.map` may not do this."""
+    if area is home:
+        raise ValueError("chunks are at home from their commit on")
+    if len(positions) != len(chunks):
+        raise ValueError(f"{len(positions)} positions for {len(chunks)} chunks")
+    area.check_free(positions)
+    check_ids(chunks, home.num_positions, "chunk")
+    if (home.table[chunks] == NOT_MAPPED).any():
+        raise ValueError("a chunk has no memory yet")
+
+
+def check_unmap(home: AddressRange, area: AddressRange, positions: Ints) -> None:
+    """Raise ValueError if :meth:`ChunkDevice.unmap` may not do this."""
+    if area is home:
+        raise ValueError("chunks stay at home")
+    area.check_mapped(positions)
+
+
+def uncommitted(home: AddressRange, chunks: Ints) -> Ints:
+    """Those of ``chunks`` that have no memory yet, each once, in their order.
+
+    :raises ValueError: for a chunk that there is not.
+    """
+    check_ids(chunks, home.num_positions, "chunk")
+    bare = chunks[home.table[chunks] == NOT_MAPPED]
+    _, first = np.unique(bare, return_index=True)
+    found: Ints = bare[np.sort(first)]
+    return found

@@ -1,0 +1,149 @@
+"""Chunks of host memory: one memfd, huge pages, mapped in batches.
+
+Memory is put behind a chunk once, as one huge page where the system can (MADV_COLLAPSE,
+Linux 6.1, no privileges): mapping it elsewhere then costs one page-table entry instead of
+512, and its first touch one fault.  The figures are in ``bench/elastic``.
+"""
+
+import ctypes
+import os
+from types import ModuleType
+
+import numpy as np
+
+from kvell.device.chunks import (
+    NOT_MAPPED,
+    AddressRange,
+    Ints,
+    check_map,
+    check_unmap,
+    uncommitted,
+)
+from kvell.device.host import CHUNK_BYTES
+from kvell.errors import ChangeSomething, TryLater
+
+_system: ModuleType
+try:
+    from kvell.device import _host as _system
+except ImportError:  # no compiler when Kvell was installed
+    from kvell.device import portable as _system
+
+
+class HostChunks:
+    """:class:`kvell.device.chunks.ChunkDevice` over a memfd.
+
+    :ivar descriptor: of the memfd: another process may map chunk ``c`` at offset
+        ``c × chunk_bytes``.
+    :ivar num_huge: committed chunks that are one huge page.
+    """
+
+    chunk_bytes = CHUNK_BYTES
+
+    def __init__(self, num_chunks: int) -> None:
+        """Reserve addresses for so many chunks; none has memory yet.
+
+        :raises ChangeSomething: if the system refuses so many.
+        """
+        self.num_chunks = num_chunks
+        self.num_huge = 0
+        self._ranges: list[AddressRange] = []
+        self._open = True
+        self.descriptor = os.memfd_create("kvell-chunks", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, num_chunks * CHUNK_BYTES)
+            self.home = self.reserve(num_chunks)
+            self._map(self.home, _all(num_chunks), _all(num_chunks), populate=False)
+        except (OSError, OverflowError, TryLater) as error:
+            self.close()
+            raise ChangeSomething(
+                "--memory",
+                f"{num_chunks * CHUNK_BYTES}B",
+                f"cannot be mapped ({error})",
+                "use a smaller size",
+            ) from error
+
+    def commit(self, chunks: Ints) -> None:
+        """See :class:`ChunkDevice`."""
+        self._require_open()
+        bare = np.ascontiguousarray(uncommitted(self.home, chunks), np.int32)
+        done, huge, error = _system.commit_chunks(
+            self.home.address, CHUNK_BYTES, bare.ctypes.data, len(bare)
+        )
+        self.home.table[bare[:done]] = bare[:done]
+        self.num_huge += huge
+        if error:
+            raise TryLater(f"device: no memory for a chunk ({os.strerror(error)})")
+
+    def reserve(self, num_positions: int) -> AddressRange:
+        """See :class:`ChunkDevice`."""
+        self._require_open()
+        address, error = _system.reserve(num_positions * CHUNK_BYTES, CHUNK_BYTES)
+        if error:
+            raise TryLater(f"device: no addresses left ({os.strerror(error)})")
+        self._ranges.append(AddressRange(address, num_positions, CHUNK_BYTES))
+        return self._ranges[-1]
+
+    def map(
+        self, area: AddressRange, positions: Ints, chunks: Ints, *, populate: bool = False
+    ) -> None:
+        """See :class:`ChunkDevice`.
+
+        :param populate: make the entries of the page table now, not at the first touch.
+        """
+        self._require_open()
+        check_map(self.home, area, positions, chunks)
+        self._map(area, positions, chunks, populate=populate)
+        area.table[positions] = chunks
+
+    def unmap(self, area: AddressRange, positions: Ints) -> int:
+        """See :class:`ChunkDevice`."""
+        self._require_open()
+        check_unmap(self.home, area, positions)
+        done = self._unmap(area, positions)
+        area.table[positions[:done]] = NOT_MAPPED
+        return done
+
+    def view(self, area: AddressRange) -> memoryview:
+        """The range as writable bytes: touching a free position ends the process.
+
+        No view may be used once the device is closed.
+        """
+        self._require_open()
+        raw = (ctypes.c_uint8 * area.size_bytes).from_address(area.address)
+        return memoryview(raw).cast("B")
+
+    def close(self) -> None:
+        """See :class:`ChunkDevice`."""
+        if not self._open:
+            return
+        self._open = False
+        for area in self._ranges:
+            _system.release(area.address, area.size_bytes)
+        os.close(self.descriptor)
+
+    def _map(self, area: AddressRange, positions: Ints, chunks: Ints, *, populate: bool) -> None:
+        done, error = _system.map_chunks(
+            area.address,
+            self.descriptor,
+            CHUNK_BYTES,
+            positions.ctypes.data,
+            chunks.ctypes.data,
+            len(positions),
+            populate,
+        )
+        if error:
+            self._unmap(area, positions[:done])
+            raise TryLater(f"device: cannot map a chunk ({os.strerror(error)})")
+
+    def _unmap(self, area: AddressRange, positions: Ints) -> int:
+        address, count = area.address, len(positions)
+        done, _ = _system.unmap_chunks(address, CHUNK_BYTES, positions.ctypes.data, count)
+        return int(done)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ValueError("the device is closed")
+
+
+def _all(count: int) -> Ints:
+    return np.arange(count, dtype=np.int32)
