@@ -20,6 +20,7 @@ from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Event, Finished, Submit, Tokens
 from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.scheduler import MAX_HELD_BACK
 from kvell.memory import LayerSpec, MemoryCore
 from kvell.pages.snapshot import PoolTotals
 from kvell.simulator.metered import MeteredCore
@@ -102,7 +103,8 @@ class Replay:
         self._prompts = PromptMaker(rows, images_in_text)
         self._runner = TraceRunner(self._prompts, acceptance)
         self._pending = Schedule(rows, arrivals, self._is_served, sessions=sessions)
-        self._counts = dict.fromkeys(("finished", "scheduled"), 0)
+        self._counts = dict.fromkeys(("finished", "scheduled", "short_of_memory"), 0)
+        self._held_back = 0
         self._waiting_tokens = 0
         self._leaves_waiting = False
         self._wall_seconds = 0.0
@@ -140,6 +142,7 @@ class Replay:
             "stranded": every.stranded,
             "manager_us_per_step": manager_us / max(1, steps),
             "manager_us_per_request_step": manager_us / max(1, self._counts["scheduled"]),
+            "short_of_memory": self._counts["short_of_memory"] / max(1, steps),
             "preemptions": stats.preemptions,
             "protected_prefixes": stats.protected_prefixes,
             "protected_tokens": stats.protected_tokens,
@@ -203,8 +206,21 @@ class Replay:
         self._leaves_waiting = self._engine.num_waiting() > 0 or self._is_due()
         self._note_admitted(plan)
         self._counts["scheduled"] += len(plan.work)
+        self._counts["short_of_memory"] += self._is_short_of_memory(plan)
         self.clock.advance(self._machine.step_seconds(plan))
         self._note(plan.step, self._journaled.commit(self._runner.run(plan)))
+
+    def _is_short_of_memory(self, plan: StepPlan) -> bool:
+        """Does somebody wait although the step had tokens and a seat left?
+
+        Not if those who were looked at wait for a prefix that another is computing.
+        """
+        before, self._held_back = self._held_back, self._engine.stats().rungs["wait_for_prefix"]
+        limits, held_back = self._engine.limits, self._held_back - before
+        has_tokens = sum(work.count for work in plan.work) < limits.max_num_batched_tokens
+        has_seats = self._engine.num_running() < limits.max_num_seqs
+        waiting = self._engine.num_waiting()
+        return has_tokens and has_seats and min(waiting, MAX_HELD_BACK) > held_back
 
     def _look(self) -> None:
         """A step's tokens are computed: sample the pool."""

@@ -1,0 +1,173 @@
+"""Which cells there are, how much memory each has, and where their results are kept."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.managers.cells import (
+    MANAGERS,
+    OURS,
+    SHAPES,
+    SIZES,
+    TRACES,
+    Cell,
+    cells,
+    kinds,
+    memory_bytes,
+)
+from bench.managers.matrix import Setting, missing
+from bench.managers.ours import digest, outcome
+from bench.managers.store import Store, fingerprint
+from bench.managers.theirs import PEER_SHAPES
+from bench.replay.shapes import read_shape
+from kvell.memory import longest_request, plan_layout
+from kvell.simulator.replay import RequestFigures
+from tests.simulator.replays import row
+
+CELL = Cell("gpt-oss-20b", "azure-2023-code", 8, "kvell")
+
+
+class TestCells:
+    def test_every_shape_trace_and_size_under_every_manager_of_ours(self) -> None:
+        ours = list(cells(managers=OURS))
+        assert len(ours) == len(SHAPES) * len(TRACES) * len(SIZES) * len(OURS) == 1500
+
+    def test_vllm_on_the_peers_shapes_in_both_settings(self) -> None:
+        theirs = [cell for cell in cells() if cell.manager not in OURS]
+        assert len(theirs) == len(PEER_SHAPES) * len(TRACES) * len(SIZES) * 2
+        assert {cell.shape for cell in theirs} == set(PEER_SHAPES)
+
+    def test_a_comparison_is_finished_before_the_next_begins(self) -> None:
+        places = [cell.place for cell in cells()]
+        assert len(set(places)) == sum(
+            before != after for before, after in zip([None, *places], places, strict=False)
+        )
+
+    def test_filters(self) -> None:
+        found = list(cells(["llama3-8b"], ["azure-2023-conv"], [16], ["kvell", "vllm"]))
+        assert [cell.manager for cell in found] == ["kvell", "vllm"]
+        assert {cell.place for cell in found} == {("llama3-8b", "azure-2023-conv", 16)}
+
+    def test_every_config_but_the_drafts_is_a_shape(self) -> None:
+        configs = Path(__file__).parents[2] / "bench" / "configs"
+        assert sorted(path.stem for path in configs.glob("*.json")) == sorted(SHAPES)
+
+    def test_a_name_says_all(self) -> None:
+        assert CELL.name == "gpt-oss-20b.azure-2023-code.8.kvell"
+
+
+class TestMemory:
+    def test_mean_requests_in_whole_pages_of_paged(self) -> None:
+        shape = read_shape("gpt-oss-20b")
+        page_bytes = 24 * 2 * 8 * 64 * 2 * 16
+        rows = [row(16, 1), row(31, 1), row(32, 1)]  # 2, 2 and 3 pages
+        assert memory_bytes(shape, rows, 6) == 14 * page_bytes
+
+    def test_room_for_the_longest_at_least(self) -> None:
+        shape = read_shape("gemma3-27b")
+        rows = [row(10, 1) for _ in range(99)] + [row(5000, 1)]
+        layout = plan_layout(
+            shape.description.layers, memory_bytes(shape, rows, 8), manager="paged"
+        )
+        assert longest_request(layout, 1 << 20, 64) >= 5001
+
+    def test_states_count_as_paged_stores_them(self) -> None:
+        shape = read_shape("nemotron-h-8b")
+        layout = plan_layout(shape.description.layers, 64 << 30, manager="paged")
+        assert memory_bytes(shape, [row(10, 1)], 8) >= 8 * 25 * min(
+            group.page_stride_bytes // max(1, group.slices) for group in layout.groups
+        )
+
+    @pytest.mark.parametrize("name", SHAPES)
+    def test_kinds_without_images(self, name: str) -> None:
+        assert "vision" not in kinds(read_shape(name))
+        assert kinds(read_shape(name)) == sorted(set(kinds(read_shape(name))))
+
+    def test_which_shapes_are_full_attention_only(self) -> None:
+        plain = [name for name in SHAPES if kinds(read_shape(name)) == ["full"]]
+        images = ["llava-onevision-7b", "qwen2.5-vl-7b"]
+        assert plain == ["deepseek-v2-lite", "llama3-8b", *images, "qwen3-8b"]
+
+
+class TestOurs:
+    ROWS = tuple(row(40 + 7 * i, 5) for i in range(12))
+
+    def test_a_cell_runs_to_its_end(self) -> None:
+        shape = read_shape("gpt-oss-20b")
+        memory = memory_bytes(shape, self.ROWS, 8)
+        found = {name: outcome(shape, self.ROWS, memory, name) for name in ("kvell", "paged")}
+        assert {one["requests_finished"] for one in found.values()} == {12}
+        assert found["paged"]["short_of_memory"] > 0
+        assert found["kvell"]["steps"] <= found["paged"]["steps"]
+
+    def test_full_attention_decides_as_paged_does(self) -> None:
+        shape = read_shape("llama3-8b")
+        memory = memory_bytes(shape, self.ROWS, 8)
+        kvell, paged = (outcome(shape, self.ROWS, memory, name) for name in ("kvell", "paged"))
+        assert kvell["decisions"] == paged["decisions"]
+
+    def test_too_little_memory_is_refused_with_a_reason(self) -> None:
+        found = outcome(read_shape("llama3-8b"), self.ROWS, 1 << 16, "kvell")
+        assert "--kv-memory" in found["refused"]
+
+    def test_a_digest_tells_steps_apart(self) -> None:
+        early, late = RequestFigures(0, 8, finish_step=3), RequestFigures(0, 8, finish_step=4)
+        assert digest([early]) == digest([RequestFigures(0, 8, finish_step=3)])
+        assert digest([early]) != digest([late])
+
+
+class TestStore:
+    def root(self, path: Path, text: str) -> Path:
+        (path / "csrc" / "memory").mkdir(parents=True, exist_ok=True)
+        (path / "csrc" / "memory" / "core.cpp").write_text(text)
+        return path
+
+    def test_what_is_kept_is_found(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, tmp_path / "cache")
+        kept = store.put(CELL, 100, {"steps": 3})
+        assert store.get(CELL) == store.get(CELL, 100) == kept
+        assert kept["steps"] == 3
+
+    def test_not_for_another_memory_size(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, tmp_path / "cache")
+        store.put(CELL, 100, {"steps": 3})
+        assert store.get(CELL, 101) is None
+
+    def test_not_once_the_core_has_changed(self, tmp_path: Path) -> None:
+        Store(self.root(tmp_path, "old"), tmp_path / "cache").put(CELL, 1, {"steps": 3})
+        assert Store(tmp_path, tmp_path / "cache").get(CELL) is not None
+        assert Store(self.root(tmp_path, "new"), tmp_path / "cache").get(CELL) is None
+
+    def test_vllms_cells_do_not_depend_on_our_core(self, tmp_path: Path) -> None:
+        theirs = Cell(*CELL.place, "vllm")
+        Store(self.root(tmp_path, "old"), tmp_path / "cache").put(theirs, 1, {"steps": 3})
+        assert Store(self.root(tmp_path, "new"), tmp_path / "cache").get(theirs) is not None
+
+    def test_fewer_requests_are_other_cells(self, tmp_path: Path) -> None:
+        Store(tmp_path, tmp_path / "cache", requests=60).put(CELL, 1, {"steps": 3})
+        assert Store(tmp_path, tmp_path / "cache").get(CELL) is None
+
+    def test_a_broken_file_is_no_result(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, tmp_path / "cache")
+        store.put(CELL, 1, {"steps": 3})
+        store.path(CELL).write_text("{")
+        assert store.get(CELL) is None
+
+    def test_names_count_in_the_fingerprint(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text("1")
+        before = fingerprint(tmp_path, ["*.py"])
+        (tmp_path / "a.py").rename(tmp_path / "b.py")
+        assert fingerprint(tmp_path, ["*.py"]) != before
+
+    def test_only_what_is_missing_is_run(self, tmp_path: Path) -> None:
+        lines = [{"arrival_s": i, "prompt_tokens": 20, "output_tokens": 2} for i in range(3)]
+        trace = tmp_path / "azure-2023-code.jsonl.gz"
+        trace.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+        setting, store = Setting(tmp_path, 2, None), Store(tmp_path, tmp_path / "cache")
+        asked = [CELL, Cell(*CELL.place, "paged")]
+        assert list(missing(setting, store, asked)) == asked
+        memory = memory_bytes(read_shape(CELL.shape), [row(20, 2)], CELL.size)
+        store.put(CELL, memory, {"steps": 3})
+        assert list(missing(setting, store, asked)) == asked[1:]
