@@ -1,13 +1,19 @@
 include(CheckCXXCompilerFlag)
+find_package(OpenMP)
 
-# An extension module of CPU kernels. Each instruction set is its own translation unit
-# (backend_SET.cpp) with its own flags; which one runs is decided by the processor at
-# import, never by the machine that built it.
-function(kvell_add_kernels name destination)
-  nanobind_add_module(${name} NB_STATIC NOMINSIZE ${ARGN} backend_portable.cpp)
+# Flags and libraries of everything that computes.
+function(kvell_set_up name)
   target_compile_options(${name} PRIVATE -O3 -Wall -Wextra -Wno-psabi)
   target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/csrc")
+  if(OpenMP_CXX_FOUND)
+    target_link_libraries(${name} PRIVATE OpenMP::OpenMP_CXX)
+  endif()
+endfunction()
 
+# Each instruction set is its own translation unit (backend_SET.cpp) with its own flags; which
+# one runs is decided by the processor at import, never by the machine that built it.
+function(kvell_add_backends name)
+  target_sources(${name} PRIVATE backend_portable.cpp)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     set(avx2_flags -mavx2 -mfma)
     # gcc 12 warns about its own intrinsics' undefined() values.
@@ -25,10 +31,26 @@ function(kvell_add_kernels name destination)
       endif()
     endforeach()
   endif()
+endfunction()
 
-  find_package(OpenMP)
-  if(OpenMP_CXX_FOUND)
-    target_link_libraries(${name} PRIVATE OpenMP::OpenMP_CXX)
-  endif()
+# Kernels that several modules link.
+function(kvell_add_kernel_objects name)
+  add_library(${name} OBJECT ${ARGN})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
+    CXX_VISIBILITY_PRESET hidden)
+  kvell_set_up(${name})
+  kvell_add_backends(${name})
+endfunction()
+
+# An extension module.
+function(kvell_add_module name destination)
+  nanobind_add_module(${name} NB_STATIC NOMINSIZE ${ARGN})
+  kvell_set_up(${name})
   install(TARGETS ${name} LIBRARY DESTINATION ${destination})
+endfunction()
+
+# An extension module with kernels of its own.
+function(kvell_add_kernels name destination)
+  kvell_add_module(${name} ${destination} ${ARGN})
+  kvell_add_backends(${name})
 endfunction()

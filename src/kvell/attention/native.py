@@ -53,7 +53,7 @@ class NativeKernels:
             value = None if value is None else quantise(value, layer.dtype)
         value = key if value is None else value
         _kernels.write_kv(
-            _layer_args(layer),
+            layer_args(layer),
             key.shape[0],
             int32_pointer("write_page_ids", batch.write_page_ids),
             int32_pointer("write_offsets", batch.write_offsets),
@@ -100,7 +100,7 @@ class NativeKernels:
         check_sinks(params.sinks, query.shape[1])
         _kernels.attend(
             self.instruction_set,
-            _layer_args(layer),
+            layer_args(layer),
             self._batches.args(batch, query.shape[0]),
             query.data_ptr(),
             _ELEMENTS[query.dtype],
@@ -132,7 +132,7 @@ class _KnownBatches:
         known = self._known.get(id(batch))
         if known is not None and known[0] is batch and known[1] == tokens:
             return known[2]
-        args = _batch_args(batch, tokens)
+        args = batch_args(batch, tokens)
         if len(self._known) >= self._LIMIT:
             self._known.clear()
         self._known[id(batch)] = (batch, tokens, args)
@@ -144,7 +144,8 @@ def instruction_sets() -> list[str]:
     return _kernels.instruction_sets()
 
 
-def _layer_args(layer: LayerPages) -> _NineInts:
+def layer_args(layer: LayerPages) -> _NineInts:
+    """A layer's pages as compiled modules take them."""
     return (
         layer.pool.data_ptr(),
         layer.pool.shape[0],
@@ -158,7 +159,11 @@ def _layer_args(layer: LayerPages) -> _NineInts:
     )
 
 
-def _batch_args(batch: GroupBatch, tokens: int) -> _EightInts:
+def batch_args(batch: GroupBatch, tokens: int) -> _EightInts:
+    """A group's metadata as compiled modules take it.
+
+    :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
+    """
     requests = batch.context_lens.shape[0]
     if batch.query_starts.shape[0] != requests + 1 or batch.table_starts.shape[0] != requests + 1:
         raise ValueError(f"batch: starts need {requests + 1} entries for {requests} requests")

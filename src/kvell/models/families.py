@@ -6,6 +6,7 @@ start, because a wrong family does not fail, it answers wrongly.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvell.errors import ChangeSomething
@@ -63,6 +64,34 @@ EXACT = frozenset(
     }
 )
 """Architectures whose paged forward pass is tested against transformers' own."""
+
+
+@dataclass(frozen=True)
+class LeanFamily:
+    """What the modules of a family with a lean pass do not say of themselves.
+
+    :param norm_offset: added to the weights of its norms.
+    :param caps_scores: is ``attn_logit_softcapping`` of its attention heeded?
+    """
+
+    norm_offset: float = 0.0
+    caps_scores: bool = False
+
+
+LEAN: Mapping[str, LeanFamily] = MappingProxyType(
+    {
+        "Gemma2ForCausalLM": LeanFamily(norm_offset=1.0, caps_scores=True),
+        "Gemma3ForCausalLM": LeanFamily(norm_offset=1.0),
+        "GemmaForCausalLM": LeanFamily(norm_offset=1.0),
+        "LlamaForCausalLM": LeanFamily(),
+        "MinistralForCausalLM": LeanFamily(),
+        "MistralForCausalLM": LeanFamily(),
+        "Qwen2ForCausalLM": LeanFamily(),
+        "Qwen3ForCausalLM": LeanFamily(),
+        "SmolLM3ForCausalLM": LeanFamily(),
+    }
+)
+"""Dense decoders whose modules are those of a recipe (``lean/recipe``)."""
 
 WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
     {

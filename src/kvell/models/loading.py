@@ -12,6 +12,7 @@ from kvell.models.budgets import budgets_of, with_budgets
 from kvell.models.configs import read_config
 from kvell.models.description import ModelDescription, architecture, describe, text_config
 from kvell.models.families import OWN_TEXT, WITH_IMAGES, require_exact
+from kvell.models.lean.decoder import lean_decoder
 from kvell.models.paged_model import PagedModel
 from kvell.models.random_weights import random_module
 from kvell.models.refusals import class_run, needed, require_plain_weights
@@ -26,9 +27,11 @@ def load_paged_model(
     device: torch.device | None = None,
     kv_dtype: torch.dtype | None = None,
     kv_budget: str | None = None,
+    lean: bool = True,
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
+    :param lean: run by the compiled pass, if the model has one; else by transformers' own code.
     :param device: where weights go; the CPU if not given.
     :param kv_dtype: of stored keys and values; ``dtype`` if not given.
     :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
@@ -43,8 +46,20 @@ def load_paged_model(
         layers = with_budgets(layers, budgets_of(layers, kv_budget))
         description = replace(description, layers=layers)
     module = load_module(path, config, dtype, device or torch.device("cpu"))
-    use_small_linears(module)
-    return PagedModel(module, description, kernels, kv_dtype)
+    return _paged(module, description, kernels, kv_dtype, lean)
+
+
+def _paged(
+    module: Any,
+    description: ModelDescription,
+    kernels: AttentionKernels,
+    kv_dtype: torch.dtype | None,
+    lean: bool,
+) -> PagedModel:
+    decoder = lean_decoder(module, description, kernels) if lean else None
+    if decoder is None:
+        use_small_linears(module)
+    return PagedModel(module, description, kernels, kv_dtype, decoder)
 
 
 def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModelDescription:
@@ -87,14 +102,15 @@ def random_paged_model(
     device: torch.device | None = None,
     scale: float | None = None,
     kv_dtype: torch.dtype | None = None,
+    lean: bool = True,
 ) -> PagedModel:
     """A model with random weights from a config, untied and scaled until outputs vary.
 
     :param kv_dtype: of stored keys and values; ``dtype`` if not given.
+    :param lean: as in :func:`load_paged_model`.
     :raises ChangeSomething: if the architecture is not known to be exact.
     """
     check_architecture(config)
     module = random_module(config, seed, dtype, scale).to(device or torch.device("cpu"))
-    use_small_linears(module)
     description = describe_as(module.config, dtype, kv_dtype or dtype)
-    return PagedModel(module, description, kernels, kv_dtype)
+    return _paged(module, description, kernels, kv_dtype, lean)

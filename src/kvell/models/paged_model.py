@@ -22,6 +22,7 @@ from kvell.models.image_batch import ImageBatch, SeenImages
 from kvell.models.image_side import IMAGE_KINDS, ImageSide, text_attention
 from kvell.models.image_store import ImageStore
 from kvell.models.kv_memory import layer_pages, storing_layer
+from kvell.models.lean.decoder import LeanDecoder
 from kvell.models.latents import place_latents
 from kvell.models.mixer_slots import during, place_mixers
 from kvell.models.segments import LayerCallbacks
@@ -74,11 +75,14 @@ class PagedModel:
         description: ModelDescription,
         kernels: AttentionKernels,
         kv_dtype: torch.dtype | None = None,
+        lean: LeanDecoder | None = None,
     ) -> None:
         """Take over a transformers causal LM (its attention implementation is set here).
 
         :param description: of the module's config, with the sizes of ``kv_dtype``.
         :param kv_dtype: of stored keys and values; the module's own if not given.
+        :param lean: a compiled pass that has taken over the module's weights, and computes
+            every step in its place.
         """
         hook.install()
         has_images = type(module).__name__ in WITH_IMAGES
@@ -92,6 +96,7 @@ class PagedModel:
         self._asks_a_cache = asks_a_cache(module)
         self._image_side = ImageSide(module, description, kernels) if has_images else None
         self._memory: _Memory | None = None
+        self.lean = lean
 
     @property
     def device(self) -> torch.device:
@@ -107,7 +112,7 @@ class PagedModel:
     def weight_bytes(self) -> int:
         """Bytes of all parameters and buffers; tied ones count once."""
         tensors = {t.data_ptr(): t.nbytes for t in self.module.state_dict().values()}
-        return sum(tensors.values())
+        return sum(tensors.values()) + (self.lean.weight_bytes if self.lean else 0)
 
     @property
     def images(self) -> ImageStore | None:
@@ -133,6 +138,8 @@ class PagedModel:
         )
         if self._image_side:
             self._image_side.attach(layout, pool, pages)
+        if self.lean:
+            self.lean.attach(pages, groups)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
@@ -143,6 +150,8 @@ class PagedModel:
         """
         if self._memory is None:
             raise RuntimeError("attach() memory before the first forward pass")
+        if self.lean is not None:
+            return self._run_lean(self.lean, batch, callbacks)
         step = _PagedStep(self._memory, self.description, self.kernels, batch, callbacks)
         states = StatePass(self._memory.states, batch.groups)
         with during(self._mixers, states):
@@ -151,6 +160,14 @@ class PagedModel:
         states.require_complete()
         step.dropping.move()
         return logits.float()
+
+    @staticmethod
+    def _run_lean(
+        lean: LeanDecoder, batch: ForwardBatch, callbacks: LayerCallbacks | None
+    ) -> torch.Tensor:
+        groups = [group for group in batch.groups if isinstance(group, GroupBatch)]
+        ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
+        return lean.forward(ids, positions, rows, groups, callbacks)
 
     def _run(self, batch: ForwardBatch, step: "_PagedStep") -> torch.Tensor:
         """transformers' own forward pass; logits [rows, vocab]."""

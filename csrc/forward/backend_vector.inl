@@ -1,0 +1,74 @@
+// Kernels from the compiler's vector extension, as wide as one register of the flags'
+// instruction set. The including unit names them: KVELL_FORWARD_FUNCTION, KVELL_FORWARD_NAME.
+#include "attention/lanes_vector.h"
+
+#include "product.h"
+#include "rows.h"
+#include "table.h"
+
+namespace {
+
+KVELL_INLINE void round_to_bf16(uint16_t* to, const float* x, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) to[i] = bf16_of(x[i]);
+}
+
+// Two neighbouring elements lie in one 32-bit word and are its halves, shifted or masked
+// into the place of a float's upper half.
+struct PairsVector {
+  using Lanes = VectorLanes;
+  using Element = uint16_t;
+  typedef uint32_t Words __attribute__((vector_size(kRegisterBytes)));
+  typedef uint32_t Stored __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
+  struct Items {
+    Lanes::Vec low, high;
+  };
+  static constexpr int kRows = 2;
+  static constexpr auto kElement = kvell::Element::bfloat16;
+
+  KVELL_INLINE Items halves(Words words) {
+    return {(Lanes::Vec)(words << 16), (Lanes::Vec)(words & 0xffff0000u)};
+  }
+  KVELL_INLINE Items load(const uint8_t* p) { return halves(*reinterpret_cast<const Stored*>(p)); }
+  KVELL_INLINE Items broadcast(uint32_t item) { return halves(Words{} + item); }
+  KVELL_INLINE Lanes::Vec madd(Lanes::Vec sum, const Items& a, const Items& b) {
+    return Lanes::madd(a.high, b.high, Lanes::madd(a.low, b.low, sum));
+  }
+  KVELL_INLINE float value(uint16_t x) { return bf16_value(x); }
+  KVELL_INLINE void store_elements(uint16_t* to, const float* x, int64_t size) {
+    round_to_bf16(to, x, size);
+  }
+  KVELL_INLINE void store_bf16(uint16_t* to, const float* x, int64_t size) {
+    round_to_bf16(to, x, size);
+  }
+};
+
+struct FloatsVector {
+  using Lanes = VectorLanes;
+  using Element = float;
+  using Items = Lanes::Vec;
+  static constexpr int kRows = 2;
+  static constexpr auto kElement = kvell::Element::float32;
+
+  KVELL_INLINE Items load(const uint8_t* p) {
+    return Lanes::load(reinterpret_cast<const float*>(p));
+  }
+  KVELL_INLINE Items broadcast(uint32_t item) {
+    float x;
+    std::memcpy(&x, &item, 4);
+    return Lanes::set(x);
+  }
+  KVELL_INLINE Lanes::Vec madd(Lanes::Vec sum, Items a, Items b) { return Lanes::madd(a, b, sum); }
+  KVELL_INLINE float value(float x) { return x; }
+  KVELL_INLINE void store_elements(float* to, const float* x, int64_t size) {
+    std::memcpy(to, x, size * sizeof(float));
+  }
+  KVELL_INLINE void store_bf16(uint16_t* to, const float* x, int64_t size) {
+    round_to_bf16(to, x, size);
+  }
+};
+
+}  // namespace
+
+const kvell::Kernels* kvell::KVELL_FORWARD_FUNCTION(Element element) {
+  return table_of<PairsVector, FloatsVector>(KVELL_FORWARD_NAME, element);
+}

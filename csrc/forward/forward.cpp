@@ -1,0 +1,288 @@
+// One step through all layers, in phases of a team of threads.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+
+#include "model.h"
+#include "scratch.h"
+#include "team.h"
+
+namespace kvell {
+namespace {
+
+constexpr int64_t kFewRows = 4;               // of norms and the like, in one share
+constexpr int64_t kShareBytes = 64 << 10;     // of weights, at least, in one share
+constexpr int64_t kSharedRowsBytes = 288 << 10;  // of x, at most, in one share: half a second cache
+constexpr int64_t kPass = 12;                 // rows that kernels take at a time
+
+int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How a product is cut into shares: blocks of rows, in each of them chunks of panels.
+struct Cut {
+  int64_t block_rows, chunk_panels, chunks, shares;
+
+  explicit Cut(const Product& product) {
+    const Matrix& matrix = *product.matrix;
+    const int64_t most = std::max<int64_t>(1, kSharedRowsBytes / (matrix.steps * 4 * kPass)) * kPass;
+    block_rows = up(product.rows, up(product.rows, most));
+    chunk_panels = std::max<int64_t>(1, kShareBytes / matrix.panel_bytes());
+    chunks = up(matrix.panels(), chunk_panels);
+    shares = chunks * up(product.rows, block_rows);
+  }
+};
+
+struct Attention {
+  Plan plan;
+  int64_t scratch_bytes;
+};
+
+class Pass {
+ public:
+  Pass(const Decoder& decoder, const Step& step, SeamHook* hook, int threads)
+      : decoder_(decoder),
+        step_(step),
+        hook_(hook),
+        work_(decoder, step.tokens, step.rows, step.workspace),
+        attention_(step.groups.size()) {
+    size_t most = 0;
+    for (const DecoderLayer& layer : decoder.layers) {
+      Attention& attention = attention_[layer.group];
+      if (!attention.plan.tasks.empty()) continue;
+      const Call call = call_of(layer);
+      attention.plan = make_plan(call, threads);
+      most = std::max(most, decoder.attention->scratch_bytes(call, attention.plan.max_rows));
+    }
+    scratch_.reserve(most, threads);
+  }
+
+  void run(Team& team, int self) {
+    begin(team, self);
+    const int layers = static_cast<int>(decoder_.layers.size());
+    for (int index = 0; index < layers; ++index) {
+      const DecoderLayer& layer = decoder_.layers[index];
+      const bool last = index + 1 == layers;
+      before(team, self, layer);
+      if (!seam(team, self, Seam::after_kv_write, index)) return;
+      if (!seam(team, self, Seam::before_attend, index)) return;
+      attend(team, self, layer);
+      if (!seam(team, self, Seam::after_attend, index)) return;
+      const Rows rows = last ? wanted_rows(team, self) : all_rows();
+      if (rows.count == 0) return;
+      after(team, self, layer, rows, last ? nullptr : &decoder_.layers[index + 1]);
+    }
+    head(team, self);
+  }
+
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  // The rows that a layer's second half computes.
+  struct Rows {
+    int64_t count;
+    float* stream;
+    void* attended;
+  };
+
+  Rows all_rows() const { return {step_.tokens, work_.stream, work_.attended}; }
+
+  template <class Body>
+  void each_row(Team& team, int self, int64_t rows, Body body) {
+    team.each(self, up(rows, kFewRows), [&](int64_t share) {
+      for (int64_t row = share * kFewRows; row < std::min(rows, (share + 1) * kFewRows); ++row)
+        body(row);
+    });
+  }
+
+  uint8_t* elements(void* base, int64_t row, int64_t size) const {
+    return static_cast<uint8_t*>(base) + row * size * decoder_.element_size();
+  }
+
+  // Embeddings, the first norm, and rotations by position.
+  void begin(Team& team, int self) {
+    each_row(team, self, step_.tokens, [&](int64_t row) {
+      float* h = work_.stream + row * decoder_.hidden;
+      decoder_.kernels->embed(decoder_.embedding, step_.ids[row], h);
+      norm(row, work_.stream, nullptr, {}, decoder_.layers[0].before_attention);
+      float* to = work_.rotations + row * rotated();
+      for (const Rope& rope : decoder_.ropes) to = rotate(rope, step_.positions[row], to);
+    });
+  }
+
+  int64_t rotated() const {
+    int64_t numbers = 0;
+    for (const Rope& rope : decoder_.ropes) numbers += 2 * int64_t(rope.frequencies.size());
+    return numbers;
+  }
+
+  static float* rotate(const Rope& rope, int64_t position, float* to) {
+    const int64_t half = rope.frequencies.size();
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(position) * rope.frequencies[i];
+      to[i] = std::cos(angle) * rope.factor;
+      to[half + i] = std::sin(angle) * rope.factor;
+    }
+    return to + 2 * half;
+  }
+
+  Rotation rotation(int64_t row, int rope) const {
+    if (rope < 0) return {nullptr, 0};
+    const float* at = work_.rotations + row * rotated();
+    for (int i = 0; i < rope; ++i) at += 2 * decoder_.ropes[i].frequencies.size();
+    return {at, int64_t(decoder_.ropes[rope].frequencies.size())};
+  }
+
+  void norm(int64_t row, float* stream, const float* branch, Norm branch_norm, Norm norm) const {
+    const int64_t hidden = decoder_.hidden;
+    decoder_.kernels->norm(stream + row * hidden, branch ? branch + row * hidden : nullptr,
+                           branch_norm, decoder_.branch_factor, norm,
+                           elements(work_.normed, row, hidden), hidden);
+  }
+
+  // Projections, then queries aside and keys and values into their pages.
+  void before(Team& team, int self, const DecoderLayer& layer) {
+    product(team, self,
+            {&layer.qkv, items(work_.normed), decoder_.items(decoder_.hidden), step_.tokens,
+             {Goal::store, work_.qkv, decoder_.qkv_size()}},
+            &layer.out);
+    const GroupStep& group = step_.groups[layer.group];
+    each_row(team, self, step_.tokens, [&](int64_t row) {
+      decoder_.kernels->place({work_.qkv + row * decoder_.qkv_size(), decoder_.heads,
+                               layer.query_norm, layer.key_norm, rotation(row, layer.rope),
+                               elements(work_.query, row, decoder_.heads * decoder_.head_size),
+                               &layer.pages, group.write_page_ids[row], group.write_offsets[row]});
+    });
+  }
+
+  Call call_of(const DecoderLayer& layer) const {
+    const int64_t size = decoder_.head_size;
+    const Element element = decoder_.kernels->element;
+    return {layer.pages,
+            step_.groups[layer.group].batch,
+            {work_.query, element, decoder_.heads * size, size, int32_t(decoder_.heads)},
+            layer.rule,
+            {work_.attended, element, nullptr, nullptr}};
+  }
+
+  void attend(Team& team, int self, const DecoderLayer& layer) {
+    const Call call = call_of(layer);
+    const Plan& plan = attention_[layer.group].plan;
+    team.each(self, plan.tasks.size(), [&](int64_t task) {
+      decoder_.attention->run(call, plan.tasks[task], scratch_.of(self));
+    });
+    if (plan.folds.empty()) return;
+    team.each(self, plan.folds.size(), [&](int64_t fold) {
+      decoder_.attention->fold(call, plan.folds[fold], scratch_.of(self));
+    });
+  }
+
+  // Output projection and MLP of some rows; then the norm that the next layer begins with.
+  void after(Team& team, int self, const DecoderLayer& layer, Rows rows, const DecoderLayer* next) {
+    branch(team, self,
+           {&layer.out, items(rows.attended), decoder_.items(decoder_.heads * decoder_.head_size),
+            rows.count, {}},
+           rows, layer.after_attention, layer.before_mlp, &layer.gate_up);
+    product(team, self,
+            {&layer.gate_up, items(work_.normed), decoder_.items(decoder_.hidden), rows.count,
+             {Goal::gate, work_.inner, decoder_.intermediate}},
+            &layer.down);
+    branch(team, self,
+           {&layer.down, items(work_.inner), decoder_.items(decoder_.intermediate), rows.count, {}},
+           rows, layer.after_mlp, next ? next->before_attention : decoder_.final_norm,
+           next ? &next->qkv : &decoder_.head);
+  }
+
+  // A product that joins the stream, through a norm of its own if it has one; then `norm`.
+  void branch(Team& team, int self, Product made, Rows rows, Norm own, Norm after,
+              const Matrix* following) {
+    if (own)
+      made.finish = {Goal::store, work_.branch, decoder_.hidden};
+    else
+      made.finish = {Goal::add, rows.stream, decoder_.hidden, decoder_.branch_factor};
+    product(team, self, made, following);
+    each_row(team, self, rows.count, [&](int64_t row) {
+      norm(row, rows.stream, own ? work_.branch : nullptr, own, after);
+    });
+  }
+
+  // In the last layer only rows with logits go on.
+  Rows wanted_rows(Team& team, int self) {
+    const int64_t hidden = decoder_.hidden, size = decoder_.heads * decoder_.head_size;
+    each_row(team, self, step_.rows, [&](int64_t row) {
+      const int64_t from = step_.logits_rows[row];
+      std::memcpy(work_.rows_stream + row * hidden, work_.stream + from * hidden, hidden * 4);
+      std::memcpy(elements(work_.rows_attended, row, size), elements(work_.attended, from, size),
+                  size * decoder_.element_size());
+    });
+    return {step_.rows, work_.rows_stream, work_.rows_attended};
+  }
+
+  void head(Team& team, int self) {
+    product(team, self,
+            {&decoder_.head, items(work_.normed), decoder_.items(decoder_.hidden), step_.rows,
+             {Goal::store, step_.logits, decoder_.head.out, 1.0f, decoder_.softcap}},
+            &decoder_.layers[0].qkv);
+  }
+
+  static const uint32_t* items(const void* elements) {
+    return static_cast<const uint32_t*>(elements);
+  }
+
+  // `following`: whose weights are read next.
+  void product(Team& team, int self, const Product& made, const Matrix* following) {
+    const Matrix& matrix = *made.matrix;
+    const Cut cut(made);
+    const uint8_t* later =
+        following ? following->panel(std::min(following->panels() - 1, self * own_panels(*following)))
+                  : nullptr;
+    for (int64_t share = self; share < cut.shares;) {
+      const int64_t next = team.take();
+      const int64_t panel = share % cut.chunks * cut.chunk_panels;
+      const int64_t row = share / cut.chunks * cut.block_rows;
+      decoder_.kernels->product(
+          made, decoder_.activation, panel, std::min(panel + cut.chunk_panels, matrix.panels()), row,
+          std::min(row + cut.block_rows, made.rows),
+          next < cut.shares ? matrix.panel(next % cut.chunks * cut.chunk_panels) : later);
+      share = next;
+    }
+    team.meet();
+  }
+
+  // Panels in the first share that a thread will have of a matrix.
+  static int64_t own_panels(const Matrix& matrix) {
+    return std::max<int64_t>(1, kShareBytes / matrix.panel_bytes());
+  }
+
+  // False: a hook has failed and all threads leave.
+  bool seam(Team& team, int self, Seam seam, int layer) {
+    if (!hook_) return true;
+    if (self == 0) try {
+        (*hook_)(seam, layer);
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+    team.meet();
+    return !failure_;
+  }
+
+  const Decoder& decoder_;
+  const Step& step_;
+  SeamHook* const hook_;
+  const Workspace work_;
+  std::vector<Attention> attention_;
+  Scratch scratch_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+void forward(const Decoder& decoder, const Step& step, SeamHook* hook) {
+  const int threads = team_threads(step.threads);
+  Pass pass(decoder, step, hook, threads);
+  with_team(threads, [&](Team& team, int self) { pass.run(team, self); });
+  pass.rethrow();
+}
+
+}  // namespace kvell

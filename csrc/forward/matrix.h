@@ -1,0 +1,63 @@
+// A weight as the forward pass reads it: packed once, then streamed.
+//
+//   panel p: outputs [32 p, 32 p + 32)          a step: 128 bytes
+//   |-- step 0 --|-- step 1 --| … |-- in --|    32 items, one for each output
+//
+// An item is 32 bits: one float32, or two neighbouring bf16 of a row. So a panel is one run
+// of bytes, read in order whatever the number of rows, and one output's sum runs over `in`
+// in an order that depends on `in` alone. models/lean/packing.py lays weights out so.
+#pragma once
+#include <cstdint>
+
+#include "attention/views.h"
+
+namespace kvell {
+
+constexpr int64_t kPanel = 32;
+constexpr int64_t kStepBytes = kPanel * 4;
+
+struct Matrix {
+  const uint8_t* data;
+  const float* bias;  // [panels · 32] or null
+  int64_t out;
+  int64_t steps;  // items of a row
+
+  int64_t panels() const { return (out + kPanel - 1) / kPanel; }
+  int64_t panel_bytes() const { return steps * kStepBytes; }
+  const uint8_t* panel(int64_t index) const { return data + index * panel_bytes(); }
+};
+
+// RMS norm; without a weight there is none.
+struct Norm {
+  const float* weight;
+  float epsilon;
+  explicit operator bool() const { return weight != nullptr; }
+};
+
+enum class Activation : int { silu = 0, gelu_tanh = 1 };
+
+// What becomes of a row's 32 sums.
+enum class Goal : int {
+  store,  // y[column] = sum, float32, capped if softcap > 0
+  add,    // y[column] += factor · sum, float32
+  gate,   // panels hold 16 gates, then their 16 ups: y[16 panel + i] = act(gate) · up, as elements
+};
+
+struct Finish {
+  Goal goal;
+  void* y;
+  int64_t y_stride;  // in numbers of y
+  float factor = 1.0f;
+  float softcap = 0.0f;
+};
+
+// y = finish(x · Wᵀ + bias)
+struct Product {
+  const Matrix* matrix;
+  const uint32_t* x;  // items
+  int64_t x_stride;   // in items
+  int64_t rows;
+  Finish finish;
+};
+
+}  // namespace kvell

@@ -1,0 +1,84 @@
+// A dense decoder: what its layers are made of, where a step's numbers lie.
+#pragma once
+#include <vector>
+
+#include "attention/backend.h"
+#include "kernels.h"
+
+namespace kvell {
+
+struct Rope {
+  std::vector<float> frequencies;
+  float factor;  // of cosines and sines
+};
+
+struct DecoderLayer {
+  Norm before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp;
+  Matrix qkv, out, gate_up, down;
+  int rope;  // index; -1: none
+  Rule rule;
+  int group;    // whose metadata, of the step's
+  Layer pages;  // set by attach
+};
+
+struct Decoder {
+  const Kernels* kernels;
+  const Backend* attention;
+  int64_t hidden, heads, kv_heads, head_size, intermediate;
+  Activation activation;
+  float branch_factor;  // of what attention and MLP add to the stream
+  Embedding embedding;
+  Norm final_norm;
+  Matrix head;
+  float softcap;  // of logits
+  std::vector<Rope> ropes;
+  std::vector<DecoderLayer> layers;
+
+  int64_t element_size() const { return kernels->element == Element::float32 ? 4 : 2; }
+  int64_t qkv_size() const { return (heads + 2 * kv_heads) * head_size; }
+  int64_t items(int64_t numbers) const { return numbers * element_size() / 4; }
+};
+
+// Where a step's numbers lie in one run of bytes.
+struct Workspace {
+  Workspace(const Decoder& decoder, int64_t tokens, int64_t rows, uint8_t* at);
+
+  float* stream;     // [tokens, hidden]
+  void* normed;      // [tokens, hidden] elements
+  float* qkv;        // [tokens, qkv]
+  void* query;       // [tokens, heads · head_size] elements
+  void* attended;    // the same
+  void* inner;       // [tokens, intermediate] elements
+  float* branch;     // [tokens, hidden]
+  float* rotations;  // by rope: [tokens, cosines and sines]
+  float* rows_stream;  // [rows, hidden]: of those whose logits are wanted
+  void* rows_attended;  // [rows, heads · head_size] elements
+  int64_t bytes;
+};
+
+struct GroupStep {
+  Batch batch;
+  const int32_t *write_page_ids, *write_offsets;
+};
+
+struct Step {
+  int64_t tokens;
+  const int64_t *ids, *positions;
+  int64_t rows;
+  const int64_t* logits_rows;
+  std::vector<GroupStep> groups;
+  uint8_t* workspace;
+  float* logits;  // [rows, vocab]
+  int threads;
+};
+
+// Called at the seams of every layer, by the thread that called `forward`, while the others wait.
+enum class Seam : int { after_kv_write = 0, before_attend = 1, after_attend = 2 };
+struct SeamHook {
+  virtual ~SeamHook() = default;
+  virtual void operator()(Seam seam, int layer) = 0;  // may throw
+};
+
+void forward(const Decoder& decoder, const Step& step, SeamHook* hook);
+
+}  // namespace kvell

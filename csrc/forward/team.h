@@ -1,0 +1,99 @@
+// Threads that go through a forward pass together, in phases.
+//
+//   phase:  each takes shares (its own first, then whichever is next)  ──► all meet ──► next phase
+//
+// One parallel region holds the whole pass: waking threads once for every operator would cost
+// a small model as much as its weights do. Whoever waits looks for some microseconds and then
+// gives its core away between looks, so a neighbour on the same cores costs its share only.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include <sched.h>
+
+namespace kvell {
+
+class Team {
+ public:
+  explicit Team(int size) : size_(size), next_(size) {}
+
+  int size() const { return size_; }
+
+  // Runs `body(share)` for every share in [0, shares), then meets the others.
+  template <class Body>
+  void each(int self, int64_t shares, Body body) {
+    for (int64_t share = self; share < shares; share = take()) body(share);
+    meet();
+  }
+
+  int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+
+  // Returns when all are here; what each wrote before is then seen by all.
+  void meet() {
+    const int64_t phase = phase_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return wait(phase);
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(size_, std::memory_order_relaxed);
+    phase_.store(phase + 1, std::memory_order_release);
+  }
+
+ private:
+  static constexpr int kLooks = 4000;
+
+  void wait(int64_t phase) const {
+    for (int looks = 0; phase_.load(std::memory_order_acquire) == phase; ++looks) {
+      if (looks < kLooks)
+        pause();
+      else
+        sched_yield();
+    }
+  }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  const int size_;
+  alignas(64) std::atomic<int64_t> next_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int64_t> phase_{0};
+};
+
+// How many threads a pass has; 0 asks for OpenMP's number.
+inline int team_threads(int asked) {
+#ifdef _OPENMP
+  if (omp_in_parallel()) return 1;
+  return asked > 0 ? asked : omp_get_max_threads();
+#else
+  (void)asked;
+  return 1;
+#endif
+}
+
+// Runs `body(team, self)` on `threads` threads, or fewer if there are not so many.
+template <class Body>
+void with_team(int threads, Body body) {
+#ifdef _OPENMP
+  if (threads > 1) {
+    std::optional<Team> team;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp single
+      team.emplace(omp_get_num_threads());
+      body(*team, omp_get_thread_num());
+    }
+    return;
+  }
+#endif
+  (void)threads;
+  Team alone(1);
+  body(alone, 0);
+}
+
+}  // namespace kvell

@@ -1,0 +1,46 @@
+"""Types of the compiled module (csrc/forward/module.cpp)."""
+
+from collections.abc import Callable, Sequence
+
+Norm = tuple[int, float]
+Matrix = tuple[int, int, int, int]
+Layer = tuple[int, int, int, int, int, int, int, int, int]
+Batch = tuple[int, int, int, int, int, int, int, int]
+
+def instruction_sets() -> list[str]: ...
+
+class Forward:
+    def __init__(
+        self,
+        instruction_set: str,
+        element: int,
+        sizes: tuple[int, int, int, int, int],
+        activation: int,
+        branch_factor: float,
+        softcap: float,
+        embedding: tuple[int, bool, int, float],
+        final_norm: Norm,
+        head: Matrix,
+    ) -> None: ...
+    def add_rope(self, frequencies: Sequence[float], factor: float) -> None: ...
+    def add_layer(
+        self,
+        norms: Sequence[Norm],
+        matrices: Sequence[Matrix],
+        rope: int,
+        rule: tuple[float, float, int],
+        group: int,
+    ) -> None: ...
+    def attach(self, layers: Sequence[Layer], groups: Sequence[int]) -> None: ...
+    def workspace_bytes(self, tokens: int, rows: int) -> int: ...
+    def attention_offsets(self, tokens: int, rows: int) -> tuple[int, int]: ...
+    def run(
+        self,
+        tokens: tuple[int, int, int],
+        rows: tuple[int, int],
+        groups: Sequence[tuple[Batch, int, int]],
+        workspace: int,
+        logits: int,
+        threads: int,
+        hook: Callable[[int, int], None] | None,
+    ) -> None: ...

@@ -1,0 +1,242 @@
+"""A dense decoder's compiled pass: built once from a recipe, then one call for each step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
+from kvell.models.description import ModelDescription
+from kvell.models.lean.packing import PANEL, PackedMatrix, WeightStore, gated, store_bytes
+from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe, NormRecipe, recipe_of, weights_of
+from kvell.models.segments import LayerCallbacks
+
+if TYPE_CHECKING:
+    from kvell.attention.native import NativeKernels
+    from kvell.models._forward import Forward
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+_NO_NORM = (0, 0.0)
+
+
+class LeanDecoder:
+    """All layers of a step in one call of compiled code.
+
+    A token's logits depend on its own context alone, to the last bit: neither the batch, nor
+    prefill chunks, nor where pages lie, nor threads change them.
+
+    Not for concurrent use.
+    """
+
+    def __init__(self, recipe: DecoderRecipe, kernels: "NativeKernels") -> None:
+        """Pack the recipe's weights; the modules' own are given up, tied ones once."""
+        self._threads = kernels.num_threads
+        self._dtype: torch.dtype = recipe.head.weight.dtype
+        self._vocab_size: int = recipe.head.weight.shape[0]
+        self._heads, self._head_size = recipe.heads, recipe.head_size
+        self._kept: list[Any] = []
+        self._store = WeightStore(_store_bytes(recipe))
+        self._forward = self._build(recipe, kernels.instruction_set)
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of packed weights; embeddings of their own are the module's."""
+        return self._store.used_bytes
+
+    def workspace_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """What a step takes beside weights, pages and its logits."""
+        return self._forward.workspace_bytes(num_tokens, num_rows)
+
+    def attach(self, pages: Mapping[int, LayerPages], groups: Mapping[int, int]) -> None:
+        """Say where each layer's keys and values lie, and which group's metadata is its own."""
+        from kvell.attention.native import layer_args
+
+        self._kept_pages = list(pages.values())
+        order = sorted(pages)
+        self._forward.attach(
+            [layer_args(pages[index]) for index in order], [groups[index] for index in order]
+        )
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_rows: torch.Tensor,
+        groups: Sequence[GroupBatch],
+        callbacks: LayerCallbacks | None = None,
+    ) -> torch.Tensor:
+        """Compute a step; parameters as in ``ForwardBatch``; logits, float32 [rows, vocab].
+
+        :raises ValueError: if an id, row or page does not exist, or metadata disagree.
+        """
+        from kvell.attention.native import batch_args
+
+        tokens, rows = token_ids.numel(), logits_rows.numel()
+        workspace = self._workspace_of(tokens, rows)
+        logits = torch.empty((rows, self._vocab_size), dtype=torch.float32)
+        ids, places, wanted = (_int64(x) for x in (token_ids, positions, logits_rows))
+        self._forward.run(
+            (tokens, ids.data_ptr(), places.data_ptr()),
+            (rows, wanted.data_ptr()),
+            [
+                (batch_args(g, tokens), g.write_page_ids.data_ptr(), g.write_offsets.data_ptr())
+                for g in groups
+            ],
+            workspace.data_ptr(),
+            logits.data_ptr(),
+            self._threads,
+            None if callbacks is None else self._hook(callbacks, tokens, rows),
+        )
+        return logits
+
+    def _workspace_of(self, tokens: int, rows: int) -> torch.Tensor:
+        need_bytes = self._forward.workspace_bytes(tokens, rows)
+        if self._workspace.numel() < need_bytes:
+            self._workspace = torch.empty(need_bytes, dtype=torch.uint8)
+        return self._workspace
+
+    def _hook(self, callbacks: LayerCallbacks, tokens: int, rows: int) -> Callable[[int, int], None]:
+        """Calls the seams with views of the workspace, which are the same in every layer."""
+        query, output = (
+            self._workspace[start : start + tokens * self._heads * self._head_size * size]
+            .view(self._dtype)
+            .view(tokens, self._heads, self._head_size)
+            for size in (self._dtype.itemsize,)
+            for start in self._forward.attention_offsets(tokens, rows)
+        )
+        seams: tuple[Callable[[int], None], ...] = (
+            callbacks.after_kv_write,
+            lambda layer: callbacks.before_attend(layer, query),
+            lambda layer: callbacks.after_attend(layer, output),
+        )
+        return lambda seam, layer: seams[seam](layer)
+
+    def _build(self, recipe: DecoderRecipe, instruction_set: str) -> "Forward":
+        from kvell.models._forward import Forward
+
+        layers = [self._matrices(layer) for layer in recipe.layers]
+        table = recipe.embedding.weight.detach()
+        tied = table.data_ptr() == recipe.head.weight.data_ptr()
+        head = self._store.add(recipe.head.weight)
+        _give_up(recipe.head)
+        self._kept += [layers, head, table if not tied else None]
+        vocab, hidden = table.shape
+        forward = Forward(
+            instruction_set,
+            _DTYPES.index(self._dtype),
+            (hidden, recipe.heads, recipe.kv_heads, recipe.head_size, layers[0][3].width),
+            _ACTIVATIONS[recipe.activation],
+            1.0,
+            recipe.softcap,
+            (head.address if tied else table.data_ptr(), tied, vocab, recipe.embedding_scale),
+            self._norm(recipe.final_norm),
+            head.args,
+        )
+        for rope in recipe.ropes:
+            forward.add_rope(rope.frequencies.tolist(), rope.factor)
+        for layer, matrices in zip(recipe.layers, layers, strict=True):
+            forward.add_layer(
+                [self._norm(norm) for norm in layer.norms],
+                [matrix.args for matrix in matrices],
+                layer.rope,
+                (layer.scale, layer.softcap, layer.window_tokens),
+                0,
+            )
+        return forward
+
+    def _matrices(self, layer: LayerRecipe) -> list[PackedMatrix]:
+        """Packed in the order of their use; the layer's own weights are given up."""
+        attention, mlp, add = layer.attention, layer.mlp, self._store.add
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        pair = None if gate.bias is None else gated(gate.bias, up.bias)
+        width = _inner(mlp)
+        made = [
+            add(torch.cat([linear.weight for linear in qkv]), _joined(qkv)),
+            add(attention.o_proj.weight, attention.o_proj.bias),
+            add(gated(gate.weight, up.weight), pair),
+            add(functional.pad(down.weight, (0, width - down.in_features)), down.bias),
+        ]
+        for linear in (*qkv, attention.o_proj, gate, up, down):
+            _give_up(linear)
+        return made
+
+    def _norm(self, norm: NormRecipe | None) -> tuple[int, float]:
+        if norm is None:
+            return _NO_NORM
+        self._kept.append(norm)
+        return norm.weight.data_ptr(), norm.epsilon
+
+
+def lean_decoder(
+    module: Any, description: ModelDescription, kernels: AttentionKernels
+) -> LeanDecoder | None:
+    """A compiled pass over a module's weights, which it takes over; None if there is none.
+
+    There is one for dense models in float32 or bfloat16 on a CPU, where the package was
+    compiled; their module then keeps its config, but no linear's weight.
+    """
+    recipe = _recipe(module, description, kernels)
+    if recipe is None:
+        return None
+    with torch.no_grad():
+        return LeanDecoder(recipe, kernels)  # type: ignore[arg-type]
+
+
+def _recipe(
+    module: Any, description: ModelDescription, kernels: AttentionKernels
+) -> DecoderRecipe | None:
+    if kernels.name != "native" or module.device.type != "cpu" or module.dtype not in _DTYPES:
+        return None
+    recipe = recipe_of(module, description)
+    weights = [] if recipe is None else [linear.weight for linear in weights_of(recipe)]
+    if any(w.dtype != module.dtype or w.shape[1] * w.itemsize % 4 for w in weights):
+        return None
+    return recipe
+
+
+def _store_bytes(recipe: DecoderRecipe) -> int:
+    shapes: list[tuple[int, int]] = []
+    for layer in recipe.layers:
+        attention, mlp = layer.attention, layer.mlp
+        width = attention.q_proj.in_features
+        inner = _inner(mlp)
+        joined = (attention.q_proj, attention.k_proj, attention.v_proj)
+        shapes += [
+            (sum(linear.out_features for linear in joined), width),
+            (attention.o_proj.out_features, attention.o_proj.in_features),
+            (2 * inner, width),
+            (mlp.down_proj.out_features, inner),
+        ]
+    shapes.append((recipe.head.out_features, recipe.head.in_features))
+    return store_bytes(shapes, recipe.head.weight.dtype)
+
+
+def _inner(mlp: Any) -> int:
+    """Width of an MLP, in whole halves of a panel."""
+    half = PANEL // 2
+    return -(-int(mlp.gate_proj.out_features) // half) * half
+
+
+def _joined(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    return torch.cat(
+        [
+            torch.zeros(linear.out_features) if linear.bias is None else linear.bias.float()
+            for linear in linears
+        ]
+    )
+
+
+def _give_up(linear: nn.Linear) -> None:
+    """Let go of a weight (of all that share it)."""
+    linear.weight.data = linear.weight.new_empty(0)
+
+
+def _int64(values: torch.Tensor) -> torch.Tensor:
+    return values.to(torch.int64).contiguous()
