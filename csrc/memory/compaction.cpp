@@ -58,7 +58,7 @@ void Compactor::find_scattered(int32_t g, const GroupPages& held) {
   for (int64_t i = 0; i < count; ++i) {
     const int32_t slot = held.slots[i];
     const bool is_sparse = pool.large(pool.large_of(slot)).used * kSparse <= per_large;
-    if (!is_sparse || pool.page(slot).refs != 1) continue;
+    if (!is_sparse || pool.page(slot).users() != 1) continue;
     positions_.push_back(held.first + i);
     if (int64_t(positions_.size()) == per_large) return;
   }

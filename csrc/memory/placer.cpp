@@ -98,8 +98,10 @@ int32_t Placer::vacate(int32_t group, int32_t holder) {
 
 void Placer::evict_large(int32_t id) {
   ++rungs_[kEvictLarge];
-  const int32_t group = pool_.large(id).group();
-  pool_.empty_large(id, [&](int32_t slot) { evict(group, slot); });
+  const int32_t group = pool_.large(id).group(), first = pool_.first_slot(id);
+  for (int32_t slot = first; slot < first + pool_.per_large(group); ++slot)
+    if (pool_.page(slot).cached()) forget(group, slot);
+  pool_.empty_large(id);
 }
 
 void Placer::evict_page(int32_t group, int32_t slot) {
@@ -153,11 +155,16 @@ void Placer::evict_unused() {
 }
 
 void Placer::evict(int32_t group, int32_t slot) {
+  forget(group, slot);
+  pool_.evict(slot);
+}
+
+// The index names the page no longer.
+void Placer::forget(int32_t group, int32_t slot) {
   const Sort sort = Sort(tree_.tag_of(group, slot));
   if (sort == Sort::kPromptEnd && !tree_.part_of(group, slot))
     usefulness_.note_wasted(sort, rank_of(pool_.page(slot).key));
   tree_.drop(group, slot);
-  pool_.evict(slot);
   ++evicted_[group];
 }
 

@@ -63,6 +63,7 @@ class Placer {
   void evict_large(int32_t large);
   void evict_page(int32_t group, int32_t slot);
   void evict(int32_t group, int32_t slot);
+  void forget(int32_t group, int32_t slot);
   int32_t counted(Rung rung, int32_t large) {
     ++rungs_[rung];
     return large;

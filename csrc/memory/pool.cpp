@@ -42,7 +42,9 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
       partial_(groups.size(), 0),
       quotas_(quotas),
       claimed_(groups.size(), 0),
-      in_use_(groups.size(), 0) {
+      in_use_(groups.size(), 0),
+      cached_pages_(groups.size(), 0),
+      unwritten_(groups.size(), 0) {
   const int64_t shares = std::accumulate(quotas.begin(), quotas.end(), int64_t(0));
   if (shares > num_large)
     throw std::invalid_argument("shares of " + std::to_string(shares) +
@@ -54,7 +56,7 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
 void Pool::check_size(const Groups& more) const { slots_for(shift_for(more), num_large_); }
 
 bool Pool::add_groups() {
-  for (Counts* counts : {&partial_, &claimed_, &in_use_}) counts->resize(groups_.size(), 0);
+  for (Counts* counts : {&partial_, &claimed_, &in_use_, &cached_pages_, &unwritten_}) counts->resize(groups_.size(), 0);
   while (lists_.size() < groups_.size()) lists_.emplace_back(pages_);
   widen_masks(words_for(groups_));
   if (shift_for(groups_) == shift_) return false;
@@ -112,6 +114,16 @@ bool Pool::may_take_whole(int32_t group, const Counts& left) const {
   int64_t sum = 0;
   for (size_t g = 0; g < left.size(); ++g) sum += whole_needed(left[g], partial_[g], per_large(g));
   return sum < whole_ || whole_needed(left[group], partial_[group], per_large(group)) > 0;
+}
+
+Division Pool::division() const {
+  Division found{num_large_, in_use_, cached_pages_, unwritten_, partial_};
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    found.empty_large -= claimed_[g];
+    found.used[g] = in_use_[g] * per_large(g) - partial_[g];
+    found.stranded[g] -= unwritten_[g];
+  }
+  return found;
 }
 
 // ------------------------------------------------------ association of holders
@@ -226,7 +238,11 @@ void Pool::take(int32_t id, int64_t count, std::vector<int32_t>& out) {
     out.push_back(slot);
     --left;
   }
-  if (taken) large.written = std::max(large.written, out.back() - first_slot(id) + 1);
+  const int32_t written = taken ? out.back() - first_slot(id) + 1 : 0;
+  if (written > large.written) {
+    if (large.used) unwritten_[large.group()] -= written - large.written;
+    large.written = written;
+  }
   large.room -= taken;
   use(id, taken);
   list(id);
@@ -234,10 +250,10 @@ void Pool::take(int32_t id, int64_t count, std::vector<int32_t>& out) {
 
 void Pool::acquire(int32_t slot) {
   PageRecord& page = pages_[slot];
-  if (page.refs++) return;
-  const int32_t id = large_of(slot);
-  uncache(slot);
-  use(id, 1);
+  const bool was_cached = page.cached();
+  if (was_cached) uncache(slot);
+  ++page.refs;
+  if (was_cached) use(large_of(slot), 1);
 }
 
 void Pool::release(int32_t slot, const Key& renewed) {
@@ -253,7 +269,8 @@ void Pool::release(int32_t slot) {
   unuse(id);
   if (page.node) {
     ++larges_[id].cached;
-    lists_[larges_[id].group()].cached.push(page.key, slot);
+    ++cached_pages_[larges_[id].group()];
+    lists_[larges_[id].group()].cached.push(slot);
   } else {
     make_empty(slot);
   }
@@ -263,41 +280,54 @@ void Pool::release(int32_t slot) {
 void Pool::renew(int32_t slot, const Key& key) {
   PageRecord& page = pages_[slot];
   if (!(page.key < key)) return;
-  page.key = key;
-  if (page.refs) return;
+  if (!page.cached()) {
+    page.key = key;
+    return;
+  }
   const int32_t id = large_of(slot);
   GroupLists& lists = lists_[larges_[id].group()];
-  if (page.place & kAside)
-    lists.aside.renew(key, slot);
+  const bool is_aside = page.run & kAside;
+  if (is_aside)
+    lists.aside.remove(slot);
   else
-    lists.cached.renew(key, slot);
-  if (larges_[id].place && evictable_.key_of(id) < key) evictable_.renew(key, id);
+    lists.cached.remove(slot);
+  page.key = key;
+  if (is_aside)
+    lists.aside.push(slot);
+  else
+    lists.cached.push(slot);
+  if (!larges_[id].run || !(larges_[id].key < key)) return;
+  evictable_.remove(id);
+  make_evictable(id, key);
 }
 
 void Pool::evict(int32_t slot) {
   const int32_t id = large_of(slot);
   // Its youngest page gives an evictable large page its place.
-  if (larges_[id].place && !(pages_[slot].key < evictable_.key_of(id))) evictable_.remove(id);
+  if (larges_[id].run && !(pages_[slot].key < larges_[id].key)) evictable_.remove(id);
   uncache(slot);
   pages_[slot].node = 0;
   make_empty(slot);
   settle(id);
 }
 
-void Pool::empty_large(int32_t id, const std::function<void(int32_t)>& evict_page) {
+void Pool::empty_large(int32_t id) {
   evictable_.remove(id);
-  emptying_ = id;
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
-  for (int32_t slot = first; slot < end; ++slot)
-    if (pages_[slot].cached()) evict_page(slot);
-  emptying_ = -1;
+  for (int32_t slot = first; slot < end; ++slot) {
+    if (!pages_[slot].cached()) continue;
+    uncache(slot);
+    pages_[slot].node = 0;
+  }
+  give_back(id);
 }
 
 void Pool::uncache(int32_t slot) {
   LargeRecord& large = larges_[large_of(slot)];
   GroupLists& lists = lists_[large.group()];
   --large.cached;
-  if (pages_[slot].place & kAside)
+  --cached_pages_[large.group()];
+  if (pages_[slot].run & kAside)
     lists.aside.remove(slot);
   else
     lists.cached.remove(slot);
@@ -325,7 +355,8 @@ void Pool::use(int32_t id, int32_t count) {
     --whole_;
     ++in_use_[large.group()];
     partial += per_large(large.group()) - count;
-    if (large.place) evictable_.remove(id);
+    unwritten_[large.group()] += per_large(large.group()) - large.written;
+    if (large.run) evictable_.remove(id);
     if (large.cached) bring_back(id);
   }
   large.used += count;
@@ -337,9 +368,9 @@ void Pool::bring_back(int32_t id) {
   if (lists.aside.empty()) return;
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
   for (int32_t slot = first; slot < end; ++slot) {
-    if (!(pages_[slot].place & kAside)) continue;
+    if (!(pages_[slot].run & kAside)) continue;
     lists.aside.remove(slot);
-    lists.cached.push(pages_[slot].key, slot);
+    lists.cached.push(slot);
   }
 }
 
@@ -350,6 +381,7 @@ void Pool::unuse(int32_t id) {
     ++partial;
   } else {
     partial -= per_large(large.group()) - 1;
+    unwritten_[large.group()] -= per_large(large.group()) - large.written;
     --in_use_[large.group()];
     ++whole_;
   }
@@ -360,9 +392,20 @@ void Pool::settle(int32_t id) {
   LargeRecord& large = larges_[id];
   if (large.used) return;
   if (large.cached) {
-    if (!large.place && id != emptying_) evictable_.push(youngest(id), id);
+    if (!large.run) make_evictable(id, youngest(id));
     return;
   }
+  give_back(id);
+}
+
+void Pool::make_evictable(int32_t id, const Key& youngest) {
+  larges_[id].key = youngest;
+  evictable_.push(id);
+}
+
+// It is in no group any more.
+void Pool::give_back(int32_t id) {
+  LargeRecord& large = larges_[id];
   unlist(id);
   uint64_t* words = &masks_[size_t(id) * words_];
   std::fill(words, words + words_, 0);
@@ -385,9 +428,9 @@ const Entry* Pool::oldest_page(int32_t group, bool in_use) {
   GroupLists& lists = lists_[group];
   if (in_use) {
     while (!lists.cached.empty() && !larges_[large_of(lists.cached.top().id())].used) {
-      const Entry entry = lists.cached.top();
-      lists.cached.remove(entry.id());
-      lists.aside.push(entry.key(), entry.id());
+      const int32_t slot = lists.cached.top().id();
+      lists.cached.remove(slot);
+      lists.aside.push(slot);
     }
     return lists.cached.empty() ? nullptr : &lists.cached.top();
   }

@@ -1,15 +1,20 @@
 // Large pages carved into small ones: who uses, who keeps, what is empty, what goes
 // first. The state machine is drawn in pages/pool.py; decisions equal its, to the id.
 #pragma once
-#include <functional>
 #include <queue>
 #include <set>
 #include <unordered_set>
 
-#include "heap.h"
+#include "queue.h"
 #include "rules.h"
 
 namespace kvell::memory {
+
+struct Division {  // of the pool; pages of each group
+  int64_t empty_large;
+  Counts used, cached;
+  Counts unwritten, stranded;  // in large pages with a used page: never written; else not used
+};
 
 class Pool {
  public:
@@ -34,6 +39,7 @@ class Pool {
   // ---- what there is
   int64_t whole() const { return whole_; }
   const Counts& partial() const { return partial_; }
+  Division division() const;
   bool feasible(const Counts& need) const;
   // May the group take a whole large page without failing what the call still needs?
   bool may_take_whole(int32_t group, const Counts& left) const;
@@ -64,8 +70,8 @@ class Pool {
   // ---- who goes first
   const Entry* oldest_page(int32_t group, bool in_use);
   const Entry* oldest_large() const { return evictable_.empty() ? nullptr : &evictable_.top(); }
-  // Calls evict_page(slot) for every cached page of an evictable large page.
-  void empty_large(int32_t large, const std::function<void(int32_t)>& evict_page);
+  // Gives an evictable large page back; nothing names its pages any more.
+  void empty_large(int32_t large);
 
   PageRecord& page(int32_t slot) { return pages_[slot]; }
   const LargeRecord& large(int32_t id) const { return larges_[id]; }
@@ -91,10 +97,10 @@ class Pool {
     explicit GroupLists(ZeroArray<PageRecord>& pages) : cached(pages), aside(pages) {}
     Order shared;  // by room
     Order owned;   // by owner
-    PlacedHeap<PageRecord> cached;
+    RunQueue<PageRecord> cached;
     // Cached pages of large pages without a used page, met while only others were wanted;
     // they come back when their large page is used again.
-    PlacedHeap<PageRecord, kAside> aside;
+    RunQueue<PageRecord, kAside> aside;
   };
 
   Order& order_of(const LargeRecord& large);
@@ -108,6 +114,8 @@ class Pool {
   void bring_back(int32_t id);
   void unuse(int32_t id);
   void settle(int32_t id);
+  void make_evictable(int32_t id, const Key& youngest);
+  void give_back(int32_t id);
   void make_empty(int32_t slot);
   void uncache(int32_t slot);
   Key youngest(int32_t id) const;
@@ -119,15 +127,16 @@ class Pool {
   ZeroArray<LargeRecord> larges_;
   ZeroArray<uint64_t> masks_;  // empty pages of large pages that are in a group
   std::vector<GroupLists> lists_;
-  PlacedHeap<LargeRecord> evictable_;  // by their youngest page
+  RunQueue<LargeRecord> evictable_;  // by their youngest page
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> returned_;
-  int32_t emptying_ = -1;   // the large page that is being evicted whole
   int32_t next_fresh_ = 0;  // large pages from here on were never claimed
   int64_t whole_;
   Counts partial_;
   const Counts quotas_;
   Counts claimed_;  // per group, large pages in it
   Counts in_use_;   // of these, with a used page
+  Counts cached_pages_;
+  Counts unwritten_;  // pages of large pages with a used page
   std::unordered_set<int32_t> live_;
 };
 

@@ -1,5 +1,6 @@
 // The pool's memory: one record per small page and per large page, in flat arrays
-// that the system hands out as zero pages, so that what was never used costs nothing.
+// that the system hands out as zero pages, so that what was never used costs nothing. A
+// record of a page is half a cache line, of a large page a whole one.
 //
 // Inside the core a page is a *slot*: large page << shift | index, whatever its group
 // has of pages per large page. Slots order as page ids do within a group.
@@ -17,8 +18,8 @@ constexpr int32_t kShared = 0;  // no holder has handle 0
 // pages/pool.py).
 constexpr int32_t keeper(int64_t rank) { return -2 - int32_t(rank); }
 
-// Place in the eviction order; the smallest goes first.
-struct Key {
+// Place in the eviction order; the smallest goes first. Packed, it leaves a record room.
+struct __attribute__((packed, aligned(4))) Key {
   uint64_t stamp = 0;     // rank and time
   uint32_t shortness = 0;  // longer prefixes have less of it
 
@@ -43,23 +44,31 @@ inline int64_t prefix_of(const Key& key) { return int64_t(uint32_t(~key.shortnes
 
 struct PageRecord {  // all zero: empty
   Key key;
-  int32_t refs;
-  int32_t node;    // where the index names it; 0: nowhere
-  int32_t end;     // length of the prefix that it ends, while named
-  uint32_t place;  // in a heap of cached pages; 0: in none
+  int32_t node;   // where the index names it; 0: nowhere
+  int32_t end;    // length of the prefix that it ends, while named
+  uint32_t run;   // in a queue of cached pages; 0: in none
+  int32_t after;  // its neighbour there
+  union {
+    int32_t refs;    // of a page in no queue
+    int32_t before;  // the other neighbour: nobody uses a cached page
+  };
 
-  bool cached() const { return node && !refs; }
+  bool cached() const { return run != 0; }
+  int32_t users() const { return run ? 0 : refs; }
 };
+static_assert(sizeof(PageRecord) == 32);
 
-struct LargeRecord {  // all zero: in no group
+struct alignas(64) LargeRecord {  // all zero: in no group
   int32_t group_plus_one;
   int32_t owner;
   int32_t used;
   int32_t cached;
   int32_t room;    // empty pages
   int32_t written;  // its first pages, used at least once
-  uint32_t place;  // in the heap of evictable large pages; 0: not in it
   uint32_t listed;
+  Key key;       // of its youngest page, while it is in the queue
+  uint32_t run;  // in the queue of evictable large pages; 0: not in it
+  int32_t before, after;
 
   int32_t group() const { return group_plus_one - 1; }
 };
@@ -67,17 +76,21 @@ struct LargeRecord {  // all zero: in no group
 template <class T>
 class ZeroArray {
  public:
-  explicit ZeroArray(size_t count) : data_(static_cast<T*>(std::calloc(count, sizeof(T)))) {
-    if (!data_) throw std::bad_alloc();
+  explicit ZeroArray(size_t count) : memory_(std::calloc(count * sizeof(T) + kLine, 1)) {
+    if (!memory_) throw std::bad_alloc();
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.get());
+    data_ = reinterpret_cast<T*>((address + kLine - 1) / kLine * kLine);
   }
-  T& operator[](size_t index) { return data_.get()[index]; }
-  const T& operator[](size_t index) const { return data_.get()[index]; }
+  T& operator[](size_t index) { return data_[index]; }
+  const T& operator[](size_t index) const { return data_[index]; }
 
  private:
+  static constexpr size_t kLine = 64;  // bytes of a cache line: no record straddles two
   struct Free {
-    void operator()(T* data) const { std::free(data); }
+    void operator()(void* memory) const { std::free(memory); }
   };
-  std::unique_ptr<T, Free> data_;
+  std::unique_ptr<void, Free> memory_;
+  T* data_;
 };
 
 }  // namespace kvell::memory

@@ -47,7 +47,7 @@ nb::tuple pages_of(Store& store) {
     for (int32_t i = 0; i < pool.per_large(group); ++i) {
       const int32_t slot = pool.first_slot(id) + i, page = pool.page_of(group, slot);
       const PageRecord& record = pool.page(slot);
-      if (record.refs) refs[group][nb::int_(page)] = record.refs;
+      if (const int32_t users = record.users()) refs[group][nb::int_(page)] = users;
       if (!record.node) continue;
       const Key key = record.key;
       keys[group][nb::int_(page)] = nb::make_tuple(rank_of(key), time_of(key), -prefix_of(key));
@@ -92,24 +92,11 @@ nb::tuple numbers(const Numbers& values) {
 nb::tuple totals_of(Core& core) {
   const Pool& pool = core.store().pool;
   const Placer& placer = core.store().placer;
-  const size_t width = core.store().groups.size();
-  std::vector<int64_t> used(width), cached(width), unwritten(width), stranded(width);
-  int64_t empty = pool.num_large() - pool.num_touched();
-  for (int32_t id = 0; id < pool.num_touched(); ++id) {
-    const LargeRecord& large = pool.large(id);
-    if (large.group() < 0) {
-      ++empty;
-      continue;
-    }
-    used[large.group()] += large.used;
-    cached[large.group()] += large.cached;
-    if (!large.used) continue;
-    unwritten[large.group()] += pool.per_large(large.group()) - large.written;
-    stranded[large.group()] += large.written - large.used;
-  }
-  return nb::make_tuple(empty, numbers(used), numbers(cached), numbers(placer.evicted_pages()),
-                        core.total_hit_tokens(), numbers(placer.rungs()), numbers(unwritten),
-                        numbers(stranded), numbers(core.group_hit_tokens()),
+  const Division division = pool.division();
+  return nb::make_tuple(division.empty_large, numbers(division.used), numbers(division.cached),
+                        numbers(placer.evicted_pages()), core.total_hit_tokens(),
+                        numbers(placer.rungs()), numbers(division.unwritten),
+                        numbers(division.stranded), numbers(core.group_hit_tokens()),
                         numbers(core.checkpoint_pages()));
 }
 
