@@ -160,7 +160,7 @@ def engine_of(model: PagedModel, way: Way, options: argparse.Namespace) -> Engin
     )
     assert engine.images is not None
     if way.every_chunk:
-        engine._runner = EveryChunk(engine._runner, engine.images)
+        engine.runner = EveryChunk(engine.runner, engine.images)
     return engine
 
 

@@ -60,8 +60,8 @@ class Served:
     plans: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._runner: Runner = self.engine._runner
-        self.engine._runner = self
+        self._runner: Runner = self.engine.runner
+        self.engine.runner = self
 
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)

@@ -77,8 +77,8 @@ class Served:
 
 
 def watched(engine: Engine) -> Witness:
-    witness = Witness(engine._runner, engine)
-    engine._runner = witness
+    witness = Witness(engine.runner, engine)
+    engine.runner = witness
     return witness
 
 

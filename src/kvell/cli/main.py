@@ -8,6 +8,7 @@ import click
 
 import kvell
 from kvell.cli.bench import bench
+from kvell.cli.calibrate import calibrate
 from kvell.cli.chat import chat
 from kvell.cli.environment import prepare_process, process_cache_dir
 from kvell.cli.faults import guarded
@@ -38,7 +39,7 @@ def root() -> None:
     """
 
 
-for command in (generate, chat, serve, plan, replay, plot, bench, instance):
+for command in (generate, chat, serve, plan, replay, plot, bench, calibrate, instance):
     root.add_command(command)
 
 

@@ -49,7 +49,7 @@ class Engine:
         self.contract = contract
         self.arena = ActivationArena(contract.activation_reserve_bytes)
         self._told = JournaledCore(core, journal)
-        self._runner = runner
+        self.runner = runner
         self._activations = activations
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
@@ -96,7 +96,7 @@ class Engine:
         if not self.arena.grant(need_bytes):
             raise RuntimeError(f"step {plan.step} needs {need_bytes} bytes of activations")
         try:
-            result = self._runner.run(plan)
+            result = self.runner.run(plan)
         finally:
             self.arena.release(need_bytes)
         return self._times.told(self._told.commit(result))

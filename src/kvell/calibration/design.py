@@ -1,0 +1,85 @@
+"""Which steps are measured: those a fit learns from, and those it is judged by.
+
+Lengths and batches lie on and between the powers of two at which kernels change, prompts behind
+cached prefixes of several lengths, decodes at several contexts, and both in one step.  The
+judges lie between what was learned from.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step: requests that decode, and a prompt that comes.
+
+    :param decodes: requests, each with ``context_tokens`` before its token.
+    :param new_tokens: of the prompt that comes, behind ``cached_tokens``; 0 if none does.
+    """
+
+    decodes: int = 0
+    context_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+
+    @property
+    def kind(self) -> str:
+        """``decode``, ``prefill`` or ``mixed``."""
+        if not self.new_tokens:
+            return "decode"
+        return "mixed" if self.decodes else "prefill"
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of any of its requests."""
+        return max(self.context_tokens, self.cached_tokens + self.new_tokens)
+
+
+LEARNED = (
+    *(Point(n, s) for n in (1, 2, 4, 8, 9, 16, 17, 32, 33, 64) for s in (16, 512)),
+    *(Point(n, 2048) for n in (1, 4, 16, 32)),
+    *(Point(1, 8192), Point(4, 4096)),
+    *(Point(0, 0, 0, x) for x in (2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512, 1024)),
+    *(Point(0, 0, c, x) for c in (512, 2048) for x in (4, 16, 64, 256, 1024)),
+    *(Point(0, 0, 0, 2040), Point(0, 0, 4096, 512)),
+    *(Point(4, 512, 0, 60), Point(16, 256, 0, 112), Point(8, 1024, 512, 248), Point(32, 64, 0, 32)),
+)
+"""What the operators are fitted to."""
+
+HELD_OUT = (
+    *(Point(n, s) for n in (3, 6, 12, 24, 48) for s in (64, 300, 1200)),
+    *(Point(0, 0, 0, x) for x in (24, 48, 96, 200, 384, 768, 1500)),
+    *(Point(0, 0, c, x) for c in (256, 1000, 3000) for x in (24, 100, 384)),
+    *(Point(2, 300, 0, 100), Point(12, 700, 256, 40), Point(24, 128, 0, 300)),
+)
+"""What they are judged by."""
+
+QUICK_LEARNED = (
+    *(Point(n, s) for n in (1, 2, 4, 8, 9, 16, 17, 32) for s in (16, 512)),
+    *(Point(1, 2048), Point(8, 1024)),
+    *(Point(0, 0, 0, x) for x in (4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512)),
+    *(Point(0, 0, 512, x) for x in (8, 64, 256)),
+    *(Point(4, 512, 0, 60), Point(16, 64, 0, 112)),
+)
+QUICK_HELD_OUT = (
+    *(Point(n, 200) for n in (3, 6, 12, 24)),
+    *(Point(0, 0, c, x) for c in (0, 256) for x in (24, 48, 96, 200, 384)),
+    Point(2, 300, 0, 100),
+)
+
+
+def possible(
+    points: Iterable[Point], fits: Callable[[int, int], bool], budget_tokens: int, max_seqs: int
+) -> list[Point]:
+    """Those that an engine can bring about.
+
+    :param fits: does the pool hold so many requests of so many tokens?
+    :param budget_tokens: of a step.
+    """
+    return [
+        point
+        for point in points
+        if point.new_tokens + point.decodes <= budget_tokens
+        and point.decodes < max_seqs
+        and fits(point.decodes + (2 if point.new_tokens else 0), point.longest_tokens)
+    ]

@@ -1,0 +1,62 @@
+"""Times the steps of a design on a rig: every point in turn, again and again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvell.calibration.design import Point
+from kvell.calibration.rig import Rig, TimedStep
+from kvell.cost.fit import MeasuredStep
+from kvell.models.progress import Progress
+
+ROUNDS = 5
+STEPS_PER_VISIT = 3
+"""Decode steps timed in one round; the first warms up and is not counted."""
+QUANTILE = 0.25
+"""Of the repeats: most disturbances make a step longer, and few make it shorter."""
+
+
+@dataclass
+class Repeats:
+    """All that was timed of one point."""
+
+    point: Point
+    steps: list[TimedStep] = field(default_factory=list)
+
+    def measured(self) -> MeasuredStep:
+        """One figure for it."""
+        seconds = [step.seconds for step in self.steps]
+        return MeasuredStep(self.steps[0].work, float(np.quantile(seconds, QUANTILE)))
+
+    @property
+    def spread(self) -> float:
+        """How far the middle half of the repeats lies apart, relative to the median."""
+        low, middle, high = np.quantile([step.seconds for step in self.steps], (0.25, 0.5, 0.75))
+        return float((high - low) / middle)
+
+
+def measure(
+    rig: Rig, points: Sequence[Point], progress: Progress, rounds: int = ROUNDS
+) -> list[Repeats]:
+    """Time each point in ``rounds`` rounds, so that a disturbance meets all of them alike.
+
+    The first round is not counted: memory is touched for the first time in it.
+    """
+    found = [Repeats(point) for point in points]
+    for turn in range(rounds + 1):
+        for index, repeats in enumerate(found):
+            progress("timing steps", (turn + index / len(found)) / (rounds + 1))
+            steps = timed(rig, repeats.point)
+            if turn:
+                repeats.steps += steps
+    rig.clear()
+    return found
+
+
+def timed(rig: Rig, point: Point) -> list[TimedStep]:
+    """One visit to a point."""
+    rig.decoding([point.context_tokens] * point.decodes)
+    if point.new_tokens:
+        return [rig.prefill(point.cached_tokens, point.new_tokens)]
+    return [rig.step() for _ in range(STEPS_PER_VISIT)][1:]

@@ -1,0 +1,62 @@
+"""What a calibration holds for: this machine, this code, this model."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kvell
+from kvell.cost.calibration import MachinePrint, ModelPrint, SoftwarePrint
+from kvell.device.processor import processor
+from kvell.models.description import ModelDescription
+
+TIMED_ROOMS = ("attention", "device", "engine", "memory.py", "models", "pages", "prefix")
+"""Parts of the package whose code a step runs."""
+DIGEST_CHARACTERS = 16
+
+
+def machine_print(device: str) -> MachinePrint:
+    """Of the machine this runs on.
+
+    :param device: ``cpu`` or ``cuda``.
+    """
+    if device == "cuda":
+        return MachinePrint(device, torch.cuda.get_device_name(), 1, ())
+    found = processor()
+    return MachinePrint(device, found.name, len(os.sched_getaffinity(0)), found.features)
+
+
+def software_print(package: Path = Path(kvell.__file__).parent) -> SoftwarePrint:
+    """Of the code this runs."""
+    return SoftwarePrint(kvell.__version__, str(torch.__version__), code_digest(package))
+
+
+def code_digest(package: Path) -> str:
+    """Digest of all files that a step's code is in, by path and content."""
+    digest = hashlib.sha256()
+    files = [file for room in TIMED_ROOMS for file in _files(package / room)]
+    for file in sorted(files):
+        digest.update(str(file.relative_to(package)).encode() + b"\0")
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
+
+
+def model_print(
+    name: str, dtype: str, description: ModelDescription, active_weights: int
+) -> ModelPrint:
+    """Of a model, from its config alone.
+
+    :param dtype: ``auto``, ``float32`` or ``bfloat16``.
+    """
+    dtype = "bfloat16" if dtype == "auto" else dtype
+    told: Any = (dtype, description, active_weights)
+    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:DIGEST_CHARACTERS]
+    return ModelPrint(name, dtype, digest, active_weights, description.vocab_size)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [file for ending in ("*.py", "*.so") for file in path.rglob(ending)]

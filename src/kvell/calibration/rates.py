@@ -1,0 +1,42 @@
+"""Two figures of the machine by itself: the rate of one matrix product, and of a copy."""
+
+from collections.abc import Callable
+
+import torch
+
+from kvell.clock import Clock
+
+ROWS = 512
+TRIES = 7
+COPY_BYTES = 64 << 20
+
+
+def product_flops_per_second(
+    clock: Clock, inner: int, outer: int, dtype: torch.dtype, device: torch.device
+) -> float:
+    """N of MemServe §5.3.2: one compute-bound operator is profiled, and stands for all.
+
+    :returns: the best of several [512, inner] × [inner, outer].
+    """
+    rows = torch.ones((ROWS, inner), dtype=dtype, device=device)
+    weight = torch.ones((outer, inner), dtype=dtype, device=device)
+    seconds = _best(clock, lambda: torch.nn.functional.linear(rows, weight), device)
+    return 2.0 * ROWS * inner * outer / seconds
+
+
+def copy_bytes_per_second(clock: Clock, device: torch.device) -> float:
+    """From the host's memory to the device's."""
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    target = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
+    return COPY_BYTES / _best(clock, lambda: target.copy_(source), device)
+
+
+def _best(clock: Clock, work: Callable[[], object], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(TRIES):
+        started = clock.now_seconds()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, clock.now_seconds() - started)
+    return best

@@ -1,0 +1,152 @@
+"""An engine in the hands of a calibration: any step, at once, and how long it takes.
+
+To time a step of 32 decodes at 2,048 tokens of context, nobody wants to compute 65,536 tokens
+first.  So the model is told to skip its forward passes while requests come to where the step
+begins: scheduler, memory core, tables and sampling do all they always do, keys and values
+are whatever lies in the pool.  The step itself runs in full.
+
+::
+
+    request ──skipped steps──► n decodes at S ──┬── timed steps (decode)
+            ──skipped steps──► prefix of c ─────┴── a prompt of c + x comes: one timed step
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvell.clock import Clock
+from kvell.cost.work import Chunk
+from kvell.engine.engine import Engine
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.protocol import Cancel, Finished, Submit
+from kvell.engine.runner import Runner
+from kvell.engine.sampling_params import SamplingParams
+from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.vocabulary import RequestId
+
+ENDLESS_TOKENS = 1 << 20
+
+
+class SkippingModel:
+    """A model that answers at once, with zeros, while ``skips`` is set."""
+
+    def __init__(self, model: PagedModel) -> None:
+        self._model = model
+        self.skips = False
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits, float32 [rows, vocab] (see :meth:`PagedModel.forward`)."""
+        if not self.skips:
+            return self._model.forward(batch)
+        shape = (len(batch.logits_rows), self._model.description.vocab_size)
+        return torch.zeros(1, device=self._model.device).expand(shape)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class WatchedRunner:
+    """A runner that remembers the last plan it was given."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.plan: StepPlan | None = None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See :class:`Runner`."""
+        self.plan = plan
+        return self._runner.run(plan)
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """One step of the engine, planning and committing included."""
+
+    work: tuple[Chunk, ...]
+    seconds: float
+
+
+class Rig:
+    """Brings an engine to where a step begins, and times it.
+
+    :param engine: over ``model``; nobody else uses it.
+    :param seed: of the prompts; no two share a prefix unless they are meant to.
+    """
+
+    def __init__(self, engine: Engine, model: SkippingModel, clock: Clock, seed: int = 0) -> None:
+        self._engine, self._model, self._clock = engine, model, clock
+        self._watched = WatchedRunner(engine.runner)
+        engine.runner = self._watched
+        self._draw = np.random.default_rng(seed)
+        self._vocab = model.description.vocab_size
+        self._next_id = 0
+        self._running: list[RequestId] = []
+
+    def decoding(self, contexts_tokens: Sequence[int]) -> None:
+        """Have exactly so many requests decode, each with about so many tokens before it."""
+        self.clear()
+        for tokens in contexts_tokens:
+            self._running.append(self._submit(self._prompt(tokens), ENDLESS_TOKENS))
+        if not self._running:
+            return
+        self._model.skips = True
+        while self._engine.core.num_waiting() or not self._all_decode():
+            self._engine.step()
+        self._model.skips = False
+
+    def step(self) -> TimedStep:
+        """The next step, timed."""
+        started = self._clock.now_seconds()
+        self._engine.step()
+        seconds = self._clock.now_seconds() - started
+        plan = self._watched.plan
+        assert plan is not None
+        work = tuple(Chunk(each.start, each.count, each.num_logits) for each in plan.work)
+        return TimedStep(work, seconds)
+
+    def prefill(self, cached_tokens: int, new_tokens: int) -> TimedStep:
+        """A step in which a prompt comes, of which so many first tokens are cached."""
+        prefix = self._prompt(cached_tokens)
+        if cached_tokens:
+            self._finish(prefix)
+        request = self._submit(np.concatenate([prefix, self._prompt(new_tokens)]), ENDLESS_TOKENS)
+        timed = self.step()
+        self._engine.handle(Cancel(request))
+        return timed
+
+    def clear(self) -> None:
+        """No request runs any more."""
+        for request in self._running:
+            self._engine.handle(Cancel(request))
+        self._running = []
+
+    def _finish(self, prompt: Any) -> None:
+        request = self._submit(prompt, 1)
+        self._model.skips = True
+        while not any(
+            isinstance(event, Finished) and event.request_id == request
+            for event in self._engine.step()
+        ):
+            pass
+        self._model.skips = False
+
+    def _all_decode(self) -> bool:
+        plan = self._watched.plan
+        return plan is not None and all(each.count == 1 for each in plan.work)
+
+    def _prompt(self, tokens: int) -> Any:
+        return self._draw.integers(0, self._vocab, tokens).astype("<i4")
+
+    def _submit(self, prompt: Any, max_tokens: int) -> RequestId:
+        request = RequestId(f"calibrate-{self._next_id}")
+        self._next_id += 1
+        limit = self._engine.core.limits.max_model_len - len(prompt)
+        sampling = SamplingParams(temperature=0, max_tokens=min(max_tokens, limit), ignore_eos=True)
+        for event in self._engine.handle(Submit(request, prompt.tobytes(), sampling)):
+            if isinstance(event, Finished):
+                raise RuntimeError(f"the engine refused a request: {event.message}")
+        return request

@@ -1,0 +1,84 @@
+"""All of a calibration but the serving: measure, fit, judge."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kvell.calibration.design import HELD_OUT, LEARNED, QUICK_HELD_OUT, QUICK_LEARNED
+from kvell.calibration.measure import ROUNDS, Repeats, measure
+from kvell.calibration.prints import machine_print, software_print
+from kvell.calibration.rates import copy_bytes_per_second, product_flops_per_second
+from kvell.calibration.subject import Subject
+from kvell.clock import Clock
+from kvell.cost.calibration import Calibration, HeldOut, Serving
+from kvell.cost.fit import fit_operators, median_error
+from kvell.cost.operators import Operators
+from kvell.models.progress import Progress
+
+QUICK_ROUNDS = 2
+MOST_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A calibration, and everything that it was made from."""
+
+    calibration: Calibration
+    learned: tuple[Repeats, ...]
+    held_out: tuple[Repeats, ...]
+
+
+def calibrate(
+    subject: Subject, clock: Clock, progress: Progress, *, quick: bool = False, seed: int = 0
+) -> Outcome:
+    """Time steps of the engine, fit operators to most of them and judge them by the rest.
+
+    :param quick: fewer points and rounds: for a first look, not for figures.
+    """
+    rig = subject.rig(clock, seed)
+    learned = subject.can(QUICK_LEARNED if quick else LEARNED)
+    judges = subject.can(QUICK_HELD_OUT if quick else HELD_OUT)
+    repeats = measure(rig, [*learned, *judges], progress, QUICK_ROUNDS if quick else ROUNDS)
+    known, unseen = tuple(repeats[: len(learned)]), tuple(repeats[len(learned) :])
+    device = subject.model.device
+    rate = product_flops_per_second(
+        clock, subject.inner_size, subject.inner_size * 2, subject.dtype, device
+    )
+    operators = fit_operators(subject.shape, [each.measured() for each in known])
+    share = constant_share(operators, subject.print.active_weights, rate)
+    operators = fit_operators(subject.shape, [each.measured() for each in known], share)
+    made = Calibration(
+        machine_print(device.type),
+        software_print(),
+        subject.print,
+        operators,
+        Serving(),
+        copy_bytes_per_second(clock, device),
+        errors(operators, unseen),
+        median(each.spread for each in repeats),
+    )
+    return Outcome(made, known, unseen)
+
+
+def constant_share(operators: Operators, active_weights: int, flops_per_second: float) -> float:
+    """What is left of a long prompt's seconds when its products run as fast as one alone."""
+    knots, prices = operators.layers.knots, operators.layers.row_seconds
+    token_seconds = prices[-1] if prices[-1] else operators.layers.seconds(knots[-1]) / knots[-1]
+    if token_seconds <= 0:
+        return 0.0
+    products = 2.0 * active_weights / flops_per_second
+    return min(MOST_SHARE, max(0.0, 1.0 - products / token_seconds))
+
+
+def errors(operators: Operators, repeats: Sequence[Repeats]) -> HeldOut:
+    """How far predictions miss, by kind of step; 0 where there was none of a kind."""
+
+    def error(kind: str) -> float:
+        steps = [each.measured() for each in _of_kind(repeats, kind)]
+        return median_error(operators.step_seconds, steps) if steps else 0.0
+
+    return HeldOut(len(repeats), error("prefill"), error("decode"), error("mixed"))
+
+
+def _of_kind(repeats: Iterable[Repeats], kind: str) -> list[Repeats]:
+    return [each for each in repeats if each.point.kind == kind]

@@ -1,0 +1,91 @@
+"""The model that is calibrated, in an engine of its own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvell.calibration.design import Point, possible
+from kvell.calibration.prints import model_print
+from kvell.calibration.rig import Rig, SkippingModel
+from kvell.clock import Clock
+from kvell.cost.amounts import ModelShape, shape_of
+from kvell.cost.calibration import ModelPrint
+from kvell.engine.assembly import EngineOptions, build_engine, load_model
+from kvell.engine.engine import Engine
+from kvell.memory import requests_that_fit
+from kvell.models.loading import check_model
+from kvell.models.paged_model import PagedModel
+from kvell.models.progress import Progress
+from kvell.models.source import resolve_model
+from kvell.simulator.model_cost import model_cost
+
+OUTPUT_TOKENS = 64
+"""Room that a request has beyond where its step begins."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine that a rig can move, and what is to be known of its model."""
+
+    engine: Engine
+    model: SkippingModel
+    shape: ModelShape
+    print: ModelPrint
+    inner_size: int
+    dtype: torch.dtype
+
+    def rig(self, clock: Clock, seed: int = 0) -> Rig:
+        """Makes the engine the rig's own."""
+        return Rig(self.engine, self.model, clock, seed)
+
+    def can(self, points: tuple[Point, ...]) -> list[Point]:
+        """Those that pool and model allow."""
+        limits, layout = self.engine.core.limits, self.engine.core.memory.layout
+
+        def fits(requests: int, tokens: int) -> bool:
+            whole = tokens + OUTPUT_TOKENS
+            if whole > limits.max_model_len:
+                return False
+            return requests <= requests_that_fit(layout, whole, limits.max_num_seqs)
+
+        return possible(points, fits, limits.max_num_batched_tokens, limits.max_num_seqs)
+
+
+def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
+    """A loaded model in an engine; its vocabulary's ids are the prompts.
+
+    :raises ChangeSomething: as :func:`kvell.engine.assembly.build_engine`.
+    """
+    config, description = model.module.config, model.description
+    cost = model_cost(config, description, model.dtype.itemsize)
+    skipping = SkippingModel(model)
+    # The engine takes whatever behaves like a model.
+    engine = build_engine(skipping, name, options)  # type: ignore[arg-type]
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Subject(
+        engine,
+        skipping,
+        shape_of(description.layers),
+        model_print(name, dtype, description, cost.active_weights),
+        description.hidden_size,
+        model.dtype,
+    )
+
+
+def load_subject(
+    name: str,
+    dtype: str,
+    device: str,
+    options: EngineOptions,
+    cache_dir: Path,
+    progress: Progress,
+    kv_cache_dtype: str = "auto",
+) -> Subject:
+    """The subject that ``--model`` names.
+
+    :raises ChangeSomething: if there is no such model, or it cannot be served.
+    """
+    path = resolve_model(name, cache_dir, progress)
+    check_model(path)
+    return subject_of(load_model(path, dtype, device, progress, kv_cache_dtype), name, options)

@@ -1,0 +1,171 @@
+"""``kvell calibrate``: how long this machine's steps take, as a file that `replay` takes."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvell.cli.bench_report import wide_console
+from kvell.cli.options import engine_options, json_option, with_kv_memory
+from kvell.cli.progress import progress_bar
+from kvell.cli.replay import require_directory, writing
+from kvell.cli.session import EngineSettings, Session
+from kvell.cli.tables import made_table
+from kvell.errors import ChangeSomething
+
+if TYPE_CHECKING:
+    from kvell.calibration.run import Outcome
+    from kvell.cost.calibration import Calibration
+
+UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens")
+"""Settings whose steps no operator knows."""
+
+
+@click.command()
+@engine_options
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the calibration goes.  [default: MODEL.calibration.json]",
+)
+@click.option(
+    "--serving/--no-serving",
+    default=True,
+    show_default=True,
+    help="Also start a server and ask it: what HTTP adds to a step.",
+)
+@click.option("--quick", is_flag=True, help="A first look: fewer steps, timed twice.")
+@json_option
+@click.pass_obj
+def calibrate(
+    session: Session,
+    /,
+    settings: EngineSettings,
+    out: Path | None,
+    serving: bool,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Time steps of the engine, fit a cost model, and say how far it misses others.
+
+    Takes minutes on an idle machine. `kvell replay --hardware FILE` then says how long requests
+    would take here.
+    """
+    out = out or Path(f"{Path(settings.model).name}.calibration.json")
+    require_directory("--out", out)
+    for name in UNSUPPORTED:
+        if getattr(settings, name):
+            flag = "--" + name.replace("_", "-")
+            raise ChangeSomething(flag, getattr(settings, name), "cannot be calibrated", "drop it")
+    settings = with_kv_memory(settings, session)
+    with progress_bar("loading") as progress:
+        outcome = measured(session, settings, progress, quick=quick)
+        made = outcome.calibration
+        if serving:
+            made = with_serving(made, settings, progress, quick=quick)
+    with writing("--out", out):
+        out.write_bytes(made.encoded())
+    report = {"file": str(out), **summary(made)}
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        _print(report)
+
+
+def measured(
+    session: Session, settings: EngineSettings, progress: Any, *, quick: bool
+) -> "Outcome":
+    """The engine's part, in this process."""
+    from kvell.calibration.run import calibrate
+    from kvell.calibration.subject import load_subject
+    from kvell.engine.options import EngineOptions
+
+    options = EngineOptions(
+        settings.kv_memory_bytes,
+        settings.max_model_len,
+        settings.max_num_batched_tokens,
+        settings.max_num_seqs,
+        settings.manager,
+    )
+    subject = load_subject(
+        settings.model,
+        settings.dtype,
+        settings.device,
+        options,
+        session.cache_dir,
+        progress,
+        settings.kv_cache_dtype,
+    )
+    return calibrate(subject, session.clock, progress, quick=quick)
+
+
+def with_serving(
+    made: "Calibration", settings: EngineSettings, progress: Any, *, quick: bool
+) -> "Calibration":
+    """The serving's part, with a server of its own."""
+    from kvell.calibration.serving import ROUNDS, fit_serving, measure_serving, server
+
+    progress("starting a server", 0.0)
+    with server(serve_command(settings)) as url:
+        served = measure_serving(url, made.model.vocab_size, progress, 2 if quick else ROUNDS)
+    return replace(made, serving=fit_serving(made, served))
+
+
+def serve_command(settings: EngineSettings) -> list[str]:
+    """A server with these settings, on a free port."""
+    program = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    return [*program, *settings.flags()]
+
+
+def summary(made: "Calibration") -> dict[str, Any]:
+    """What was found, for people and scripts; seconds, and errors as fractions."""
+    from kvell.cost.model import attended_tokens_per_second, decode_seconds, prefill_seconds
+
+    return {
+        "model": made.model.name,
+        "dtype": made.model.dtype,
+        "machine": f"{made.machine.processor}, {made.machine.cores} cores",
+        "held_out_steps": made.held_out.steps,
+        "prefill_error": made.held_out.prefill_error,
+        "decode_error": made.held_out.decode_error,
+        "mixed_error": made.held_out.mixed_error,
+        "noise": made.noise,
+        "prefill_1024_seconds": prefill_seconds(made, 1024, 0.0),
+        "prefill_1024_half_cached_seconds": prefill_seconds(made, 1024, 0.5),
+        "decode_1_seconds": decode_seconds(made, [256]),
+        "decode_16_seconds": decode_seconds(made, [256] * 16),
+        "attended_tokens_per_second": attended_tokens_per_second(made),
+        "copy_bytes_per_second": made.copy_bytes_per_second,
+        "serving_request_seconds": made.serving.request_seconds,
+        "serving_step_seconds": made.serving.step_seconds,
+        "serving_token_seconds": made.serving.token_seconds,
+    }
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    def milliseconds(name: str) -> str:
+        return f"{report[name] * 1000:,.2f} ms"
+
+    rows = [
+        ("median error, prefill steps", f"{report['prefill_error']:.1%}"),
+        ("median error, decode steps", f"{report['decode_error']:.1%}"),
+        ("median error, mixed steps", f"{report['mixed_error']:.1%}"),
+        ("spread of one step's repeats", f"{report['noise']:.1%}"),
+        ("prefill of 1,024 tokens", milliseconds("prefill_1024_seconds")),
+        ("  half of them cached", milliseconds("prefill_1024_half_cached_seconds")),
+        ("decode step, 1 request at 256 tokens", milliseconds("decode_1_seconds")),
+        ("decode step, 16 requests", milliseconds("decode_16_seconds")),
+        ("serving adds, each request", milliseconds("serving_request_seconds")),
+        ("serving adds, each step", milliseconds("serving_step_seconds")),
+        ("serving adds, each token", milliseconds("serving_token_seconds")),
+    ]
+    title = (
+        f"{report['model']} in {report['dtype']} on {report['machine']}; "
+        f"errors on {report['held_out_steps']} steps that the fit never saw"
+    )
+    wide_console().print(made_table(title, ("figure", "value"), rows))
+    click.echo(f"kvell: wrote {report['file']}; kvell replay --hardware takes it", err=True)

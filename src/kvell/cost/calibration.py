@@ -1,0 +1,186 @@
+"""What ``kvell calibrate`` found out about a model on a machine, and when it no longer holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import msgspec
+
+from kvell.cost.model import Fetch
+from kvell.cost.operators import Operators
+from kvell.cost.parallel import Parallel
+from kvell.cost.work import Work
+from kvell.errors import ChangeSomething
+
+SCHEMA = 1
+"""Of the file; grows when old files would be misread."""
+
+
+@dataclass(frozen=True)
+class MachinePrint:
+    """The machine, as far as it decides how fast anything is.
+
+    :param cores: that the process may use.
+    :param features: of the cores, those that kernels choose by.
+    """
+
+    device: str
+    processor: str
+    cores: int
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SoftwarePrint:
+    """The code that was timed.
+
+    :param code: digest of the engine's, the models' and the kernels' files, compiled ones too.
+    """
+
+    kvell: str
+    torch: str
+    code: str
+
+
+@dataclass(frozen=True)
+class ModelPrint:
+    """The model, as far as its steps differ from another's.
+
+    :param name: as it was given; models of other names and equal digest are the same.
+    :param digest: of its layers' sizes and of the numbers' types.
+    :param active_weights: numbers that one token is multiplied with.
+    """
+
+    name: str
+    dtype: str
+    digest: str
+    active_weights: int = 0
+    vocab_size: int = 0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What comes on top of the engine when it serves over HTTP.
+
+    :param request_seconds: for each request, before its first step and behind its first token.
+    :param step_seconds: for each step.
+    :param token_seconds: for each token that a step streams out.
+    """
+
+    request_seconds: float = 0.0
+    step_seconds: float = 0.0
+    token_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How far predictions missed steps that the fit never saw: medians of relative misses."""
+
+    steps: int = 0
+    prefill_error: float = 0.0
+    decode_error: float = 0.0
+    mixed_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A cost model with its origin.
+
+    :param copy_bytes_per_second: from the host's memory to the device's.
+    :param noise: median of what the repeats of one step differed, relative.
+    """
+
+    machine: MachinePrint
+    software: SoftwarePrint
+    model: ModelPrint
+    operators: Operators
+    serving: Serving
+    copy_bytes_per_second: float
+    held_out: HeldOut
+    noise: float = 0.0
+    kvell_calibration: int = SCHEMA
+
+    def step_seconds(self, work: Sequence[Work]) -> float:
+        """Of the engine alone: a :class:`kvell.cost.model.CostModel`."""
+        return self.operators.step_seconds(work)
+
+    def served_step_seconds(self, work: Sequence[Work]) -> float:
+        """With what serving adds to a step."""
+        streamed = sum(w.num_logits > 0 for w in work)
+        added = self.serving.step_seconds + streamed * self.serving.token_seconds
+        return self.operators.step_seconds(work) + added
+
+    @property
+    def fetch(self) -> Fetch:
+        """What a hit on the host costs."""
+        return Fetch(self.operators.shape, self.copy_bytes_per_second)
+
+    def on(self, parallel: Parallel) -> "Calibration":
+        """The same model over several such devices."""
+        return replace(self, operators=replace(self.operators, parallel=parallel))
+
+    def encoded(self) -> bytes:
+        """As a file: JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+
+def decoded(data: bytes, name: str) -> Calibration:
+    """A calibration from its file.
+
+    :param name: of the file, as the user gave it.
+    :raises ChangeSomething: if it is none, or of another schema.
+    """
+    try:
+        raw = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise _unusable(name, f"is no JSON ({error})") from error
+    schema = raw.get("kvell_calibration") if isinstance(raw, dict) else None
+    if schema is None:
+        raise _unusable(name, "is no calibration")
+    if schema != SCHEMA:
+        raise _unusable(name, f"is of schema {schema}, and this Kvell reads {SCHEMA}")
+    try:
+        return msgspec.convert(raw, Calibration)
+    except msgspec.ValidationError as error:
+        raise _unusable(name, f"is damaged ({error})") from error
+
+
+def require_fresh(
+    found: Calibration,
+    name: str,
+    model: ModelPrint,
+    machine: MachinePrint | None,
+    software: SoftwarePrint | None,
+) -> None:
+    """Make sure that a calibration is of this model, machine and code.
+
+    :param machine: None accepts any: whoever replays asks how another machine would do.
+    :param software: None accepts any.
+    :raises ChangeSomething: naming everything that differs.
+    """
+    if found.model.digest != model.digest:
+        was, wanted = (f"{each.name} in {each.dtype}" for each in (found.model, model))
+        raise _unusable(name, f"is of another model: {was}, not {wanted}")
+    differences = [
+        *_differences(found.machine, machine),
+        *_differences(found.software, software),
+    ]
+    if differences:
+        raise _unusable(name, f"is stale: {'; '.join(differences)}")
+
+
+def _differences(was: Any, now: Any) -> list[str]:
+    if now is None:
+        return []
+    names = [field.name for field in fields(was)]
+    pairs = [(name, getattr(was, name), getattr(now, name)) for name in names]
+    return [f"{name} was {_short(a)}, is {_short(b)}" for name, a, b in pairs if a != b]
+
+
+def _short(value: Any) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _unusable(name: str, problem: str) -> ChangeSomething:
+    remedy = "run `kvell calibrate` with the model, here and now"
+    return ChangeSomething("--hardware", name, problem, remedy)

@@ -1,0 +1,80 @@
+"""From measured steps to operators: one least-squares fit over all of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from kvell.cost.amounts import Amounts, ModelShape
+from kvell.cost.least_squares import relative_fit
+from kvell.cost.operators import Attention, Constants, Operators, Waves, spans
+from kvell.cost.work import Chunk, Work
+
+TOKEN_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ROW_KNOTS = (0, 1, 4, 16)
+TILES = (1, 8, 16, 32)
+"""Rows of a wave that are tried; kernels on CPUs have tiles of some of them, or none to see."""
+TILE_GAIN = 0.9
+"""A tile is taken if it leaves at most so much of the misses without one."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step that was measured, several times; ``seconds`` sums it up."""
+
+    work: tuple[Chunk, ...]
+    seconds: float
+
+
+def fit_operators(
+    shape: ModelShape, steps: Sequence[MeasuredStep], constant_share: float = 0.0
+) -> Operators:
+    """Operators whose sums come closest to the steps, in relative terms.
+
+    :param constant_share: see :class:`Constants`; the steps of one device cannot tell it.
+    :raises ValueError: without steps, or if one took no time.
+    """
+    if not steps or min(step.seconds for step in steps) <= 0:
+        raise ValueError("steps that took no time can be fitted to nothing")
+    tries = [_fit(shape, steps, tile, constant_share) for tile in TILES]
+    plain, *tiled = tries
+    best = min(tiled, key=lambda found: median_error(found.step_seconds, steps))
+    gain = median_error(best.step_seconds, steps) / median_error(plain.step_seconds, steps)
+    return best if gain < TILE_GAIN else plain
+
+
+def median_error(
+    seconds_of: Callable[[Sequence[Work]], float], steps: Sequence[MeasuredStep]
+) -> float:
+    """Half of the predictions miss by less, as a fraction of what was measured."""
+    return median(abs(seconds_of(step.work) / step.seconds - 1.0) for step in steps) + 1e-12
+
+
+def _fit(
+    shape: ModelShape, steps: Sequence[MeasuredStep], tile: int, constant_share: float
+) -> Operators:
+    matrix = np.asarray([_row(shape.amounts(step.work), tile) for step in steps], np.float64)
+    found = relative_fit(matrix, np.asarray([step.seconds for step in steps])).tolist()
+    tokens, rows = len(TOKEN_KNOTS), len(TOKEN_KNOTS) + len(ROW_KNOTS)
+    pair, read, prompt, step, sequence, scan_round = found[rows:]
+    return Operators(
+        shape,
+        Waves(tile, TOKEN_KNOTS, tuple(found[:tokens])),
+        Waves(1, ROW_KNOTS, tuple(found[tokens:rows])),
+        Attention(pair, read, prompt),
+        Constants(step, sequence, scan_round, constant_share),
+    )
+
+
+def _row(amounts: Amounts, tile: int) -> list[float]:
+    return [
+        *spans(amounts.tokens, tile, TOKEN_KNOTS),
+        *spans(amounts.rows, 1, ROW_KNOTS),
+        amounts.pairs,
+        amounts.read_tokens,
+        amounts.prompts,
+        1.0,
+        amounts.sequences,
+        amounts.scan_rounds,
+    ]

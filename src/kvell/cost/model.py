@@ -1,0 +1,121 @@
+"""What schedulers and planners ask of a cost model, whatever it is made of.
+
+``exec(x, y)`` of MemServe §5.3, with what it leaves out: the running batch that a prompt's
+chunks are mixed with, and where the cached part lies.  f(β) and g(S) of Infinite-LLM's
+equation 5, ``T(β, S) = W(β)/f(β) + Σ S/g(S)``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from kvell.cost.amounts import ModelShape
+from kvell.cost.work import Chunk, Work
+
+Medium = Literal["device", "host"]
+"""Where the pages of a hit lie."""
+
+CHUNK_TOKENS = 2048
+"""Tokens of a step at most, as engines have it by default."""
+PROBE_TOKENS = 1024
+"""Length over which g(S) is taken."""
+
+
+class CostModel(Protocol):
+    """Knows how long steps take."""
+
+    def step_seconds(self, work: Sequence[Work]) -> float:
+        """Seconds of a step in which prompts and decodes may be mixed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What it takes to bring cached pages to the device.
+
+    :param bytes_per_second: from the host's memory to the device's.
+    """
+
+    shape: ModelShape
+    bytes_per_second: float
+
+    def seconds(self, tokens: int, medium: Medium) -> float:
+        """For a hit of so many tokens; nothing where they are already."""
+        if medium == "device" or not tokens:
+            return 0.0
+        return self.shape.stored_bytes(tokens) / self.bytes_per_second
+
+
+def prefill_seconds(
+    model: CostModel,
+    prompt_tokens: int,
+    cached_ratio: float,
+    *,
+    running_tokens: Sequence[int] = (),
+    medium: Medium = "device",
+    fetch: Fetch | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> float:
+    """exec(x, y): from a prompt's first step to its first token.
+
+    At least the last token of a prompt is always computed.
+
+    :param cached_ratio: y, the part of the prompt that is cached, 0 to 1.
+    :param running_tokens: contexts of the requests that decode in the same steps.
+    :param fetch: what a hit on the host costs; needed for ``medium="host"``.
+    :raises ValueError: if the ratio is none, or a hit on the host cannot be priced.
+    """
+    if not 0.0 <= cached_ratio <= 1.0 or prompt_tokens < 1:
+        raise ValueError(f"no prompt has {prompt_tokens} tokens, {cached_ratio:.0%} of them cached")
+    start = min(int(prompt_tokens * cached_ratio), prompt_tokens - 1)
+    seconds = 0.0
+    if medium == "host":
+        if fetch is None:
+            raise ValueError("a hit on the host has a price: give fetch")
+        seconds = fetch.seconds(start, medium)
+    room = max(1, chunk_tokens - len(running_tokens))
+    steps = 0
+    while start < prompt_tokens:
+        count = min(room, prompt_tokens - start)
+        is_last = start + count == prompt_tokens
+        decodes = [Chunk(tokens + steps, 1) for tokens in running_tokens]
+        seconds += model.step_seconds([*decodes, Chunk(start, count, int(is_last))])
+        start, steps = start + count, steps + 1
+    return seconds
+
+
+def decode_seconds(model: CostModel, contexts_tokens: Sequence[int]) -> float:
+    """A step in which requests of these contexts decode."""
+    return model.step_seconds([Chunk(tokens, 1) for tokens in contexts_tokens])
+
+
+def transfer_pays(
+    model: CostModel, prompt_tokens: int, ratio: float, farther_ratio: float, seconds: float
+) -> bool:
+    """MemServe's equation 2: is fetching more of a prompt quicker than computing it?
+
+    :param ratio: the part that is cached here.
+    :param farther_ratio: the part that would be, after a transfer of ``seconds``.
+    """
+    here = prefill_seconds(model, prompt_tokens, ratio)
+    return seconds <= here - prefill_seconds(model, prompt_tokens, farther_ratio)
+
+
+def batch_seconds(model: CostModel, batch: int) -> float:
+    """T^natn(β): a decode step of so many requests, without attention to what came before."""
+    return decode_seconds(model, [0] * batch)
+
+
+def batch_flops_per_second(model: CostModel, batch: int, weights: int) -> float:
+    """f(β): W(β) is two operations for each weight and token.
+
+    :param weights: numbers that one token is multiplied with.
+    """
+    return 2.0 * weights * batch / batch_seconds(model, batch)
+
+
+def attended_tokens_per_second(model: CostModel, context_tokens: int = PROBE_TOKENS) -> float:
+    """g(S): how fast attention goes through a context, over all layers."""
+    longer = decode_seconds(model, [context_tokens + PROBE_TOKENS])
+    shorter = decode_seconds(model, [context_tokens])
+    return PROBE_TOKENS / max(1e-12, longer - shorter)
