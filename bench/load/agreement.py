@@ -1,0 +1,190 @@
+"""Does ``kvell bench serve`` say what a server took, and what other load tools say?
+
+Against a server whose latencies are known, and against Kvell and vLLM's CPU server with SmolLM2.
+See README.md.
+"""
+
+from kvell.cli.environment import prepare_process
+
+prepare_process()  # the launcher's own settings; torch reads them when it is imported
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.load import verdicts
+from bench.load.fixed_server import MODEL, Latencies
+from bench.load.tools import Figures, GuideLlm, Kvell, Shape, Tool, VllmBench, guidellm_python
+from bench.load.verdicts import Verdict
+from bench.side_by_side.processes import SystemProcess
+from bench.side_by_side.systems import kvell_server, vllm_server
+from bench.side_by_side.vllm_environment import exported, vllm_python
+from kvell.cli.environment import process_cache_dir
+from kvell.errors import KvellError
+from kvell.models.source import resolve_model
+
+SERVERS = ("fixed", "kvell", "vllm")
+OTHERS = ("vllm", "guidellm")
+COLUMNS = ("server", "figure", "against", "found ms", "reference ms", "difference", "allowed", "")
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    cache = process_cache_dir()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--servers", nargs="+", default=SERVERS, choices=SERVERS)
+    parser.add_argument("--tools", nargs="*", default=OTHERS, choices=OTHERS)
+    parser.add_argument("--vllm-env", type=Path, default=cache / "vllm-env")
+    parser.add_argument("--vllm-flags", default="", help="such as '--enforce-eager'")
+    parser.add_argument("--guidellm-env", type=Path, default=cache / "guidellm-env")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--rate", type=float, default=2.0, help="requests per second")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--ttft", type=float, default=0.5, help="of the fixed server, seconds")
+    parser.add_argument("--tpot", type=float, default=0.05, help="of the fixed server, seconds")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(given)
+
+
+class Bench:
+    """Servers and tools, made from the command line."""
+
+    def __init__(self, options: argparse.Namespace, directory: Path) -> None:
+        self._options, self._directory = options, directory
+        self.shape = Shape(
+            options.requests, options.rate, options.prompt_tokens, options.max_tokens
+        )
+        self.latencies = Latencies(options.ttft, options.tpot)
+        cache = process_cache_dir()
+        self._weights = exported(resolve_model("smollm2", cache), cache / "smollm2-bfloat16")
+
+    def tools(self) -> dict[str, Tool]:
+        """Ours first."""
+        options, there = self._options, self._directory
+        found: dict[str, Tool] = {verdicts.OURS: Kvell(there)}
+        if "vllm" in options.tools:
+            found["vllm"] = VllmBench(vllm_python(options.vllm_env), self._weights, there)
+        if "guidellm" in options.tools:
+            python = guidellm_python(options.guidellm_env)
+            found["guidellm"] = GuideLlm(python, self._weights, there)
+        return found
+
+    @contextmanager
+    def server(self, name: str) -> Iterator[tuple[str, str]]:
+        """Address and model of a running server."""
+        log = self._directory / f"{name}.log"
+        if name == "fixed":
+            process, url, model = *self._fixed(log), MODEL
+        elif name == "kvell":
+            system = kvell_server("smollm2", log, ["--kv-memory", "512MiB"])
+            process, url, model = system.process, system.base_url, "smollm2"
+        else:
+            flags = shlex.split(self._options.vllm_flags)
+            system = vllm_server(vllm_python(self._options.vllm_env), self._weights, log, flags)
+            process, url, model = system.process, system.base_url, self._weights.name
+        try:
+            yield url, model
+        finally:
+            process.end()
+
+    def _fixed(self, log: Path) -> tuple[SystemProcess, str]:
+        command = [sys.executable, "-m", "bench.load.fixed_server"]
+        command += ["--ttft", str(self.latencies.ttft_seconds)]
+        command += ["--tpot", str(self.latencies.tpot_seconds)]
+        process = SystemProcess(command, log, {}, talks=True)
+        return process, process.hear().strip()
+
+
+def in_turn(
+    bench: Bench, tools: Mapping[str, Tool], url: str, model: str, rounds: int, console: Console
+) -> dict[str, list[Figures]]:
+    """All tools on one server, one after the other, round by round; a first run warms up."""
+    tools[verdicts.OURS].run(url, model, bench.shape, seed=999)
+    runs: dict[str, list[Figures]] = {name: [] for name in tools}
+    for number in range(rounds):
+        for place, (name, tool) in enumerate(tools.items()):
+            console.print(f"round {number + 1}: {name} on {model}")
+            # Other prompts in every run, or the second tool would find them cached.
+            seed = 1 + number * len(tools) + place
+            runs[name].append(tool.run(url, model, bench.shape, seed))
+    return runs
+
+
+def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Every server, every tool."""
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(options, Path(directory))
+        tools, servers = bench.tools(), {}
+        for name in options.servers:
+            with bench.server(name) as (url, model):
+                runs = in_turn(bench, tools, url, model, options.rounds, console)
+            servers[name] = {
+                "runs": runs,
+                "verdicts": [one.as_json() for one in judged(bench, name, runs)],
+            }
+    return {
+        "machine": machine.describe(),
+        "shape": asdict(bench.shape),
+        "known": asdict(bench.latencies),
+        "rounds": options.rounds,
+        "servers": servers,
+    }
+
+
+def judged(bench: Bench, server: str, runs: verdicts.Runs) -> list[Verdict]:
+    """Against what is known where something is, against the other tools elsewhere."""
+    if server == "fixed":
+        return verdicts.against_known(runs, verdicts.known(bench.latencies, bench.shape))
+    return verdicts.against_others(runs)
+
+
+def show(console: Console, found: dict[str, Any]) -> bool:
+    """A table; do all agree?"""
+    table = Table(title="load tools: medians of the runs' means")
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column.endswith("ms") else "left")
+    rows = [(name, one) for name, server in found["servers"].items() for one in server["verdicts"]]
+    for server, one in rows:
+        table.add_row(
+            server,
+            one["figure"].removesuffix("_seconds"),
+            one["against"],
+            f"{one['found'] * 1000:,.1f}",
+            f"{one['reference'] * 1000:,.1f}",
+            f"{one['difference']:.1%}",
+            f"{one['allowed']:.1%}",
+            "agrees" if one["agrees"] else "differs",
+        )
+    console.print(table)
+    return all(one["agrees"] for _, one in rows)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 1 if a tool differs."""
+    options = arguments(given)
+    try:
+        found = measured(options, Console(stderr=True))
+    except KvellError as error:
+        print(error, file=sys.stderr)
+        return 2
+    agrees = show(Console(width=120), found)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if agrees else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

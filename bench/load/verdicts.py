@@ -1,0 +1,87 @@
+"""Do load tools agree?  Pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from bench.load.fixed_server import Latencies
+from bench.load.tools import Figures, Shape
+
+KNOWN_TOLERANCE = 0.03
+"""Of what a server is known to take."""
+SPREADS = 2.0
+"""How many repeat spreads two tools may differ by on a server whose times are not known."""
+OURS = "kvell"
+
+Runs = Mapping[str, Sequence[Figures]]
+"""Tool to its runs on one server."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One figure, two sides.
+
+    :param found: median of a tool's runs, seconds.
+    :param reference: median of the other tool's, or what is known.
+    :param difference: |found − reference| / reference.
+    :param allowed: at most so much.
+    """
+
+    figure: str
+    against: str
+    found: float
+    reference: float
+    difference: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        """Is the difference allowed?"""
+        return self.difference <= self.allowed
+
+    def as_json(self) -> dict[str, object]:
+        """Its fields and whether it agrees."""
+        return {**asdict(self), "agrees": self.agrees}
+
+
+def known(latencies: Latencies, shape: Shape) -> Figures:
+    """What a tool must find at the fixed server."""
+    return {
+        "ttft_seconds": latencies.ttft_seconds,
+        "tpot_seconds": latencies.tpot_seconds,
+        "e2e_seconds": latencies.e2e_seconds(shape.output_tokens),
+    }
+
+
+def against_known(runs: Runs, truth: Figures) -> list[Verdict]:
+    """Our tool, and each other tool, against what the server is known to take."""
+    return [
+        _verdict(figure, f"{tool} against known", _median(found, figure), value, KNOWN_TOLERANCE)
+        for tool, found in runs.items()
+        for figure, value in truth.items()
+    ]
+
+
+def against_others(runs: Runs) -> list[Verdict]:
+    """Our tool against each other one, within twice the larger repeat spread of the two."""
+    ours, verdicts = runs[OURS], list[Verdict]()
+    for tool, theirs in runs.items():
+        for figure in ours[0] if tool != OURS else ():
+            allowed = SPREADS * max(spread(ours, figure), spread(theirs, figure))
+            pair = _median(ours, figure), _median(theirs, figure)
+            verdicts.append(_verdict(figure, tool, *pair, allowed))
+    return verdicts
+
+
+def spread(runs: Sequence[Figures], figure: str) -> float:
+    """(largest − smallest) / median of one tool's runs."""
+    values = [run[figure] for run in runs]
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def _median(runs: Sequence[Figures], figure: str) -> float:
+    return statistics.median(run[figure] for run in runs)
+
+
+def _verdict(figure: str, against: str, ours: float, theirs: float, allowed: float) -> Verdict:
+    return Verdict(figure, against, ours, theirs, abs(ours - theirs) / theirs, allowed)
