@@ -1,0 +1,149 @@
+"""Sections on memory: batch, waste and hits, beside vLLM's manager and other ways to cut a pool."""
+
+from typing import Any
+
+from bench.comparison.section import Bars, Section, number, percent
+
+TRACES = {"azure-2023-conv": "azure", "mooncake-conversation": "mooncake"}
+
+
+def peers(found: list[dict[str, Any]]) -> Section:
+    """vLLM's own manager classes on the same traces."""
+    rows = []
+    for one in found:
+        theirs, ours = one["vllm"], one["kvell"]
+        rows.append(
+            (
+                f"{theirs['shape']}, {TRACES.get(theirs['trace'], theirs['trace'])}",
+                f"{theirs['memory_gib']}",
+                f"{number(ours['batch_mean'])} / {number(theirs['batch'])}",
+                f"{percent(ours['waste'])} / {percent(theirs['waste'])}",
+                f"{percent(ours['hit_rate'])} / {percent(theirs['hit_rate'])}",
+                f"{number(ours['manager_us_per_request_step'])} / {number(theirs['manager_us'])}",
+            )
+        )
+    groups = [row[0] for row in rows]
+    return Section(
+        "Batch, waste and hits on real traces: Kvell / vLLM 0.32",
+        "Virtual time, the scheduler and memory manager that serve. Means over all steps; waste "
+        "is the part "
+        "of allocated bytes that no later step reads; CPU time is the manager's own.",
+        "replay_peers.json",
+        "python -m bench.replay.peers --traces DIR",
+        ("shape, trace", "GiB", "batch", "waste", "hit rate", "µs per request-step"),
+        rows,
+        [
+            Bars(
+                "replay_batch",
+                "mean batch on real traces",
+                "× vLLM's batch",
+                groups,
+                {"Kvell": [one["kvell"]["batch_mean"] / one["vllm"]["batch"] for one in found]},
+            ),
+            Bars(
+                "replay_waste",
+                "memory that nobody needs",
+                "% of allocated bytes",
+                groups,
+                {
+                    "Kvell": [100 * one["kvell"]["waste"] for one in found],
+                    "vLLM 0.32": [100 * one["vllm"]["waste"] for one in found],
+                },
+            ),
+        ],
+    )
+
+
+def batch_in_memory(found: dict[str, Any]) -> Section:
+    """A real engine with a small pool."""
+    results = found["results"]
+    rows = [
+        (
+            manager,
+            str(one["max_decoding"]),
+            number(one["mean_decoding_while_waiting"]),
+            str(one["steps"]),
+            number(one["tokens_per_second"], 0),
+        )
+        for manager, one in results.items()
+    ]
+    return Section(
+        "Requests that decode at once in 192 MiB",
+        "Gemma-3-270M's shape, random weights, 24 requests of 3,000 tokens in and 128 out; "
+        "`paged` is one "
+        "page size for all layers, as engines without layer groups have it.",
+        "batch_in_memory.json",
+        "python -m bench.engine.batch_in_memory --json bench/results/batch_in_memory.json",
+        ("manager", "most", "mean while some wait", "steps", "tokens/s"),
+        rows,
+        [
+            Bars(
+                "batch_in_memory",
+                "Gemma-3-270M's shape in 192 MiB",
+                "requests decoding",
+                ["most", "mean while some wait"],
+                {
+                    manager: [one["max_decoding"], one["mean_decoding_while_waiting"]]
+                    for manager, one in results.items()
+                },
+            )
+        ],
+    )
+
+
+def packing(found: dict[str, Any]) -> Section:
+    """How full a pool gets with long requests."""
+    rows = [
+        (
+            f"{ways['kvell']['memory_gib']}",
+            name,
+            number(way["batch"], 2),
+            percent(way["waste"], 3),
+            percent(way["waste_worst"], 3),
+        )
+        for ways in found["packing"]
+        for name, way in ways.items()
+    ]
+    return Section(
+        "Batch and waste of long requests on Ministral's shape",
+        "20 requests of 55,000 to 110,000 tokens, mean of ten draws; *ideal* packs bytes, not "
+        "pages.",
+        "waste.json",
+        "python -m bench.replay.waste --traces DIR",
+        ("GiB", "manager", "batch", "waste", "worst draw"),
+        rows,
+    )
+
+
+def hits(found: dict[str, Any]) -> Section:
+    """What the second request hits, and how much of what is possible on a trace."""
+    traces: dict[str, list[dict[str, Any]]] = {}
+    for one in found["traces"]:
+        traces.setdefault(one["full"]["shape"], []).append(one)
+    rows = []
+    for shape, probe in found["probes"].items():
+        parts = [one["full"]["hits_of_ideal"] for one in traces.get(shape, [])]
+        ample = [one["ample"]["hits_of_ideal"] for one in traces.get(shape, [])]
+        rows.append(
+            (
+                shape,
+                f"{probe['shares_10000_of_20000_second']:,}",
+                f"{probe['shares_10000_of_20000_third']:,}",
+                f"{probe['shares_300_second']}",
+                f"{probe['next_turn']:,} of {probe['previous_turn_tokens']:,}",
+                percent(min(ample) if ample else None, 0),
+                percent(min(parts) if parts else None, 0),
+            )
+        )
+    return Section(
+        "What a prefix cache hits",
+        "Tokens that the second and the third request hit which share 10,000 of 20,000 tokens "
+        "(and 300) with "
+        "the first; what the next turn of a conversation hits; and the worst trace's hits as a "
+        "part of what a "
+        "cache that never forgets would hit, with ample and with a full pool.",
+        "hits.json",
+        "python -m bench.replay.hits --traces DIR",
+        ("shape", "second", "third", "second of 300", "next turn", "ample", "full pool"),
+        rows,
+    )

@@ -1,0 +1,151 @@
+"""Sections on tokens per second: servers and libraries, with what the machine allows."""
+
+import statistics
+from typing import Any
+
+from bench.comparison.section import Bars, Section, number, percent
+
+SIDE_BY_SIDE = "python -m bench.side_by_side --json bench/results/side_by_side.json"
+NAMES = {
+    "kvell": "Kvell",
+    "vllm": "vLLM CPU 0.32",
+    "transformers": "transformers",
+    "generate-batch": "transformers, continuous batching",
+    "continuous batching": "transformers, continuous batching",
+    "kvell-offline": "Kvell, library",
+}
+
+
+def side_by_side(found: dict[str, Any]) -> Section:
+    """Systems that took turns in one run."""
+    scenarios, roofline = found["scenarios"], found["roofline"]
+    names = list(dict.fromkeys(name for one in scenarios for name in one["systems"]))
+    rows = [
+        (one["scenario"], _shown(name), *_cells(one, one["systems"][name]))
+        for one in scenarios
+        for name in one["systems"]
+    ]
+    note = (
+        f"{found['model']}, bfloat16, {found['machine']['threads']} cores, {found['rounds']} "
+        "rounds in "
+        f"turn. In the same run the machine read {roofline['read_bytes_per_second'] / 1e9:.1f} "
+        "GB/s and "
+        f"multiplied {roofline['gemm_flops_per_second'] / 1e9:,.0f} GFLOP/s. Servers answer over "
+        "HTTP. "
+        "Tokens/s are prompt tokens of a prefill, output tokens of all else, prefill included; "
+        "*spread* is (largest − smallest) / median of a system's own rounds; *Kvell is* the median "
+        "of the rounds' own ratios; *of limit* the part of what reading weights and KV (decode) or "
+        "multiplying (prefill) alone would allow."
+    )
+    columns = (
+        "scenario",
+        "system",
+        "tokens/s",
+        "spread",
+        "Kvell is",
+        "of limit",
+        "TTFT ms",
+        "TPOT ms",
+    )
+    bars = [
+        _bars("decode", "output", scenarios, names),
+        _bars("prefill", "prompt", scenarios, names),
+    ]
+    return Section(
+        "Tokens per second: servers side by side",
+        note,
+        "side_by_side.json",
+        SIDE_BY_SIDE,
+        columns,
+        rows,
+        [one for one in bars if one.groups],
+    )
+
+
+def libraries(found: dict[str, Any]) -> Section:
+    """Kvell as a library beside transformers."""
+    rates: dict[str, dict[str, list[float]]] = found["tokens_per_second"]
+    names = list(next(iter(rates.values())))
+    rows = [
+        (
+            batch,
+            *(number(statistics.median(of[name])) for name in names),
+            f"{found['ratio'][batch]:.2f}×",
+        )
+        for batch, of in rates.items()
+    ]
+    series = {_shown(n): [statistics.median(of[n]) for of in rates.values()] for n in names}
+    groups = [f"batch {batch}" for batch in rates]
+    return Section(
+        "Tokens per second: libraries",
+        "SmolLM2, bfloat16, 128 tokens in and 128 out, prefill included; medians; the last column "
+        "is "
+        "Kvell over `generate`. Read bandwidth "
+        f"{found['machine']['read_bandwidth_gb_per_second']} GB/s "
+        "in the same run.",
+        "engine_throughput.json",
+        "python -m bench.engine.throughput --json bench/results/engine_throughput.json",
+        ("batch", *(_shown(name) for name in names), "ratio"),
+        rows,
+        [Bars("libraries", "SmolLM2, libraries", "output tokens/s", groups, series)],
+    )
+
+
+def load_tools(found: dict[str, Any]) -> Section:
+    """Do load tools agree?"""
+    rows = [
+        (
+            server,
+            one["figure"].removesuffix("_seconds"),
+            one["against"],
+            number(one["found"] * 1000),
+            number(one["reference"] * 1000),
+            percent(one["difference"]),
+            percent(one["allowed"]),
+            "agrees" if one["agrees"] else "**differs**",
+        )
+        for server, of in found["servers"].items()
+        for one in of["verdicts"]
+    ]
+    return Section(
+        "Does the load generator measure what others measure?",
+        f"`kvell bench serve` beside tools that others wrote, {found['rounds']} runs each in turn; "
+        "allowed are 3 % where a server's times are known, else twice the larger repeat spread.",
+        "load_agreement.json",
+        "python -m bench.load.agreement --json bench/results/load_agreement.json",
+        ("server", "figure", "against", "found ms", "reference ms", "difference", "allowed", ""),
+        rows,
+    )
+
+
+def _cells(one: dict[str, Any], system: dict[str, Any]) -> tuple[str, ...]:
+    median = system["median"]
+    ttft, tpot = (median.get(f"{name}_p50_seconds") for name in ("ttft", "tpot"))
+    return (
+        number(median[one["figure"]]),
+        percent(system["spread"], 0),
+        f"{system['ratio']:.2f}×",
+        percent(system["share_of_limit"], 0),
+        number(None if ttft is None else ttft * 1000),
+        number(None if tpot is None else tpot * 1000),
+    )
+
+
+def _bars(kind: str, unit: str, scenarios: list[dict[str, Any]], names: list[str]) -> Bars:
+    chosen = [one for one in scenarios if one["figure"] == f"{unit}_tokens_per_second"]
+    series: dict[str, Any] = {
+        _shown(name): [_median(one, name) for one in chosen] for name in names
+    }
+    if chosen and all(one["limit"] is not None for one in chosen):
+        series["limit of the machine"] = [one["limit"] for one in chosen]
+    groups = [one["scenario"] for one in chosen]
+    return Bars(f"side_by_side_{kind}", "SmolLM2, side by side", f"{unit} tokens/s", groups, series)
+
+
+def _median(one: dict[str, Any], name: str) -> float | None:
+    system = one["systems"].get(name)
+    return None if system is None else system["median"][one["figure"]]
+
+
+def _shown(name: str) -> str:
+    return NAMES.get(name, name)

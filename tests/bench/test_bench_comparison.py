@@ -1,0 +1,123 @@
+"""The comparison page: made of what is there, the same each time, plots beside it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.comparison.__main__ import RESULTS, SECTIONS, sections_of, write
+from bench.comparison.page import page
+from bench.comparison.section import Bars, Section
+from bench.comparison.speed import load_tools, side_by_side
+
+
+def system(median: float, ratio: float, share: float | None) -> dict[str, Any]:
+    return {
+        "median": {"output_tokens_per_second": median, "ttft_p50_seconds": 0.25},
+        "rounds": [median],
+        "spread": 0.1,
+        "ratio": ratio,
+        "share_of_limit": share,
+    }
+
+
+SIDE_BY_SIDE = {
+    "model": "smollm2",
+    "rounds": 5,
+    "machine": {"threads": 2},
+    "roofline": {"read_bytes_per_second": 4e10, "gemm_flops_per_second": 9e11},
+    "scenarios": [
+        {
+            "scenario": "batch 8",
+            "figure": "output_tokens_per_second",
+            "limit": 1000.0,
+            "systems": {"kvell": system(500, 1.0, 0.5), "vllm": system(250, 2.0, 0.25)},
+        },
+        {
+            "scenario": "sharegpt-like at 2/s",
+            "figure": "output_tokens_per_second",
+            "limit": None,
+            "systems": {"kvell": system(80, 1.0, None)},
+        },
+    ],
+}
+VERDICT = {
+    "figure": "ttft_seconds",
+    "against": "vllm",
+    "found": 0.51,
+    "reference": 0.5,
+    "difference": 0.02,
+    "allowed": 0.03,
+    "agrees": True,
+}
+
+
+def test_side_by_side_names_systems_shares_and_what_was_not_asked() -> None:
+    section = side_by_side(SIDE_BY_SIDE)
+    assert section.rows[1] == (
+        *("batch 8", "vLLM CPU 0.32", "250.0", "10%", "2.00×", "25%", "250.0", "–"),
+    )
+    assert section.rows[2][5] == "–", "a mix has no limit"
+    [bars] = section.bars
+    assert bars.series == {"Kvell": [500, 80], "vLLM CPU 0.32": [250, None]}
+    assert "40.0 GB/s" in section.note
+
+
+def test_tools_that_differ_are_marked() -> None:
+    servers = {"fixed": {"verdicts": [VERDICT, VERDICT | {"agrees": False}]}}
+    agreeing, differing = load_tools({"rounds": 5, "servers": servers}).rows
+    assert agreeing == ("fixed", "ttft", "vllm", "510.0", "500.0", "2.0%", "3.0%", "agrees")
+    assert differing[-1] == "**differs**"
+
+
+def test_a_page_names_its_sources_and_what_is_missing() -> None:
+    bars = Bars("one", "a plot", "s", ["g"], {"x": [1.0]})
+    section = Section("T", "a note", "a.json", "make a", ("k", "v"), [("a", "1")], [bars])
+    text = page([section], ["b.json"])
+    assert "| k | v |\n| :-- | --: |\n| a | 1 |" in text
+    assert "![a plot](plots/one.svg)" in text
+    assert "[`a.json`](a.json), `make a`" in text
+    assert "Not measured yet: `b.json`." in text
+    assert "Not measured" not in page([section], [])
+
+
+def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
+    target = write(tmp_path)
+    assert all(name in target.read_text() for name in SECTIONS)
+    assert list((tmp_path / "plots").iterdir()) == []
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """The committed files, and one of each kind that may not be there yet."""
+    for file in RESULTS.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "side_by_side.json").write_text(json.dumps(SIDE_BY_SIDE))
+    found = {"rounds": 5, "servers": {"fixed": {"verdicts": [VERDICT]}}}
+    (tmp_path / "load_agreement.json").write_text(json.dumps(found))
+    return tmp_path
+
+
+def test_the_committed_figures_make_a_page_with_every_section(results: Path) -> None:
+    sections, missing = sections_of(results)
+    assert missing == []
+    assert len(sections) == len(SECTIONS)
+    text = write(results).read_text()
+    for section in sections:
+        assert all(len(row) == len(section.columns) for row in section.rows), section.title
+        assert section.rows, section.title
+        for bars in section.bars:
+            assert f"(plots/{bars.name}.svg)" in text
+            assert (results / "plots" / f"{bars.name}.svg").stat().st_size > 1000
+
+
+def test_the_same_figures_make_the_same_bytes(results: Path) -> None:
+    def written() -> dict[str, bytes]:
+        write(results)
+        return {file.name: file.read_bytes() for file in (results / "plots").iterdir()}
+
+    first = written()
+    (results / "plots" / "old.svg").write_text("of an earlier page")
+    assert written() == first
