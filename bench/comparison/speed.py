@@ -95,7 +95,7 @@ def load_tools(found: dict[str, Any]) -> Section:
     """Do load tools agree?"""
     rows = [
         (
-            server,
+            f"{server}, {of['rounds']} runs",
             one["figure"].removesuffix("_seconds"),
             one["against"],
             number(one["found"] * 1000),
@@ -109,8 +109,9 @@ def load_tools(found: dict[str, Any]) -> Section:
     ]
     return Section(
         "Does the load generator measure what others measure?",
-        f"`kvell bench serve` beside tools that others wrote, {found['rounds']} runs each in turn; "
-        "allowed are 3 % where a server's times are known, else twice the larger repeat spread.",
+        "`kvell bench serve` beside tools that others wrote, in turn; medians of their runs' "
+        "means. "
+        "Allowed are 3 % where a server's times are known, else twice the larger repeat spread.",
         "load_agreement.json",
         "python -m bench.load.agreement --json bench/results/load_agreement.json",
         ("server", "figure", "against", "found ms", "reference ms", "difference", "allowed", ""),

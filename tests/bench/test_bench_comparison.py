@@ -66,9 +66,9 @@ def test_side_by_side_names_systems_shares_and_what_was_not_asked() -> None:
 
 
 def test_tools_that_differ_are_marked() -> None:
-    servers = {"fixed": {"verdicts": [VERDICT, VERDICT | {"agrees": False}]}}
-    agreeing, differing = load_tools({"rounds": 5, "servers": servers}).rows
-    assert agreeing == ("fixed", "ttft", "vllm", "510.0", "500.0", "2.0%", "3.0%", "agrees")
+    servers = {"fixed": {"rounds": 5, "verdicts": [VERDICT, VERDICT | {"agrees": False}]}}
+    agreeing, differing = load_tools({"servers": servers}).rows
+    assert agreeing == ("fixed, 5 runs", "ttft", "vllm", "510.0", "500.0", "2.0%", "3.0%", "agrees")
     assert differing[-1] == "**differs**"
 
 
@@ -95,7 +95,7 @@ def results(tmp_path: Path) -> Path:
     for file in RESULTS.glob("*.json"):
         shutil.copy(file, tmp_path)
     (tmp_path / "side_by_side.json").write_text(json.dumps(SIDE_BY_SIDE))
-    found = {"rounds": 5, "servers": {"fixed": {"verdicts": [VERDICT]}}}
+    found = {"servers": {"fixed": {"rounds": 5, "verdicts": [VERDICT]}}}
     (tmp_path / "load_agreement.json").write_text(json.dumps(found))
     return tmp_path
 
