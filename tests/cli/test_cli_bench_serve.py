@@ -12,6 +12,10 @@ import pytest
 import uvicorn
 
 from kvell.cli.main import root
+from kvell.engine.protocol import Finished
+from kvell.server.metrics import ServerMetrics
+from kvell.server.request_log import EndedRequest
+from kvell.vocabulary import RequestId
 
 Kvell = Callable[..., Any]
 KEY = "secret"
@@ -24,6 +28,7 @@ class App:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     left: int = 0
     wants_key: bool = False
+    metrics: ServerMetrics | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
@@ -34,8 +39,26 @@ class App:
             await answer(send, 200, {"data": [{"id": "tiny"}]})
         elif scope["method"] == "POST":
             await self._stream(json.loads(await whole_body(receive)), receive, send)
+        elif scope["path"] == "/metrics" and self.metrics is not None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": self.metrics.render()})
         else:
             await answer(send, 404, {"detail": "Not Found"})
+
+    def _measure(self, tokens: int) -> None:
+        if self.metrics is not None:
+            end = Finished(
+                RequestId("r"),
+                0,
+                "length",
+                5,
+                tokens,
+                queue_seconds=0.5,
+                prefill_seconds=0.25,
+                decode_seconds=1.5,
+            )
+            self.metrics.first_tokens(0.75, tokens, 5)
+            self.metrics.ended(EndedRequest(end, 2.25, 0.0, tokens, tokens))
 
     async def _stream(self, body: dict[str, Any], receive: Any, send: Any) -> None:
         self.bodies.append(body)
@@ -48,6 +71,7 @@ class App:
             text = f" w{index}"
             choice = {"delta": {"content": text}} if "messages" in body else {"text": text}
             await send_event(send, {"choices": [choice]})
+        self._measure(body["max_tokens"])
         usage = {"prompt_tokens": 5, "completion_tokens": body["max_tokens"]}
         await send_event(send, {"choices": [], "usage": usage})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
@@ -101,6 +125,30 @@ def bench(kvell: Kvell, url: str) -> Callable[..., Any]:
 
 
 LENGTHS = ("--prompt-tokens", "6", "--output-tokens", "4", "--num-requests", "5")
+
+
+class TestOtherSide:
+    """What the server says of itself, beside what its clients saw."""
+
+    def test_json(self, bench: Any, app: App) -> None:
+        app.metrics = ServerMetrics("tiny")
+        app.metrics.first_tokens(100.0, 1, 5)  # before the run: none of its business
+        ended = bench(*LENGTHS, "--json")
+        assert ended.code == 0, ended.stderr
+        server = json.loads(ended.stdout)["server"]
+        means = {name: server[f"{name}_seconds"]["mean"] for name in ("ttft", "e2e", "queue")}
+        assert means == {"ttft": 0.75, "e2e": 2.25, "queue": 0.5}
+        assert server["tpot_seconds"]["mean"] == 0.5
+        assert (server["prompt_tokens"], server["output_tokens"]) == (25, 20)
+
+    def test_table(self, bench: Any, app: App) -> None:
+        app.metrics = ServerMetrics("tiny")
+        ended = bench(*LENGTHS)
+        assert ended.code == 0, ended.stderr
+        [line] = [one for one in ended.stdout.splitlines() if "in its queue" in one]
+        assert "500.0" in line
+        assert "to the first token (server)" in ended.stdout
+        assert "output tokens (server)" in ended.stdout
 
 
 class TestRun:
