@@ -24,6 +24,7 @@ import numpy as np
 from kvell.engine.forward_batches import ForwardBatches
 from kvell.engine.plan import StepPlan, TokenWork
 from kvell.engine.proposals import Ints
+from kvell.engine.sampling import largest
 from kvell.memory import GroupKind, Layout
 from kvell.models.paged_model import ForwardBatch, PagedModel
 
@@ -66,7 +67,7 @@ class Drafter:
 
     def _run(self, batch: ForwardBatch, wanting: Sequence["_Guessing"]) -> None:
         logits = self._model.forward(batch)
-        for one, token in zip(wanting, logits.argmax(-1).tolist(), strict=True):
+        for one, token in zip(wanting, largest(logits), strict=True):
             one.guesses.append(token)
 
 

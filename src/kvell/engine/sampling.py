@@ -7,6 +7,7 @@ re-runs, preemption and other requests in the batch do not change it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 _MASK = (1 << 64) - 1
@@ -45,10 +46,20 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
     if len(drawn) == len(rows):
         return [_draw(logits[index], rows[index]) for index in drawn]
-    tokens: list[int] = torch.argmax(logits, dim=-1).tolist()
+    tokens = largest(logits)
     for index in drawn:
         tokens[index] = _draw(logits[index], rows[index])
     return tokens
+
+
+def largest(logits: torch.Tensor) -> list[int]:
+    """The first of the largest logits of each row [n, vocabulary].
+
+    On a CPU by numpy, which is some ten times faster at it than torch.
+    """
+    if logits.device.type != "cpu":
+        return [int(token) for token in logits.argmax(-1).tolist()]
+    return [int(token) for token in np.argmax(logits.numpy(), axis=-1)]
 
 
 def uniform(seed: int, position: int) -> float:
