@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bench.managers.cells import (
-    MANAGERS,
     OURS,
     SHAPES,
     SIZES,

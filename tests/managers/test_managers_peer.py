@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,18 +71,16 @@ class TokenPool:
         return self.room - sum(self.taken.values())
 
 
-class SpyRequest(SimpleNamespace):
+class SpyRequest:
     """A request by name."""
 
     def __init__(self, name: str, row: Row) -> None:
-        super().__init__(name=name, num_prompt_tokens=row.prompt_tokens, num_output_tokens=0)
-        self.num_computed_tokens = self.num_preemptions = 0
-
-    __hash__ = object.__hash__
+        self.name, self.num_prompt_tokens = name, row.prompt_tokens
+        self.num_computed_tokens = self.num_preemptions = self.num_output_tokens = 0
 
     @property
     def num_tokens(self) -> int:
-        return int(self.num_prompt_tokens + self.num_output_tokens)
+        return self.num_prompt_tokens + self.num_output_tokens
 
     def append_output_token_ids(self, token_ids: int) -> None:
         self.num_output_tokens += 1

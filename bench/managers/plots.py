@@ -1,0 +1,199 @@
+"""Waste, batch and hit rate over time and by manager, as figures 15 to 17 of the Jenga paper.
+
+Run from the repository's root: ``python -m bench.managers.plots``; ``--quick`` takes few
+requests.  It replays what the paper's figures show (generated traces, Ministral's shape), reads
+the cells of ``bench/results/managers.json`` for the bars, and writes pictures and a page of
+their figures beside it.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.managers.cells import OURS, SHAPES
+from bench.managers.ours import replayed
+from bench.managers.pictures import Points, bars, lines
+from bench.replay.shapes import read_shape
+from kvell.memory import Manager
+from kvell.simulator.generators import generate_trace
+from kvell.simulator.plot import draw
+from kvell.simulator.rows import TraceRow
+from kvell.simulator.shares import Run, mean_parts
+from kvell.simulator.timeline import Timeline
+from kvell.vocabulary import GIB
+
+RESULTS = Path("bench", "results")
+MATRIX, PAGE = RESULTS / "managers.json", RESULTS / "managers.md"
+SHAPE, MEMORY_GIB, REQUESTS = "ministral-8b", 40, 20
+TRACES = ("ministral-static", "ministral-dynamic")
+MANAGERS: tuple[Manager, ...] = ("kvell", "jenga", "paged", "max-page", "static")
+OVER_TIME: tuple[Manager, ...] = ("kvell", "paged")
+ARTICLES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)
+QUESTIONS = 5
+HITS_MEMORY_GIB = 60
+BARS_SIZE = 8
+ONE = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One replay: its report, and what its memory was used for."""
+
+    report: ONE
+    run: Run
+
+
+def over_time(trace: str, manager: Manager, requests: int) -> Timed:
+    """Replay a generated trace on Ministral's shape."""
+    timeline, rows = Timeline(), generate_trace(trace, requests)
+    replay = replayed(read_shape(SHAPE), rows, MEMORY_GIB * GIB, manager, timeline=timeline)
+    return Timed(replay.report(), Run(f"{manager}, {trace}", timeline.moments))
+
+
+def batches(run: Run) -> Points:
+    """Requests running, by step."""
+    return [(moment.step, moment.running) for moment in run.moments]
+
+
+def hits(manager: Manager, articles: int) -> ONE:
+    """Questions about so many articles, in random order, on Ministral's shape."""
+    rows: Sequence[TraceRow] = generate_trace("arxiv-qa", articles * QUESTIONS)
+    return replayed(read_shape(SHAPE), rows, HITS_MEMORY_GIB * GIB, manager).report()
+
+
+def by_manager(matrix: ONE, trace: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Batch as a part of ``paged``'s, waste and hit rate of one trace's cells, for the bars."""
+    names = matrix["figures"]
+    panels: dict[str, dict[str, dict[str, float]]] = {}
+    for shape in SHAPES:
+        found = {
+            manager: dict(zip(names, figures, strict=False))
+            for manager in OURS
+            if isinstance(
+                figures := matrix["by_cell"].get(f"{shape}.{trace}.{BARS_SIZE}.{manager}"), list
+            )
+        }
+        if "paged" not in found:
+            continue
+        paged = found["paged"]["batch_mean"]
+        for manager, one in found.items():
+            values = {
+                "batch, of paged's": one["batch_mean"] / paged,
+                "waste": one["waste"],
+                "hit rate": one["hit_rate"],
+            }
+            for title, value in values.items():
+                panels.setdefault(title, {}).setdefault(shape, {})[manager] = value
+    return {title: panel for title, panel in panels.items() if _says_something(panel)}
+
+
+def _says_something(panel: Mapping[str, Mapping[str, float]]) -> bool:
+    return any(value for one in panel.values() for value in one.values())
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of the page."""
+    lined = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lined) + "\n"
+
+
+def time_table(runs: Mapping[tuple[str, Manager], Timed]) -> str:
+    """Figures of the replays over time."""
+    rows = []
+    for (trace, manager), one in runs.items():
+        report, parts = one.report, mean_parts(one.run.moments)
+        figures = (f"{report['batch_mean']:.2f}", str(report["steps"]))
+        shares = (f"{report['waste']:.2%}", f"{report['stranded']:.2%}", f"{parts[0]:.1%}")
+        rows.append((trace, manager, *figures, *shares))
+    return table(("trace", "manager", "batch", "steps", "waste", "stranded", "needed"), rows)
+
+
+def hits_table(found: Mapping[Manager, Sequence[tuple[int, ONE]]]) -> str:
+    """Hit rates by number of articles."""
+    counts = [count for count, _ in next(iter(found.values()))]
+    rows = [
+        (manager, *(f"{report['hit_rate']:.3f}" for _, report in points))
+        for manager, points in found.items()
+    ]
+    return table(("articles", *map(str, counts)), rows)
+
+
+TEXT = f"""# Managers side by side
+
+Written by `python -m bench.managers.plots`. Batch and memory over time and by manager; the cells
+behind the bars are those of [managers.json](managers.json)
+(`python -m bench.managers.matrix --traces DIR`), and what vLLM's manager takes beside ours is in
+[managers_peers.json](managers_peers.json). What the words mean:
+[simulator](../../src/kvell/simulator/README.md), [managers](../managers/README.md).
+
+## Batch over time
+
+{SHAPE}, {MEMORY_GIB} GiB, {REQUESTS} requests of 55 to 110 thousand tokens that all wait at the
+start (figure 15 of the paper); *dynamic*: the same, growing along the trace.
+
+![batch over time](managers_batch.png)
+
+"""
+
+
+def page(runs: str, hit_rates: str, traces: Sequence[str]) -> str:
+    """The page of results."""
+    bars_of = "\n\n".join(f"![{trace}](managers_{trace}.png)" for trace in traces)
+    return (
+        TEXT
+        + runs
+        + "\n## Memory over time\n\nThe same runs (figure 16): what is needed, held without being "
+        "needed, stranded, cached.\n\n![memory over time](managers_memory.png)\n\n"
+        f"## Hits by number of articles\n\n{SHAPE}, {HITS_MEMORY_GIB} GiB, {QUESTIONS} questions "
+        "about each article of 60 to 120 thousand tokens, in random order (figure 17).\n\n"
+        "![hits](managers_hits.png)\n\n"
+        + hit_rates
+        + f"\n## By manager\n\nMemory of {BARS_SIZE} mean requests; all requests wait at the "
+        f"start.\n\n{bars_of}\n"
+    )
+
+
+def main() -> None:
+    """Replay, draw, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few requests and articles")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the pictures")
+    args = parser.parse_args()
+    requests, articles = (6, ARTICLES[:3]) if args.quick else (REQUESTS, ARTICLES)
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    runs = {
+        (trace, manager): over_time(trace, manager, requests)
+        for trace in TRACES
+        for manager in MANAGERS
+    }
+    panels = {
+        trace: {name: batches(runs[trace, name].run) for name in MANAGERS} for trace in TRACES
+    }
+    batch = lines(panels, "step", "requests running", steps=True)
+    (args.out / "managers_batch.png").write_bytes(batch)
+    shown = [runs[trace, name].run for trace in TRACES for name in OVER_TIME]
+    draw(shown, args.out / "managers_memory.png")
+
+    found = {name: [(count, hits(name, count)) for count in articles] for name in MANAGERS}
+    points = {
+        name: [(count, report["hit_rate"]) for count, report in one] for name, one in found.items()
+    }
+    picture = lines({"arXiv-QA-like": points}, "articles", "hit rate")
+    (args.out / "managers_hits.png").write_bytes(picture)
+
+    traces = []
+    matrix = json.loads(MATRIX.read_text()) if MATRIX.exists() else {"figures": [], "by_cell": {}}
+    for trace in ("azure-2023-conv", "azure-2023-code", "mooncake-conversation"):
+        if panel := by_manager(matrix, trace):
+            (args.out / f"managers_{trace}.png").write_bytes(bars(panel))
+            traces.append(trace)
+    text = page(time_table(runs), hits_table(found), traces)
+    (args.out / PAGE.name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
