@@ -144,7 +144,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   h.hit_tokens = h.computed = h.published = length;
   h.matched_tokens = reuse ? std::min(known, tokens.size - 1) : 0;
   h.expected_tokens = tokens.size;
-  h.prompt.assign(tokens.data, tokens.data + tokens.size);
+  h.prompt.open(tokens, lease_until ? nullptr : prompt.owner);
   h.lease_until = lease_until;
   h.renewed_step = store_.step;
   h.next_cut = h.publishes && h.model->has_states ? 0 : kNever;
@@ -159,6 +159,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
 
 void Core::claim(int32_t handle, int64_t expected_tokens) {
   Holder& h = holder(handle);
+  h.prompt.keep();
   h.lease_until.reset();
   leases_.erase(handle);
   h.expected_tokens = expected_tokens;
@@ -219,6 +220,7 @@ int64_t Core::longest_feasible(int64_t calls) {
 
 void Core::place(const Want& want, const int64_t* need, Counts& left, PageRows& rows) {
   Holder& h = *want.holder;
+  h.prompt.keep();
   for (const int32_t g : h.model->own) {
     if (!need[g]) continue;
     GroupPages& held = h.groups[g];
@@ -357,6 +359,7 @@ void Core::advance(Ints handles, Ints computed) {
       h.computed = computed[i];
       continue;
     }
+    h.prompt.keep();
     publisher_.advance(h, computed[i]);
     foresee(store_.groups, h);
   }

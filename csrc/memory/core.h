@@ -32,6 +32,7 @@ struct Prompt {
   std::string model;
   std::optional<int64_t> prompt_tokens;
   Ints images;  // rows of three
+  std::shared_ptr<const void> owner{};  // of the tokens; none if they are gone after the call
 };
 
 class Core {

@@ -1,7 +1,9 @@
 // Who references pages: running requests and leases (prefix/holders.py).
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "needs.h"
 #include "usefulness.h"
@@ -34,6 +36,35 @@ struct Checkpoint {  // pages that a step writes the state after `end` tokens to
   std::vector<int32_t> slots;
 };
 
+// The tokens of a prompt. They stay where the caller has them until the request runs: most
+// often one waits that is turned away at every step, and nobody reads all of its tokens.
+class Text {
+ public:
+  // `owner` keeps the memory of `tokens`; without one they are copied.
+  void open(Ints tokens, std::shared_ptr<const void> owner) {
+    tokens_ = tokens;
+    owner_ = std::move(owner);
+    if (!owner_) copy();
+  }
+  void keep() {
+    if (owner_) copy();
+  }
+  const int32_t* data() const { return tokens_.data; }
+  int64_t size() const { return tokens_.size; }
+  int32_t operator[](int64_t at) const { return tokens_[at]; }
+
+ private:
+  void copy() {
+    copy_.assign(tokens_.data, tokens_.data + tokens_.size);
+    tokens_ = {copy_.data(), tokens_.size};
+    owner_.reset();
+  }
+
+  Ints tokens_{nullptr, 0};
+  std::shared_ptr<const void> owner_;
+  std::vector<int32_t> copy_;
+};
+
 struct Holder {
   int32_t handle;
   int32_t node;
@@ -55,11 +86,11 @@ struct Holder {
   Facts facts;
   std::vector<Source> sources;
   std::vector<Checkpoint> checkpoints;
-  std::vector<int32_t> prompt;
+  Text prompt;
   std::vector<int32_t> generated;
   std::string images_root;  // where the index knows embeddings by what they show
 
-  int64_t num_tokens() const { return int64_t(prompt.size() + generated.size()); }
+  int64_t num_tokens() const { return prompt.size() + int64_t(generated.size()); }
 };
 
 }  // namespace kvell::memory

@@ -175,9 +175,10 @@ NB_MODULE(_core, m) {
            [](Bound& b, nb::handle tokens, const std::string& root, std::optional<int64_t> until,
               bool reuse, nb::handle images, std::optional<int64_t> prompt_tokens,
               const std::string& model) {
-             const IntsArgument text(tokens), spans(images, 3);
-             return b.core().open({text.ints(), root, model, prompt_tokens, spans.ints()}, until,
-                                  reuse);
+             const auto text = std::make_shared<IntsArgument>(tokens);
+             const IntsArgument spans(images, 3);
+             return b.core().open(
+                 {text->ints(), root, model, prompt_tokens, spans.ints(), text}, until, reuse);
            },
            "tokens"_a, "root"_a, "lease_until"_a = nb::none(), nb::kw_only(), "reuse"_a = true,
            "images"_a = nb::none(), "prompt_tokens"_a = nb::none(), "model"_a = "")

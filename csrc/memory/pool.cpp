@@ -111,9 +111,13 @@ bool Pool::feasible(const Counts& need) const {
 
 bool Pool::may_take_whole(int32_t group, const Counts& left) const {
   if (has_shares()) return in_use_[group] < quotas_[group];
-  int64_t sum = 0;
+  if (left[group] > partial_[group]) return true;
+  // No group needs more large pages than pages; most often that is enough to know.
+  int64_t most = 0, sum = 0;
+  for (size_t g = 0; g < left.size(); ++g) most += std::max<int64_t>(0, left[g] - partial_[g]);
+  if (most < whole_) return true;
   for (size_t g = 0; g < left.size(); ++g) sum += whole_needed(left[g], partial_[g], per_large(g));
-  return sum < whole_ || whole_needed(left[group], partial_[group], per_large(group)) > 0;
+  return sum < whole_;
 }
 
 Division Pool::division() const {
@@ -313,6 +317,7 @@ void Pool::evict(int32_t slot) {
 
 void Pool::empty_large(int32_t id) {
   evictable_.remove(id);
+  if (!evictable_.empty()) pages_.fetch(first_slot(evictable_.top().id()));
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
   for (int32_t slot = first; slot < end; ++slot) {
     if (!pages_[slot].cached()) continue;

@@ -60,6 +60,11 @@ class Pool {
   // Uses up to `count` of the lowest empty pages of a large page.
   void take(int32_t large, int64_t count, std::vector<int32_t>& out);
   void acquire(int32_t slot);
+  // The page's records are wanted soon.
+  void fetch(int32_t slot) const {
+    pages_.fetch(slot);
+    larges_.fetch(large_of(slot));
+  }
   void release(int32_t slot);
   void release(int32_t slot, const Key& renewed);
   // What acquire and release would do to a named page, where it lies.

@@ -9,6 +9,8 @@ int64_t image_rank(const Holder& h, const Image& image) {
   return h.prompt[image.start] * kSpread & (kRanks - 1);
 }
 
+constexpr int64_t kFetchAhead = 8;  // pages whose records are on their way while one is released
+
 // Can the model resume only where something was kept for it?
 bool needs_an_end(const Model& model) { return model.has_states || model.has_windows; }
 
@@ -167,8 +169,17 @@ void Publisher::extend(Holder& h, int64_t length) {
 void Publisher::publish_pages(Holder& h, int32_t g) {
   const int64_t size = store_.groups[g].page_tokens, count = h.computed / size;
   GroupPages& held = h.groups[g];
-  for (int64_t p = std::max(held.first, held.published); p < count; ++p)
-    name(h, g, (p + 1) * size, 0, held.slots[p - held.first], (p + 1) * size);
+  for (int64_t p = std::max(held.first, held.published); p < count;) {
+    // Those that end in one node.
+    const int64_t from = p;
+    const int32_t node = store_.tree.at(h.node, (p + 1) * size);
+    const int64_t stop = std::min(count, store_.tree.node(node).end() / size);
+    p = std::max(stop, from + 1);
+    store_.tree.put_run(node, g, from, &held.slots[from - held.first], p - from, [&](int64_t at) {
+      const int32_t slot = held.slots[at - held.first];
+      store_.pool.index(slot, store_.rule.key(kSpare, 0, (at + 1) * size));
+    });
+  }
   held.published = std::max(held.published, count);
 }
 
@@ -260,10 +271,10 @@ void Publisher::publish_end(Holder& h) {
 }
 
 Tokens Publisher::tokens_between(const Holder& h, int64_t begin, int64_t end) {
-  const int64_t prompt = int64_t(h.prompt.size());
+  const int64_t prompt = h.prompt.size();
   if (end <= prompt) return {h.prompt.data() + begin, begin, end - begin};
   if (begin >= prompt) return {h.generated.data() + (begin - prompt), begin, end - begin};
-  tail_.assign(h.prompt.begin() + begin, h.prompt.end());
+  tail_.assign(h.prompt.data() + begin, h.prompt.data() + prompt);
   tail_.insert(tail_.end(), h.generated.begin(), h.generated.begin() + (end - prompt));
   return {tail_.data(), begin, end - begin};
 }
@@ -303,6 +314,7 @@ void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
     return release_images(h, g, count, rank);
   const bool is_state = group.kind == Kind::kState;
   for (int64_t i = 0; i < count; ++i) {
+    if (i + kFetchAhead < count) store_.pool.fetch(held.slots[i + kFetchAhead]);
     const int64_t position = held.first + i;
     const int64_t length = is_state ? h.computed : (position + 1) * group.page_tokens;
     const bool goes_first = rank == kSpare && group.is_window();

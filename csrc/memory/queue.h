@@ -71,6 +71,7 @@ class RunQueue {
       records_[before].after = after;
     } else if (after != kNobody) {
       run.head = after;
+      records_.fetch(records_[after].after == kNobody ? after : records_[after].after);
       sink(run.place, {entry_of(after), at});
     } else {
       end(at);

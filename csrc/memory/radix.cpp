@@ -166,11 +166,14 @@ int32_t RadixTree::at(int32_t id, int64_t length) const {
 bool RadixTree::put(int32_t id, int32_t group, int64_t end, int32_t part, int32_t slot,
                     int32_t tag) {
   const int32_t home = at(id, end);
+  if (is_whole(group, end)) {
+    bool is_new = false;
+    put_run(home, group, end / groups_[group].page_tokens - 1, &slot, 1,
+            [&is_new](int64_t) { is_new = true; });
+    return is_new;
+  }
   Node& node = nodes_[home];
-  const bool is_new = is_whole(group, end)
-                          ? put_whole(node, group, end, slot)
-                          : put_mark(node, {group, int32_t(end), part, slot, tag});
-  if (!is_new) return false;
+  if (!put_mark(node, {group, int32_t(end), part, slot, tag})) return false;
   ++node.num_pages;
   PageRecord& page = pool_.page(slot);
   page.node = home;
@@ -178,15 +181,13 @@ bool RadixTree::put(int32_t id, int32_t group, int64_t end, int32_t part, int32_
   return true;
 }
 
-bool RadixTree::put_whole(Node& node, int32_t group, int64_t end, int32_t slot) {
-  const int32_t page_tokens = groups_[group].page_tokens;
+// Where the node's pages lie from a position on, with room for so many.
+int32_t* RadixTree::pages_from(Node& node, int32_t group, int64_t position, int64_t count) {
   if (size_t(group) >= node.pages.size()) node.pages.resize(groups_.size());
   std::vector<int32_t>& pages = node.pages[group];
-  const size_t index = size_t(end / page_tokens - 1 - node.first_position(page_tokens));
-  if (index >= pages.size()) pages.resize(index + 1, kNoPage);
-  if (pages[index] != kNoPage) return false;
-  pages[index] = slot;
-  return true;
+  const size_t index = size_t(position - node.first_position(groups_[group].page_tokens));
+  if (index + size_t(count) > pages.size()) pages.resize(index + size_t(count), kNoPage);
+  return &pages[index];
 }
 
 bool RadixTree::put_mark(Node& node, const Mark& mark) {

@@ -86,6 +86,25 @@ class RadixTree {
   int32_t at(int32_t node, int64_t length) const;
   // Names a page at a place on the path that ends in `node`, unless one is there.
   bool put(int32_t node, int32_t group, int64_t end, int32_t part, int32_t slot, int32_t tag);
+  // The same for whole pages of tokens from `position` on, all of which end in `node`; calls
+  // named(position) for those that were not there.
+  template <class Named>
+  void put_run(int32_t id, int32_t group, int64_t position, const int32_t* slots, int64_t count,
+               const Named& named) {
+    if (count <= 0) return;
+    const int32_t page_tokens = groups_[group].page_tokens;
+    Node& node = nodes_[id];
+    int32_t* at = pages_from(node, group, position, count);
+    for (int64_t i = 0; i < count; ++i) {
+      if (at[i] != kNoPage) continue;
+      at[i] = slots[i];
+      ++node.num_pages;
+      PageRecord& page = pool_.page(slots[i]);
+      page.node = id;
+      page.end = int32_t((position + i + 1) * page_tokens);
+      named(position + i);
+    }
+  }
   void drop(int32_t group, int32_t slot);
   // What `old_slot` held, named or not, is in `new_slot` now.
   void rename(int32_t group, int32_t old_slot, int32_t new_slot);
@@ -126,7 +145,7 @@ class RadixTree {
   bool is_whole(int32_t group, int64_t end) const {
     return groups_[group].counts_tokens() && end % groups_[group].page_tokens == 0;
   }
-  bool put_whole(Node& node, int32_t group, int64_t end, int32_t slot);
+  int32_t* pages_from(Node& node, int32_t group, int64_t position, int64_t count);
   bool put_mark(Node& node, const Mark& mark);
   Marks::const_iterator mark_of(const Node& node, int32_t group, int32_t slot) const;
 

@@ -83,6 +83,8 @@ class ZeroArray {
   }
   T& operator[](size_t index) { return data_[index]; }
   const T& operator[](size_t index) const { return data_[index]; }
+  // It is going to be written: the wait for memory begins now.
+  void fetch(size_t index) const { __builtin_prefetch(data_ + index, 1); }
 
  private:
   static constexpr size_t kLine = 64;  // bytes of a cache line: no record straddles two
