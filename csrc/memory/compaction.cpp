@@ -55,9 +55,14 @@ void Compactor::find_scattered(int32_t g, const GroupPages& held) {
   const int64_t per_large = pool.per_large(g);
   const int64_t count = std::min<int64_t>(held.slots.size(), kScanPages);
   positions_.clear();
+  int32_t large = -1;  // that the page before lies in: most often this one does too
+  bool is_sparse = false;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t slot = held.slots[i];
-    const bool is_sparse = pool.large(pool.large_of(slot)).used * kSparse <= per_large;
+    if (pool.large_of(slot) != large) {
+      large = pool.large_of(slot);
+      is_sparse = pool.large(large).used * kSparse <= per_large;
+    }
     if (!is_sparse || pool.page(slot).users() != 1) continue;
     positions_.push_back(held.first + i);
     if (int64_t(positions_.size()) == per_large) return;

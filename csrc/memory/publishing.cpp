@@ -101,12 +101,12 @@ void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths) {
       const Rules& group = store_.groups[g];
       const int64_t size = group.page_tokens;
       if (group.kind == Kind::kState)
-        for (int32_t part = 0; part < group.slices; ++part) renew(h, g, length, part);
+        store_.tree.each_part(h.node, g, length, [&](int32_t slot) { renew(slot, length); });
       else if (group.is_window())
-        for (int64_t p = resumed_from(group, h.facts, length),
-                     stop = std::min(length / size, h.groups[g].first);
-             p < stop; ++p)
-          renew(h, g, (p + 1) * size, 0);
+        store_.tree.each_page(
+            h.node, g, resumed_from(group, h.facts, length),
+            std::min(length / size, h.groups[g].first),
+            [&](int32_t slot, int64_t position) { renew(slot, (position + 1) * size); });
     }
   }
 }
@@ -116,9 +116,8 @@ int64_t Publisher::end_step(const Holder& h) const {
   return store_.step + std::max<int64_t>(0, h.expected_tokens - h.num_tokens());
 }
 
-void Publisher::renew(const Holder& h, int32_t g, int64_t end, int32_t part) {
-  const int32_t slot = store_.tree.page_at(h.node, g, end, part);
-  if (slot != kNoPage) store_.pool.renew(slot, store_.rule.key(kNormal, store_.step, end));
+void Publisher::renew(int32_t slot, int64_t end) {
+  store_.pool.renew(slot, store_.rule.key(kNormal, store_.step, end));
 }
 
 // ------------------------------------------------------------- named in the index

@@ -42,7 +42,7 @@ class Publisher {
   bool is_worth(const Holder& holder, int32_t group, int64_t position,
                 const std::vector<int64_t>& lengths) const;
   void renew_points(Holder& holder, const std::vector<int64_t>& lengths);
-  void renew(const Holder& holder, int32_t group, int64_t end, int32_t part);
+  void renew(int32_t slot, int64_t end);
   void leave_behind(Holder& holder);
   void drop(Holder& holder);
   void release(Holder& holder, int32_t group, int64_t count, int64_t rank);

@@ -2,6 +2,7 @@
 // holds. Semantics of prefix/radix.py. Whole pages of tokens lie by position, with holes;
 // what has another place (half-full pages, states, pages of images) is a mark.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -112,6 +113,33 @@ class RadixTree {
   void let_go(int32_t node);
   // The page at a place on the path that ends in `node`; kNoPage in holes.
   int32_t page_at(int32_t node, int32_t group, int64_t end, int32_t part) const;
+  // Calls visit(page, position) for the whole pages from a position to another, on the path
+  // that ends in `node`; holes are passed over.
+  template <class Visit>
+  void each_page(int32_t id, int32_t group, int64_t from, int64_t stop, const Visit& visit) const {
+    const int32_t size = groups_[group].page_tokens;
+    while (from < stop) {
+      const Node& node = nodes_[at(id, (from + 1) * size)];
+      const int64_t first = node.first_position(size), here = std::max(node.end() / size, from + 1);
+      const int64_t end = std::min(stop, here);
+      if (size_t(group) < node.pages.size()) {
+        const std::vector<int32_t>& pages = node.pages[group];
+        const int64_t known = std::min(end, first + int64_t(pages.size()));
+        for (int64_t p = from; p < known; ++p)
+          if (pages[p - first] != kNoPage) visit(pages[p - first], p);
+      }
+      from = end;
+    }
+  }
+  // Calls visit(page) for what was kept at an end that is no whole page of tokens: a state.
+  template <class Visit>
+  void each_part(int32_t id, int32_t group, int64_t end, const Visit& visit) const {
+    const Marks& marks = nodes_[at(id, end)].marks;
+    const Mark first{group, int32_t(end), 0, kNoPage};
+    for (auto mark = std::lower_bound(marks.begin(), marks.end(), first);
+         mark != marks.end() && mark->group == group && mark->end == end; ++mark)
+      visit(mark->slot);
+  }
   // Which of the pages of one end a named page is.
   int32_t part_of(int32_t group, int32_t slot) const;
   // A page that has a place of its own is to be known as something else.
