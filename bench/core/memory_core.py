@@ -11,7 +11,15 @@ from pathlib import Path
 
 from bench.core.bounds import TABLES, Row, printed
 from bench.core.trace import Replay, Stopwatch, requests
-from bench.core.workloads import DECODE_STEPS, Decoding, Prefixes, core_of, longest_window, timed
+from bench.core.workloads import (
+    DECODE_STEPS,
+    Decoding,
+    Prefixes,
+    core_of,
+    longest_window,
+    timed,
+    timed_beside,
+)
 from bench.replay.shapes import SHAPES
 from kvell.memory import Implementation
 from kvell.vocabulary import GIB
@@ -20,6 +28,7 @@ CONTEXTS = {"1K": 1 << 10, "16K": 1 << 14, "128K": 1 << 17, "1M": 1 << 20}
 POOLS = {"1GB": GIB, "16GB": 16 * GIB, "128GB": 128 * GIB, "1TB": 1024 * GIB}
 BATCHES = (8, 64, 256)
 BEHIND_BATCH = 64
+YARDSTICK_SHAPE, YARDSTICK_BATCH = "llama3-8b", 32
 PROMPTS = (4096, 131072)
 PREFIX_POOL = 1024 * GIB
 TRACE_POOL = 16 * GIB
@@ -38,6 +47,8 @@ def shapes_of(implementation: Implementation) -> tuple[str, ...]:
 def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """Pure decode, wherever shape, context and batch fit the pool."""
     rows = []
+    yardstick = Decoding(core_of(YARDSTICK_SHAPE, GIB, implementation), 1024, YARDSTICK_BATCH)
+    yardstick.prepare()
     for shape, pool, context, batch in itertools.product(
         shapes_of(implementation), POOLS, CONTEXTS, BATCHES
     ):
@@ -45,13 +56,15 @@ def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row
             continue
         try:
             work = Decoding(core_of(shape, POOLS[pool], implementation), CONTEXTS[context], batch)
-            step = timed(work.run, args.repeats, work.prepare).figures(DECODE_STEPS * batch)
+            times, lengths = timed_beside(work.run, yardstick.quiet, args.repeats, work.prepare)
             quiet = timed(work.quiet, args.repeats).figures(DECODE_STEPS * batch)
         except MemoryError:
             continue
+        step = times.figures(DECODE_STEPS * batch)
         show(f"{implementation} decode {shape} {pool} {context} batch {batch}", step)
         row: Row = {"implementation": implementation, "shape": shape, "pool": pool}
-        rows.append({**row, "context": context, "batch": batch, "step": step, "quiet": quiet})
+        row |= {"context": context, "batch": batch, "step": step, "quiet": quiet}
+        rows.append({**row, "yardsticks": lengths / batch})
     return rows
 
 

@@ -56,6 +56,26 @@ def timed(
     return Times(tuple(seconds))
 
 
+def timed_beside(
+    work: Callable[[], object],
+    yardstick: Callable[[], object],
+    repeats: int,
+    before: Callable[[], None],
+) -> tuple[Times, float]:
+    """Seconds of ``work``, and the median of what it takes in lengths of a yardstick.
+
+    The yardstick, always the same work, is timed before and after each repetition: what slows
+    the whole machine for a while slows both.
+    """
+    spent, lengths = [], []
+    for _ in range(repeats):
+        before()
+        first = timed(yardstick, 1).seconds[0]
+        spent += timed(work, 1).seconds
+        lengths.append(spent[-1] * 2 / (first + timed(yardstick, 1).seconds[0]))
+    return Times(tuple(spent)), float(np.median(lengths))
+
+
 class Scheduled:
     """A core, called as the engine's scheduler calls it in one step."""
 

@@ -78,6 +78,8 @@ class MemoryCore(Protocol):
         At least the last token is left to compute.  Without ``reuse`` all of them
         are, and whatever is cached without a user is evicted first: the pages of
         the holder then lie as densely as the contract counts on.
+        Without a lease the tokens must stay as they are until the holder is claimed or given
+        pages: only then are they copied.
         With ``lease_until`` the pages are given back by themselves after that step
         unless claimed.
 
