@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 PATIENCE_SECONDS = 120.0
 
@@ -42,6 +43,15 @@ def server(smollm2_path: Path) -> Iterator[Server]:
         yield Server(told["url"], told["pid"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def scraped(url: str) -> dict[str, float]:
+    """Samples of a server, summed over labels."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=60).text):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
 
 
 def wait_until_healthy(url: str) -> None:
@@ -84,6 +94,29 @@ def test_a_completion_of_a_plain_prompt(server: Server) -> None:
     assert "Paris" in reply.choices[0].text
     assert reply.usage is not None
     assert reply.usage.completion_tokens <= 4
+
+
+def test_metrics_tell_what_an_answer_took_and_where_its_pages_are(server: Server) -> None:
+    before = scraped(server.url)
+    body = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+    after = scraped(server.url)
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+    def seconds(stage: str) -> float:
+        return grown[f"kvell:request_{stage}_time_seconds_sum"]
+
+    assert grown["kvell:request_generation_tokens_sum"] == 8
+    assert seconds("prefill") > 0
+    assert seconds("decode") > 0
+    assert seconds("inference") == pytest.approx(seconds("prefill") + seconds("decode"))
+    whole = grown["kvell:e2e_request_latency_seconds_sum"]
+    assert seconds("queue") + seconds("inference") <= whole
+    assert grown["kvell:iteration_tokens_total_count"] == grown["kvell:steps_total"] == 8
+    prompt = grown["kvell:request_prefill_kv_computed_tokens_sum"]
+    assert grown["kvell:iteration_tokens_total_sum"] == prompt + 7, "the last token is not computed"
+    assert after["kvell:group_cached_pages"] > 0
+    assert after["kvell:group_used_pages"] == after["kvell:kv_cache_usage_perc"] == 0
 
 
 def test_a_prompt_over_the_limit_names_the_field(server: Server) -> None:
