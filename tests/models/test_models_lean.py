@@ -129,7 +129,8 @@ def test_quantised_pages_hold_what_torch_makes_of_the_same_vectors(
     """The first layer's: its keys and values differ from the generic pass by rounding at most."""
     module, ids = tiny_module("Qwen3ForCausalLM"), prompt_ids(23)
     runners = [
-        runner_over(model(module, instruction_set, kv_dtype)) for model in (lean_model, generic_model)
+        runner_over(model(module, instruction_set, kv_dtype))
+        for model in (lean_model, generic_model)
     ]
     logits = [runner.step([("a", ids)]) for runner in runners]
     scale = logits[1].abs().max()

@@ -61,7 +61,7 @@ def test_a_store_holds_its_matrices_side_by_side(dtype: torch.dtype) -> None:
     for matrix, weight in zip(made, weights, strict=True):
         start = matrix.address - made[0].address
         assert start % 128 == 0
-        size = packed_bytes(*weight.shape, dtype)
+        size = packed_bytes(weight.shape[0], weight.shape[1], dtype)
         there = store._bytes[start : start + size].view(dtype)
         assert torch.equal(there, packed(weight).flatten())
         assert matrix.args == (matrix.address, 0, weight.shape[0], weight.shape[1])

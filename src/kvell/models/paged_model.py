@@ -22,8 +22,8 @@ from kvell.models.image_batch import ImageBatch, SeenImages
 from kvell.models.image_side import IMAGE_KINDS, ImageSide, text_attention
 from kvell.models.image_store import ImageStore
 from kvell.models.kv_memory import layer_pages, storing_layer
-from kvell.models.lean.decoder import LeanDecoder
 from kvell.models.latents import place_latents
+from kvell.models.lean.decoder import LeanDecoder
 from kvell.models.mixer_slots import during, place_mixers
 from kvell.models.segments import LayerCallbacks
 from kvell.models.state_step import StateMemory, StatePass, state_memory
@@ -112,7 +112,8 @@ class PagedModel:
     def weight_bytes(self) -> int:
         """Bytes of all parameters and buffers; tied ones count once."""
         tensors = {t.data_ptr(): t.nbytes for t in self.module.state_dict().values()}
-        return sum(tensors.values()) + (self.lean.weight_bytes if self.lean else 0)
+        packed_bytes = self.lean.weight_bytes if self.lean else 0
+        return sum(int(size) for size in tensors.values()) + packed_bytes
 
     @property
     def images(self) -> ImageStore | None:

@@ -15,7 +15,7 @@ from kvell.models.segments import LayerCallbacks
 
 if TYPE_CHECKING:
     from kvell.attention.native import NativeKernels
-    from kvell.models._forward import Forward
+    from kvell.models import _forward
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -99,7 +99,9 @@ class LeanDecoder:
             self._workspace = torch.empty(need_bytes, dtype=torch.uint8)
         return self._workspace
 
-    def _hook(self, callbacks: LayerCallbacks, tokens: int, rows: int) -> Callable[[int, int], None]:
+    def _hook(
+        self, callbacks: LayerCallbacks, tokens: int, rows: int
+    ) -> Callable[[int, int], None]:
         """Calls the seams with views of the workspace, which are the same in every layer."""
         query, output = (
             self._workspace[start : start + tokens * self._heads * self._head_size * size]
@@ -115,8 +117,8 @@ class LeanDecoder:
         )
         return lambda seam, layer: seams[seam](layer)
 
-    def _build(self, recipe: DecoderRecipe, instruction_set: str) -> "Forward":
-        from kvell.models._forward import Forward
+    def _build(self, recipe: DecoderRecipe, instruction_set: str) -> "_forward.Forward":
+        from kvell.models import _forward
 
         layers = [self._matrices(layer) for layer in recipe.layers]
         table = recipe.embedding.weight.detach()
@@ -125,7 +127,7 @@ class LeanDecoder:
         _give_up(recipe.head)
         self._kept += [layers, head, table if not tied else None]
         vocab, hidden = table.shape
-        forward = Forward(
+        forward = _forward.Forward(
             instruction_set,
             _DTYPES.index(self._dtype),
             (hidden, recipe.heads, recipe.kv_heads, recipe.head_size, layers[0][3].width),

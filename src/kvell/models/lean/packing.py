@@ -62,7 +62,8 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     half = PANEL // 2
     missing = -gate.shape[0] % half
     pads = (0, 0) * (gate.dim() - 1) + (0, missing)
-    pair = [torch.nn.functional.pad(one, pads).unflatten(0, (-1, half)) for one in (gate, up)]
+    padded = (torch.nn.functional.pad(one, pads) for one in (gate, up))
+    pair = [one.view(-1, half, *one.shape[1:]) for one in padded]
     return torch.cat(pair, 1).flatten(0, 1)
 
 

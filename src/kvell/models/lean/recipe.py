@@ -90,7 +90,9 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
     """A transformers causal LM as a recipe; None if it is not one of plain dense layers."""
     family = LEAN.get(type(module).__name__)
     layers = description.layers
-    if family is None or any(layer.kind not in _KINDS or layer.kv_of is not None for layer in layers):
+    if family is None or any(
+        layer.kind not in _KINDS or layer.kv_of is not None for layer in layers
+    ):
         return None
     shapes = {(layer.kv_heads, layer.head_size) for layer in layers}
     body = module.model
@@ -132,10 +134,8 @@ def _plain(body: Any, module: Any) -> bool:
     )
 
 
-def _layer(
-    layer: Any, spec: LayerSpec, family: LeanFamily, ropes: "_Ropes"
-) -> LayerRecipe | None:
-    attention, mlp, sandwich = layer.self_attn, layer.mlp, _SANDWICH <= _names(layer)
+def _layer(layer: Any, spec: LayerSpec, family: LeanFamily, ropes: "_Ropes") -> LayerRecipe | None:
+    attention, mlp, sandwich = layer.self_attn, layer.mlp, _names(layer) >= _SANDWICH
     linears = [getattr(attention, name, None) for name in sorted(_ATTENTION)]
     linears += [getattr(mlp, name, None) for name in sorted(_MLP - {"act_fn"})]
     rope = ropes.index_of(attention)
