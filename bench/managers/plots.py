@@ -9,18 +9,23 @@ their figures beside it.
 import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.managers.cells import OURS, SHAPES
 from bench.managers.ours import replayed
 from bench.managers.pictures import Points, bars, lines
-from bench.replay.shapes import read_shape
-from kvell.memory import Manager
+from bench.replay.shapes import ELEMENT_BYTES, read_shape
+from kvell.cli.replay import replay_limits
+from kvell.clock import MonotonicClock
+from kvell.memory import Manager, create_core, plan_layout
 from kvell.simulator.generators import generate_trace
+from kvell.simulator.model_cost import model_cost
 from kvell.simulator.plot import draw
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay import Replay
+from kvell.simulator.runner import Machine
 from kvell.simulator.shares import Run, mean_parts
 from kvell.simulator.timeline import Timeline
 from kvell.vocabulary import GIB
@@ -30,12 +35,20 @@ MATRIX, PAGE = RESULTS / "managers.json", RESULTS / "managers.md"
 SHAPE, MEMORY_GIB, REQUESTS = "ministral-8b", 40, 20
 TRACES = ("ministral-static", "ministral-dynamic")
 MANAGERS: tuple[Manager, ...] = ("kvell", "jenga", "paged", "max-page", "static")
-OVER_TIME: tuple[Manager, ...] = ("kvell", "paged")
+SHOWN: tuple[tuple[str, Manager], ...] = (
+    ("ministral-dynamic", "kvell"),
+    ("ministral-dynamic", "paged"),
+)
+"""Whose memory is drawn."""
 ARTICLES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)
 QUESTIONS = 5
 HITS_MEMORY_GIB = 60
+RUNNING = {"one at a time": 1, "all wait at the start": 256}
+"""Of the questions about articles: how many requests may run at once."""
 BARS_SIZE = 8
 ONE = dict[str, Any]
+Hits = dict[str, dict[str, Points]]
+"""Running → manager → (articles, hit rate)."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,22 @@ def batches(run: Run) -> Points:
     return [(moment.step, moment.running) for moment in run.moments]
 
 
-def hits(manager: Manager, articles: int) -> ONE:
-    """Questions about so many articles, in random order, on Ministral's shape."""
-    rows: Sequence[TraceRow] = generate_trace("arxiv-qa", articles * QUESTIONS)
-    return replayed(read_shape(SHAPE), rows, HITS_MEMORY_GIB * GIB, manager).report()
+def hits(manager: Manager, articles: int, running: int) -> ONE:
+    """Questions about so many articles, in random order, on Ministral's shape.
+
+    :param running: requests at once at most; with one, the cache alone makes the difference.
+    """
+    shape, rows = read_shape(SHAPE), generate_trace("arxiv-qa", articles * QUESTIONS)
+    layout = plan_layout(shape.description.layers, HITS_MEMORY_GIB * GIB, manager=manager)
+    limits = replay_limits(layout, shape.description.max_model_len)
+    limits = replace(limits, max_num_seqs=running)
+    machine = Machine(
+        load_profile(DEFAULT_HARDWARE), model_cost(shape.config, shape.description, ELEMENT_BYTES)
+    )
+    layers, core = shape.description.layers, create_core(layout)
+    run = Replay(core, layers, limits, rows, "start", machine, MonotonicClock(), sessions=False)
+    run.run()
+    return run.report()
 
 
 def by_manager(matrix: ONE, trace: str) -> dict[str, dict[str, dict[str, float]]]:
@@ -111,14 +136,15 @@ def time_table(runs: Mapping[tuple[str, Manager], Timed]) -> str:
     return table(("trace", "manager", "batch", "steps", "waste", "stranded", "needed"), rows)
 
 
-def hits_table(found: Mapping[Manager, Sequence[tuple[int, ONE]]]) -> str:
+def hits_table(found: Hits) -> str:
     """Hit rates by number of articles."""
-    counts = [count for count, _ in next(iter(found.values()))]
+    any_points = next(iter(next(iter(found.values())).values()))
     rows = [
-        (manager, *(f"{report['hit_rate']:.3f}" for _, report in points))
-        for manager, points in found.items()
+        (title, manager, *(f"{rate:.3f}" for _, rate in points))
+        for title, by_manager in found.items()
+        for manager, points in by_manager.items()
     ]
-    return table(("articles", *map(str, counts)), rows)
+    return table(("running", "manager", *(f"{count:.0f}" for count, _ in any_points)), rows)
 
 
 TEXT = f"""# Managers side by side
@@ -145,8 +171,8 @@ def page(runs: str, hit_rates: str, traces: Sequence[str]) -> str:
     return (
         TEXT
         + runs
-        + "\n## Memory over time\n\nThe same runs (figure 16): what is needed, held without being "
-        "needed, stranded, cached.\n\n![memory over time](managers_memory.png)\n\n"
+        + "\n## Memory over time\n\nThe growing requests (figure 16): what is needed, held without "
+        "being needed, stranded, cached.\n\n![memory over time](managers_memory.png)\n\n"
         f"## Hits by number of articles\n\n{SHAPE}, {HITS_MEMORY_GIB} GiB, {QUESTIONS} questions "
         "about each article of 60 to 120 thousand tokens, in random order (figure 17).\n\n"
         "![hits](managers_hits.png)\n\n"
@@ -170,19 +196,21 @@ def main() -> None:
         for trace in TRACES
         for manager in MANAGERS
     }
-    panels = {
+    panels: dict[str, dict[str, Points]] = {
         trace: {name: batches(runs[trace, name].run) for name in MANAGERS} for trace in TRACES
     }
     batch = lines(panels, "step", "requests running", steps=True)
     (args.out / "managers_batch.png").write_bytes(batch)
-    shown = [runs[trace, name].run for trace in TRACES for name in OVER_TIME]
-    draw(shown, args.out / "managers_memory.png")
+    draw([runs[one].run for one in SHOWN], args.out / "managers_memory.png")
 
-    found = {name: [(count, hits(name, count)) for count in articles] for name in MANAGERS}
-    points = {
-        name: [(count, report["hit_rate"]) for count, report in one] for name, one in found.items()
+    found: Hits = {
+        title: {
+            name: [(count, hits(name, count, running)["hit_rate"]) for count in articles]
+            for name in MANAGERS
+        }
+        for title, running in RUNNING.items()
     }
-    picture = lines({"arXiv-QA-like": points}, "articles", "hit rate")
+    picture = lines(found, "articles", "hit rate")
     (args.out / "managers_hits.png").write_bytes(picture)
 
     traces = []

@@ -55,6 +55,23 @@ class TestWholeTraces:
         assert 0 < report["waste"] < 1
         assert report["batch_saturated_mean"] >= report["batch_mean"]
 
+    @pytest.mark.parametrize(
+        ("large_pages", "requests", "is_short"), [(24, 8, True), (900, 8, False), (900, 20, False)]
+    )
+    def test_short_of_memory_is_neither_short_of_seats_nor_of_tokens(
+        self, large_pages: int, requests: int, is_short: bool
+    ) -> None:
+        rows = [row(60, 4) for _ in range(requests)]  # 8 seats, 64 tokens a step
+        report = make_replay(layout_of(*MIXED, large_pages=large_pages), rows).report()
+        assert report["batch_saturated_mean"] > 0
+        assert (report["short_of_memory"] > 0) is is_short
+
+    def test_who_waits_for_a_prefix_is_not_short_of_memory(self) -> None:
+        rows = [row(84, 1, range(20)), row(84, 1, range(20))]
+        report = make_replay(layout_of((0, 1), large_pages=900), rows).report()
+        assert report["rungs"]["wait_for_prefix"] > 0
+        assert report["short_of_memory"] == 0
+
     def test_deterministic(self) -> None:
         runs = [make_replay(layout_of(*MIXED, large_pages=40), busy_rows(1)) for _ in range(2)]
         assert figures(runs[0]) == figures(runs[1])
