@@ -73,6 +73,26 @@ class TestJson:
         slow, fast = (replay("--hardware", name)["virtual_seconds"] for name in ("l4", "h100"))
         assert slow > fast
 
+    def test_what_clients_would_see(self, replay: Any) -> None:
+        """The words of ``kvell bench serve``, in virtual time."""
+        found = replay("--arrivals", "trace", "--slo-ttft", "10", "--slo-tpot", "1e-9")
+        assert (found["completed"], found["failed"]) == (2, 1)
+        assert found["failures"] == {"refused": 1}
+        for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+            assert list(found[name]) == ["mean", "p50", "p90", "p99"]
+            assert 0 < found[name]["p50"] <= found[name]["p99"]
+        assert found["e2e_seconds"]["mean"] > found["ttft_seconds"]["mean"]
+        assert found["goodput"] == 0 < found["request_rate"]
+        assert replay("--slo-ttft", "10")["goodput"] > 0
+
+    def test_a_rate_makes_the_load_of_bench_serve(self, replay: Any) -> None:
+        slow, fast = (replay("--limit", "2", "--rate", r)["virtual_seconds"] for r in ("0.1", "9"))
+        assert slow > 20 * fast
+
+    def test_smaller_steps(self, replay: Any) -> None:
+        assert replay("--max-num-batched-tokens", "64")["steps"] > replay()["steps"]
+        assert replay("--max-num-seqs", "1")["batch_mean"] == 1.0
+
     def test_managers_differ(self, replay: Any) -> None:
         ours, paged = replay(), replay("--manager", "paged")
         assert paged["requests_finished"] == ours["requests_finished"]
@@ -112,6 +132,10 @@ class TestJson:
         path = tmp_path / "requests.jsonl"
         replay("--requests-out", path)
         first, second, refused = map(json.loads, path.read_text().splitlines())
+        came, first_token, finished = (
+            first.pop(name) for name in ("came_seconds", "first_token_seconds", "finish_seconds")
+        )
+        assert 0.0 == came < first_token < finished
         assert first == {
             "index": 0,
             "prompt_tokens": 200,

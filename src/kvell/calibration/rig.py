@@ -144,7 +144,7 @@ class Rig:
     def _submit(self, prompt: Any, max_tokens: int) -> RequestId:
         request = RequestId(f"calibrate-{self._next_id}")
         self._next_id += 1
-        limit = self._engine.core.limits.max_model_len - len(prompt)
+        limit = max(1, self._engine.core.limits.max_model_len - len(prompt))
         sampling = SamplingParams(temperature=0, max_tokens=min(max_tokens, limit), ignore_eos=True)
         for event in self._engine.handle(Submit(request, prompt.tobytes(), sampling)):
             if isinstance(event, Finished):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from kvell.pages.sizing import Manager
 
 __all__ = ["images_in_text", "load_rows", "named_config", "replay", "replay_limits"]
 
+POSITIVE = click.FloatRange(min=0, min_open=True)
 MIN_MODEL_LEN = 2
 """A prompt of one token and one token of output."""
 
@@ -55,7 +56,29 @@ MIN_MODEL_LEN = 2
     "--hardware",
     default="a100-80",
     show_default=True,
-    help="Profile that says how long a step takes: a name, or a TOML file.",
+    help="How long a step takes: a profile's name, a TOML file, or what `calibrate` wrote.",
+)
+@click.option(
+    "--any-machine",
+    is_flag=True,
+    help="Take a calibration of another machine, or of another version.",
+)
+@click.option("--rate", type=POSITIVE, metavar="R", help="Requests come so often, Poisson.")
+@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="To the first token at most.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Per further token at most.")
+@click.option(
+    "--max-num-batched-tokens",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    help="Tokens of one step at most; a server's default is 2048.",
+)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Requests that run at once at most.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Requests of the trace at most.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, help="Replay the trace N times.")
@@ -89,6 +112,12 @@ def replay(
     manager: Manager,
     arrivals: Literal["start", "trace"],
     hardware: str,
+    any_machine: bool,
+    rate: float | None,
+    slo_ttft: float | None,
+    slo_tpot: float | None,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
     limit: int | None,
     repeat: int,
     seed: int,
@@ -100,21 +129,30 @@ def replay(
     as_json: bool,
 ) -> None:
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
-    from kvell.simulator.profiles import load_profile
+    from kvell.cli.replay_hardware import step_timer
+    from kvell.cli.replay_latency import latencies, outcomes
+    from kvell.load.arrivals import retimed
+    from kvell.load.report import Objectives
     from kvell.simulator.replay import Replay
     from kvell.simulator.rows import repeated
-    from kvell.simulator.runner import Acceptance, Machine
+    from kvell.simulator.runner import Acceptance
     from kvell.simulator.timeline import Timeline, write_timeline
 
     for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
         require_directory(flag, path)
-    profile = load_profile(hardware)
     rows = repeated(load_rows(trace, limit, seed), repeat)
+    if rate is not None:
+        rows, arrivals = retimed(rows, rate=rate, seed=seed), "trace"
     models = read_models(model, guesses.speculative_model, ELEMENT_BYTES[dtype], session)
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     layout = plan_layout(models.layers, pool_bytes, manager=manager)
-    machine = Machine(profile, models.cost, models.draft_cost)
-    limits = guesses.within(replay_limits(layout, models.max_model_len, common_pool=common_pool))
+    machine = step_timer(hardware, model, dtype, models, any_machine=any_machine)
+    limits = replay_limits(layout, models.max_model_len, common_pool=common_pool)
+    limits = replace(
+        guesses.within(limits),
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    )
     timeline = Timeline() if timeline_path else None
     run = Replay(
         create_core(layout),
@@ -138,7 +176,12 @@ def replay(
     if timeline_path is not None and timeline is not None:
         with writing("--timeline", timeline_path):
             write_timeline(timeline_path, timeline.moments)
-    report = {"model": model, "trace": trace, "manager": manager, **run.report()}
+    seen = latencies(
+        outcomes(run.requests, rows),
+        Objectives(slo_ttft, slo_tpot),
+        run.requests_refused,
+    )
+    report = {"model": model, "trace": trace, "manager": manager, **seen, **run.report()}
     if as_json:
         click.echo(json.dumps(report))
     else:

@@ -99,6 +99,7 @@ class ReplayModels:
     max_model_len: int
     cost: Any
     draft_cost: Any = None
+    description: Any = None
 
 
 def read_models(
@@ -115,7 +116,9 @@ def read_models(
     description = describe(config, element_bytes)
     cost = model_cost(config, description, element_bytes)
     if speculative_model is None:
-        return ReplayModels(description.layers, description.max_model_len, cost)
+        return ReplayModels(
+            description.layers, description.max_model_len, cost, description=description
+        )
     draft_config = load_config(named_config(speculative_model), session)
     draft = describe(draft_config, element_bytes)
     return ReplayModels(

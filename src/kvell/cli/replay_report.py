@@ -7,8 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvell.cli.bench_report import SPREAD
 from kvell.cli.sizes import format_bytes
 
+LATENCIES = {
+    "to the first token": "ttft_seconds",
+    "per output token": "tpot_seconds",
+    "end to end": "e2e_seconds",
+}
 WIDE_COLUMNS = 120
 """Width of tables where there is no terminal to ask."""
 
@@ -17,6 +23,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     """Print the figures of a run, then those of its groups, on stdout."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     console.print(run_table(report))
+    console.print(latency_table(report))
     console.print(group_table(report))
 
 
@@ -40,6 +47,20 @@ def run_table(report: Mapping[str, Any]) -> Table:
     table.add_row("manager µs per request-step", f"{report['manager_us_per_request_step']:.2f}")
     table.add_row("virtual seconds", f"{report['virtual_seconds']:,.1f}")
     table.add_row("wall seconds", f"{report['wall_seconds']:,.1f}")
+    return table
+
+
+def latency_table(report: Mapping[str, Any]) -> Table:
+    """What clients would have seen, in virtual time."""
+    table = Table(title="virtual milliseconds, as clients see them")
+    for name in ("", *SPREAD):
+        table.add_column(name, justify="right" if name else "left")
+    for name, key in LATENCIES.items():
+        seconds = [report[key][part] for part in SPREAD]
+        table.add_row(name, *("–" if one is None else f"{one * 1000:,.1f}" for one in seconds))
+    table.add_row("requests/s", f"{report['request_rate']:,.2f}")
+    table.add_row("  that met the objectives", f"{report['goodput']:,.2f}")
+    table.add_row("output tokens/s", f"{report['output_tokens_per_second']:,.1f}")
     return table
 
 

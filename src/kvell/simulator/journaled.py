@@ -17,7 +17,7 @@ from kvell.engine.protocol import Cancel, Event, Finished, Stats, Submit
 from kvell.memory import LayerSpec, MemoryCore
 from kvell.simulator.metered import MeteredCore
 from kvell.simulator.metrics import MemoryMeter, StepMeans
-from kvell.simulator.runner import Machine
+from kvell.simulator.runner import StepTimer
 from kvell.vocabulary import RequestId
 
 
@@ -59,7 +59,7 @@ def replay_journal(
     core: MemoryCore,
     layers: Sequence[LayerSpec],
     limits: Limits,
-    machine: Machine,
+    machine: StepTimer,
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> JournalReport:
     """Feed a journal to a fresh engine core over ``core``.
@@ -85,7 +85,7 @@ class _Again:
     memory: MeteredCore
     layers: Sequence[LayerSpec]
     limits: Limits
-    machine: Machine
+    machine: StepTimer
     eos_token_ids: frozenset[int]
     steps: list[JournaledStep] = field(default_factory=list)
     finished: dict[RequestId, Finished] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from kvell.simulator.metered import MeteredCore
 from kvell.simulator.metrics import MemoryMeter, Sample, StepMeans
 from kvell.simulator.prompts import PromptMaker
 from kvell.simulator.rows import Span, TraceRow, placed
-from kvell.simulator.runner import Acceptance, Machine, TraceRunner
+from kvell.simulator.runner import Acceptance, StepTimer, TraceRunner
 from kvell.simulator.schedule import Arrivals, Schedule
 from kvell.simulator.timeline import GroupMoment, Moment, Timeline
 from kvell.vocabulary import RequestId
@@ -45,9 +45,10 @@ AHEAD_REQUESTS = 17
 
 @dataclass
 class RequestFigures:
-    """One request's life, in steps; None for what never came.
+    """One request's life, in steps and virtual seconds; None for what never came.
 
-    ``prompt_tokens`` include those that stand for images.
+    ``prompt_tokens`` include those that stand for images.  ``came_seconds`` is when it was
+    sent, the others when the first and the last token of its answer reached who had sent it.
     """
 
     index: int
@@ -56,6 +57,9 @@ class RequestFigures:
     admitted_step: int | None = None
     first_token_step: int | None = None
     finish_step: int | None = None
+    came_seconds: float | None = None
+    first_token_seconds: float | None = None
+    finish_seconds: float | None = None
 
 
 class Replay:
@@ -79,7 +83,7 @@ class Replay:
         limits: Limits,
         rows: Sequence[TraceRow],
         arrivals: Arrivals,
-        machine: Machine,
+        machine: StepTimer,
         wall: Clock,
         journal: Journal | None = None,
         *,
@@ -119,6 +123,11 @@ class Replay:
             progress((self._counts["finished"] + len(self._pending.refused)) / len(self._rows))
         self._wall_seconds = self._wall.now_seconds() - began
 
+    @property
+    def requests_refused(self) -> int:
+        """How many could not be served."""
+        return len(self._pending.refused)
+
     def totals(self) -> PoolTotals:
         """Counters of the memory core."""
         return self._memory.totals()
@@ -134,7 +143,7 @@ class Replay:
         ]
         return {
             "requests_finished": self._counts["finished"],
-            "requests_refused": len(self._pending.refused),
+            "requests_refused": self.requests_refused,
             "steps": steps,
             "batch_mean": every.batch,
             "hit_rate": stats.prefix_cache_hits / max(1, stats.prefix_cache_queries),
@@ -189,6 +198,7 @@ class Replay:
 
     def _submit(self, index: int) -> None:
         row, place = self._rows[index], self._placed[index]
+        self.requests[index].came_seconds = self._pending.came_seconds(index)
         sampling = SamplingParams(temperature=0, max_tokens=row.output_tokens, ignore_eos=True)
         prompt = self._prompts.prompt(index).astype("<i4", copy=False)
         command = Submit(RequestId(str(index)), prompt.tobytes(), sampling)
@@ -261,14 +271,18 @@ class Replay:
                 self._waiting_tokens -= figures.prompt_tokens
 
     def _note(self, step: int, events: Iterable[Event]) -> None:
+        reached_seconds = self.clock.now_seconds() + self._machine.request_seconds
         for event in events:
             if isinstance(event, Tokens) and event.first_index == 0:
-                self.requests[int(event.request_id)].first_token_step = step
+                figures = self.requests[int(event.request_id)]
+                figures.first_token_step = step
+                figures.first_token_seconds = reached_seconds
             elif isinstance(event, Finished):
                 self._counts["finished"] += 1
                 self._pending.ended(int(event.request_id), self.clock.now_seconds())
                 figures = self.requests[int(event.request_id)]
                 figures.finish_step, figures.hit_tokens = step, event.cached_tokens
+                figures.finish_seconds = reached_seconds
 
 
 def with_images(command: Submit, images: tuple[Span, ...]) -> Submit:

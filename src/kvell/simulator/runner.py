@@ -1,9 +1,11 @@
 """What stands in for a model and its device: tokens from the trace, seconds from a profile."""
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
+from kvell.cost.calibration import Calibration
 from kvell.engine.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
 from kvell.simulator.drawing import keyed_fraction
@@ -15,6 +17,35 @@ WRONG = -2
 """A guess that no trace has as a token."""
 
 
+class StepTimer(Protocol):
+    """Says how long a plan takes."""
+
+    @property
+    def request_seconds(self) -> float:
+        """What a request waits besides, before its first step and behind its first token."""
+        ...
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Virtual seconds of a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class CalibratedMachine:
+    """How long steps take where ``kvell calibrate`` has timed them, serving included."""
+
+    calibration: Calibration
+
+    @property
+    def request_seconds(self) -> float:
+        """See :class:`StepTimer`."""
+        return self.calibration.serving.request_seconds
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """See :class:`StepTimer`."""
+        return self.calibration.served_step_seconds(plan.work)
+
+
 @dataclass(frozen=True)
 class Machine:
     """How long steps take: a device, the model on it, and the one that guesses for it."""
@@ -22,6 +53,7 @@ class Machine:
     profile: DeviceProfile
     cost: ModelCost
     draft: ModelCost | None = None
+    request_seconds: float = 0.0
 
     def step_seconds(self, plan: StepPlan) -> float:
         """Virtual seconds of a step, the draft model's passes before it included."""

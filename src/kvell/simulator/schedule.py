@@ -64,6 +64,13 @@ class Schedule:
         """
         return self._queue.pop()
 
+    def came_seconds(self, index: int) -> float:
+        """When a request that was taken had come.
+
+        :raises KeyError: if it has not come yet.
+        """
+        return self._came_seconds[index]
+
     def refuse(self, index: int, now_seconds: float) -> None:
         """A request has come, and cannot be served after all."""
         self.refused.append(index)

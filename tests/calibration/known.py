@@ -1,0 +1,54 @@
+"""A tiny model in an engine whose steps take as long as a known machine says."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvell.attention.choice import choose_kernels
+from kvell.calibration.subject import Subject, subject_of
+from kvell.clock import VirtualClock
+from kvell.cost.amounts import shape_of
+from kvell.cost.operators import Operators
+from kvell.engine.options import EngineOptions
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.runner import Runner
+from kvell.models.description import describe
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import MIB
+from tests.cost.oracles import oracle
+from tests.models.harness import tiny_module
+
+
+@dataclass
+class KnownRunner:
+    """Runs a plan for nothing, and lets as much time pass as the machine would take."""
+
+    runner: Runner
+    clock: VirtualClock
+    machine: Operators
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = self.runner.run(plan)
+        self.clock.advance(self.machine.step_seconds(plan.work))
+        return result
+
+
+@dataclass(frozen=True)
+class Known:
+    """A subject, its time, and what its steps cost."""
+
+    subject: Subject
+    clock: VirtualClock
+    machine: Operators
+
+
+def known(architecture: str, kv_memory_bytes: int = 64 * MIB, model_len: int = 8192) -> Known:
+    """A fresh one."""
+    module = tiny_module(architecture)
+    description = describe(module.config, 4)
+    model = PagedModel(module, description, choose_kernels(torch.device("cpu")))
+    object.__setattr__(model.description, "max_model_len", model_len)
+    subject = subject_of(model, architecture, EngineOptions(kv_memory_bytes, None, 2048, 64))
+    clock, machine = VirtualClock(), oracle(shape_of(description.layers))
+    subject.engine.runner = KnownRunner(subject.engine.runner, clock, machine)
+    return Known(subject, clock, machine)

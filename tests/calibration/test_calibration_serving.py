@@ -1,0 +1,61 @@
+"""What serving adds, from what clients saw."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvell.calibration.serving import (
+    BATCHES,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    Served,
+    fit_serving,
+    measure_serving,
+    server,
+)
+from kvell.cost.calibration import Serving
+from kvell.cost.model import decode_seconds, prefill_seconds
+from kvell.errors import ChangeSomething
+from kvell.models.progress import quiet
+from tests.cost.test_cost_calibration import MADE
+
+FAKE = Path(__file__).parents[1] / "server" / "fake_instance.py"
+
+
+def seen(serving: Serving, batch: int, delay: float = 0.0) -> Served:
+    """What clients see of an engine like MADE, served at a price."""
+    decode = decode_seconds(MADE, [PROMPT_TOKENS + OUTPUT_TOKENS // 2] * batch)
+    first = prefill_seconds(MADE, PROMPT_TOKENS, 0.0) + serving.request_seconds
+    added = serving.step_seconds + batch * serving.token_seconds
+    return Served(
+        batch, first + serving.step_seconds + serving.token_seconds, decode + added + delay
+    )
+
+
+def test_prices_are_found() -> None:
+    serving = Serving(4e-3, 5e-4, 2e-4)
+    rounds = [seen(serving, batch) for batch in BATCHES for _ in range(3)]
+    found = fit_serving(MADE, [*rounds, seen(serving, 4, delay=1.0)])
+    assert found.request_seconds == pytest.approx(4e-3)
+    assert (found.step_seconds, found.token_seconds) == pytest.approx((5e-4, 2e-4))
+
+
+def test_never_less_than_nothing() -> None:
+    faster = [Served(batch, 1e-6, 1e-6) for batch in BATCHES]
+    assert fit_serving(MADE, faster) == Serving(0.0, 0.0, 0.0)
+
+
+def test_a_server_is_asked_and_ends() -> None:
+    with server([sys.executable, str(Path(__file__).with_name("fake_server.py"))]) as url:
+        found = measure_serving(url, 200, quiet, rounds=1)
+    assert [one.batch for one in found] == list(BATCHES)
+    assert all(one.ttft_seconds > 0 and one.tpot_seconds > 0 for one in found)
+
+
+def test_a_server_that_does_not_start() -> None:
+    with (
+        pytest.raises(ChangeSomething, match="no server"),
+        server([sys.executable, "-c", "raise SystemExit(2)"]),
+    ):
+        pass

@@ -1,0 +1,95 @@
+"""A fit finds the prices of a machine whose steps it is shown."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvell.cost.amounts import ModelShape, Reach
+from kvell.cost.fit import MeasuredStep, fit_operators, median_error
+from kvell.cost.least_squares import non_negative, relative_fit
+from kvell.cost.work import Chunk
+from tests.cost.oracles import SHAPE, oracle, steps_of, unseen
+
+SHAPES = (SHAPE, ModelShape((Reach(4),)), ModelShape((Reach(2),), state_layers=2))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tile", [1, 8])
+def test_steps_that_it_never_saw(shape: ModelShape, tile: int) -> None:
+    machine = oracle(shape, tile)
+    found = fit_operators(shape, steps_of(machine))
+    for work in unseen():
+        assert found.step_seconds(work) == pytest.approx(machine.step_seconds(work), rel=0.05)
+
+
+def test_tiles_are_found() -> None:
+    assert fit_operators(SHAPE, steps_of(oracle(tile=1))).layers.tile_rows == 1
+    assert fit_operators(SHAPE, steps_of(oracle(tile=8))).layers.tile_rows == 8
+
+
+def test_disturbed_steps_do_not_move_it() -> None:
+    machine = oracle()
+    draw = np.random.default_rng(3)
+    disturbed = [
+        MeasuredStep(step.work, step.seconds * (3.0 if draw.random() < 0.1 else 1.0))
+        for step in steps_of(machine)
+    ]
+    found = fit_operators(SHAPE, disturbed)
+    judged = [MeasuredStep(work, machine.step_seconds(work)) for work in unseen()]
+    assert median_error(found.step_seconds, judged) < 0.03
+
+
+def test_noise_is_averaged() -> None:
+    machine = oracle()
+    draw = np.random.default_rng(4)
+    noisy = [
+        MeasuredStep(step.work, step.seconds * float(np.exp(draw.normal(0, 0.05))))
+        for step in steps_of(machine)
+    ]
+    found = fit_operators(SHAPE, noisy)
+    judged = [MeasuredStep(work, machine.step_seconds(work)) for work in unseen()]
+    assert median_error(found.step_seconds, judged) < 0.05
+
+
+def test_no_price_is_negative() -> None:
+    steps = [MeasuredStep((Chunk(0, n),), 1.0 / n) for n in (1, 2, 5, 9, 50, 400)]
+    found = fit_operators(SHAPE, steps)
+    assert min(*found.layers.row_seconds, *found.head.row_seconds) >= 0
+    assert min(found.attention.pair_seconds, found.constants.step_seconds) >= 0
+
+
+def test_steps_that_took_no_time() -> None:
+    with pytest.raises(ValueError, match="no time"):
+        fit_operators(SHAPE, [MeasuredStep((Chunk(0, 1),), 0.0)])
+    with pytest.raises(ValueError, match="no time"):
+        fit_operators(SHAPE, [])
+
+
+class TestLeastSquares:
+    def test_a_bound_that_binds(self) -> None:
+        """Unbounded, the second coefficient would be -1."""
+        matrix = np.asarray([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
+        found = non_negative(matrix, np.asarray([2.0, 1.0, 0.0]))
+        assert found == pytest.approx([1.0, 0.0])
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(0, 10**6), st.integers(1, 6))
+    def test_no_other_choice_is_better(self, seed: int, columns: int) -> None:
+        """Karush-Kuhn-Tucker: no slope downhill where it may go."""
+        draw = np.random.default_rng(seed)
+        matrix, target = draw.normal(size=(9, columns)), draw.normal(size=9)
+        found = non_negative(matrix, target)
+        slope = matrix.T @ (target - matrix @ found)
+        assert (found >= 0).all()
+        assert (slope <= 1e-8).all()
+        assert np.abs(slope[found > 0]).max(initial=0.0) < 1e-8
+
+    def test_relative_misses_count_alike(self) -> None:
+        matrix = np.asarray([[1.0, 1.0], [1.0, 1000.0], [1.0, 2000.0]])
+        target = matrix @ np.asarray([2.0, 3.0])
+        assert relative_fit(matrix, target) == pytest.approx([2.0, 3.0])
+
+    def test_a_column_of_zeros(self) -> None:
+        matrix = np.asarray([[1.0, 0.0], [2.0, 0.0]])
+        assert relative_fit(matrix, np.asarray([3.0, 6.0])) == pytest.approx([3.0, 0.0])
