@@ -55,6 +55,10 @@ class Core {
   void checkpoint(Ints handles, Ints until, StateRows& rows);
   // Rows: handle, group, position, page that it is in now.
   void compact(int64_t most_large, PageRows& rows);
+  // By large page: see MemoryCore.reclaim_order.
+  std::vector<int64_t> reclaim_order() const;
+  void withhold(Ints larges);
+  void restore(Ints larges);
   void append(Ints handles, Ints tokens);
   void advance(Ints handles, Ints computed);
   void close(int32_t handle, bool renew);
@@ -74,6 +78,7 @@ class Core {
 
   Holder& holder(int32_t handle) const;
   void call(Ints handles);
+  void check_larges(Ints larges) const;
   void add_to_models(const Groups& groups, const std::vector<std::string>& names);
   const Model& model(const std::string& name) const;
   bool missing(const Holder& holder, int64_t until, int64_t* need) const;

@@ -60,6 +60,13 @@ nb::object array_of(std::vector<Row<kColumns>>&& rows) {
       reinterpret_cast<int32_t*>(kept->data()), {count, kColumns}, owner));
 }
 
+nb::object array_of(std::vector<int64_t>&& numbers) {
+  auto* kept = new std::vector<int64_t>(std::move(numbers));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, int64_t, nb::shape<-1>>(kept->data(), {kept->size()},
+                                                                 owner));
+}
+
 // (rules of a group, its model) as kvell.prefix.compiled gives them.
 struct GivenGroups {
   explicit GivenGroups(const nb::sequence& given) {
@@ -213,6 +220,19 @@ NB_MODULE(_core, m) {
            "handles"_a, "computed"_a)
       .def("close", [](Bound& b, int32_t h, bool renew) { b.core().close(h, renew); }, "handle"_a,
            nb::kw_only(), "renew"_a = true)
+      .def("reclaim_order", [](Bound& b) { return array_of(b.core().reclaim_order()); })
+      .def("withhold",
+           [](Bound& b, nb::handle larges) {
+             const IntsArgument which(larges);
+             b.core().withhold(which.ints());
+           },
+           "larges"_a)
+      .def("restore",
+           [](Bound& b, nb::handle larges) {
+             const IntsArgument which(larges);
+             b.core().restore(which.ints());
+           },
+           "larges"_a)
       .def("division", [](Bound& b) { return totals_of(b.core()); })
       .def("state", [](Bound& b) { return state_of(b.core()); });
 }

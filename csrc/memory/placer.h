@@ -47,6 +47,9 @@ class Placer {
   bool is_literal() const { return literal_order_; }
   void add_groups() { evicted_.resize(groups_.size(), 0); }
 
+  // The cached pages of an evictable large page become empty, and so does it.
+  void evict_large(int32_t large);
+
   // Every cached page without a user becomes empty.
   void evict_unused();
 
@@ -60,7 +63,6 @@ class Placer {
   void evict_beside(int32_t group, int32_t slot, int64_t need);
   int32_t find_kept(int32_t group, int64_t count, int32_t keeper);
   bool displace(int32_t group, const Key& limit);
-  void evict_large(int32_t large);
   void evict_page(int32_t group, int32_t slot);
   void evict(int32_t group, int32_t slot);
   void forget(int32_t group, int32_t slot);

@@ -38,6 +38,8 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
       larges_(num_large),
       masks_(size_t(num_large) * words_),
       evictable_(larges_),
+      in_returned_(num_large),
+      withheld_(num_large),
       whole_(num_large),
       partial_(groups.size(), 0),
       quotas_(quotas),
@@ -121,7 +123,7 @@ bool Pool::may_take_whole(int32_t group, const Counts& left) const {
 }
 
 Division Pool::division() const {
-  Division found{num_large_, in_use_, cached_pages_, unwritten_, partial_};
+  Division found{num_large_ - num_withheld_, in_use_, cached_pages_, unwritten_, partial_};
   for (size_t g = 0; g < groups_.size(); ++g) {
     found.empty_large -= claimed_[g];
     found.used[g] = in_use_[g] * per_large(g) - partial_[g];
@@ -180,15 +182,8 @@ int32_t Pool::others_large(int32_t group, bool in_use) const {
 
 int32_t Pool::claim_large(int32_t group, int32_t holder) {
   if (has_shares() && claimed_[group] >= quotas_[group]) return -1;
-  int32_t id = next_fresh_;
-  if (!returned_.empty()) {
-    id = returned_.top();
-    returned_.pop();
-  } else if (next_fresh_ < num_large_) {
-    ++next_fresh_;
-  } else {
-    return -1;
-  }
+  const int32_t id = next_empty();
+  if (id < 0) return -1;
   ++claimed_[group];
   LargeRecord& large = larges_[id];
   large.group_plus_one = group + 1;
@@ -197,6 +192,38 @@ int32_t Pool::claim_large(int32_t group, int32_t holder) {
   for (int32_t left = large.room, word = 0; left > 0; left -= 64, ++word)
     masks_[size_t(id) * words_ + word] = left >= 64 ? ~uint64_t(0) : (uint64_t(1) << left) - 1;
   return id;
+}
+
+// The lowest that is to be had; what was withheld since it was returned is passed over.
+int32_t Pool::next_empty() {
+  while (!returned_.empty()) {
+    const int32_t id = returned_.top();
+    returned_.pop();
+    in_returned_[id] = false;
+    if (!withheld_[id]) return id;
+  }
+  while (next_fresh_ < num_large_)
+    if (const int32_t id = next_fresh_++; !withheld_[id]) return id;
+  return -1;
+}
+
+void Pool::give_back(int32_t id) {
+  if (in_returned_[id]) return;
+  in_returned_[id] = true;
+  returned_.push(id);
+}
+
+void Pool::withhold(int32_t id) {
+  withheld_[id] = true;
+  ++num_withheld_;
+  --whole_;
+}
+
+void Pool::restore(int32_t id) {
+  withheld_[id] = false;
+  --num_withheld_;
+  ++whole_;
+  if (id < next_fresh_) give_back(id);
 }
 
 Pool::Order& Pool::order_of(const LargeRecord& large) {
@@ -416,7 +443,7 @@ void Pool::give_back(int32_t id) {
   std::fill(words, words + words_, 0);
   --claimed_[large.group()];
   large = LargeRecord{};
-  returned_.push(id);
+  give_back(id);
 }
 
 Key Pool::youngest(int32_t id) const {

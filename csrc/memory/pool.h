@@ -56,6 +56,13 @@ class Pool {
   int32_t others_large(int32_t group, bool in_use) const;
   int32_t claim_large(int32_t group, int32_t holder);
 
+  // ---- memory that others have
+  bool is_withheld(int32_t id) const { return withheld_[id]; }
+  int64_t num_withheld() const { return num_withheld_; }
+  // An empty large page is not to be had until it is restored.
+  void withhold(int32_t id);
+  void restore(int32_t id);
+
   // ---- small pages
   // Uses up to `count` of the lowest empty pages of a large page.
   void take(int32_t large, int64_t count, std::vector<int32_t>& out);
@@ -74,6 +81,7 @@ class Pool {
 
   // ---- who goes first
   const Entry* oldest_page(int32_t group, bool in_use);
+  const Key& youngest_of(int32_t id) const { return larges_[id].key; }  // if evictable
   const Entry* oldest_large() const { return evictable_.empty() ? nullptr : &evictable_.top(); }
   // Gives an evictable large page back; nothing names its pages any more.
   void empty_large(int32_t large);
@@ -113,6 +121,8 @@ class Pool {
   bool usable(uint64_t entry, bool in_use) const;
   void rename_slots(int32_t shift);
   void widen_masks(int32_t words);
+  int32_t next_empty();
+  void give_back(int32_t id);
   void list(int32_t id);
   void unlist(int32_t id);
   void use(int32_t id, int32_t count);
@@ -134,6 +144,9 @@ class Pool {
   std::vector<GroupLists> lists_;
   RunQueue<LargeRecord> evictable_;  // by their youngest page
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> returned_;
+  std::vector<bool> in_returned_;  // by large page
+  std::vector<bool> withheld_;
+  int64_t num_withheld_ = 0;
   int32_t next_fresh_ = 0;  // large pages from here on were never claimed
   int64_t whole_;
   Counts partial_;

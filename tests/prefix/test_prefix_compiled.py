@@ -17,7 +17,7 @@ from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.compiled import CompiledCore
 from kvell.prefix.core import ReferenceCore
-from kvell.prefix.interface import MemoryCore
+from kvell.prefix.interface import USED, WITHHELD, MemoryCore
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
 LARGE_PAGE_BYTES = 64 * 210
@@ -317,6 +317,14 @@ class LockStep(RuleBasedStateMachine):
     @rule(most_large=st.integers(0, 3))
     def compact(self, most_large: int) -> None:
         self.both("compact", most_large)
+
+    @precondition(lambda self: self.both.layout.quota_large_pages is None)
+    @rule(chosen=st.integers(0, 255))
+    def withhold_or_restore(self, chosen: int) -> None:
+        order = self.both("reclaim_order").tolist()
+        picked = [i for i in range(len(order)) if chosen >> i % 8 & 1]
+        self.both("restore", ints(*(i for i in picked if order[i] == WITHHELD)))
+        self.both("withhold", ints(*(i for i in picked if WITHHELD < order[i] < USED)))
 
     @rule()
     def copies(self) -> None:

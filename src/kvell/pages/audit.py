@@ -39,6 +39,9 @@ def _references(state: PoolSnapshot) -> Iterator[str]:
 def _large_pages(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
     """Every byte has one owner: each small page is empty, used or cached, in one group."""
     live = {h.handle for h in state.holders}
+    for large in state.withheld:
+        if state.group[large] != NO_GROUP:
+            yield f"large page {large}: withheld, yet in group {state.group[large]}"
     for large, group in enumerate(state.group):
         if group == NO_GROUP:
             if state.used[large] or state.cached[large] or state.empty_masks[large]:
@@ -63,7 +66,7 @@ def _large_pages(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
 
 
 def _supply(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
-    whole = sum(1 for used in state.used if not used)
+    whole = sum(1 for used in state.used if not used) - len(state.withheld)
     if whole != state.whole:
         yield f"{whole} large pages have no used page; the supply says {state.whole}"
     for index, group in enumerate(layout.groups):

@@ -9,8 +9,9 @@ One machine, two levels.  A small page::
       │              ▼ │
       └─────────── CACHED        release, indexed
 
-A large page belongs to no group while all of it is empty (``group == NO_GROUP``);
-it joins a group when a page of it is wanted there, and is *evictable* while it
+A large page belongs to no group while all of it is empty (``group == NO_GROUP``); then it
+may be *withheld* (its memory is lent to activations, say) until it is restored.  It
+joins a group when a page of it is wanted there, and is *evictable* while it
 holds cached pages but no used one.  It may be associated with one holder (a
 request or lease), which then gets its pages first (Jenga §4.3); otherwise its
 pages are shared out to all holders of the group.
@@ -77,6 +78,7 @@ class PagePool:
         self._in_use = [0] * len(layout.groups)
         self._partial = [0] * len(layout.groups)
         self._live: set[int] = set(KEEPERS)
+        self.withheld: set[int] = set()
         # Large pages of each group that have an empty page, shared and associated.
         self._shared: list[set[int]] = [set() for _ in layout.groups]
         self._owned: list[set[int]] = [set() for _ in layout.groups]
@@ -170,6 +172,21 @@ class PagePool:
         self.empty_mask[large] = (1 << self.pages_per_large[group]) - 1
         self._list_if_empty(large)
         return large
+
+    # ------------------------------------------------- memory that others have
+
+    def withhold(self, large: int) -> None:
+        """An empty large page is not to be had until it is restored."""
+        self._empty_heap.remove(large)
+        heapq.heapify(self._empty_heap)
+        self._whole -= 1
+        self.withheld.add(large)
+
+    def restore(self, large: int) -> None:
+        """A withheld large page is empty again."""
+        self.withheld.remove(large)
+        heapq.heappush(self._empty_heap, large)
+        self._whole += 1
 
     # -------------------------------------------------------------- small pages
 

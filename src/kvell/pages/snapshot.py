@@ -63,7 +63,8 @@ class PoolSnapshot:
     """Everything, by large page and by small page.
 
     ``refs`` and ``keys`` are per group: page → users, and page → place in the
-    eviction order for pages that the index names.
+    eviction order for pages that the index names.  ``withheld`` large pages, by id, are
+    somebody else's memory now.
     """
 
     group: tuple[int, ...]
@@ -81,8 +82,9 @@ class PoolSnapshot:
     evicted_pages: tuple[int, ...]
     hit_tokens: int
     rungs: dict[str, int] = field(default_factory=dict)
+    withheld: tuple[int, ...] = ()
 
     @property
     def num_empty_large(self) -> int:
-        """Large pages that belong to no group."""
-        return sum(1 for group in self.group if group < 0)
+        """Large pages that belong to no group and are to be had."""
+        return sum(1 for group in self.group if group < 0) - len(self.withheld)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
+LongInts = npt.NDArray[np.int64]
 Numbers = tuple[int, ...]
 Rules = tuple[int, int, int, int, int, bool, bool, bool, int, int, str]
 """(page_tokens, pages_per_large, number of the kind, window_tokens, slices, required_for_hit,
@@ -62,6 +63,9 @@ class CompiledCore:
     def append(self, handles: Ints, tokens: Ints) -> None: ...
     def advance(self, handles: Ints, computed: Ints) -> None: ...
     def close(self, handle: int, *, renew: bool = True) -> None: ...
+    def reclaim_order(self) -> LongInts: ...
+    def withhold(self, larges: Ints) -> None: ...
+    def restore(self, larges: Ints) -> None: ...
     def division(
         self,
     ) -> tuple[
@@ -92,5 +96,6 @@ class CompiledCore:
         int,
         Numbers,
         int,
+        Numbers,
         Numbers,
     ]: ...

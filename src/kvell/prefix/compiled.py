@@ -59,7 +59,9 @@ class CompiledCore(_core.CompiledCore):
 
     def snapshot(self) -> PoolSnapshot:
         """The whole state as plain data, for the audit and for comparison."""
-        larges, pages, whole, partial, holders, nodes, evicted, hit_tokens, rungs = self.state()
+        larges, pages, whole, partial, holders, nodes, evicted, hit_tokens, rungs, withheld = (
+            self.state()
+        )
         group, owner, used, cached, empty_masks = larges
         refs, keys, index = pages
         return PoolSnapshot(
@@ -78,6 +80,7 @@ class CompiledCore(_core.CompiledCore):
             evicted_pages=evicted,
             hit_tokens=hit_tokens,
             rungs=dict(zip(RUNGS, rungs, strict=True)),
+            withheld=withheld,
         )
 
 

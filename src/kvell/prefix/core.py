@@ -17,7 +17,18 @@ from kvell.prefix.evictor import COARSE, EvictionRule, LeastRecentlyUsed
 from kvell.prefix.facts import Images, facts_of
 from kvell.prefix.hits import alignment_tokens
 from kvell.prefix.holders import Checkpoint, GroupPages, Holder
-from kvell.prefix.interface import CHECKPOINT_COLUMNS, COPY_COLUMNS, NEW_PAGE_COLUMNS, Ints
+from kvell.prefix.interface import (
+    CACHED,
+    CHECKPOINT_COLUMNS,
+    COPY_COLUMNS,
+    EMPTY,
+    NEW_PAGE_COLUMNS,
+    RANK_SHIFT,
+    USED,
+    WITHHELD,
+    Ints,
+    LongInts,
+)
 from kvell.prefix.lookup import match, resume, resume_embeddings
 from kvell.prefix.needs import demand_pages, end_position, peak_pages
 from kvell.prefix.publishing import Publisher
@@ -306,6 +317,46 @@ class ReferenceCore:
         self._store.pool.close_holder(handle)
         self._store.tree.let_go(holder.node)
 
+    # ------------------------------------------------- memory that others have
+
+    def reclaim_order(self) -> LongInts:
+        """See :class:`MemoryCore`."""
+        pool = self._store.pool
+        return np.asarray([self._reclaimed_at(large) for large in range(len(pool.group))], np.int64)
+
+    def _reclaimed_at(self, large: int) -> int:
+        pool = self._store.pool
+        if pool.used[large]:
+            return USED
+        if pool.cached[large]:
+            rank, time, _ = self._store.evictor.youngest(large)
+            return CACHED + (rank << RANK_SHIFT) + time
+        return WITHHELD if large in pool.withheld else EMPTY
+
+    def withhold(self, larges: Ints) -> None:
+        """See :class:`MemoryCore`."""
+        pool = self._store.pool
+        _check_larges(larges, len(pool.group))
+        if pool.has_shares:
+            raise ValueError("the pool was cut into shares at start: there is none to give")
+        for large in larges.tolist():
+            if pool.used[large] or large in pool.withheld:
+                raise ValueError(f"large page {large} is not to be had")
+        for large in larges.tolist():
+            if pool.cached[large]:
+                self._store.placer.evict_large(large)
+            pool.withhold(large)
+
+    def restore(self, larges: Ints) -> None:
+        """See :class:`MemoryCore`."""
+        pool = self._store.pool
+        _check_larges(larges, len(pool.group))
+        for large in larges.tolist():
+            if large not in pool.withheld:
+                raise ValueError(f"large page {large} is not withheld")
+        for large in larges.tolist():
+            pool.restore(large)
+
     # -------------------------------------------------------------------- looking
 
     def totals(self) -> PoolTotals:
@@ -318,7 +369,7 @@ class ReferenceCore:
         used_pages = [sum(used for g, used, _ in by_group if g == group) for group in groups]
         partial = pool.supply.partial
         return PoolTotals(
-            pool.group.count(NO_GROUP),
+            pool.group.count(NO_GROUP) - len(pool.withheld),
             tuple(used_pages),
             tuple(sum(cached for g, _, cached in by_group if g == group) for group in groups),
             tuple(self._store.placer.evicted_pages),
@@ -363,7 +414,15 @@ class ReferenceCore:
             evicted_pages=tuple(self._store.placer.evicted_pages),
             hit_tokens=self._hit_tokens,
             rungs=dict(self._store.placer.rungs),
+            withheld=tuple(sorted(pool.withheld)),
         )
+
+
+def _check_larges(larges: Ints, count: int) -> None:
+    if len(larges) and not 0 <= int(larges.min()) <= int(larges.max()) < count:
+        raise ValueError(f"there is no such large page: they are 0 to {count - 1}")
+    if len(np.unique(larges)) != len(larges):
+        raise ValueError("a large page is named twice")
 
 
 def _root(model: str, root: str) -> str:

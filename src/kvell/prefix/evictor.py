@@ -65,7 +65,7 @@ class Evictor:
 
     def evictable(self, large: int) -> None:
         """A large page lost its last user."""
-        heapq.heappush(self._large, (self._youngest(large), large))
+        heapq.heappush(self._large, (self.youngest(large), large))
 
     def oldest_page(self, group: int, *, in_used_large: bool) -> tuple[Key, int] | None:
         """The page of ``group`` to evict first, maybe only of large pages in use."""
@@ -92,7 +92,7 @@ class Evictor:
             entry = self._large[0]
             large = entry[1]
             if not pool.used[large] and pool.cached[large]:
-                youngest = self._youngest(large)
+                youngest = self.youngest(large)
                 if entry[0] == youngest:
                     return entry
                 heapq.heapreplace(self._large, (youngest, large))
@@ -100,15 +100,16 @@ class Evictor:
                 heapq.heappop(self._large)
         return None
 
+    def youngest(self, large: int) -> Key:
+        """Place of an evictable large page in the eviction order: its youngest page's."""
+        pool = self._require_pool()
+        indexed = pool.indexed[pool.group[large]]
+        return max(indexed[page] for page in pool.cached_in(large))
+
     def _is_current(self, group: int, entry: tuple[Key, int]) -> bool:
         pool = self._require_pool()
         page_key, page = entry
         return not pool.is_used(group, page) and pool.indexed[group].get(page) == page_key
-
-    def _youngest(self, large: int) -> Key:
-        pool = self._require_pool()
-        indexed = pool.indexed[pool.group[large]]
-        return max(indexed[page] for page in pool.cached_in(large))
 
     def _require_pool(self) -> PagePool:
         if self._pool is None:

@@ -16,6 +16,7 @@ from kvell.prefix.facts import Images
 from kvell.prefix.radix import Tokens
 
 Ints = npt.NDArray[np.int32]
+LongInts = npt.NDArray[np.int64]
 
 NEW_PAGE_COLUMNS = 4
 """Columns of a new-pages array: index into the call's handles, group, position, page."""
@@ -24,6 +25,12 @@ COPY_COLUMNS = 4
 CHECKPOINT_COLUMNS = 5
 """Columns of a checkpoints array: index into the call's handles, group, tokens that the state
 stands for, slice of the state, page."""
+
+WITHHELD, EMPTY, CACHED, USED = 0, 1, 2, np.iinfo(np.int64).max
+"""Of a large page, in the order in which it may be had: not the core's now; empty; with cached
+pages but no used one (or more, by age); in use."""
+RANK_SHIFT = 40
+"""A cached large page's number is ``CACHED + (rank << RANK_SHIFT) + time`` of its youngest page."""
 
 
 class MemoryCore(Protocol):
@@ -160,6 +167,26 @@ class MemoryCore(Protocol):
     def close(self, handle: int, *, renew: bool = True) -> None:
         """Give everything back; ``renew`` counts it as an access now, and keeps what ends here:
         the state after the last computed token, and pages that it left half full."""
+        ...
+
+    def reclaim_order(self) -> LongInts:
+        """Every large page by how soon it may be taken away [num_large_pages]: ``WITHHELD``,
+        ``EMPTY``, ``CACHED`` and above (the smallest goes first), ``USED``.  Work grows
+        with large pages."""
+        ...
+
+    def withhold(self, larges: Ints) -> None:
+        """Take large pages out of the pool until they are restored; what they cache is evicted.
+
+        :raises ValueError: if one is used or withheld, or the pool was cut into shares.
+        """
+        ...
+
+    def restore(self, larges: Ints) -> None:
+        """Withheld large pages are empty again, for any group.
+
+        :raises ValueError: if one is not withheld.
+        """
         ...
 
     def totals(self) -> PoolTotals:

@@ -125,7 +125,7 @@ class Placer:
             large, page = None, hole
         fills = self._literal or demand >= self._pool.pages_per_large[group]
         if large is not None and (fills or page is None or large[0] < page[0]):
-            self._evict_large(large[1])
+            self.evict_large(large[1])
         elif page is not None:
             for victim in self._beside(group, page[1])[:need]:
                 self._evict_page(group, victim)
@@ -144,13 +144,14 @@ class Placer:
         """An empty large page for the holder alone; there is one, or one that may be evicted."""
         large = self._pool.claim_large(group, holder)
         if large is None and (oldest := self._evictor.oldest_large()) is not None:
-            self._evict_large(oldest[1])
+            self.evict_large(oldest[1])
             large = self._pool.claim_large(group, holder)
         if large is None:
             raise AssertionError("no large page is without a used page")
         return large
 
-    def _evict_large(self, large: int) -> None:
+    def evict_large(self, large: int) -> None:
+        """The cached pages of an evictable large page become empty, and so does it."""
         self.rungs["evict_large"] += 1
         group = self._pool.group[large]
         for page in list(self._pool.cached_in(large)):
@@ -199,7 +200,7 @@ class Placer:
         large = None if self._pool.has_shares else self._evictor.oldest_large()
         page = self._evictor.oldest_page(group, in_used_large=False)
         if large is not None and large[0] < limit and (page is None or large[0] <= page[0]):
-            self._evict_large(large[1])
+            self.evict_large(large[1])
         elif page is not None and page[0] < limit:
             self._evict_page(group, page[1])
         else:

@@ -21,11 +21,11 @@ class Store:
         self.step = 0
         self.usefulness = Usefulness()
         self.policies = tuple(policy_of(group) for group in layout.groups)
-        self._evictor = Evictor(len(layout.groups))
-        self.pool = PagePool(layout, self._evictor)
-        self._evictor.watch(self.pool)
+        self.evictor = Evictor(len(layout.groups))
+        self.pool = PagePool(layout, self.evictor)
+        self.evictor.watch(self.pool)
         self.tree = RadixTree(len(layout.groups))
-        self.placer = Placer(self.pool, self._evictor, self.tree, self.usefulness)
+        self.placer = Placer(self.pool, self.evictor, self.tree, self.usefulness)
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
@@ -47,7 +47,7 @@ class Store:
         check_new_groups(self.layout, groups)
         self.layout = replace(self.layout, groups=(*self.groups, *groups))
         self.policies = tuple(policy_of(group) for group in self.groups)
-        self._evictor.add_groups(len(groups))
+        self.evictor.add_groups(len(groups))
         self.pool.add_groups(self.layout)
         self.tree.add_groups(len(groups))
         self.placer.add_groups(len(groups))
