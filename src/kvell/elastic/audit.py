@@ -1,0 +1,95 @@
+"""Every invariant of elastic memory, written once: owners, positions, mappings, large pages."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kvell.device.chunks import NOT_MAPPED, Ints
+from kvell.elastic.balloon import NOWHERE, Balloon, Owner
+from kvell.elastic.logical_buffer import CpuBuffer
+from kvell.elastic.slots import SlotState
+
+
+def audit_balloon(balloon: Balloon, table: Ints, withheld: Sequence[int]) -> list[str]:
+    """Everything that is wrong; empty if nothing is.
+
+    :param table: of the activation range, as the device keeps it.
+    :param withheld: large pages that the memory core does without.
+    """
+    return [
+        *_segments(balloon),
+        *_positions(balloon),
+        *_mappings(balloon, table),
+        *_larges(balloon, withheld),
+    ]
+
+
+def audit_buffer(buffer: CpuBuffer) -> list[str]:
+    """Everything that is wrong with the CPU buffer's books."""
+    problems = []
+    if buffer.held_chunks > buffer.physical_chunks:
+        problems.append(f"{buffer.held_chunks} chunks held of {buffer.physical_chunks}")
+    if buffer.physical_chunks and not 1 <= buffer.logical_chunks <= buffer.physical_chunks:
+        problems.append(f"a logical size of {buffer.logical_chunks} chunks")
+    problems.extend(f"holder {h} holds {n} chunks" for h, n in buffer.held.items() if n <= 0)
+    return problems
+
+
+def _segments(balloon: Balloon) -> Iterator[str]:
+    at = 0
+    last = None
+    for segment in balloon.slots.segments:
+        if segment.start != at or segment.count <= 0:
+            yield f"segments leave a gap or overlap at position {at}"
+        free = segment.state if segment.is_free else None
+        if free is not None and free is last:
+            yield f"free neighbours at position {segment.start} are two segments"
+        at, last = segment.end, free
+    if at != balloon.slots.num_positions:
+        yield f"segments end at position {at} of {balloon.slots.num_positions}"
+
+
+def _positions(balloon: Balloon) -> Iterator[str]:
+    """A chunk of the activations is at one live position at most; one of KV at none."""
+    live = [
+        int(balloon.chunk_at[position])
+        for state in (SlotState.IDLE, SlotState.USED)
+        for position in balloon.slots.positions(state)
+    ]
+    for chunk, count in Counter(live).items():
+        if count > 1:
+            yield f"chunk {chunk} is at {count} positions in use or idle"
+        if chunk == NOWHERE or balloon.owner[chunk] != Owner.ACTIVATION:
+            yield f"chunk {chunk} is at a position, yet not of the activations"
+    for chunk in np.flatnonzero(balloon.position != NOWHERE).tolist():
+        position = int(balloon.position[chunk])
+        if balloon.chunk_at[position] != chunk or chunk not in live:
+            yield f"chunk {chunk} is not at position {position}, where it should be"
+    if len(live) != np.count_nonzero(balloon.position != NOWHERE):
+        yield "positions and chunks count each other differently"
+
+
+def _mappings(balloon: Balloon, table: Ints) -> Iterator[str]:
+    """The device sees what the balloon says; bare positions have nothing behind them."""
+    for position in np.flatnonzero(table != balloon.chunk_at).tolist():
+        yield (
+            f"position {position}: chunk {table[position]} mapped, "
+            f"{balloon.chunk_at[position]} in the books"
+        )
+    for position in balloon.slots.positions(SlotState.BARE):
+        if table[position] != NOT_MAPPED:
+            yield f"position {position} is bare, yet mapped"
+    for state in (SlotState.IDLE, SlotState.USED, SlotState.STALE):
+        for position in balloon.slots.positions(state):
+            if table[position] == NOT_MAPPED:
+                yield f"position {position} is {state.name}, yet not mapped"
+
+
+def _larges(balloon: Balloon, withheld: Sequence[int]) -> Iterator[str]:
+    """KV has a large page exactly if all chunks under it are KV's."""
+    lent = balloon.tiling.withheld(balloon.owner != Owner.KV)
+    for large in np.flatnonzero(lent != balloon.withheld).tolist():
+        yield f"large page {large}: over a lent chunk {lent[large]}, in the books the opposite"
+    for large in set(withheld) ^ set(np.flatnonzero(balloon.withheld).tolist()):
+        yield f"large page {large}: the core and the balloon disagree on whose it is"

@@ -1,0 +1,302 @@
+"""The balloon: who owns which chunk, KV cache or activations, and what must move (eLLM §4.3).
+
+Every chunk of the pool has one owner.  It stays mapped at home in the KV region, whoever owns
+it; activations see it at a position of their own range besides::
+
+          deflate: the large pages over it are withheld
+     KV ────────────────────────────────────────────────► ACTIVATION, loose
+      ▲                                                       │ map
+      │ inflate: a transfer, no call of the device            ▼
+      └──────────────────────────────────────────────── ACTIVATION, at a position
+        the position stays mapped, stale, until no step can touch it any more
+
+So inflation is free, and deflation costs one mapping a chunk.  Both come as plans that change
+nothing; :meth:`Balloon.settle` takes them once whoever carries them out has succeeded.
+
+Rule that the audit holds: a large page is withheld from KV exactly if it lies over a chunk that
+is not KV's.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.elastic.slots import SlotSpace, SlotState
+from kvell.elastic.tiling import Tiling
+from kvell.prefix.interface import EMPTY, USED, Ints, LongInts
+
+NOWHERE = -1
+"""A chunk that is at no position of the activation range."""
+
+
+class Owner(IntEnum):
+    """Whose a chunk is; the system's until memory was put behind it."""
+
+    KV = 0
+    ACTIVATION = 1
+    SYSTEM = 2
+
+
+@dataclass(frozen=True)
+class Deflation:
+    """A slot for activations, and what it takes to have it.
+
+    :param maps: (position, chunk) to be mapped before the slot is used.
+    :param retired: idle positions whose chunks move into the slot.
+    :param chunks: chunks that KV gives.
+    :param withheld: large pages that KV loses with them; what they cache is evicted.
+    """
+
+    start: int
+    count: int
+    maps: tuple[tuple[int, int], ...] = ()
+    retired: tuple[int, ...] = ()
+    chunks: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inflation:
+    """Chunks that go to KV.
+
+    :param chunks: of activations, idle until now, or of the system.
+    :param restored: large pages that KV has again.
+    :param retired: positions that these chunks had; they stay mapped for a while.
+    """
+
+    chunks: tuple[int, ...] = ()
+    restored: tuple[int, ...] = ()
+    retired: tuple[int, ...] = ()
+
+
+class Balloon:
+    """Owners of chunks, and the slots of the activation range."""
+
+    def __init__(
+        self, tiling: Tiling, num_positions: int, committed_chunks: int | None = None
+    ) -> None:
+        """Everything that has memory is KV's at first.
+
+        :param num_positions: of the activation range; addresses are cheap, so twice the pool
+            leaves room beside stale positions.
+        :param committed_chunks: so many, the first ones, have memory; None: all.
+        """
+        self.tiling = tiling
+        self.slots = SlotSpace(num_positions)
+        self.owner = np.full(tiling.num_chunks, Owner.KV, np.int8)
+        self.owner[committed_chunks:] = Owner.KV if committed_chunks is None else Owner.SYSTEM
+        self.position = np.full(tiling.num_chunks, NOWHERE, np.int32)
+        self.withheld = tiling.withheld(self.owner != Owner.KV)
+        self.chunk_at = np.full(num_positions, NOWHERE, np.int32)
+
+    @property
+    def activation_chunks(self) -> int:
+        """Chunks that activations own."""
+        return int(np.count_nonzero(self.owner == Owner.ACTIVATION))
+
+    @property
+    def uncommitted_chunks(self) -> tuple[int, ...]:
+        """Chunks that have no memory yet."""
+        return tuple(np.flatnonzero(self.owner == Owner.SYSTEM).tolist())
+
+    @property
+    def idle_chunks(self) -> int:
+        """Chunks that activations own and no slot uses."""
+        return self.activation_chunks - self.slots.count(SlotState.USED)
+
+    # ------------------------------------------------------------------ deflation
+
+    def plan_slot(self, count: int, reclaim_order: Callable[[], LongInts]) -> Deflation | None:
+        """A slot of ``count`` ≥ 1 chunks; None if there are not so many, or no addresses.
+
+        Chunks come from what is idle here, and only then from KV: where large pages are
+        empty, then where they only cache, the oldest first, anywhere in the pool.
+
+        :param reclaim_order: asked only if KV must give (:meth:`MemoryCore.reclaim_order`).
+        """
+        placement = self.slots.find(count)
+        if placement is None:
+            return None
+        missing = placement.missing
+        loose = list(islice(self._loose(), len(missing)))
+        want = len(missing) - len(loose)
+        retired = tuple(islice(self.slots.oldest_idle(placement), want))
+        want -= len(retired)
+        given = self._reclaimable(want, reclaim_order()) if want else ()
+        if given is None:
+            return None
+        chunks = [*loose, *self.chunk_at[list(retired)].tolist(), *given]
+        maps = tuple(zip(missing, chunks, strict=True))
+        withheld = {large for chunk in given for large in self.tiling.larges_over(chunk)}
+        return Deflation(
+            placement.start,
+            count,
+            maps,
+            retired,
+            given,
+            tuple(sorted(large for large in withheld if not self.withheld[large])),
+        )
+
+    def most_slot_chunks(self, reclaim_order: LongInts) -> int:
+        """Chunks that the largest slot could have now, if addresses allow it."""
+        return self.idle_chunks + int(np.count_nonzero(self._candidates(reclaim_order)))
+
+    def _candidates(self, reclaim_order: LongInts) -> npt.NDArray[np.bool_]:
+        order = self.tiling.chunk_order(reclaim_order)
+        possible: npt.NDArray[np.bool_] = (order < USED) & (self.owner == Owner.KV)
+        return possible
+
+    def _reclaimable(self, count: int, reclaim_order: LongInts) -> tuple[int, ...] | None:
+        """Chunks of KV that cost least, from the top where they cost the same."""
+        order = self.tiling.chunk_order(reclaim_order)
+        order[self.owner != Owner.KV] = USED
+        by_cost = np.argsort(order[::-1], kind="stable")[:count]
+        chunks = self.tiling.num_chunks - 1 - by_cost
+        if len(chunks) < count or (order[chunks] == USED).any():
+            return None
+        return tuple(chunks.tolist())
+
+    def _loose(self) -> Iterator[int]:
+        if self.activation_chunks == self.slots.count(SlotState.USED) + self.slots.count(
+            SlotState.IDLE
+        ):
+            return iter(())
+        is_loose = (self.owner == Owner.ACTIVATION) & (self.position == NOWHERE)
+        return iter(np.flatnonzero(is_loose).tolist())
+
+    # ------------------------------------------------------------------ inflation
+
+    def plan_inflation(self, num_large: int, keep_chunks: int = 0) -> Inflation:
+        """Idle chunks for KV, so that it has ``num_large`` large pages more, or as many as can be.
+
+        Those that give most large pages for a chunk go first, then those at no position, then
+        the highest positions: slots are taken from the lowest.
+
+        :param keep_chunks: idle chunks that activations keep at least.
+        """
+        is_idle = self._idle()
+        may_give = int(np.count_nonzero(is_idle)) - keep_chunks
+        chosen: set[int] = set()
+        restored: set[int] = set()
+        for large in self._by_cost(is_idle):
+            if len(restored) >= num_large or len(chosen) >= may_give:
+                break
+            more = self._lent_under(large) - chosen
+            if large in restored or len(chosen) + len(more) > may_give:
+                continue
+            chosen |= more
+            restored |= self._completed(more, chosen) | {large}
+        at = self.position[sorted(chosen)]
+        return Inflation(
+            tuple(sorted(chosen)), tuple(sorted(restored)), tuple(at[at != NOWHERE].tolist())
+        )
+
+    def plan_commit(self, chunks: Sequence[int]) -> Inflation:
+        """Chunks of the system that have memory now, for KV."""
+        restored = self._completed(chunks, set(chunks))
+        return Inflation(tuple(chunks), tuple(sorted(restored)))
+
+    def _idle(self) -> npt.NDArray[np.bool_]:
+        """Chunks that activations own and no slot uses [num_chunks]."""
+        is_idle: npt.NDArray[np.bool_] = self.owner == Owner.ACTIVATION
+        for segment in self.slots.segments:
+            if segment.state is SlotState.USED:
+                is_idle[self.chunk_at[segment.start : segment.end]] = False
+        return is_idle
+
+    def _by_cost(self, is_idle: npt.NDArray[np.bool_]) -> Iterator[int]:
+        """Withheld large pages over none but idle chunks and chunks of KV, the cheapest first."""
+        larges = np.flatnonzero(self.withheld)
+        if not len(larges):
+            return iter(())
+        first, end = self.tiling.first_chunk[larges], self.tiling.end_chunk[larges]
+        lent = _between(self.owner != Owner.KV, first, end)
+        free = lent == _between(is_idle, first, end)
+        highest = np.where(self.position == NOWHERE, self.slots.num_positions, self.position)
+        highest[self.owner == Owner.KV] = NOWHERE
+        at = np.maximum.reduceat(np.append(highest, NOWHERE), np.stack([first, end], 1).ravel())
+        order = np.lexsort((larges, -at[::2], lent))
+        return iter(larges[order][free[order]].tolist())
+
+    def _lent_under(self, large: int) -> set[int]:
+        under = self.tiling.chunks_under(large)
+        return {chunk for chunk in under if self.owner[chunk] != Owner.KV}
+
+    def _completed(self, chunks: Iterable[int], chosen: set[int]) -> set[int]:
+        """Large pages over these chunks that have nothing else in their way."""
+        over = {large for chunk in chunks for large in self.tiling.larges_over(chunk)}
+        return {large for large in over if self._lent_under(large) <= chosen}
+
+    # ------------------------------------------------------------------- settling
+
+    def settle(self, plan: Deflation | Inflation, step: int = 0) -> None:
+        """A plan was carried out: the device has mapped, KV has lost or has its large pages.
+
+        :param step: that will use the slot, if it is one.
+        """
+        if isinstance(plan, Inflation):
+            self.slots.retire(plan.retired)
+            self._own(plan.chunks, Owner.KV)
+            self.withheld[list(plan.restored)] = False
+            return
+        self.slots.retire(plan.retired)
+        positions, chunks = [p for p, _ in plan.maps], [c for _, c in plan.maps]
+        self._own(chunks, Owner.ACTIVATION)
+        self.position[chunks] = positions
+        self.chunk_at[positions] = chunks
+        self.slots.fill(positions)
+        self.withheld[list(plan.withheld)] = True
+        self.slots.take(plan.start, plan.count, step)
+
+    def release(self, start: int, count: int, step: int) -> None:
+        """A slot is idle, and stays mapped; ``step`` was the last to touch it."""
+        self.slots.release(start, count, step)
+
+    def plan_undo(self, plan: Inflation, reclaim_order: LongInts) -> Inflation | None:
+        """What of an inflation ahead can be taken back: nobody used its large pages.
+
+        Chunks whose positions are still mapped return without a call of the device.
+        """
+        empty = {large for large in plan.restored if reclaim_order[large] == EMPTY}
+        back = [
+            chunk
+            for chunk in plan.chunks
+            if self.owner[chunk] == Owner.KV
+            and all(
+                large in empty or self.withheld[large] for large in self.tiling.larges_over(chunk)
+            )
+        ]
+        over = {large for chunk in back for large in self.tiling.larges_over(chunk)}
+        if not back:
+            return None
+        lost = tuple(sorted(large for large in over if not self.withheld[large]))
+        return Inflation(tuple(back), lost, ())
+
+    def take_back(self, plan: Inflation) -> None:
+        """Settle what :meth:`plan_undo` said: KV has lost ``plan.restored`` again."""
+        stale = {int(self.chunk_at[p]): p for p in self.slots.positions(SlotState.STALE)}
+        self._own(plan.chunks, Owner.ACTIVATION)
+        revived = {chunk: stale[chunk] for chunk in plan.chunks if chunk in stale}
+        self.slots.revive(revived.values())
+        self.position[list(revived)] = list(revived.values())
+        self.withheld[list(plan.restored)] = True
+
+    def unmapped(self, positions: Sequence[int]) -> None:
+        """Stale positions that the device has unmapped."""
+        self.slots.clear(positions)
+        self.chunk_at[list(positions)] = NOWHERE
+
+    def _own(self, chunks: Sequence[int], owner: Owner) -> None:
+        self.owner[list(chunks)] = owner
+        self.position[list(chunks)] = NOWHERE
+
+
+def _between(flags: npt.NDArray[np.bool_], first: Ints, end: Ints) -> LongInts:
+    """How many flags are set from ``first[i]`` to ``end[i]`` - 1."""
+    before = np.concatenate([[0], np.cumsum(flags)])
+    counts: LongInts = before[end] - before[first]
+    return counts

@@ -1,0 +1,219 @@
+"""Carries the balloon's plans out: device and memory core are told, then the balloon settles.
+
+::
+
+    grant ─► plan ─► core.withhold ─► device.map ─► settle ─► a slot
+                          ▲                │ refused
+                          └─── restore ◄───┘               the ledger is as it was
+    release ─► idle, still mapped ─► (inflate) KV's at once, unmapped when no step can touch it
+
+What fails leaves owners as they were.  Only what the core cached in withheld pages is gone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from kvell.device.chunks import ChunkDevice
+from kvell.elastic.audit import audit_balloon
+from kvell.elastic.balloon import Balloon, Deflation, Inflation
+from kvell.elastic.tiling import Tiling
+from kvell.errors import TryLater
+from kvell.prefix.interface import Ints, LongInts
+from kvell.vocabulary import MIB
+
+AHEAD_BYTES = 50 * MIB
+"""Inflated one step ahead at most (eLLM §5.1)."""
+
+POSITIONS_PER_CHUNK = 2
+"""Addresses of the activation range, in sizes of the pool: beside slots there are stale ones."""
+
+
+class KvSide(Protocol):
+    """What of the memory core lends and takes back large pages."""
+
+    def reclaim_order(self) -> LongInts:
+        """See :class:`kvell.prefix.interface.MemoryCore`."""
+        ...
+
+    def withhold(self, larges: Ints) -> None:
+        """See :class:`kvell.prefix.interface.MemoryCore`."""
+        ...
+
+    def restore(self, larges: Ints) -> None:
+        """See :class:`kvell.prefix.interface.MemoryCore`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Memory of one step's activations, contiguous and chunk-aligned.
+
+    :param address: of its first byte.
+    """
+
+    start: int
+    num_chunks: int
+    address: int
+    size_bytes: int
+
+
+@dataclass
+class BalloonCounts:
+    """How often and how much, since the start, in chunks."""
+
+    inflated: int = 0
+    deflated: int = 0
+    mapped: int = 0
+    unmapped: int = 0
+    refused: int = 0
+    ahead: int = 0
+    ahead_returned: int = 0
+    withheld_large: int = field(default=0)
+
+
+class ElasticMemory:
+    """One pool of chunks that KV cache and activations share.
+
+    :param committed_chunks: so many, the first ones, have memory at once; the rest come by
+        :meth:`warm`.
+    """
+
+    def __init__(
+        self,
+        device: ChunkDevice,
+        kv: KvSide,
+        tiling: Tiling,
+        committed_chunks: int | None = None,
+    ) -> None:
+        self.device, self.counts = device, BalloonCounts()
+        self._kv = kv
+        committed = tiling.num_chunks if committed_chunks is None else committed_chunks
+        device.commit(np.arange(committed, dtype=np.int32))
+        positions = POSITIONS_PER_CHUNK * tiling.num_chunks
+        self.balloon = Balloon(tiling, positions, committed)
+        self.area = device.reserve(positions)
+        kv.withhold(np.flatnonzero(self.balloon.withheld).astype(np.int32))
+        self._ahead: Inflation | None = None
+
+    # ---------------------------------------------------------------- activations
+
+    def grant(self, need_bytes: int, step: int) -> Slot | None:
+        """Memory for the activations of ``step``, whole or not at all.
+
+        None if there is not so much free or reclaimable now, or the device refused.
+        """
+        count = max(1, -(-need_bytes // self.device.chunk_bytes))
+        plan = self.balloon.plan_slot(count, self._kv.reclaim_order)
+        if plan is None or not self._carry_out(plan, step):
+            self.counts.refused += 1
+            return None
+        size_bytes = count * self.device.chunk_bytes
+        address = self.area.address + plan.start * self.device.chunk_bytes
+        return Slot(plan.start, count, address, size_bytes)
+
+    def release(self, slot: Slot, step: int) -> None:
+        """The slot's bytes are needed no more; ``step`` was the last to touch them."""
+        self.balloon.release(slot.start, slot.num_chunks, step)
+
+    def _carry_out(self, plan: Deflation, step: int) -> bool:
+        if plan.withheld:
+            self._kv.withhold(_ints(plan.withheld))
+        try:
+            positions, chunks = _ints(p for p, _ in plan.maps), _ints(c for _, c in plan.maps)
+            self.device.map(self.area, positions, chunks)
+        except TryLater:
+            if plan.withheld:
+                self._kv.restore(_ints(plan.withheld))
+            return False
+        self.balloon.settle(plan, step)
+        self.counts.mapped += len(plan.maps)
+        self.counts.deflated += len(plan.chunks)
+        self.counts.withheld_large += len(plan.withheld)
+        return True
+
+    # ------------------------------------------------------------------------- KV
+
+    def inflate(self, num_large: int, keep_bytes: int = 0) -> int:
+        """Give KV up to ``num_large`` more empty large pages, from idle activations.
+
+        :param keep_bytes: of idle activations that stay.
+        :returns: how many large pages it got; they are empty, whatever was cached stays.
+        """
+        keep_chunks = -(-keep_bytes // self.device.chunk_bytes)
+        plan = self.balloon.plan_inflation(num_large, keep_chunks)
+        self._give(plan)
+        return len(plan.restored)
+
+    def inflate_ahead(self, num_large: int, keep_bytes: int = 0) -> int:
+        """As :meth:`inflate`, for what the next step is expected to need; at most 50 MB.
+
+        What was given ahead before and nobody used is returned first.
+        """
+        self.return_unused()
+        most = AHEAD_BYTES // self.balloon.tiling.large_page_bytes
+        keep_chunks = -(-keep_bytes // self.device.chunk_bytes)
+        plan = self.balloon.plan_inflation(min(num_large, most), keep_chunks)
+        self._give(plan)
+        self._ahead = plan if plan.chunks else None
+        self.counts.ahead += len(plan.chunks)
+        return len(plan.restored)
+
+    def return_unused(self) -> int:
+        """Take back what was given ahead and nobody used; returns how many chunks."""
+        given, self._ahead = self._ahead, None
+        back = None if given is None else self.balloon.plan_undo(given, self._kv.reclaim_order())
+        if back is None:
+            return 0
+        self._kv.withhold(_ints(back.restored))
+        self.balloon.take_back(back)
+        self.counts.ahead_returned += len(back.chunks)
+        return len(back.chunks)
+
+    def _give(self, plan: Inflation) -> None:
+        if not plan.chunks:
+            return
+        self._ahead = None  # its chunks may be in use by now, or part of this
+        self.balloon.settle(plan)
+        self._kv.restore(_ints(plan.restored))
+        self.counts.inflated += len(plan.chunks)
+
+    # ------------------------------------------------------------------ in between
+
+    def tend(self, completed_step: int) -> int:
+        """Unmap what no step after ``completed_step`` can touch; returns how many chunks.
+
+        What the device refuses is tried again the next time.
+        """
+        due = _ints(self.balloon.slots.due(completed_step))
+        done = self.device.unmap(self.area, due) if len(due) else 0
+        self.balloon.unmapped(due[:done].tolist())
+        self.counts.unmapped += done
+        return done
+
+    def warm(self, count: int) -> int:
+        """Put memory behind the next ``count`` chunks and give them to KV; returns how many.
+
+        :raises TryLater: if there is no more memory; what came before stays.
+        """
+        chunks = self.balloon.uncommitted_chunks[:count]
+        try:
+            self.device.commit(_ints(chunks))
+        finally:
+            done = [chunk for chunk in chunks if self.device.home.table[chunk] == chunk]
+            plan = self.balloon.plan_commit(done)
+            self.balloon.settle(plan)
+            if plan.restored:
+                self._kv.restore(_ints(plan.restored))
+        return len(done)
+
+    def audit(self) -> list[str]:
+        """Everything that is wrong; empty if nothing is."""
+        withheld = np.flatnonzero(self._kv.reclaim_order() == 0).tolist()
+        return audit_balloon(self.balloon, self.area.table, withheld)
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, np.int32)

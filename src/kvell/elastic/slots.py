@@ -1,0 +1,246 @@
+"""The activation region: slots of whole chunks over one range of addresses (eLLM §4.2).
+
+A position of the range::
+
+            fill                 take
+    BARE ─────────► IDLE ─────────────────► USED
+      ▲              │  ▲                     │
+      │ clear        │  └───── release ───────┘
+      │              ▼ retire
+      └─────────── STALE      still mapped, nobody's: unmapped behind a fence
+
+Slots are chosen best fit, neighbours that are free coalesce, and a slot that was freed stays
+mapped: the next of its size costs nothing.  Pure: who maps is told what, and says when done.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class SlotState(IntEnum):
+    """What is behind a position, and whose it is."""
+
+    BARE = 0
+    IDLE = 1
+    USED = 2
+    STALE = 3
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Positions of one state, side by side.
+
+    :param step: that used them last: of idle ones the newest; of stale ones the fence.
+    """
+
+    start: int
+    count: int
+    state: SlotState
+    step: int = 0
+
+    @property
+    def end(self) -> int:
+        """One beyond the last position."""
+        return self.start + self.count
+
+    @property
+    def is_free(self) -> bool:
+        """May a slot be made of it?"""
+        return self.state in (SlotState.BARE, SlotState.IDLE)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a slot would lie, and which of its positions have no chunk yet."""
+
+    start: int
+    count: int
+    missing: tuple[int, ...]
+
+
+class SlotSpace:
+    """Segments that tile ``num_positions`` positions."""
+
+    def __init__(self, num_positions: int) -> None:
+        self.num_positions = num_positions
+        self._segments = [Segment(0, num_positions, SlotState.BARE)] if num_positions else []
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """In order of address."""
+        return tuple(self._segments)
+
+    def count(self, state: SlotState) -> int:
+        """Positions in a state."""
+        return sum(segment.count for segment in self._segments if segment.state is state)
+
+    def state_of(self, position: int) -> SlotState:
+        """State of one position."""
+        return self._segments[self._index(position)].state
+
+    def positions(self, state: SlotState) -> Iterator[int]:
+        """Positions in a state, by address."""
+        for segment in self._segments:
+            if segment.state is state:
+                yield from range(segment.start, segment.end)
+
+    # ------------------------------------------------------------------ choosing
+
+    def find(self, count: int) -> Placement | None:
+        """Where a slot of ``count`` positions costs least; None if no free run is so long.
+
+        The smallest idle segment that is large enough; else the window of a free run that
+        lacks the fewest chunks, in the smallest such run.
+        """
+        idle = [s for s in self._segments if s.state is SlotState.IDLE and s.count >= count]
+        if idle:
+            best = min(idle, key=lambda s: (s.count, s.start))
+            return Placement(best.start, count, ())
+        found: list[tuple[int, int, int]] = []
+        for run in self._free_runs():
+            length = run[-1].end - run[0].start
+            if length >= count:
+                found.extend((_bare(run, at, count), length, at) for at in _windows(run, count))
+        if not found:
+            return None
+        _, _, start = min(found)
+        missing = [p for p in range(start, start + count) if self.state_of(p) is SlotState.BARE]
+        return Placement(start, count, tuple(missing))
+
+    def oldest_idle(self, outside: Placement) -> Iterator[int]:
+        """Idle positions beside a placement, those of the longest unused segments first."""
+        idle = [s for s in self._segments if s.state is SlotState.IDLE]
+        for segment in sorted(idle, key=lambda s: (s.step, -s.start)):
+            for position in range(segment.end - 1, segment.start - 1, -1):
+                if not outside.start <= position < outside.start + outside.count:
+                    yield position
+
+    def due(self, completed_step: int) -> tuple[int, ...]:
+        """Stale positions that no step after ``completed_step`` can still touch."""
+        return tuple(
+            position
+            for segment in self._segments
+            if segment.state is SlotState.STALE and segment.step <= completed_step
+            for position in range(segment.start, segment.end)
+        )
+
+    # ------------------------------------------------------------------ changing
+
+    def fill(self, positions: Iterable[int]) -> None:
+        """Bare positions have chunks now."""
+        for start, count in _runs(positions):
+            self._change(start, count, SlotState.BARE, SlotState.IDLE)
+
+    def take(self, start: int, count: int, step: int) -> None:
+        """A slot of idle positions is used by ``step``."""
+        self._change(start, count, SlotState.IDLE, SlotState.USED, step)
+
+    def release(self, start: int, count: int, step: int) -> None:
+        """A slot is idle again; ``step`` was the last to touch it."""
+        self._change(start, count, SlotState.USED, SlotState.IDLE, step)
+
+    def retire(self, positions: Iterable[int]) -> None:
+        """Chunks of idle positions are somebody else's; the step that used them is the fence."""
+        for start, count in _runs(positions):
+            self._change(start, count, SlotState.IDLE, SlotState.STALE)
+
+    def revive(self, positions: Iterable[int]) -> None:
+        """Stale positions, still mapped, have their chunks back."""
+        for start, count in _runs(positions):
+            self._change(start, count, SlotState.STALE, SlotState.IDLE)
+
+    def clear(self, positions: Iterable[int]) -> None:
+        """Stale positions are unmapped."""
+        for start, count in _runs(positions):
+            self._change(start, count, SlotState.STALE, SlotState.BARE, 0)
+
+    # ------------------------------------------------------------------ internal
+
+    def _index(self, position: int) -> int:
+        if not 0 <= position < self.num_positions:
+            raise ValueError(f"there is no position {position}")
+        return bisect_right(self._segments, position, key=lambda s: s.start) - 1
+
+    def _change(
+        self, start: int, count: int, old: SlotState, new: SlotState, step: int | None = None
+    ) -> None:
+        """Without a step, the newest of those that used them."""
+        first = self._index(start)
+        last = first
+        while last < len(self._segments) and self._segments[last].start < start + count:
+            last += 1
+        inside = self._segments[first:last]
+        if inside[-1].end < start + count or any(s.state is not old for s in inside):
+            raise ValueError(f"positions {start} to {start + count - 1} are not {old.name}")
+        head, tail = inside[0], inside[-1]
+        step = max(s.step for s in inside) if step is None else step
+        pieces = [
+            Segment(head.start, start - head.start, old, head.step),
+            Segment(start, count, new, step),
+            Segment(start + count, tail.end - start - count, old, tail.step),
+        ]
+        around = slice(max(0, first - 1), last + 1)
+        before, after = self._segments[around.start : first], self._segments[last : last + 1]
+        self._segments[around] = _coalesced([*before, *(p for p in pieces if p.count), *after])
+
+    def _free_runs(self) -> Iterator[list[Segment]]:
+        run: list[Segment] = []
+        for segment in self._segments:
+            if segment.is_free:
+                run.append(segment)
+            elif run:
+                yield run
+                run = []
+        if run:
+            yield run
+
+
+def _runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(start, count) of positions side by side."""
+    start, count = 0, 0
+    for position in sorted(positions):
+        if count and position == start + count:
+            count += 1
+            continue
+        if count:
+            yield start, count
+        start, count = position, 1
+    if count:
+        yield start, count
+
+
+def _windows(run: list[Segment], count: int) -> set[int]:
+    """Starts worth looking at: at the beginning of a segment, or so that one ends there."""
+    first, last = run[0].start, run[-1].end - count
+    edges = {s.start for s in run} | {s.end - count for s in run}
+    return {edge for edge in edges if first <= edge <= last}
+
+
+def _bare(run: list[Segment], start: int, count: int) -> int:
+    """Positions without a chunk in a window."""
+    return sum(
+        max(0, min(s.end, start + count) - max(s.start, start))
+        for s in run
+        if s.state is SlotState.BARE
+    )
+
+
+def _coalesced(segments: list[Segment]) -> list[Segment]:
+    """Neighbours in one state as one; slots in use stay what they are, fences too."""
+    result: list[Segment] = []
+    for segment in segments:
+        last = result[-1] if result else None
+        if last is not None and _is_one(last, segment):
+            step = max(last.step, segment.step)
+            result[-1] = Segment(last.start, last.count + segment.count, last.state, step)
+        else:
+            result.append(segment)
+    return result
+
+
+def _is_one(left: Segment, right: Segment) -> bool:
+    if left.state is not right.state or left.state is SlotState.USED:
+        return False
+    return left.state is not SlotState.STALE or left.step == right.step

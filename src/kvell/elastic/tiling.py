@@ -1,0 +1,85 @@
+"""Which large pages lie over which chunks: the KV region's two divisions of the same bytes.
+
+Chunk ``c`` is at home at byte ``c × chunk_bytes`` of the KV region, and large page ``l`` at
+``l × large_page_bytes``; neither size divides the other (ADR 1), so a chunk may hold the ends
+of two large pages.  A chunk can be given away only when nobody needs any large page over it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.prefix.interface import WITHHELD, Ints, LongInts
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Chunks and large pages over one region; large pages fill it but for a tail."""
+
+    num_chunks: int
+    chunk_bytes: int
+    large_page_bytes: int
+    num_large: int
+
+    def __post_init__(self) -> None:
+        if self.num_large * self.large_page_bytes > self.num_chunks * self.chunk_bytes:
+            raise ValueError("large pages reach beyond the last chunk")
+
+    def larges_over(self, chunk: int) -> range:
+        """Large pages with a byte in the chunk; none over the tail."""
+        return range(int(self._first_large[chunk]), int(self._end_large[chunk]))
+
+    def chunks_under(self, large: int) -> range:
+        """Chunks with a byte of the large page."""
+        return range(int(self.first_chunk[large]), int(self.end_chunk[large]))
+
+    def chunk_order(self, reclaim_order: LongInts) -> LongInts:
+        """By chunk, the largest number of the large pages over it [num_chunks].
+
+        :param reclaim_order: by large page, see :meth:`MemoryCore.reclaim_order`.
+        """
+        # One more at the end, so that every interval may end before an index that exists.
+        padded = np.append(reclaim_order, np.int64(WITHHELD))
+        bounds = np.stack([self._first_large, self._end_large], axis=1).ravel()
+        highest: LongInts = np.maximum.reduceat(padded, bounds)[::2]
+        highest[self._first_large == self._end_large] = WITHHELD
+        return highest
+
+    def withheld(self, lent: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Large pages that lie over a chunk that is lent [num_large], from chunks [num_chunks]."""
+        covered = np.zeros(self.num_large + 1, np.int64)
+        chunks = np.flatnonzero(lent)
+        np.add.at(covered, self._first_large[chunks], 1)
+        np.add.at(covered, self._end_large[chunks], -1)
+        inside: npt.NDArray[np.bool_] = np.cumsum(covered)[:-1] > 0
+        return inside
+
+    @cached_property
+    def first_chunk(self) -> Ints:
+        """By large page, the first chunk under it [num_large]."""
+        begins = np.arange(self.num_large, dtype=np.int64) * self.large_page_bytes
+        return (begins // self.chunk_bytes).astype(np.int32)
+
+    @cached_property
+    def end_chunk(self) -> Ints:
+        """By large page, one beyond the last chunk under it [num_large]."""
+        ends = np.arange(1, self.num_large + 1, dtype=np.int64) * self.large_page_bytes
+        return (-(-ends // self.chunk_bytes)).astype(np.int32)
+
+    @cached_property
+    def _first_large(self) -> Ints:
+        begins = np.arange(self.num_chunks, dtype=np.int64) * self.chunk_bytes
+        return np.minimum(begins // self.large_page_bytes, self.num_large).astype(np.int32)
+
+    @cached_property
+    def _end_large(self) -> Ints:
+        ends = np.arange(1, self.num_chunks + 1, dtype=np.int64) * self.chunk_bytes
+        return np.minimum(-(-ends // self.large_page_bytes), self.num_large).astype(np.int32)
+
+
+def tiling(num_chunks: int, chunk_bytes: int, large_page_bytes: int) -> Tiling:
+    """As many large pages as lie in so many chunks."""
+    num_large = num_chunks * chunk_bytes // large_page_bytes
+    return Tiling(num_chunks, chunk_bytes, large_page_bytes, num_large)
