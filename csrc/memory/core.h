@@ -55,7 +55,7 @@ class Core {
   void checkpoint(Ints handles, Ints until, StateRows& rows);
   // Rows: handle, group, position, page that it is in now.
   void compact(int64_t most_large, PageRows& rows);
-  // By large page: see MemoryCore.reclaim_order.
+  // By large page: see LendingCore.reclaim_order.
   std::vector<int64_t> reclaim_order() const;
   void withhold(Ints larges);
   void restore(Ints larges);

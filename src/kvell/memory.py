@@ -55,7 +55,7 @@ from kvell.prefix.capacity import (
 from kvell.prefix.core import ReferenceCore
 from kvell.prefix.facts import Facts, Images, ImageSpan, facts_of
 from kvell.prefix.hits import alignment_tokens
-from kvell.prefix.interface import Ints, MemoryCore
+from kvell.prefix.interface import Ints, LendingCore, MemoryCore
 from kvell.prefix.policies import GroupPolicy, policy_of
 from kvell.prefix.radix import Tokens, common_prefix
 
@@ -76,6 +76,7 @@ __all__ = [
     "Ints",
     "LayerSpec",
     "Layout",
+    "LendingCore",
     "Manager",
     "MemoryCore",
     "PoolSnapshot",
@@ -105,7 +106,7 @@ Implementation = Literal["auto", "compiled", "python"]
 """``compiled`` needs the extension; ``python`` is slow and obvious; they decide alike."""
 
 
-def create_core(layout: Layout, implementation: Implementation = "auto") -> MemoryCore:
+def create_core(layout: Layout, implementation: Implementation = "auto") -> LendingCore:
     """A memory core over an empty pool; ``auto`` is the compiled one where it was built.
 
     :raises ChangeSomething: for ``compiled`` where there is no extension, or an unknown name.
@@ -154,7 +155,7 @@ def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple
     return groups
 
 
-def _compiled(layout: Layout) -> MemoryCore | None:
+def _compiled(layout: Layout) -> LendingCore | None:
     try:
         from kvell.prefix.compiled import CompiledCore
     except ImportError:

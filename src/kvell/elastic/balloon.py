@@ -116,7 +116,7 @@ class Balloon:
         Chunks come from what is idle here, and only then from KV: where large pages are
         empty, then where they only cache, the oldest first, anywhere in the pool.
 
-        :param reclaim_order: asked only if KV must give (:meth:`MemoryCore.reclaim_order`).
+        :param reclaim_order: asked only if KV must give (:meth:`LendingCore.reclaim_order`).
         """
         placement = self.slots.find(count)
         if placement is None:

@@ -11,8 +11,7 @@ What fails leaves owners as they were.  Only what the core cached in withheld pa
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from kvell.elastic.audit import audit_balloon
 from kvell.elastic.balloon import Balloon, Deflation, Inflation
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
-from kvell.prefix.interface import Ints, LongInts
+from kvell.prefix.interface import WITHHELD, Ints, LendingCore
 from kvell.vocabulary import MIB
 
 AHEAD_BYTES = 50 * MIB
@@ -29,22 +28,6 @@ AHEAD_BYTES = 50 * MIB
 
 POSITIONS_PER_CHUNK = 2
 """Addresses of the activation range, in sizes of the pool: beside slots there are stale ones."""
-
-
-class KvSide(Protocol):
-    """What of the memory core lends and takes back large pages."""
-
-    def reclaim_order(self) -> LongInts:
-        """See :class:`kvell.prefix.interface.MemoryCore`."""
-        ...
-
-    def withhold(self, larges: Ints) -> None:
-        """See :class:`kvell.prefix.interface.MemoryCore`."""
-        ...
-
-    def restore(self, larges: Ints) -> None:
-        """See :class:`kvell.prefix.interface.MemoryCore`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +54,7 @@ class BalloonCounts:
     refused: int = 0
     ahead: int = 0
     ahead_returned: int = 0
-    withheld_large: int = field(default=0)
+    withheld_large: int = 0
 
 
 class ElasticMemory:
@@ -84,7 +67,7 @@ class ElasticMemory:
     def __init__(
         self,
         device: ChunkDevice,
-        kv: KvSide,
+        kv: LendingCore,
         tiling: Tiling,
         committed_chunks: int | None = None,
     ) -> None:
@@ -211,7 +194,7 @@ class ElasticMemory:
 
     def audit(self) -> list[str]:
         """Everything that is wrong; empty if nothing is."""
-        withheld = np.flatnonzero(self._kv.reclaim_order() == 0).tolist()
+        withheld = np.flatnonzero(self._kv.reclaim_order() == WITHHELD).tolist()
         return audit_balloon(self.balloon, self.area.table, withheld)
 
 

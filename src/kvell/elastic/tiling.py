@@ -38,7 +38,7 @@ class Tiling:
     def chunk_order(self, reclaim_order: LongInts) -> LongInts:
         """By chunk, the largest number of the large pages over it [num_chunks].
 
-        :param reclaim_order: by large page, see :meth:`MemoryCore.reclaim_order`.
+        :param reclaim_order: by large page, see :meth:`LendingCore.reclaim_order`.
         """
         # One more at the end, so that every interval may end before an index that exists.
         padded = np.append(reclaim_order, np.int64(WITHHELD))

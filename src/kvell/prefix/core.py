@@ -320,7 +320,7 @@ class ReferenceCore:
     # ------------------------------------------------- memory that others have
 
     def reclaim_order(self) -> LongInts:
-        """See :class:`MemoryCore`."""
+        """See :class:`LendingCore`."""
         pool = self._store.pool
         return np.asarray([self._reclaimed_at(large) for large in range(len(pool.group))], np.int64)
 
@@ -334,7 +334,7 @@ class ReferenceCore:
         return WITHHELD if large in pool.withheld else EMPTY
 
     def withhold(self, larges: Ints) -> None:
-        """See :class:`MemoryCore`."""
+        """See :class:`LendingCore`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         if pool.has_shares:
@@ -348,7 +348,7 @@ class ReferenceCore:
             pool.withhold(large)
 
     def restore(self, larges: Ints) -> None:
-        """See :class:`MemoryCore`."""
+        """See :class:`LendingCore`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         for large in larges.tolist():

@@ -169,6 +169,18 @@ class MemoryCore(Protocol):
         the state after the last computed token, and pages that it left half full."""
         ...
 
+    def totals(self) -> PoolTotals:
+        """How the pool is divided now, and counters so far; work grows with large pages only."""
+        ...
+
+    def snapshot(self) -> PoolSnapshot:
+        """The whole state as plain data, for the audit and for comparison."""
+        ...
+
+
+class LendingCore(MemoryCore, Protocol):
+    """A memory core whose large pages may be somebody else's for a while."""
+
     def reclaim_order(self) -> LongInts:
         """Every large page by how soon it may be taken away [num_large_pages]: ``WITHHELD``,
         ``EMPTY``, ``CACHED`` and above (the smallest goes first), ``USED``.  Work grows
@@ -187,12 +199,4 @@ class MemoryCore(Protocol):
 
         :raises ValueError: if one is not withheld.
         """
-        ...
-
-    def totals(self) -> PoolTotals:
-        """How the pool is divided now, and counters so far; work grows with large pages only."""
-        ...
-
-    def snapshot(self) -> PoolSnapshot:
-        """The whole state as plain data, for the audit and for comparison."""
         ...

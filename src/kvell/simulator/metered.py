@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 from kvell.memory import GroupSpec, Images, Layout, MemoryCore, PoolSnapshot, facts_of
 from kvell.pages.snapshot import PoolTotals
-from kvell.prefix.interface import Ints, LongInts
+from kvell.prefix.interface import Ints
 from kvell.prefix.radix import Tokens
 from kvell.simulator.metrics import RunningRequest
 
@@ -157,18 +157,6 @@ class MeteredCore:
         """Passed on; the holder is watched no more."""
         self._timed(self._core.close, handle, renew=renew)
         self._watched.pop(handle, None)
-
-    def reclaim_order(self) -> LongInts:
-        """Passed on."""
-        return self._timed(self._core.reclaim_order)
-
-    def withhold(self, larges: Ints) -> None:
-        """Passed on."""
-        self._timed(self._core.withhold, larges)
-
-    def restore(self, larges: Ints) -> None:
-        """Passed on."""
-        self._timed(self._core.restore, larges)
 
     def totals(self) -> PoolTotals:
         """Passed on, not timed."""
