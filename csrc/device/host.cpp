@@ -21,6 +21,7 @@ namespace {
 #define MADV_COLLAPSE 25
 #endif
 
+constexpr size_t kSmallPage = 4096;
 constexpr int kBare = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 const int32_t* ints(uintptr_t address) { return reinterpret_cast<const int32_t*>(address); }
@@ -109,6 +110,11 @@ nb::tuple commit_chunks(uintptr_t address, int64_t chunk_bytes, uintptr_t positi
     nb::gil_scoped_release free_to_run;
     for (; done < count; ++done) {
       char* where = at(address, chunk_bytes, which[done]);
+      // Nothing collapses where nothing is, so a first small page comes first.
+      if (madvise(where, kSmallPage, MADV_POPULATE_WRITE)) {
+        error = errno;
+        break;
+      }
       if (!madvise(where, size_t(chunk_bytes), MADV_COLLAPSE)) {
         ++huge;
       } else if (madvise(where, size_t(chunk_bytes), MADV_POPULATE_WRITE)) {

@@ -23,6 +23,7 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 _FIXED = 0x10
 _NORESERVE = 0x4000
+_SMALL_PAGE = 4096
 _BARE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
 _POPULATE_WRITE = 23
 _COLLAPSE = 25
@@ -90,6 +91,9 @@ def commit_chunks(
     huge = 0
     for done, position in enumerate(_ints(positions, count)):
         where = address + chunk_bytes * position
+        # Nothing collapses where nothing is, so a first small page comes first.
+        if _LIBC.madvise(where, _SMALL_PAGE, _POPULATE_WRITE):
+            return done, huge, ctypes.get_errno()
         if not _LIBC.madvise(where, chunk_bytes, _COLLAPSE):
             huge += 1
         elif _LIBC.madvise(where, chunk_bytes, _POPULATE_WRITE):

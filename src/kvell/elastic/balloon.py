@@ -17,7 +17,7 @@ Rule that the audit holds: a large page is withheld from KV exactly if it lies o
 is not KV's.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
@@ -28,6 +28,8 @@ import numpy.typing as npt
 from kvell.elastic.slots import SlotSpace, SlotState
 from kvell.elastic.tiling import Tiling
 from kvell.prefix.interface import EMPTY, USED, Ints, LongInts
+
+Flags = npt.NDArray[np.bool_]
 
 NOWHERE = -1
 """A chunk that is at no position of the activation range."""
@@ -145,9 +147,9 @@ class Balloon:
         """Chunks that the largest slot could have now, if addresses allow it."""
         return self.idle_chunks + int(np.count_nonzero(self._candidates(reclaim_order)))
 
-    def _candidates(self, reclaim_order: LongInts) -> npt.NDArray[np.bool_]:
+    def _candidates(self, reclaim_order: LongInts) -> Flags:
         order = self.tiling.chunk_order(reclaim_order)
-        possible: npt.NDArray[np.bool_] = (order < USED) & (self.owner == Owner.KV)
+        possible: Flags = (order < USED) & (self.owner == Owner.KV)
         return possible
 
     def _reclaimable(self, count: int, reclaim_order: LongInts) -> tuple[int, ...] | None:
@@ -180,39 +182,37 @@ class Balloon:
         """
         is_idle = self._idle()
         may_give = int(np.count_nonzero(is_idle)) - keep_chunks
-        chosen: set[int] = set()
-        restored: set[int] = set()
-        for large in self._by_cost(is_idle):
-            if len(restored) >= num_large or len(chosen) >= may_give:
-                break
-            more = self._lent_under(large) - chosen
-            if large in restored or len(chosen) + len(more) > may_give:
-                continue
-            chosen |= more
-            restored |= self._completed(more, chosen) | {large}
-        at = self.position[sorted(chosen)]
+        larges = self._by_cost(is_idle)
+        # The more large pages of that order, the more chunks; what others they complete counts.
+        most = _last(len(larges), lambda n: int(self._lent(larges[:n]).sum()) <= may_give)
+        enough = _last(most, lambda n: len(self._completed(self._lent(larges[:n]))) < num_large)
+        chosen = self._lent(larges[: min(most, enough + 1) if num_large else 0])
+        at = self.position[chosen]
         return Inflation(
-            tuple(sorted(chosen)), tuple(sorted(restored)), tuple(at[at != NOWHERE].tolist())
+            tuple(np.flatnonzero(chosen).tolist()),
+            tuple(self._completed(chosen).tolist()),
+            tuple(at[at != NOWHERE].tolist()),
         )
 
     def plan_commit(self, chunks: Sequence[int]) -> Inflation:
         """Chunks of the system that have memory now, for KV."""
-        restored = self._completed(chunks, set(chunks))
-        return Inflation(tuple(chunks), tuple(sorted(restored)))
+        chosen = np.zeros(self.tiling.num_chunks, np.bool_)
+        chosen[list(chunks)] = True
+        return Inflation(tuple(chunks), tuple(self._completed(chosen).tolist()))
 
-    def _idle(self) -> npt.NDArray[np.bool_]:
+    def _idle(self) -> Flags:
         """Chunks that activations own and no slot uses [num_chunks]."""
-        is_idle: npt.NDArray[np.bool_] = self.owner == Owner.ACTIVATION
+        is_idle: Flags = self.owner == Owner.ACTIVATION
         for segment in self.slots.segments:
             if segment.state is SlotState.USED:
                 is_idle[self.chunk_at[segment.start : segment.end]] = False
         return is_idle
 
-    def _by_cost(self, is_idle: npt.NDArray[np.bool_]) -> Iterator[int]:
+    def _by_cost(self, is_idle: Flags) -> Ints:
         """Withheld large pages over none but idle chunks and chunks of KV, the cheapest first."""
-        larges = np.flatnonzero(self.withheld)
+        larges = np.flatnonzero(self.withheld).astype(np.int32)
         if not len(larges):
-            return iter(())
+            return larges
         first, end = self.tiling.first_chunk[larges], self.tiling.end_chunk[larges]
         lent = _between(self.owner != Owner.KV, first, end)
         free = lent == _between(is_idle, first, end)
@@ -220,16 +220,23 @@ class Balloon:
         highest[self.owner == Owner.KV] = NOWHERE
         at = np.maximum.reduceat(np.append(highest, NOWHERE), np.stack([first, end], 1).ravel())
         order = np.lexsort((larges, -at[::2], lent))
-        return iter(larges[order][free[order]].tolist())
+        cheapest: Ints = larges[order][free[order]]
+        return cheapest
 
-    def _lent_under(self, large: int) -> set[int]:
-        under = self.tiling.chunks_under(large)
-        return {chunk for chunk in under if self.owner[chunk] != Owner.KV}
+    def _lent(self, larges: Ints) -> Flags:
+        """Chunks under these large pages that are not KV's [num_chunks]."""
+        begins = np.zeros(self.tiling.num_chunks + 1, np.int64)
+        np.add.at(begins, self.tiling.first_chunk[larges], 1)
+        np.add.at(begins, self.tiling.end_chunk[larges], -1)
+        under: Flags = (np.cumsum(begins)[:-1] > 0) & (self.owner != Owner.KV)
+        return under
 
-    def _completed(self, chunks: Iterable[int], chosen: set[int]) -> set[int]:
-        """Large pages over these chunks that have nothing else in their way."""
-        over = {large for chunk in chunks for large in self.tiling.larges_over(chunk)}
-        return {large for large in over if self._lent_under(large) <= chosen}
+    def _completed(self, chosen: Flags) -> Ints:
+        """Withheld large pages with no other lent chunks under them than the chosen ones."""
+        larges = np.flatnonzero(self.withheld).astype(np.int32)
+        first, end = self.tiling.first_chunk[larges], self.tiling.end_chunk[larges]
+        complete: Ints = larges[~(_between((self.owner != Owner.KV) & ~chosen, first, end) > 0)]
+        return complete
 
     # ------------------------------------------------------------------- settling
 
@@ -243,6 +250,11 @@ class Balloon:
             self._own(plan.chunks, Owner.KV)
             self.withheld[list(plan.restored)] = False
             return
+        if plan.maps:
+            self._settle_maps(plan)
+        self.slots.take(plan.start, plan.count, step)
+
+    def _settle_maps(self, plan: Deflation) -> None:
         self.slots.retire(plan.retired)
         positions, chunks = [p for p, _ in plan.maps], [c for _, c in plan.maps]
         self._own(chunks, Owner.ACTIVATION)
@@ -250,7 +262,6 @@ class Balloon:
         self.chunk_at[positions] = chunks
         self.slots.fill(positions)
         self.withheld[list(plan.withheld)] = True
-        self.slots.take(plan.start, plan.count, step)
 
     def release(self, start: int, count: int, step: int) -> None:
         """A slot is idle, and stays mapped; ``step`` was the last to touch it."""
@@ -295,7 +306,19 @@ class Balloon:
         self.position[list(chunks)] = NOWHERE
 
 
-def _between(flags: npt.NDArray[np.bool_], first: Ints, end: Ints) -> LongInts:
+def _last(most: int, holds: Callable[[int], bool]) -> int:
+    """The largest n from 0 to ``most`` for which something holds that holds up to a point."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _between(flags: Flags, first: Ints, end: Ints) -> LongInts:
     """How many flags are set from ``first[i]`` to ``end[i]`` - 1."""
     before = np.concatenate([[0], np.cumsum(flags)])
     counts: LongInts = before[end] - before[first]

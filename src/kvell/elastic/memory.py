@@ -102,6 +102,15 @@ class ElasticMemory:
         self.balloon.release(slot.start, slot.num_chunks, step)
 
     def _carry_out(self, plan: Deflation, step: int) -> bool:
+        if plan.maps and not self._map(plan):
+            return False
+        self.balloon.settle(plan, step)
+        self.counts.mapped += len(plan.maps)
+        self.counts.deflated += len(plan.chunks)
+        self.counts.withheld_large += len(plan.withheld)
+        return True
+
+    def _map(self, plan: Deflation) -> bool:
         if plan.withheld:
             self._kv.withhold(_ints(plan.withheld))
         try:
@@ -111,10 +120,6 @@ class ElasticMemory:
             if plan.withheld:
                 self._kv.restore(_ints(plan.withheld))
             return False
-        self.balloon.settle(plan, step)
-        self.counts.mapped += len(plan.maps)
-        self.counts.deflated += len(plan.chunks)
-        self.counts.withheld_large += len(plan.withheld)
         return True
 
     # ------------------------------------------------------------------------- KV
