@@ -25,6 +25,7 @@ from kvell.engine.instance import LocalInstance
 from kvell.engine.journal import Journal
 from kvell.engine.protocol import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.several_models import ServedModel
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Manager
 from kvell.models.detokenizer import IncrementalDetokenizer
@@ -32,6 +33,7 @@ from kvell.models.draft_model import check_draft
 from kvell.models.image_content import ImagePrompt, Tensors
 from kvell.models.image_store import take_images
 from kvell.models.loading import check_model
+from kvell.models.named_models import open_named
 from kvell.models.progress import Progress, quiet
 from kvell.models.source import resolve_model
 from kvell.models.stop_strings import StopStrings
@@ -43,6 +45,7 @@ Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 A mapping may have ``images`` beside its token ids: the tensors that the model's processor makes
 of the prompt's images (``{"pixel_values": …, …}``), the ids being those of the same call.
+It may have ``model``, the name of one of several.
 """
 
 
@@ -67,7 +70,10 @@ class RequestOutput:
 class LLM:
     """A model, its engine and its tokenizer in this process.
 
-    :param model: ``smollm2``, a local transformers directory, or a hub id.
+    :param model: ``smollm2``, a local transformers directory, or a hub id; requests call it so,
+        or NAME if it is written ``NAME=…``.
+    :param beside: further models, written likewise, each independent of the others. All share
+        the KV pool, which goes where the load is, and the steps.
     :param kv_memory_bytes: size of the KV pool.
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
@@ -92,6 +98,7 @@ class LLM:
         self,
         model: str,
         *,
+        beside: Sequence[str] = (),
         kv_memory_bytes: int | None = None,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
@@ -112,18 +119,18 @@ class LLM:
         clock: Clock | None = None,
     ) -> None:
         cache_dir = cache_dir or Path.home() / ".cache" / "kvell"
-        path = resolve_model(model, cache_dir, progress)
-        check_model(path)
-        self.tokenizer = Tokenizer.load(path)
+        first, *others = open_named(model, beside, cache_dir, progress)
+        self.tokenizer = first.tokenizer
+        self._tokenizers = {one.name: one.tokenizer for one in (first, *others)}
         load = partial(load_model, dtype=dtype, device=device, progress=progress)
         draft_path: Path | None = None
         if speculative_model is not None:
             draft_path = resolve_model(speculative_model, cache_dir, progress)
             check_model(draft_path)
-            check_draft(draft_path, path, self.tokenizer, speculative_model)
+            check_draft(draft_path, first.path, self.tokenizer, speculative_model)
         self.engine: Engine = build_engine(
-            load(path, kv_cache_dtype=kv_cache_dtype, kv_budget=kv_budget),
-            model,
+            load(first.path, kv_cache_dtype=kv_cache_dtype, kv_budget=kv_budget),
+            first.name,
             EngineOptions(
                 kv_memory_bytes,
                 max_model_len,
@@ -138,6 +145,14 @@ class LLM:
             journal,
             incarnation,
             draft=load(draft_path, kv_cache_dtype=kv_cache_dtype) if draft_path else None,
+            beside=[
+                ServedModel(
+                    one.name,
+                    load(one.path, kv_cache_dtype=kv_cache_dtype),
+                    one.tokenizer.eos_token_ids,
+                )
+                for one in others
+            ],
         )
         self._credits = self.engine.ready().credits
         self._instance = LocalInstance(self.engine)
@@ -167,10 +182,11 @@ class LLM:
         params = _each(sampling or SamplingParams(), len(many))
         ids = [self._token_ids(prompt) for prompt in many]
         with self._told(ids, many) as told:
-            for prompt, one in zip(told, params, strict=True):
-                self._check(prompt, one)
+            models = [self._model_of(prompt) for prompt in many]
+            for prompt, one, name in zip(told, params, models, strict=True):
+                self._check(prompt, one, name)
             jobs = [
-                _Job(i, tokens, one, self.tokenizer, choice, told[i])
+                _Job(i, tokens, one, self._tokenizer(models[i]), choice, told[i], models[i])
                 for i, (tokens, asked) in enumerate(zip(ids, params, strict=True))
                 for choice, one in enumerate(asked.choices())
             ]
@@ -185,18 +201,24 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling: SamplingParams | None = None,
+        model: str = "",
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several."""
+        """Answer a conversation, or several.
+
+        :param model: which of several answers; the first if none is named.
+        """
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self.tokenizer.encode_chat(m) for m in many], sampling)
+        ids = [self._tokenizer(model).encode_chat(m) for m in many]
+        return self.generate([{"prompt_token_ids": i, "model": model} for i in ids], sampling)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Text of one request as it is made; closing the iterator cancels the request."""
         tokens = self._token_ids(prompt)
         [only] = (sampling or SamplingParams()).choices()[:1]
         with self._told([tokens], [prompt]) as told:
-            self._check(told[0], only)
-            yield from self._stream(_Job(0, tokens, only, self.tokenizer, 0, told[0]))
+            name = self._model_of(prompt)
+            self._check(told[0], only, name)
+            yield from self._stream(_Job(0, tokens, only, self._tokenizer(name), 0, told[0], name))
 
     def _stream(self, job: "_Job") -> Iterator[str]:
         request_id = self._submit(job)
@@ -242,7 +264,7 @@ class LLM:
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
         told = job.told
         ids = told.token_ids.astype("<i4").tobytes()
-        self._instance.send(Submit(request_id, ids, sampling, images=told.images))
+        self._instance.send(Submit(request_id, ids, sampling, images=told.images, model=job.model))
         return request_id
 
     def _deliver(self, event: Event, jobs: Mapping[RequestId, "_Job"]) -> None:
@@ -254,12 +276,22 @@ class LLM:
                 raise TryLater(event.message)
             jobs[event.request_id].end(event)
 
+    def _model_of(self, prompt: Prompt) -> str:
+        """Which of several models a prompt is for; "" is the first."""
+        name = str(prompt.get("model") or "") if isinstance(prompt, Mapping) else ""
+        return "" if name == self.engine.contract.model else name
+
+    def _tokenizer(self, model: str) -> Tokenizer:
+        """Of one of several models; of the first if none is named."""
+        return self._tokenizers[self.engine.core.rules(model).name] if model else self.tokenizer
+
     def _token_ids(self, prompt: Prompt) -> npt.NDArray[np.int32]:
+        tokenizer = self._tokenizer(self._model_of(prompt))
         if isinstance(prompt, Mapping):
             ids = prompt.get("prompt_token_ids")
             prompt = prompt["prompt"] if ids is None else ids
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            return tokenizer.encode(prompt)
         return np.asarray(prompt, np.int32)
 
     @contextmanager
@@ -277,11 +309,11 @@ class LLM:
                 if self.engine.images is not None:
                     self.engine.images.release(known)
 
-    def _check(self, prompt: ImagePrompt, sampling: SamplingParams) -> None:
+    def _check(self, prompt: ImagePrompt, sampling: SamplingParams, model: str) -> None:
         """Refuse here, by name, what the engine would refuse."""
-        core, asked = self.engine.core, sampling.max_tokens or 1
-        layout = core.memory.layout
-        if problem := request_problem(prompt.token_ids, prompt.images, asked, core.limits, layout):
+        rules, asked = self.engine.core.rules(model), sampling.max_tokens or 1
+        ids, images = prompt.token_ids, prompt.images
+        if problem := request_problem(ids, images, asked, rules.limits, rules.layout):
             raise problem
 
     def _measure(self, jobs: Sequence["_Job"], seconds: float) -> dict[str, Any]:
@@ -308,6 +340,7 @@ class _Job:
     tokenizer: Tokenizer
     choice: int
     told: ImagePrompt
+    model: str = ""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finished: Finished | None = None

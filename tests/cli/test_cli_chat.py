@@ -54,6 +54,12 @@ class TestPipe:
         assert ended.code == 0
         assert ended.stdout == "<USER>HI<ASSISTANT>\n"
 
+    def test_is_with_one_model(self, kvell: Kvell, say: Any) -> None:
+        say("hi")
+        ended = kvell("chat", "--model", "a", "--model", "b")
+        assert (ended.code, ended.stdout) == (2, "")
+        assert "--model=b: is a second model" in ended.stderr
+
     def test_keeps_the_conversation(self, kvell: Kvell, model: Any, say: Any) -> None:
         say("a", "b")
         kvell("chat", "--max-tokens", "3")

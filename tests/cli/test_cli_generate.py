@@ -66,6 +66,23 @@ class TestMachineContract:
         kvell("generate", "--prompts", prompts, "--max-tokens", "9", "--json")
         assert [sampling.max_tokens for _, sampling in model.asked] == [9, 1, 9]
 
+    def test_a_line_may_name_its_model(self, kvell: Kvell, model: Any, tmp_path: Path) -> None:
+        path = tmp_path / "prompts.jsonl"
+        lines = [{"prompt": "a", "model": "small"}, {"prompt_token_ids": [98]}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        given: list[Any] = []
+
+        def generate(prompts: Any, *_: Any, **__: Any) -> list[Any]:
+            given.extend(prompts)
+            return []
+
+        model.generate = generate
+        models = ("--model", "smollm2", "--model", "small=dir")
+        assert kvell("generate", "--prompts", path, "--json", *models).code == 0
+        assert given[0] == {"prompt": "a", "model": "small"}
+        assert given[1].tolist() == [98]
+        assert (model.settings.model, model.settings.beside) == ("smollm2", ("small=dir",))
+
     @pytest.mark.parametrize("flags", [[], ["--sequential"]])
     def test_sequential(self, kvell: Kvell, model: Any, prompts: Path, flags: list[str]) -> None:
         kvell("generate", "--prompts", prompts, "--json", *flags)
@@ -168,6 +185,7 @@ class TestBadFiles:
             ('{"prompt_token_ids": [1, true]}', ":2: has prompt_token_ids that are not a list"),
             ('{"prompt_token_ids": [-1]}', ":2: has a token id out of range"),
             ('{"prompt_token_ids": [2147483648]}', ":2: has a token id out of range"),
+            ('{"prompt": "a", "model": 3}', ":2: has a model that is not text"),
             ('{"prompt": "a", "max_tokens": 0}', ":2: has max_tokens that is not"),
             ('{"prompt": "a", "max_tokens": "9"}', ":2: has max_tokens that is not"),
             ('{"prompt": "a", "images": ["x.png"]}', ":2: has images, which cannot be served"),

@@ -162,3 +162,33 @@ class TestOtherKinds:
         path = CONFIGS / "llava-onevision-7b.json"
         stdout = kvell("plan", "--model", path, "--kv-memory", "6GiB").stdout
         assert "16 of an image" in stdout
+
+
+class TestSeveralModels:
+    def test_one_pool_and_each_model_in_it(self, kvell: Kvell, tiny_config: Path) -> None:
+        other = CONFIGS / "jamba-mini.json"
+        models = ("--model", f"tiny={tiny_config}", "--model", f"big={other}")
+        ended = kvell("plan", *models, "--json", "--kv-memory", "6GiB")
+        assert ended.code == 0, ended.stderr
+        found = json.loads(ended.stdout)
+        assert [group["name"] for group in found["groups"]] == [
+            "tiny:sliding(128)",
+            "tiny:full",
+            "big:state",
+            "big:full",
+        ]
+        (big,) = found["beside"]
+        assert (found["model"], found["max_model_len"]) == ("tiny", 4096)
+        assert (big["model"], big["max_model_len"]) == ("big", 262_144)
+        assert big["weights_bytes"] > found["weights_bytes"]
+        assert found["devices"] == []
+
+    def test_a_person_reads_a_table_for_each(self, kvell: Kvell, tiny_config: Path) -> None:
+        models = ("--model", f"tiny={tiny_config}", "--model", f"twin={tiny_config}")
+        stdout = kvell("plan", *models, "--kv-memory", "64MiB").stdout
+        assert stdout.startswith(
+            "tiny (Gemma3ForCausalLM), twin (Gemma3ForCausalLM), manager kvell: "
+        )
+        for name in ("tiny", "twin"):
+            assert f"{name}: longest request: 4,096 tokens" in stdout
+            assert f"Requests to {name}, while decoding" in stdout

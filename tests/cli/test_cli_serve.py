@@ -1,5 +1,6 @@
 """``kvell serve`` and the instance process that it starts."""
 
+import itertools
 import socket
 import sys
 from collections.abc import Callable
@@ -32,6 +33,7 @@ ALL_SET = EngineSettings(
     speculative_model="some/draft",
     prompt_lookup_max=4,
     prompt_lookup_min=3,
+    beside=("other/model", "small=some/dir"),
 )
 
 
@@ -42,8 +44,11 @@ class Served:
         self.calls: list[tuple[Any, ...]] = []
         self.fails: Exception | None = None
 
-    def __call__(self, command: Any, text: Any, options: Any, announce: Any) -> None:
+    def __call__(
+        self, command: Any, text: Any, options: Any, announce: Any, beside: Any = ()
+    ) -> None:
         self.calls.append((command, text, options))
+        self.beside = beside
         if self.fails:
             raise self.fails
         announce("http://127.0.0.1:8000")
@@ -63,6 +68,18 @@ class TestServe:
         (_, text, options) = served.calls[0]
         assert text == "text of smollm2"
         assert (options.host, options.port, options.api_key) == ("127.0.0.1", 8000, None)
+
+    def test_several_models_in_their_order(self, kvell: Kvell, served: Served) -> None:
+        assert kvell("serve", "--model", "smollm2", "--model", "small=some/dir").code == 0
+        command, text, _ = served.calls[0]
+        assert (text, served.beside) == ("text of smollm2", ["text of small=some/dir"])
+        given = [word for flag, word in itertools.pairwise(command) if flag == "--model"]
+        assert given == ["smollm2", "small=some/dir"]
+
+    def test_two_models_of_one_name_are_refused(self, kvell: Kvell, served: Served) -> None:
+        ended = kvell("serve", "--model", "a=x", "--model", "a=y")
+        assert (ended.code, served.calls) == (2, [])
+        assert "--model=a: is the name of two models; give each a name" in ended.stderr
 
     def test_address_and_key_arrive(self, kvell: Kvell, served: Served) -> None:
         kvell("serve", "--host", "::1", "--port", "0", "--api-key", "secret")
@@ -105,7 +122,8 @@ class TestInstanceCommand:
         args, names = [*flags, "--socket-fd", "3"], {field.name for field in fields(settings)}
         with root.commands["instance"].make_context("instance", args, obj=session) as context:
             read = {name: value for name, value in context.params.items() if name in names}
-        assert EngineSettings(**read) == settings
+            read["model"], *beside = context.params["models"]
+        assert EngineSettings(**read, beside=tuple(beside)) == settings
 
     def test_is_this_python_and_leaves_the_socket_to_the_front(self) -> None:
         command = instance_command(ALL_SET)

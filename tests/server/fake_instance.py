@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--schema-version", type=int, default=SCHEMA_VERSION)
     parser.add_argument("--exit-at-start", type=int)
     parser.add_argument("--exit-from-incarnation", type=int)
+    parser.add_argument("--beside", action="append", default=[])
     args = parser.parse_args()
     if args.exit_at_start is not None:
         return int(args.exit_at_start)
@@ -28,6 +29,7 @@ def main() -> int:
         step_seconds=args.step_seconds,
         incarnation=args.incarnation,
         schema_version=args.schema_version,
+        beside=args.beside,
     )
     with socket.socket(fileno=args.socket_fd) as sock:
         serve_instance(engine, sock)

@@ -3,6 +3,7 @@
 Arguments: ``API_KEY|- PORT`` and then the instance's own.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def main() -> int:
     script = Path(__file__).with_name("fake_instance.py")
     command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", *instance_args]
+    beside = [ByteText(n) for f, n in itertools.pairwise(instance_args) if f == "--beside"]
     options = ServeOptions(
         port=int(port),
         api_key=None if key == "-" else key,
@@ -24,7 +26,8 @@ def main() -> int:
         limits=FrontLimits(max_waiting=2, drain_seconds=5),
     )
     try:
-        serve(command, ByteText(), options, lambda url: print(url, flush=True))  # noqa: T201
+        announce = lambda url: print(url, flush=True)  # noqa: E731, T201
+        serve(command, ByteText(), options, announce, beside)
     except ChangeSomething as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

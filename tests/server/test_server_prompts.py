@@ -117,5 +117,5 @@ def test_a_last_chunk_without_text_has_an_empty_delta() -> None:
 
 
 def test_the_model_card_names_the_context() -> None:
-    [card] = model_list("m", 4096, 1)["data"]
+    [card] = model_list({"m": 4096}, 1)["data"]
     assert (card["id"], card["max_model_len"]) == ("m", 4096)

@@ -13,7 +13,7 @@ from kvell.cli.bench_options import (
     source_options,
 )
 from kvell.cli.bench_report import wide_console
-from kvell.cli.options import engine_options, with_kv_memory
+from kvell.cli.options import engine_options, require_one_model, with_kv_memory
 from kvell.cli.progress import progress_bar
 from kvell.cli.session import EngineSettings, Session
 from kvell.cli.tables import made_table
@@ -44,6 +44,7 @@ def offline(
     Turns of a session begin with made-up answers instead of the model's own, so that none
     has to wait for another.
     """
+    require_one_model(settings)
     check_results(json_path)
     rows = source.rows()
     with progress_bar("loading") as progress:

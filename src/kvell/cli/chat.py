@@ -12,6 +12,7 @@ from kvell.cli.faults import as_flags
 from kvell.cli.options import (
     engine_options,
     json_option,
+    require_one_model,
     sampling_options,
     with_kv_memory,
 )
@@ -55,6 +56,7 @@ def chat(
     **sampling: Any,
 ) -> None:
     """Talk with a model; reads lines when stdin is not a terminal."""
+    require_one_model(settings)
     drawn = SamplingParams(**sampling)
     with progress_bar("loading") as report:
         model = session.open_model(with_kv_memory(settings, session), session.cache_dir, report)

@@ -109,7 +109,7 @@ def _run_all(model: Model, job: Job) -> None:
     if job.prompt is not None:
         prompts, sampling = [prompt_input(model, job)], [job.sampling]
     else:
-        prompts = [line.prompt for line in job.lines]
+        prompts = [_asked(line) for line in job.lines]
         sampling = [_of_line(line, job.sampling) for line in job.lines]
     results = model.generate(prompts, sampling, sequential=job.sequential)
     if job.as_json:
@@ -117,6 +117,14 @@ def _run_all(model: Model, job: Job) -> None:
     else:
         for result in results:
             click.echo(f"[{result.index}] {result.text}")
+
+
+def _asked(line: PromptLine) -> Any:
+    """The prompt, with the model that it is for if the line names one."""
+    if not line.model:
+        return line.prompt
+    key = "prompt" if isinstance(line.prompt, str) else "prompt_token_ids"
+    return {key: line.prompt, "model": line.model}
 
 
 def _of_line(line: PromptLine, sampling: SamplingParams) -> SamplingParams:

@@ -10,6 +10,7 @@ import click
 from kvell.cli.session import EngineSettings, Session
 from kvell.cli.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
+from kvell.errors import ChangeSomething
 from kvell.models.kv_dtypes import KV_DTYPES
 from kvell.pages.sizing import MANAGERS
 
@@ -32,10 +33,19 @@ class LengthType(click.ParamType[int | None]):
         return self.fail(f"{value!r} is neither a whole number above 0 nor 'auto'.", param, ctx)
 
 
-def model_option(command: Command) -> Command:
-    """``--model``."""
-    text = "smollm2, a transformers directory, or a hub id."
-    return click.option("--model", default="smollm2", show_default=True, help=text)(command)
+def models_option(command: Command) -> Command:
+    """``--model``, several times for several models; the command gets them as ``models``."""
+    text = "smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
+    option = click.option(
+        "--model",
+        "models",
+        multiple=True,
+        metavar="[NAME=]MODEL",
+        default=("smollm2",),
+        show_default="smollm2",
+        help=text,
+    )
+    return option(command)
 
 
 def kv_memory_option(command: Command) -> Command:
@@ -98,6 +108,8 @@ def engine_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
+        model, *beside = given.pop("models")
+        given |= {"model": model, "beside": tuple(beside)}
         chosen = {field.name: given.pop(field.name) for field in fields(EngineSettings)}
         return command(*args, settings=EngineSettings(**chosen), **given)
 
@@ -119,7 +131,7 @@ def _number(flag: str, default: int, text: str) -> Callable[[Command], Command]:
 
 
 _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
-    model_option,
+    models_option,
     kv_memory_option,
     dtype_option,
     kv_cache_dtype_option,
@@ -196,6 +208,16 @@ def sampling_options(temperature: float, top_p: float) -> Callable[[Command], Co
         click.option("--seed", type=int, metavar="N", help="Draw the same tokens each time."),
     )
     return functools.partial(_with, options)
+
+
+def require_one_model(settings: EngineSettings) -> None:
+    """For commands that ask one model.
+
+    :raises ChangeSomething: if several are given.
+    """
+    if settings.beside:
+        problem = "is a second model, and only one is asked here"
+        raise ChangeSomething("model", settings.beside[0], problem, "give --model once")
 
 
 def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:

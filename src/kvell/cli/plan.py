@@ -3,10 +3,10 @@
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,7 @@ from kvell.cli.options import (
     kv_cache_dtype_option,
     kv_memory_option,
     manager_option,
-    model_option,
+    models_option,
 )
 from kvell.cli.plan_devices import DEVICES_BYTES, DeviceFit, device_fit
 from kvell.cli.plan_report import PlanReport, Taken, make_report
@@ -28,8 +28,11 @@ from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.models.kv_dtypes import KV_DTYPES, kv_dtype_named
-from kvell.pages.layout import Layout
+from kvell.pages.layout import LayerSpec, Layout
 from kvell.pages.sizing import Manager, plan_layout
+
+if TYPE_CHECKING:
+    from kvell.models.description import ModelDescription
 
 WIDE_COLUMNS = 120
 """Width of tables where there is no terminal to ask."""
@@ -38,7 +41,7 @@ ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 
 
 @click.command()
-@model_option
+@models_option
 @kv_memory_option
 @dtype_option
 @kv_cache_dtype_option
@@ -48,7 +51,7 @@ ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 @click.pass_obj
 def plan(
     session: Session,
-    model: str,
+    models: tuple[str, ...],
     kv_memory_bytes: int | None,
     dtype: str,
     kv_cache_dtype: str,
@@ -57,23 +60,39 @@ def plan(
 ) -> None:
     """Show what fits; --model may also be a config.json. Loads no weights."""
     from kvell.models.description import describe
+    from kvell.models.named_models import named_sources
 
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
-    config = load_config(model, session)
+    named = named_sources(models[0], models[1:])
+    configs = [load_config(one.source, session) for one in named]
     stored = KV_DTYPES[kv_dtype_named(kv_cache_dtype, dtype)]
-    description = describe(config, stored.element_bytes, stored.scale_bytes, ELEMENT_BYTES[dtype])
-    layout = plan_layout(description.layers, pool_bytes, manager=manager)
-    report = make_report(
-        model, description.architecture, manager, layout, description.max_model_len
+    sizes = (stored.element_bytes, stored.scale_bytes, ELEMENT_BYTES[dtype])
+    described = [describe(config, *sizes) for config in configs]
+    names = [one.name if len(named) > 1 else "" for one in named]
+    layers = layers_of(dict(zip(names, described, strict=True)))
+    layout = plan_layout(layers, pool_bytes, manager=manager)
+    first, *others = (
+        replace(
+            make_report(one.name, description, manager, layout, name),
+            refusal=refusal_of(config),
+            taken=taken_beside(config, ELEMENT_BYTES[dtype]),
+        )
+        for one, name, config, description in zip(named, names, configs, described, strict=True)
     )
-    taken = taken_beside(config, ELEMENT_BYTES[dtype])
-    layout_of = functools.partial(plan_layout, description.layers, manager=manager)
-    devices = fits_on_devices(layout_of, taken, report.lengths_tokens)
-    report = replace(report, refusal=refusal_of(config), taken=taken, devices=devices)
+    report = replace(first, beside=tuple(others))
+    if not others:
+        layout_of = functools.partial(plan_layout, layers, manager=manager)
+        devices = fits_on_devices(layout_of, first.taken, first.lengths_tokens)
+        report = replace(first, devices=devices)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     else:
         _print(report)
+
+
+def layers_of(models: Mapping[str, "ModelDescription"]) -> list[LayerSpec]:
+    """What all models store, under their names."""
+    return [replace(layer, model=name) for name, one in models.items() for layer in one.layers]
 
 
 def taken_beside(config: Any, element_bytes: int) -> Taken:
@@ -151,6 +170,7 @@ def _print(report: PlanReport) -> None:
     for line in summary_lines(report):
         click.echo(line)
     console.print(group_table(report))
-    console.print(fit_table(report))
+    for one in (report, *report.beside):
+        console.print(fit_table(one))
     if report.devices:
         console.print(device_table(report))

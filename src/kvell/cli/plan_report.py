@@ -1,12 +1,15 @@
 """What ``kvell plan`` says, as data."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvell.cli.plan_devices import DeviceFit
 from kvell.engine.limits import Limits
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.prefix.capacity import longest_request, request_bytes, requests_that_fit
+
+if TYPE_CHECKING:
+    from kvell.models.description import ModelDescription
 
 LENGTHS_TOKENS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 
@@ -36,8 +39,11 @@ class Taken:
 class PlanReport:
     """A layout, and what fits into it.
 
+    :param layout: of the whole pool.
     :param refusal: why the model cannot be served yet; "" if it can.
     :param devices: what fits on common GPUs; none where the weights' size is not known.
+    :param beside: of further models in the same pool; what fits of each, fits while the
+        others leave the pool alone.
     """
 
     model: str
@@ -50,6 +56,13 @@ class PlanReport:
     refusal: str = ""
     taken: Taken = Taken()
     devices: tuple[DeviceFit, ...] = ()
+    beside: tuple["PlanReport", ...] = ()
+
+    @property
+    def own_layout(self) -> Layout:
+        """The pool with the model's own groups, if they carry its name."""
+        named = any(group.model for group in self.layout.groups)
+        return self.layout.seen_by(self.model) if named else self.layout
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:
@@ -67,30 +80,44 @@ class PlanReport:
             "num_large_pages": self.layout.num_large_pages,
             "sizing_rule": self.layout.sizing_rule,
             "groups": [_group_dict(group) for group in self.layout.groups],
+            **self._own_dict(),
+            "devices": [_device_dict(device, self.lengths_tokens) for device in self.devices],
+            "beside": [
+                {"model": one.model, "architecture": one.architecture, **one._own_dict()}
+                for one in self.beside
+            ],
+        }
+
+    def _own_dict(self) -> dict[str, Any]:
+        """What is of one model, not of the pool."""
+        return {
             "max_model_len": self.max_model_len,
             "longest_request_tokens": self.longest_request_tokens,
             "requests_that_fit": [asdict(fit) for fit in self.fits],
             "refusal": self.refusal,
             **asdict(self.taken),
-            "devices": [_device_dict(device, self.lengths_tokens) for device in self.devices],
         }
 
 
 def make_report(
     model: str,
-    architecture: str,
+    description: "ModelDescription",
     manager: str,
     layout: Layout,
-    max_model_len: int,
+    name: str = "",
     lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS,
 ) -> PlanReport:
-    """Work out what fits for each length that the model can serve, and for its longest."""
-    lengths = stated_lengths(max_model_len, lengths_tokens)
+    """Work out what fits for each length that the model can serve, and for its longest.
+
+    :param name: of the model's groups in the layout, if there are several models.
+    """
+    architecture, max_model_len = description.architecture, description.max_model_len
+    own = layout.seen_by(name) if name else layout
     fits = tuple(
-        Fit(tokens, request_bytes(layout, tokens), requests_that_fit(layout, tokens))
-        for tokens in lengths
+        Fit(tokens, request_bytes(own, tokens), requests_that_fit(own, tokens))
+        for tokens in stated_lengths(max_model_len, lengths_tokens)
     )
-    longest = longest_request(layout, max_model_len, Limits().min_chunk_tokens)
+    longest = longest_request(own, max_model_len, Limits().min_chunk_tokens)
     return PlanReport(model, architecture, manager, layout, max_model_len, longest, fits)
 
 

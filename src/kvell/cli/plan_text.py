@@ -25,21 +25,35 @@ RULES = {
 
 def summary_lines(report: PlanReport) -> list[str]:
     """The plan in sentences."""
-    layout = report.layout
-    lines = [
-        f"{report.model} ({report.architecture}), manager {report.manager}: "
+    layout, models = report.layout, (report, *report.beside)
+    named = ", ".join(f"{one.model} ({one.architecture})" for one in models)
+    return [
+        f"{named}, manager {report.manager}: "
         f"{format_bytes(layout.pool_bytes)} of KV memory = {layout.num_large_pages:,} large pages "
         f"of {format_bytes(layout.large_page_bytes)}",
         f"sizing rule {layout.sizing_rule}: {RULES[layout.sizing_rule]}",
+        *(
+            (f"{one.model}: " if report.beside else "") + line
+            for one in models
+            for line in _model_lines(one)
+        ),
+        *_state_lines(layout),
+        *_image_lines(layout),
+    ]
+
+
+def _model_lines(report: PlanReport) -> list[str]:
+    """What is of one model, not of the pool."""
+    lines = [
         f"longest request: {report.longest_request_tokens:,} tokens "
         f"(the model was made for {report.max_model_len:,})",
     ]
     if report.longest_request_tokens < report.max_model_len:
-        needed_mib = -(
-            -pool_bytes_for(layout, report.max_model_len, Limits().min_chunk_tokens) // MIB
-        )
+        chunk_tokens = Limits().min_chunk_tokens
+        needed_bytes = pool_bytes_for(report.own_layout, report.max_model_len, chunk_tokens)
         lines.append(
-            f"one request of {report.max_model_len:,} tokens needs --kv-memory {needed_mib}MiB"
+            f"one request of {report.max_model_len:,} tokens needs "
+            f"--kv-memory {-(-needed_bytes // MIB)}MiB"
         )
     if report.taken.weights_bytes is not None:
         lines.append(
@@ -48,7 +62,7 @@ def summary_lines(report: PlanReport) -> list[str]:
         )
     if report.refusal:
         lines.append(f"generate and serve refuse it: {report.refusal}")
-    return [*lines, *_state_lines(layout), *_image_lines(layout)]
+    return lines
 
 
 def _state_lines(layout: Layout) -> list[str]:
@@ -112,7 +126,8 @@ def fit_table(report: PlanReport) -> "Table":
         (f"{fit.request_tokens:,} tokens", format_bytes(fit.request_bytes), f"{fit.requests:,}")
         for fit in report.fits
     ]
-    return made_table("Requests, while decoding", headers, rows)
+    title = f" to {report.model}" if any(g.model for g in report.layout.groups) else ""
+    return made_table(f"Requests{title}, while decoding", headers, rows)
 
 
 def device_table(report: PlanReport) -> "Table":

@@ -21,17 +21,19 @@ class PromptLine:
 
     :param prompt: text, or token ids as int32 [n].
     :param max_tokens: of this line alone; None takes the command's.
+    :param model: which of several answers; the first if it is not named.
     """
 
     prompt: str | NDArray[np.int32]
     max_tokens: int | None = None
+    model: str = ""
 
 
 def read_prompts(path: str) -> list[PromptLine]:
     """The file's requests in order; empty lines are skipped, ``-`` reads stdin.
 
     Lines are ``{"prompt": text}`` or ``{"prompt_token_ids": [ids]}``, each with an
-    optional ``max_tokens``; other keys are ignored, except ``images``.
+    optional ``max_tokens`` and ``model``; other keys are ignored, except ``images``.
 
     :raises ChangeSomething: naming the file and the line.
     """
@@ -64,7 +66,8 @@ def _parse(line: str, where: str) -> PromptLine:
         raise _wrong(where, "is not a JSON object")
     if found.get("images"):
         raise ChangeSomething(_FIELD, where, "has images, which cannot be served yet", "leave out")
-    return PromptLine(_prompt(found, where), _max_tokens(found.get("max_tokens"), where))
+    max_tokens = _max_tokens(found.get("max_tokens"), where)
+    return PromptLine(_prompt(found, where), max_tokens, _model(found.get("model"), where))
 
 
 def _prompt(found: dict[str, Any], where: str) -> str | NDArray[np.int32]:
@@ -88,6 +91,12 @@ def _max_tokens(found: object, where: str) -> int | None:
     if found is None or (isinstance(found, int) and _is_whole(found) and found > 0):
         return found
     raise _wrong(where, "has max_tokens that is not a whole number above 0")
+
+
+def _model(found: object, where: str) -> str:
+    if found is None or isinstance(found, str):
+        return found or ""
+    raise _wrong(where, "has a model that is not text")
 
 
 def _is_whole(value: object) -> bool:

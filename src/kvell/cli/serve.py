@@ -37,15 +37,20 @@ def serve(
     """Serve the OpenAI API over HTTP."""
     with progress_bar("loading the tokenizer") as report:
         from kvell.cli.served_text import ServedText
+        from kvell.models.named_models import named_sources
         from kvell.server.instance_process import InstanceStartError
         from kvell.server.run import ServeOptions
         from kvell.server.run import serve as serve_http
 
-        text = ServedText.load(settings.model, session.cache_dir, report)
+        named_sources(settings.model, settings.beside)
+        text, *others = [
+            ServedText.load(model, session.cache_dir, report)
+            for model in (settings.model, *settings.beside)
+        ]
     announce = _announce_json if as_json else _announce
     command = instance_command(settings, debug=session.debug.on)
     try:
-        serve_http(command, text, ServeOptions(host, port, api_key), announce)
+        serve_http(command, text, ServeOptions(host, port, api_key), announce, others)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from kvell.models.configs import read_config
 from kvell.models.description import text_config
 from kvell.models.detokenizer import IncrementalDetokenizer
+from kvell.models.named_models import named_source
 from kvell.models.progress import Progress
 from kvell.models.source import resolve_model
 from kvell.models.stop_strings import StopStrings
@@ -30,9 +31,10 @@ class ServedText:
 
         :raises ChangeSomething: if there is no such model or its files are damaged.
         """
-        path = resolve_model(model, cache_dir, progress)
+        named = named_source(model)
+        path = resolve_model(named.source, cache_dir, progress)
         vocab_size = int(text_config(read_config(path)).vocab_size)
-        return cls(model, vocab_size, Tokenizer.load(path))
+        return cls(named.name, vocab_size, Tokenizer.load(path))
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Token ids of a text, int32 [tokens]."""

@@ -29,11 +29,11 @@ class EngineSettings:
     speculative_model: str | None = None
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
+    beside: tuple[str, ...] = ()
 
     def flags(self) -> list[str]:
         """The command line that gives these settings again."""
         written = {
-            "--model": self.model,
             "--kv-memory": self.kv_memory_bytes,
             "--dtype": self.dtype,
             "--kv-cache-dtype": self.kv_cache_dtype,
@@ -48,8 +48,9 @@ class EngineSettings:
             "--prompt-lookup-max": self.prompt_lookup_max,
             "--prompt-lookup-min": self.prompt_lookup_min,
         }
+        models = [("--model", model) for model in (self.model, *self.beside)]
         pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
-        return [word for pair in pairs for word in pair]
+        return [word for pair in (*models, *pairs) for word in pair]
 
 
 class Contract(Protocol):
@@ -111,6 +112,7 @@ def open_model(
 
     model: Model = LLM(
         settings.model,
+        beside=settings.beside,
         kv_memory_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,

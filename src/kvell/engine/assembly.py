@@ -11,13 +11,15 @@ from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.device.host import HostPool
 from kvell.elastic.arena import ActivationModel
 from kvell.engine.budget_limits import observing_tokens
-from kvell.engine.contract import make_contract
+from kvell.engine.contract import make_contract, model_share
 from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
 from kvell.engine.journal import Journal
 from kvell.engine.limits import Limits
+from kvell.engine.model_rules import ModelRules
 from kvell.engine.options import EngineOptions
 from kvell.engine.runner import ModelRunner
+from kvell.engine.several_models import ServedModel, check_several
 from kvell.engine.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
 from kvell.memory import (
@@ -83,32 +85,47 @@ def build_engine(
     journal: Journal | None = None,
     incarnation: int = 0,
     draft: PagedModel | None = None,
+    beside: Sequence[ServedModel] = (),
 ) -> Engine:
     """An engine over a loaded model, its pool attached.
 
     :param draft: a smaller model that guesses for it; its groups lie in the same pool.
-    :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, or the
-        draft model cannot guess for this one.
+    :param beside: further models, independent of it, that share its pool and its steps.
+    :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
+        draft model cannot guess for this one, or models cannot be served side by side.
     """
     check_speculation(model, draft, options)
-    activations = _activations(model, draft)
+    served = (ServedModel(name if beside else "", model, eos_token_ids), *beside)
+    check_several(served, options, draft is not None)
+    models = [one.model for one in served]
+    activations = _activations(*models, *([draft] if draft else []))
     reserve_bytes = activations.need_bytes(options.max_num_batched_tokens, options.max_step_logits)
     kv_bytes = options.kv_memory_bytes or _default_kv_bytes(model.device, reserve_bytes)
-    layout = _layout(_layers(model, draft), kv_bytes, options)
-    limits = make_limits(layout, model, options, draft)
-    limits = replace(limits, observing_tokens=observing_tokens(model, options))
+    layers = [layer for one in served for layer in one.layers()]
+    layers += as_draft(draft.description.layers) if draft else ()
+    layout = _layout(layers, kv_bytes, options)
+    rules = _rules(layout, served, options, draft, layers)
+    limits = replace(rules[0].limits, observing_tokens=observing_tokens(model, options))
     if model.images is not None:
         limits = replace(limits, whole_images=model.images.family.both_directions)
     buffer = HostPool(layout.pool_bytes).buffer() if model.device.type == "cpu" else None
     pool = pool_tensor(buffer, layout.pool_bytes, model.device)
-    model.attach(layout.seen_by(), pool)
+    for one in served:
+        one.model.attach(layout.seen_by(one.name), pool)
     if draft is not None:
         draft.attach(layout.seen_by(is_draft=True), pool)
-    weight_bytes = model.weight_bytes + (draft.weight_bytes if draft else 0)
+    weight_bytes = sum(one.weight_bytes for one in models) + (draft.weight_bytes if draft else 0)
+    shares = [model_share(one.name, layout, one.limits.max_model_len) for one in rules[1:]]
+    others = {one.name: one.model for one in beside}
+    slots = SlotTable(layout.num_large_pages)
     return Engine(
-        EngineCore(create_core(layout), limits, eos_token_ids, incarnation),
-        ModelRunner(model, layout, SlotTable(layout.num_large_pages), pool, draft),
-        make_contract(name, layout, weight_bytes, reserve_bytes, limits.max_model_len),
+        EngineCore(
+            create_core(layout), limits, eos_token_ids, incarnation, rules if beside else ()
+        ),
+        ModelRunner(model, layout, slots, pool, draft, served[0].name, others),
+        make_contract(
+            name, layout, weight_bytes, reserve_bytes, limits.max_model_len, tuple(shares)
+        ),
         activations,
         journal=journal,
         incarnation=incarnation,
@@ -126,11 +143,36 @@ def _layout(layers: Sequence[LayerSpec], kv_bytes: int, options: EngineOptions) 
     return plan_layout(layers, kv_bytes, manager=options.manager)
 
 
+def _rules(
+    layout: Layout,
+    served: Sequence[ServedModel],
+    options: EngineOptions,
+    draft: PagedModel | None,
+    layers: Sequence[LayerSpec],
+) -> list[ModelRules]:
+    """Of each model; a length that the user gives is the first one's, and the others' at most."""
+    found = []
+    for index, (name, model, eos) in enumerate((s.name, s.model, s.eos_token_ids) for s in served):
+        own, given = model.description.max_model_len, options.max_model_len
+        wish = min(own, given) if index and given is not None else given
+        wished = replace(options, max_model_len=wish)
+        limits = make_limits(layout, model, wished, draft, name, layers)
+        found.append(ModelRules(name, limits, eos, layout.seen_by(name) if name else layout))
+    return found
+
+
 def make_limits(
-    layout: Layout, model: PagedModel, options: EngineOptions, draft: PagedModel | None = None
+    layout: Layout,
+    model: PagedModel,
+    options: EngineOptions,
+    draft: PagedModel | None = None,
+    name: str = "",
+    layers: Sequence[LayerSpec] | None = None,
 ) -> Limits:
     """The constants of a run; ``max_model_len`` from the pool unless it is given.
 
+    :param name: which of the pool's models it is, if there are several.
+    :param layers: all that the pool holds; the model's own and its draft's if not given.
     :raises ChangeSomething: if a given ``max_model_len`` cannot be had.
     """
     own = min(one.description.max_model_len for one in (model, draft) if one is not None)
@@ -155,13 +197,20 @@ def make_limits(
         prompt_lookup_max=options.prompt_lookup_max,
         prompt_lookup_min=options.prompt_lookup_min,
     )
-    fits = longest_request(layout, wanted, limits.min_chunk_tokens)
+    seen = layout.seen_by(name) if name else layout
+    fits = longest_request(seen, wanted, limits.min_chunk_tokens)
     if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
-        need_kib = -(-_enough_bytes(layout, _layers(model, draft), options.manager, limits) // KIB)
+        if layers is None:
+            layers = (
+                *model.description.layers,
+                *(as_draft(draft.description.layers) if draft else ()),
+            )
+        need_kib = -(-_enough_bytes(seen, layers, options.manager, limits, name) // KIB)
         raise ChangeSomething(
             "--kv-memory",
             f"{layout.pool_bytes // KIB}KiB",
-            f"is too small for one request of --max-model-len={wanted}",
+            f"is too small for one request of --max-model-len={wanted}"
+            + f" to {name}" * bool(name),
             f"use --kv-memory {need_kib}KiB"
             + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),
         )
@@ -169,28 +218,23 @@ def make_limits(
 
 
 def _enough_bytes(
-    layout: Layout, layers: Sequence[LayerSpec], manager: Manager, limits: Limits
+    layout: Layout, layers: Sequence[LayerSpec], manager: Manager, limits: Limits, name: str
 ) -> int:
     """A pool for one request of ``max_model_len``: a larger pool may have larger pages."""
     wanted, chunk = limits.max_model_len, limits.min_chunk_tokens
     enough_bytes = pool_bytes_for(layout, wanted, chunk)
     while True:
         layout = plan_layout(layers, enough_bytes, manager=manager)
+        layout = layout.seen_by(name) if name else layout
         need_bytes = pool_bytes_for(layout, wanted, chunk)
         if need_bytes <= layout.pool_bytes:
             return enough_bytes
         enough_bytes = max(need_bytes, enough_bytes + layout.large_page_bytes)
 
 
-def _layers(model: PagedModel, draft: PagedModel | None) -> Sequence[LayerSpec]:
-    """Everything that is stored in the pool."""
-    own = model.description.layers
-    return own if draft is None else (*own, *as_draft(draft.description.layers))
-
-
-def _activations(model: PagedModel, draft: PagedModel | None) -> ActivationModel:
-    """Of a step: the models take turns, so the larger need is both's."""
-    needs = [activation_model(one.module.config) for one in (model, draft) if one is not None]
+def _activations(*models: PagedModel) -> ActivationModel:
+    """Of a step: models take turns, so the largest need is all's."""
+    needs = [activation_model(one.module.config) for one in models]
     return ActivationModel(
         max(need.fixed_bytes for need in needs),
         max(need.token_bytes for need in needs),

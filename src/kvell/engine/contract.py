@@ -27,8 +27,25 @@ class GroupContract:
 
 
 @dataclass(frozen=True)
+class ModelShare:
+    """What one of several models can do with the pool while the others leave it alone."""
+
+    model: str
+    max_model_len: int
+    requests_that_fit: tuple[tuple[int, int], ...]
+
+    def line(self, title: str) -> str:
+        """Its longest request, and how many of which length fit."""
+        fits = ", ".join(f"{count} of {tokens:,}" for tokens, count in self.requests_that_fit)
+        return f"  {title:<18}  {self.max_model_len:,} tokens; at once: {fits} tokens"
+
+
+@dataclass(frozen=True)
 class MemoryContract:
-    """What is taken, and what fits into it."""
+    """What is taken, and what fits into it.
+
+    :param beside: further models that share the pool; lengths above are of the first one's.
+    """
 
     model: str
     weights_bytes: int
@@ -39,6 +56,7 @@ class MemoryContract:
     max_model_len: int
     groups: tuple[GroupContract, ...]
     requests_that_fit: tuple[tuple[int, int], ...]
+    beside: tuple[ModelShare, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -51,24 +69,46 @@ class MemoryContract:
 
     def lines(self) -> list[str]:
         """For people."""
-        fits = ", ".join(f"{count} of {tokens:,}" for tokens, count in self.requests_that_fit)
+        own = ModelShare(self.model, self.max_model_len, self.requests_that_fit)
+        models = (own, *self.beside)
         return [
-            f"memory contract for {self.model}",
+            f"memory contract for {', '.join(one.model for one in models)}",
             f"  weights             {size(self.weights_bytes)}",
             f"  KV pool             {size(self.kv_pool_bytes)}  "
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
             *(f"    {_group_line(group)}" for group in self.groups),
             f"  activation reserve  {size(self.activation_reserve_bytes)}",
             f"  total               {size(self.total_bytes)}",
-            f"  longest request     {self.max_model_len:,} tokens; at once: {fits} tokens",
+            own.line("longest request"),
+            *(one.line(f"longest to {one.model}") for one in self.beside),
         ]
 
 
-def make_contract(
-    model: str, layout: Layout, weights_bytes: int, reserve_bytes: int, max_model_len: int
-) -> MemoryContract:
-    """The contract of an engine that is about to serve."""
+def model_share(model: str, layout: Layout, max_model_len: int) -> ModelShare:
+    """What one of several models can do with the pool."""
+    fits = requests_by_length(layout.seen_by(model), max_model_len)
+    return ModelShare(model, max_model_len, fits)
+
+
+def requests_by_length(layout: Layout, max_model_len: int) -> tuple[tuple[int, int], ...]:
+    """(length in tokens, requests that decode at once) for a few lengths up to the longest."""
     lengths = [n for n in EXAMPLE_TOKENS if n < max_model_len] + [max_model_len]
+    return tuple((n, requests_that_fit(layout, n)) for n in lengths)
+
+
+def make_contract(
+    model: str,
+    layout: Layout,
+    weights_bytes: int,
+    reserve_bytes: int,
+    max_model_len: int,
+    beside: tuple[ModelShare, ...] = (),
+) -> MemoryContract:
+    """The contract of an engine that is about to serve.
+
+    :param layout: of the whole pool; groups carry the names of several models.
+    """
+    own = layout.seen_by(model) if beside else layout
     return MemoryContract(
         model,
         weights_bytes,
@@ -89,7 +129,8 @@ def make_contract(
             )
             for group in layout.groups
         ),
-        tuple((n, requests_that_fit(layout, n)) for n in lengths),
+        requests_by_length(own, max_model_len),
+        beside,
     )
 
 

@@ -8,6 +8,7 @@ what the journal relies on, and what the simulator runs.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +17,14 @@ import numpy.typing as npt
 from kvell.engine.admissible import request_problem
 from kvell.engine.counting import Guesses, StepSizes
 from kvell.engine.limits import Limits
+from kvell.engine.model_rules import ModelRules
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
 from kvell.engine.request import Request
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import Scheduler
 from kvell.errors import ChangeSomething
-from kvell.memory import GroupKind, Layout, MemoryCore, PoolTotals
+from kvell.memory import Layout, MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
@@ -30,13 +32,20 @@ class EngineCore:
     """Requests over one memory core; knows no clock, model or process."""
 
     def __init__(
-        self, core: MemoryCore, limits: Limits, eos_token_ids: frozenset[int], incarnation: int = 0
+        self,
+        core: MemoryCore,
+        limits: Limits,
+        eos_token_ids: frozenset[int],
+        incarnation: int = 0,
+        models: Sequence[ModelRules] = (),
     ) -> None:
+        """:param models: one for each of several models, the first of which has these limits."""
         self.memory = core
         self.limits = limits
         self.step = StepNumber(0)
-        self._eos = eos_token_ids
-        self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
+        own = ModelRules("", limits, eos_token_ids, core.layout)
+        self._rules = {rules.name: rules for rules in models or (own,)}
+        self._first = next(iter(self._rules))
         self._incarnation = incarnation
         self._scheduler = Scheduler(core, limits)
         self._requests: dict[RequestId, Request] = {}
@@ -52,10 +61,11 @@ class EngineCore:
     def submit(self, command: Submit) -> list[Event]:
         """Queue a request; refused at once if it can never be served."""
         prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
-        if problem := self._problem(command, prompt):
+        model = command.model or self._first
+        if problem := self._problem(command, prompt, model):
             self._finished["refused"] += 1
             return [_refusal(command, problem)]
-        room = self.limits.max_model_len - len(prompt)
+        room = self._rules[model].limits.max_model_len - len(prompt)
         request = Request(
             command.request_id,
             command.attempt,
@@ -65,6 +75,7 @@ class EngineCore:
             command.cache_salt,
             images=np.asarray(command.images, np.int32) if command.images else None,
             image_rows=command.images,
+            model=model,
         )
         self._requests[request.request_id] = request
         self._scheduler.waiting.append(request)
@@ -125,7 +136,7 @@ class EngineCore:
             events.extend(taken)
             kept = tokens[: len(taken)] or tokens  # a cancelled request takes none
             right = max(0, len(kept) - 1)
-            request.repeats = right if self._has_states else 0
+            request.repeats = right if self._rules[request.model].has_states else 0
             right -= request.repeats
             guesses.extend((work.handle, token) for token in kept[:right])
             newest.extend((work.handle, token) for token in kept[right:])
@@ -160,7 +171,8 @@ class EngineCore:
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         sampling = request.sampling
         ends = token in sampling.stop_token_ids
-        if ends or (token in self._eos and not sampling.ignore_eos):
+        eos = self._rules[request.model].eos_token_ids
+        if ends or (token in eos and not sampling.ignore_eos):
             return "stop"
         return "length" if len(request.output) >= request.max_tokens else None
 
@@ -181,11 +193,29 @@ class EngineCore:
 
     # ------------------------------------------------------------------ checking
 
-    def _problem(self, command: Submit, prompt: npt.NDArray[np.int32]) -> ChangeSomething | None:
+    def rules(self, model: str = "") -> ModelRules:
+        """What a model asks of its requests; "" is the first.
+
+        :raises ChangeSomething: if no model has that name.
+        """
+        rules = self._rules.get(model or self._first)
+        if rules is None:
+            served = ", ".join(filter(None, self._rules))
+            remedy = f"use {served}" if served else "leave it out: there is one model"
+            raise ChangeSomething("model", model[:200], "is not served", remedy)
+        return rules
+
+    def _problem(
+        self, command: Submit, prompt: npt.NDArray[np.int32], model: str
+    ) -> ChangeSomething | None:
         if command.request_id in self._requests:
             return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
+        try:
+            rules = self.rules(model)
+        except ChangeSomething as problem:
+            return problem
         asked = command.sampling.max_tokens or 1
-        return request_problem(prompt, command.images, asked, self.limits, self.memory.layout)
+        return request_problem(prompt, command.images, asked, rules.limits, rules.layout)
 
     def _is_in_flight(self, request: Request) -> bool:
         plan = self._in_flight

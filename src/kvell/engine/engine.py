@@ -63,6 +63,7 @@ class Engine:
             self.contract.model,
             self.contract.max_model_len,
             self.contract.kv_pool_bytes,
+            {share.model: share.max_model_len for share in self.contract.beside},
         )
 
     def handle(self, command: Command) -> list[Event]:

@@ -35,6 +35,7 @@ class TokenWork:
     :param image_ids: the ids that stand for them in the prompt.
     :param embedded: so many of them, the first ones, have their embeddings in pages already.
     :param prompt_tokens: length of the request's prompt.
+    :param model: which of several models computes them.
     """
 
     request_id: RequestId
@@ -50,6 +51,7 @@ class TokenWork:
     image_ids: tuple[int, ...] = ()
     embedded: int = 0
     prompt_tokens: int = 0
+    model: str = ""
 
     @property
     def known(self) -> int:

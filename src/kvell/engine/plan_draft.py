@@ -40,6 +40,7 @@ class PlanDraft:
                 image_ids=request.image_ids,
                 embedded=request.embedded,
                 prompt_tokens=len(request.prompt),
+                model=request.model,
             )
         )
         self.budget -= count

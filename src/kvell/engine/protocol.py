@@ -39,6 +39,8 @@ class Submit:
     ``images`` are (first token in the prompt, tokens there, image tokens), in order.  The
     tokens of an image in the prompt have negative ids, which tell its content.
 
+    ``model`` is one of several that the instance serves; "" is the first.
+
     ``sampling.n`` is 1: a front sends one of these for each answer
     (:meth:`SamplingParams.choices`).
 
@@ -51,6 +53,7 @@ class Submit:
     cache_salt: str = ""
     attempt: int = 0
     images: tuple[tuple[int, int, int], ...] = ()
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.sampling.n != 1:
@@ -76,7 +79,10 @@ class Drain:
 
 @dataclass(frozen=True)
 class Ready:
-    """First event of an instance: it can serve now."""
+    """First event of an instance: it can serve now.
+
+    ``beside`` has the name and ``max_model_len`` of every further model, in order.
+    """
 
     schema_version: int
     incarnation: int
@@ -84,6 +90,7 @@ class Ready:
     model: str
     max_model_len: int
     kv_pool_bytes: int
+    beside: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class RequestState(StrEnum):
 class Request:
     """Tokens, progress, and the handle of its pages while it runs.
 
+    :ivar model: which of several models computes it.
     :ivar repeats: right guesses that are computed again, since states do not go on over guesses.
     """
 
@@ -54,6 +55,7 @@ class Request:
     images: npt.NDArray[np.int32] | None = None
     image_rows: tuple[tuple[int, int, int], ...] = ()
     embedded: int = 0
+    model: str = ""
     _history: bytearray = field(default_factory=bytearray)
 
     @property

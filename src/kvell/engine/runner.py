@@ -1,5 +1,7 @@
 """Runs a step plan: the only part of the engine that touches tensors."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from kvell.engine.batching import PageTables
 from kvell.engine.drafter import Drafter
 from kvell.engine.forward_batches import ForwardBatches
-from kvell.engine.plan import PageCopy, StepPlan, StepResult
+from kvell.engine.plan import PageCopy, StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
 from kvell.engine.sampling import RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
@@ -25,9 +27,11 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """A model over one pool (uint8 [bytes], on the model's device).
+    """Models over one pool (uint8 [bytes], on the models' device).
 
-    :param draft: a model that guesses for it, attached to the same pool.
+    :param draft: a model that guesses for the first, attached to the same pool.
+    :param name: of the first model; "" if it is the only one.
+    :param beside: further models by name, attached to the same pool.
     """
 
     def __init__(
@@ -37,13 +41,17 @@ class ModelRunner:
         slots: SlotTable,
         pool: torch.Tensor,
         draft: PagedModel | None = None,
+        name: str = "",
+        beside: Mapping[str, PagedModel] = MappingProxyType({}),
     ) -> None:
-        self._model = model
         self._pool = pool
         self._slots = slots
         self._layout = layout
         self._tables = PageTables(layout.groups, slots)
-        self._batches = self._batches_of(model)
+        self._models = {
+            served: (one, self._batches_of(one, served))
+            for served, one in {name: model, **beside}.items()
+        }
         self._drafter: Drafter | None = None
         if draft is not None:
             batches = self._batches_of(draft, is_draft=True)
@@ -60,17 +68,27 @@ class ModelRunner:
             return StepResult(plan.step, ())
         if self._drafter is not None:
             plan = self._drafter.with_guesses(plan)
-        logits = self._model.forward(self._batches.batch(plan.work, plan.checkpoints))
+        parts = {name: [work for work in plan.work if work.model == name] for name in self._models}
+        drawn = {name: iter(self._draw(name, part, plan)) for name, part in parts.items() if part}
+        tokens = [next(drawn[work.model]) for work in plan.work for _ in range(work.num_logits)]
+        return verified(plan, tokens)
+
+    def _draw(self, name: str, part: Sequence[TokenWork], plan: StepPlan) -> list[int]:
+        """One model computes its part of a step; a token for each of the part's logits."""
+        model, batches = self._models[name]
+        logits = model.forward(batches.batch(part, plan.checkpoints))
         rows = [
             _row(work.sampling, work.output_index + index)
-            for work in plan.work
+            for work in part
             if work.sampling is not None
             for index in range(work.num_logits)
         ]
-        return verified(plan, sample(logits, rows))
+        return sample(logits, rows)
 
-    def _batches_of(self, model: PagedModel, *, is_draft: bool = False) -> ForwardBatches:
-        groups = self._layout.indices_of(is_draft=is_draft)
+    def _batches_of(
+        self, model: PagedModel, name: str = "", *, is_draft: bool = False
+    ) -> ForwardBatches:
+        groups = self._layout.indices_of(name, is_draft=is_draft)
         return ForwardBatches(self._layout, self._tables, groups, model.device, model.images)
 
     def _copy(self, copy: PageCopy) -> None:

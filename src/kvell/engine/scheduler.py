@@ -62,8 +62,11 @@ class Scheduler:
         self._budget_tokens = min((group.window_tokens for group in dropping), default=None)
         self.protected = ProtectedPrefixes(core, limits)
         self._speculation = Speculation(core, limits)
-        self._alignment_tokens = alignment_tokens(core.layout.groups)
-        self._finished_outputs = (0, 0)
+        self._alignment_tokens = {
+            model: alignment_tokens([g for g in core.layout.groups if g.model == model])
+            for model in {group.model for group in core.layout.groups}
+        }
+        self._finished_outputs: dict[str, tuple[int, int]] = {}
         self._released: list[int] = []
 
     # ------------------------------------------------------------------ planning
@@ -223,6 +226,7 @@ class Scheduler:
             reuse=not request.runs_alone,
             images=request.images,
             prompt_tokens=len(request.prompt),
+            model=request.model,
         )
         request.handle, request.computed = handle, self.core.hit_tokens(handle)
         if self._fits(request) and self._start(request, draft):
@@ -277,20 +281,23 @@ class Scheduler:
             self._root(request),
             images=request.images,
             prompt_tokens=len(request.prompt),
+            model=request.model,
         )
 
     def _shared_ahead(self, request: Request, other: Request) -> int:
         """Tokens of ``request`` that ``other`` has yet to compute part of; 0 if none."""
         if other.is_decoding or other.cache_root != request.cache_root:
             return 0
+        if other.model != request.model:
+            return 0
         if self._drops(request) or self._drops(other):
             return 0
         shared = min(common_prefix(request.prompt, other.prompt), request.num_tokens - 1)
-        shared -= shared % self._alignment_tokens
+        shared -= shared % self._alignment_tokens[request.model]
         return shared if shared > other.computed else 0
 
     def _expected_output(self, request: Request) -> int:
-        count, total = self._finished_outputs
+        count, total = self._finished_outputs.get(request.model, (0, 0))
         mean = total // count if count else INITIAL_EXPECTED_OUTPUT
         return max(1, min(request.max_tokens, mean) - len(request.output))
 
@@ -304,8 +311,8 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         request.state = RequestState.FINISHED
-        count, total = self._finished_outputs
-        self._finished_outputs = (count + 1, total + len(request.output))
+        count, total = self._finished_outputs.get(request.model, (0, 0))
+        self._finished_outputs[request.model] = (count + 1, total + len(request.output))
 
     def _preempt_youngest(self, draft: PlanDraft) -> Request:
         """The request admitted last loses its pages and waits in front."""

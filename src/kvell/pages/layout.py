@@ -191,10 +191,12 @@ class Layout:
         return tuple(i for i, g in enumerate(self.groups) if (g.model, g.is_draft) == own)
 
     def seen_by(self, model: str = "", *, is_draft: bool = False) -> "Layout":
-        """The same pool with the groups of one model only: where that model's layers lie."""
+        """The same pool with the groups of one model only, and their shares if it was cut:
+        where that model's layers lie, and what it may take."""
         own = self.indices_of(model, is_draft=is_draft)
         groups = tuple(self.groups[index] for index in own)
-        return replace(self, groups=groups, quota_large_pages=None)
+        quota = self.quota_large_pages and tuple(self.quota_large_pages[index] for index in own)
+        return replace(self, groups=groups, quota_large_pages=quota)
 
     def group_of_layer(self, layer: int, kind: GroupKind | None = None) -> int:
         """Index of the group that stores ``layer``.

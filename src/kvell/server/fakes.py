@@ -46,6 +46,7 @@ class FakeEngine:
     """One token per running request and step; remembers prompts as a prefix cache would.
 
     :param step_seconds: how long a step takes.
+    :param beside: names of further models, which answer otherwise than the first.
     """
 
     def __init__(
@@ -56,8 +57,12 @@ class FakeEngine:
         incarnation: int = 0,
         max_model_len: int = 4096,
         schema_version: int = SCHEMA_VERSION,
+        beside: Sequence[str] = (),
     ) -> None:
-        self._ready = Ready(schema_version, incarnation, credits, "fake", max_model_len, 1 << 20)
+        lengths = dict.fromkeys(beside, max_model_len // 2)
+        self._ready = Ready(
+            schema_version, incarnation, credits, "fake", max_model_len, 1 << 20, lengths
+        )
         self._step_seconds = step_seconds
         self._running: dict[RequestId, _Running] = {}
         self._seen: set[bytes] = set()
@@ -96,7 +101,7 @@ class FakeEngine:
         submit, sampling = running.submit, running.submit.sampling
         if CRASH_TOKEN in np.frombuffer(submit.prompt, "<i4"):
             raise RuntimeError("the fake engine was told to crash")
-        token = fake_token(submit.prompt, running.emitted)
+        token = fake_token(submit.prompt + submit.model.encode(), running.emitted)
         tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,))
         running.emitted += 1
         if token in sampling.stop_token_ids:
@@ -136,9 +141,11 @@ class FakeEngine:
 class ByteText:
     """A ``TextModel`` whose tokens are the bytes of UTF-8."""
 
-    name = "fake"
     vocab_size = 256
     eos_token_ids = frozenset({EOS_TOKEN})
+
+    def __init__(self, name: str = "fake") -> None:
+        self.name = name
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """One token per byte, int32 ``[bytes]``."""

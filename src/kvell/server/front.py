@@ -124,15 +124,17 @@ class Front:
         *,
         request_id: str | None = None,
         cache_salt: str = "",
+        model: str = "",
     ) -> AsyncGenerator[Output, None]:
         """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
 
         Closing the generator early cancels the request.
 
+        :param model: which of several; the instance's first if it is not named.
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
-        entry = self._admit(prompt, sampling, request_id, cache_salt)
+        entry = self._admit(prompt, sampling, request_id, cache_salt, model)
         ended = False
         try:
             while not ended:
@@ -200,6 +202,7 @@ class Front:
         sampling: SamplingParams,
         request_id: str | None,
         cache_salt: str,
+        model: str = "",
     ) -> LogEntry:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves just now ({self.state})")
@@ -208,7 +211,7 @@ class Front:
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
         name = RequestId(request_id or uuid.uuid4().hex)
         ids = np.ascontiguousarray(prompt, dtype="<i4").tobytes()
-        entry = LogEntry(name, ids, sampling, cache_salt, self._now())
+        entry = LogEntry(name, ids, sampling, cache_salt, self._now(), model=model)
         self._desk.add(entry)
         self._pump()
         return entry

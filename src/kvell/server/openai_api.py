@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,35 +40,46 @@ Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 
 
 @dataclass(frozen=True)
+class Served:
+    """A model that requests may name.
+
+    :param key: what the instance calls it: "" for its first.
+    """
+
+    text: TextModel
+    prompts: PromptEncoder
+    key: str
+    max_model_len: int
+
+
+@dataclass(frozen=True)
 class Api:
     """What the handlers work with.
 
     :param front: a started front.
+    :param models_by_name: what requests may name.
     :param metrics: the observer that was given to the front.
     """
 
     front: Front
-    model: TextModel
+    models_by_name: Mapping[str, Served]
     metrics: ServerMetrics
-    prompts: PromptEncoder
     started_unix_seconds: int
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """``/v1/completions``."""
-        self._check_model(body)
-        heading = self._heading("cmpl", body)
-        return await _guarded(request, self._complete(heading, body))
+        served, heading = self._served(body), self._heading("cmpl", body)
+        return await _guarded(request, self._complete(served, heading, body))
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """``/v1/chat/completions``."""
-        self._check_model(body)
-        heading = self._heading("chatcmpl", body)
-        return await _guarded(request, self._chat(heading, body))
+        served, heading = self._served(body), self._heading("chatcmpl", body)
+        return await _guarded(request, self._chat(served, heading, body))
 
     async def models(self) -> Response:
         """``/v1/models``."""
-        length, created = self.front.ready.max_model_len, self.started_unix_seconds
-        return _json(responses.model_list(self.model.name, length, created))
+        lengths = {name: one.max_model_len for name, one in self.models_by_name.items()}
+        return _json(responses.model_list(lengths, self.started_unix_seconds))
 
     async def health(self) -> Response:
         """``/health``: 200 while the instance serves, else 503."""
@@ -87,18 +98,20 @@ class Api:
         instance.restarts = self.front.restarts
         return Response(self.metrics.render(), media_type=CONTENT_TYPE)
 
-    async def _complete(self, heading: Heading, body: CompletionRequest) -> Response:
-        prompts = [await self.prompts.prompt(prompt) for prompt in body.prompts()]
-        deltas = self._serve(heading, prompts, body)
+    async def _complete(
+        self, served: Served, heading: Heading, body: CompletionRequest
+    ) -> Response:
+        prompts = [await served.prompts.prompt(prompt) for prompt in body.prompts()]
+        deltas = self._serve(served, heading, prompts, body)
         if body.stream:
             return await _stream(_completion_events(heading, deltas, body.include_usage()))
         answers = await collected(deltas, len(prompts) * body.choices())
         joined = [responses.joined(answer) for answer in answers]
         return _json(responses.completion_body(heading, joined))
 
-    async def _chat(self, heading: Heading, body: ChatRequest) -> Response:
-        prompt = await self.prompts.chat(body.messages)
-        deltas = self._serve(heading, [prompt], body)
+    async def _chat(self, served: Served, heading: Heading, body: ChatRequest) -> Response:
+        prompt = await served.prompts.chat(body.messages)
+        deltas = self._serve(served, heading, [prompt], body)
         if body.stream:
             return await _stream(_chat_events(heading, deltas, body.include_usage()))
         answers = await collected(deltas, body.choices())
@@ -106,14 +119,18 @@ class Api:
         return _json(responses.chat_body(heading, joined))
 
     def _serve(
-        self, heading: Heading, prompts: Sequence[TokenIds], body: GenerationRequest
+        self,
+        served: Served,
+        heading: Heading,
+        prompts: Sequence[TokenIds],
+        body: GenerationRequest,
     ) -> Deltas:
         # All sampling parameters are checked before the first prompt is submitted.
-        samplings = [body.sampling(self.prompts.room_tokens(ids)).choices() for ids in prompts]
+        samplings = [body.sampling(served.prompts.room_tokens(ids)).choices() for ids in prompts]
         asked = [(ids, one) for ids, some in zip(prompts, samplings, strict=True) for one in some]
         salt = body.cache_salt or ""
         answers = [
-            self._text(PreparedPrompt(ids, f"{heading.answer_id}-{i}", salt), sampling)
+            self._text(served, ids, f"{heading.answer_id}-{i}", salt, sampling)
             for i, (ids, sampling) in enumerate(asked)
         ]
         for _ in prompts:
@@ -123,17 +140,21 @@ class Api:
         )
 
     def _text(
-        self, prompt: PreparedPrompt, sampling: SamplingParams
+        self, served: Served, ids: TokenIds, request_id: str, salt: str, sampling: SamplingParams
     ) -> AsyncGenerator[TextDelta, None]:
-        return text_deltas(self.front, self.model, prompt, sampling)
+        prompt = PreparedPrompt(ids, request_id, salt, served.key)
+        return text_deltas(self.front, served.text, prompt, sampling)
 
-    def _check_model(self, body: GenerationRequest) -> None:
-        if body.model != self.model.name:
-            raise UnknownModel(f"model={body.model[:200]}: is not served; use {self.model.name}")
+    def _served(self, body: GenerationRequest) -> Served:
+        served = self.models_by_name.get(body.model)
+        if served is None:
+            names = ", ".join(self.models_by_name)
+            raise UnknownModel(f"model={body.model[:200]}: is not served; use {names}")
+        return served
 
     def _heading(self, prefix: str, body: GenerationRequest) -> Heading:
         answer_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
-        return Heading(answer_id, self.model.name, created, bool(body.return_token_ids))
+        return Heading(answer_id, body.model, created, bool(body.return_token_ids))
 
 
 async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
@@ -196,6 +217,10 @@ def _json(body: Body, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
+def _served(text: TextModel, key: str, max_model_len: int) -> Served:
+    return Served(text, PromptEncoder(text, max_model_len), key, max_model_len)
+
+
 def build_app(
     front: Front,
     model: TextModel,
@@ -203,14 +228,19 @@ def build_app(
     *,
     api_key: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    beside: Sequence[TextModel] = (),
 ) -> FastAPI:
     """The ASGI app over a started front.
 
+    :param model: the first that the instance serves; ``beside`` are the others.
     :param metrics: the observer that was given to the front.
     :param api_key: when given, ``/v1/`` answers only to it.
     """
-    prompts = PromptEncoder(model, front.ready.max_model_len)
-    api = Api(front, model, metrics, prompts, int(time.time()))
+    ready = front.ready
+    first = _served(model, "", ready.max_model_len)
+    others = [_served(one, one.name, ready.beside[one.name]) for one in beside]
+    models = {one.text.name: one for one in (first, *others)}
+    api = Api(front, models, metrics, int(time.time()))
     app = FastAPI(title="Kvell", docs_url=None, redoc_url=None)
     app.add_api_route("/v1/completions", api.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"])

@@ -53,6 +53,7 @@ class LogEntry:
     :param prompt: token ids as little-endian int32 bytes.
     :param emitted_tokens: output positions that went to the reader; a re-run's
         repetitions of them are dropped.
+    :param model: which of several models; "" is the first.
     :param end_as: the reason to report when the instance says ``cancelled``.
     """
 
@@ -62,6 +63,7 @@ class LogEntry:
     cache_salt: str
     arrived_seconds: float
     attempt: int = 0
+    model: str = ""
     emitted_tokens: int = 0
     submitted_seconds: float | None = None
     last_token_seconds: float | None = None
@@ -86,7 +88,14 @@ class LogEntry:
 
     def submission(self) -> Submit:
         """The command that starts the current attempt."""
-        return Submit(self.request_id, self.prompt, self.sampling, self.cache_salt, self.attempt)
+        return Submit(
+            self.request_id,
+            self.prompt,
+            self.sampling,
+            self.cache_salt,
+            self.attempt,
+            model=self.model,
+        )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:
         """The tokens of an event that were not seen yet, now counted as emitted."""

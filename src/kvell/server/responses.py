@@ -1,6 +1,6 @@
 """OpenAI's response bodies, as plain dictionaries."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,10 +94,11 @@ def usage_chunk(heading: Heading, kind: str, usage: Usage) -> Body:
     return heading.body(kind, [], usage=usage_body(usage))
 
 
-def model_list(name: str, max_model_len: int, created: int) -> Body:
-    """Body of ``/v1/models``."""
-    card = {"id": name, "object": "model", "created": created, "owned_by": "kvell"}
-    return {"object": "list", "data": [{**card, "max_model_len": max_model_len}]}
+def model_list(lengths: Mapping[str, int], created: int) -> Body:
+    """Body of ``/v1/models``, from each model's name and ``max_model_len``."""
+    card = {"object": "model", "created": created, "owned_by": "kvell"}
+    cards = [{"id": name, **card, "max_model_len": n} for name, n in lengths.items()]
+    return {"object": "list", "data": cards}
 
 
 def _message(answer: TextDelta) -> Body:

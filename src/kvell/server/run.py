@@ -38,10 +38,12 @@ def serve(
     model: TextModel,
     options: ServeOptions | None = None,
     announce: Callable[[str], None] = lambda url: None,
+    beside: Sequence[TextModel] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM; then running requests may end within the deadline.
 
     :param command: the instance's command line, with an argument ``{socket_fd}``.
+    :param model: the first that the instance serves; ``beside`` are the others, in order.
     :param announce: is called with the server's URL once it answers.
     :raises ChangeSomething: when the address cannot be bound.
     :raises InstanceStartError: when the instance does not become ready.
@@ -49,7 +51,7 @@ def serve(
     options = options or ServeOptions()
     # Bound before the instance loads its weights, so that a port in use is said at once.
     with bind(options.host, options.port) as listener:
-        asyncio.run(_serve(command, model, options, listener, announce))
+        asyncio.run(_serve(command, (model, *beside), options, listener, announce))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -82,15 +84,20 @@ def _refused_address(host: str, port: int, error: Exception) -> ChangeSomething:
 
 async def _serve(
     command: Sequence[str],
-    model: TextModel,
+    models: Sequence[TextModel],
     options: ServeOptions,
     listener: socket.socket,
     announce: Callable[[str], None],
 ) -> None:
-    metrics = ServerMetrics(model.name)
+    metrics = ServerMetrics(",".join(model.name for model in models))
     async with Front(command, limits=options.limits, observer=metrics) as front:
         app = build_app(
-            front, model, metrics, api_key=options.api_key, max_body_bytes=options.max_body_bytes
+            front,
+            models[0],
+            metrics,
+            api_key=options.api_key,
+            max_body_bytes=options.max_body_bytes,
+            beside=models[1:],
         )
         server = _Server(_config(app, options.limits.drain_seconds))
         _listen(listener, options)

@@ -69,8 +69,9 @@ class TextModel(Protocol):
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A prompt ready to be submitted."""
+    """A prompt ready to be submitted; ``model`` as the instance knows it, "" for its first."""
 
     token_ids: NDArray[np.int32]
     request_id: str
     cache_salt: str = ""
+    model: str = ""

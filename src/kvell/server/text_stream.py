@@ -106,7 +106,11 @@ async def text_deltas(
     """
     writer = TextWriter(model, sampling)
     outputs = front.generate(
-        prompt.token_ids, sampling, request_id=prompt.request_id, cache_salt=prompt.cache_salt
+        prompt.token_ids,
+        sampling,
+        request_id=prompt.request_id,
+        cache_salt=prompt.cache_salt,
+        model=prompt.model,
     )
     untold: tuple[int, ...] = ()
     async with aclosing(outputs):
