@@ -17,6 +17,7 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.portable import PortableKernels
 from kvell.attention.states import StateBatch
 from kvell.memory import policy_of
+from kvell.models import parallel_heads_config
 from kvell.models.description import ModelDescription, describe
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.models.random_weights import random_module
@@ -143,6 +144,17 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "OlmoHybridForCausalLM": ("OlmoHybridConfig", LINEAR | {"linear_allow_neg_eigval": True}),
+    "ParallelHeadsForCausalLM": (
+        "ParallelHeadsConfig",
+        WINDOW
+        | {
+            "num_hidden_layers": 5,
+            "global_attn_idx": [0, 4],
+            "kv_reuse_group": [[1, 2]],
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 6,
+        },
+    ),
     "Qwen3NextForCausalLM": (
         "Qwen3NextConfig",
         LINEAR | FEW_EXPERTS | {"shared_expert_intermediate_size": 32},
@@ -206,7 +218,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_config(architecture: str, **changes: Any) -> Any:
     class_name, particulars = FAMILIES[architecture]
     fields = SMALL | particulars | changes
-    return getattr(transformers, class_name)(**fields, architectures=[architecture])
+    own = getattr(parallel_heads_config, class_name, None)
+    return (own or getattr(transformers, class_name))(**fields, architectures=[architecture])
 
 
 @cache

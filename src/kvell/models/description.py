@@ -4,7 +4,7 @@ No weights are touched and torch is not imported here, so planning works for
 models that this machine could never load.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +92,7 @@ def describe(
     return ModelDescription(
         architecture=name,
         layers=(
-            *(replace(layer, kv_of=sources.get(layer.index)) for layer in scaled),
+            *(_sharing(layer, sources) for layer in scaled),
             *embedding_layers(config, text, state_element_bytes or kv_element_bytes, name),
         ),
         query_heads=_query_heads(text, specs, name),
@@ -101,6 +101,11 @@ def describe(
         max_model_len=max_model_len(text, types, name),
         images_in_text=images_in_text(config, text),
     )
+
+
+def _sharing(layer: LayerSpec, sources: Mapping[int, int]) -> LayerSpec:
+    """The layer with whose keys and values it reads; a state beside them is its own."""
+    return layer if layer.state_bytes else replace(layer, kv_of=sources.get(layer.index))
 
 
 def _text_layers(

@@ -49,6 +49,7 @@ EXACT = frozenset(
         "Olmo3ForCausalLM",
         "OlmoForCausalLM",
         "OlmoHybridForCausalLM",
+        "ParallelHeadsForCausalLM",
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
@@ -92,6 +93,9 @@ LEAN: Mapping[str, LeanFamily] = MappingProxyType(
     }
 )
 """Dense decoders whose modules are those of a recipe (``lean/recipe``)."""
+
+OWN_CLASSES: Mapping[str, str] = MappingProxyType({"parallel_heads": "ParallelHeadsForCausalLM"})
+"""Classes that transformers has not, by model type; it learns them from us."""
 
 WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
     {

@@ -50,14 +50,22 @@ def kv_sources(text: Any, types: Sequence[str]) -> dict[int, int]:
     """Layers that read an earlier one's keys and values, and which one.
 
     The last ``num_kv_shared_layers`` do (Gemma 3n): each reads the last layer of its own
-    type before them.
+    type before them.  Or neighbours do, where the config names them (:func:`reused_layers`).
     """
+    if reused := reused_layers(text):
+        return reused
     first = len(types) - int(getattr(text, "num_kv_shared_layers", None) or 0)
     if first <= 0:
         return {}
     last_of_type = {kind: index for index, kind in enumerate(types[:first])}
     shared = range(first, len(types))
     return {index: last_of_type[types[index]] for index in shared if types[index] in last_of_type}
+
+
+def reused_layers(text: Any) -> dict[int, int]:
+    """Layers of a ``kv_reuse_group``, and the first of their group, whose keys they read."""
+    groups = getattr(text, "kv_reuse_group", None) or ()
+    return {layer: group[0] for group in groups for layer in group[1:]}
 
 
 def _named_types(text: Any, name: str) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ class PagedModel:
         groups = {
             layer.index: layout.group_of_layer(storing_layer(layer))
             for layer in self.description.layers
-            if layer.index in pages
+            if layer.index in pages and layer.kind is not GroupKind.STATE
         }
         self._memory = _Memory(
             pages,

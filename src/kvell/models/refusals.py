@@ -11,13 +11,16 @@ from transformers.models.auto import modeling_auto
 
 from kvell.errors import ChangeSomething
 from kvell.models.config_fields import optional_size, text_config
-from kvell.models.families import AUDIO, CROSS, IMAGES, INDEX, RECURRENT, UNKNOWN
+from kvell.models.families import AUDIO, CROSS, IMAGES, INDEX, OWN_CLASSES, RECURRENT, UNKNOWN
 from kvell.models.layer_kinds import LAYER_KINDS
 from kvell.models.multimodal import ENCODERS, images_in_text, is_encoder_decoder
 from kvell.models.state_sizes import is_recurrent
 from kvell.pages.layout import GroupKind
 
-TEXT: tuple[Mapping[str, Any], ...] = (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,)
+TEXT: tuple[Mapping[str, Any], ...] = (
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    OWN_CLASSES,
+)
 ENCODED: tuple[Mapping[str, Any], ...] = (
     modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,

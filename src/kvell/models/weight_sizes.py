@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from kvell.models import parallel_heads
 from kvell.models.refusals import class_run
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -22,7 +23,8 @@ def weights_bytes(config: Any, element_bytes: int) -> int | None:
     :param element_bytes: of most weights: 2 or 4.  Some families keep a few in float32.
     :return: None where transformers has no class for the config, or cannot build it here.
     """
-    named = getattr(transformers, class_run(config), None)
+    name = class_run(config)
+    named = getattr(transformers, name, None) or getattr(parallel_heads, name, None)
     if named is None:
         return None
     try:

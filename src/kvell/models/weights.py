@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from kvell.errors import ChangeSomething
+from kvell.models import parallel_heads as _own  # transformers learns it  # noqa: F401
 from kvell.models.configs import MALFORMED, read_optional_json
 from kvell.models.families import WITH_IMAGES
 from kvell.models.refusals import class_run
