@@ -67,7 +67,8 @@ def timed_beside(
     The yardstick, always the same work, is timed before and after each repetition: what slows
     the whole machine for a while slows both.
     """
-    spent, lengths = [], []
+    spent: list[float] = []
+    lengths: list[float] = []
     for _ in range(repeats):
         before()
         first = timed(yardstick, 1).seconds[0]
