@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING
 
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
+from kvell.models import parallel_heads
 from kvell.models.configs import config_from_dict
 from kvell.models.description import describe
 from kvell.models.families import (
@@ -128,12 +129,17 @@ def test_all_that_is_listed_as_exact_is_served_by_its_type_alone() -> None:
     assert {own_class(model_type) for model_type in SERVED} == EXACT | WITH_IMAGES.keys()
 
 
+def class_named(name: str) -> Any:
+    """transformers' class, or ours where it has none."""
+    return getattr(parallel_heads, name, None) or getattr(transformers, name)
+
+
 @pytest.mark.parametrize("model_type", [name for name in SERVED if own_class(name) in EXACT])
 def test_what_is_served_stands_over_pages(model_type: str) -> None:
     """At the size of transformers' defaults, on the meta device: every layer finds its mixer."""
     config = config_from_dict({"model_type": model_type, **COMPLETED.get(model_type, {})})
     with torch.device("meta"):
-        module = getattr(transformers, own_class(model_type))._from_config(config)
+        module = class_named(own_class(model_type))._from_config(config)
     model = PagedModel(module, describe(config, 4), PortableKernels())
     assert model.description.layers
 
@@ -152,7 +158,7 @@ def test_a_family_that_lost_its_mixer_is_refused(name: str) -> None:
     """By the class of the module that nothing stands in for."""
     config = tiny_config(name)
     with torch.device("meta"):
-        module = getattr(transformers, name)._from_config(config)
+        module = class_named(name)._from_config(config)
     own = {type(child).__name__ for child in module.modules()} & MIXER_KINDS.keys()
     assert len(own) == 1
     others = {kind: mixer for kind, mixer in MIXER_KINDS.items() if kind not in own}
