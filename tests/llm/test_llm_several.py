@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def small(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of windows and full attention that reads SmolLM2's tokens."""
     config = tiny_config("Gemma3ForCausalLM", vocab_size=WORDS)
     path = write_random_model(tmp_path_factory.mktemp("small"), config, 1, scale=4.0)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(smollm2_path / name, path)
     return path
 
@@ -51,10 +52,11 @@ def test_both_say_what_they_say_alone(smollm2_path: Path, small: Path) -> None:
     cache = smollm2_path.parent
     few = [cut(answer, 12) for answer in read_oracle()[:3]]
     texts = [answer.prompt for answer in few]
-    (alone,) = [[one.token_ids for one in opened(cache, str(small)).generate(texts, PARAMS)]]
+    alone = [one.token_ids for one in opened(cache, str(small)).generate(texts, PARAMS)]
     llm = opened(cache, MODEL_NAME, f"small={small}")
     mixed = [{"prompt": text, "model": name} for text in texts for name in (MODEL_NAME, "small")]
-    outputs = llm.generate(mixed, PARAMS)
+    until_eos = replace(PARAMS, ignore_eos=False)
+    outputs = llm.generate(mixed, [until_eos, PARAMS] * len(texts))
     assert_same(outputs[::2], few)
     assert [one.token_ids for one in outputs[1::2]] == alone
     assert llm.stats()["max_running"] == 6
