@@ -16,19 +16,25 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
     "side_by_side.json": speed.side_by_side,
     "engine_throughput.json": speed.libraries,
     "batch_in_memory.json": memory.batch_in_memory,
+    "managers_peers.json": memory.peers_in_one_run,
     "replay_peers.json": memory.peers,
+    "managers.json": memory.managers,
     "waste.json": memory.packing,
     "hits.json": memory.hits,
     "gpu_check.json": gpu.gpu,
     "load_agreement.json": speed.load_tools,
 }
+SUPERSEDED = {"replay_peers.json": "managers_peers.json"}
+"""Files that answer what a better one answers, if that is there."""
 
 
 def sections_of(results: Path) -> tuple[list[Section], list[str]]:
     """What there is, in order, and the names of files that are missing."""
-    there = {name: make for name, make in SECTIONS.items() if (results / name).exists()}
+    exists = {name for name in SECTIONS if (results / name).exists()}
+    asked = {name: make for name, make in SECTIONS.items() if SUPERSEDED.get(name) not in exists}
+    there = {name: make for name, make in asked.items() if name in exists}
     sections = [make(json.loads((results / name).read_text())) for name, make in there.items()]
-    return sections, [name for name in SECTIONS if name not in there]
+    return sections, [name for name in asked if name not in there]
 
 
 def write(results: Path) -> Path:

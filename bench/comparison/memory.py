@@ -1,10 +1,12 @@
 """Sections on memory: batch, waste and hits, beside vLLM's manager and other ways to cut a pool."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.comparison.section import Bars, Section, number, percent
 
 TRACES = {"azure-2023-conv": "azure", "mooncake-conversation": "mooncake"}
+US, ORDER = "manager_us_per_request_step", "decodes-first"
 
 
 def peers(found: list[dict[str, Any]]) -> Section:
@@ -22,7 +24,6 @@ def peers(found: list[dict[str, Any]]) -> Section:
                 f"{number(ours['manager_us_per_request_step'])} / {number(theirs['manager_us'])}",
             )
         )
-    groups = [row[0] for row in rows]
     return Section(
         "Batch, waste and hits on real traces: Kvell / vLLM 0.32",
         "Virtual time, the scheduler and memory manager that serve. Means over all steps; waste "
@@ -32,25 +33,70 @@ def peers(found: list[dict[str, Any]]) -> Section:
         "python -m bench.replay.peers --traces DIR",
         ("shape, trace", "GiB", "batch", "waste", "hit rate", "µs per request-step"),
         rows,
-        [
-            Bars(
-                "replay_batch",
-                "mean batch on real traces",
-                "× vLLM's batch",
-                groups,
-                {"Kvell": [one["kvell"]["batch_mean"] / one["vllm"]["batch"] for one in found]},
-            ),
-            Bars(
-                "replay_waste",
-                "memory that nobody needs",
-                "% of allocated bytes",
-                groups,
-                {
-                    "Kvell": [100 * one["kvell"]["waste"] for one in found],
-                    "vLLM 0.32": [100 * one["vllm"]["waste"] for one in found],
-                },
-            ),
-        ],
+        _peer_bars(
+            [
+                (row[0], one["kvell"], _named(one["vllm"]))
+                for row, one in zip(rows, found, strict=True)
+            ]
+        ),
+    )
+
+
+def peers_in_one_run(found: dict[str, Any]) -> Section:
+    """vLLM's own manager classes on the same traces, both sides measured in one run."""
+    rows, pairs = list[tuple[str, ...]](), list[tuple[str, dict[str, Any], dict[str, Any]]]()
+    for one in found["rows"]:
+        name = f"{one['shape']}, {TRACES.get(one['trace'], one['trace'])}"
+        us_ours = min(run[US] for run in one["ours"])
+        ours, theirs = one["ours"][0], one["theirs"][ORDER][0]
+        us_theirs = min(run[US] for run in one["theirs"][ORDER])
+        pairs.append((name, ours, theirs))
+        rows.append(
+            (
+                name,
+                f"{one['memory_gib']}",
+                f"{number(ours['batch_mean'])} / {number(theirs['batch_mean'])}",
+                f"{percent(ours['waste'])} / {percent(theirs['waste'])}",
+                f"{percent(ours['hit_rate'])} / {percent(theirs['hit_rate'])}",
+                f"{number(us_ours, 2)} / {number(us_theirs)}",
+            )
+        )
+    missed = len(found["missed"])
+    return Section(
+        "Batch, waste and hits on real traces: Kvell / vLLM 0.32",
+        "vLLM's own manager classes in its own environment, driven by the loop of `kvell replay`; "
+        "both "
+        "sides in one run, the best of the runs' CPU times. "
+        f"Bounds that were not kept: {missed or 'none'}.",
+        "managers_peers.json",
+        "python -m bench.managers.peers --traces DIR --vllm-env DIR",
+        ("shape, trace", "GiB", "batch", "waste", "hit rate", "µs per request-step"),
+        rows,
+        _peer_bars(pairs),
+    )
+
+
+def managers(found: dict[str, Any]) -> Section:
+    """What must hold of our manager beside all others, cell by cell."""
+    rows = [
+        (
+            one["clause"],
+            f"{one['compared']:,}",
+            percent(one["part"]),
+            percent(one["required"], 0),
+            "yes" if one["holds"] else "**no**",
+        )
+        for one in found["verdicts"]
+    ]
+    return Section(
+        "Every shape, trace and memory size under every manager",
+        f"{found['cells']:,} cells in {found['comparisons']:,} comparisons. Where `managers.md` "
+        "lies "
+        "beside this page, it has the pictures.",
+        "managers.json",
+        "python -m bench.managers.matrix --traces DIR --vllm-env DIR",
+        ("clause", "compared", "hold", "required", "holds"),
+        rows,
     )
 
 
@@ -147,3 +193,28 @@ def hits(found: dict[str, Any]) -> Section:
         ("shape", "second", "third", "second of 300", "next turn", "ample", "full pool"),
         rows,
     )
+
+
+def _named(theirs: dict[str, Any]) -> dict[str, Any]:
+    """Figures of the peer's table under the names that ours have."""
+    return theirs | {"batch_mean": theirs["batch"]}
+
+
+def _peer_bars(pairs: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[Bars]:
+    """Name, our figures, theirs."""
+    groups = [name for name, _, _ in pairs]
+    batches = [ours["batch_mean"] / theirs["batch_mean"] for _, ours, theirs in pairs]
+    waste = {
+        "Kvell": [100 * ours["waste"] for _, ours, _ in pairs],
+        "vLLM 0.32": [100 * theirs["waste"] for _, _, theirs in pairs],
+    }
+    return [
+        Bars(
+            "replay_batch",
+            "mean batch on real traces",
+            "× vLLM's batch",
+            groups,
+            {"Kvell": batches},
+        ),
+        Bars("replay_waste", "memory that nobody needs", "% of allocated bytes", groups, waste),
+    ]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.comparison.__main__ import RESULTS, SECTIONS, sections_of, write
+from bench.comparison.__main__ import RESULTS, SECTIONS, SUPERSEDED, sections_of, write
+from bench.comparison.memory import managers, peers_in_one_run
 from bench.comparison.page import page
 from bench.comparison.section import Bars, Section
 from bench.comparison.speed import load_tools, side_by_side
@@ -72,6 +73,60 @@ def test_tools_that_differ_are_marked() -> None:
     assert differing[-1] == "**differs**"
 
 
+def peer_run(us: float, batch: float) -> dict[str, float]:
+    return {
+        "manager_us_per_request_step": us,
+        "batch_mean": batch,
+        "hit_rate": 0.25,
+        "waste": 0.01,
+    }
+
+
+PEERS = {
+    "missed": [],
+    "rows": [
+        {
+            "shape": "llama3-8b",
+            "trace": "azure-2023-conv",
+            "memory_gib": 16,
+            "ours": [peer_run(2.0, 50), peer_run(1.0, 50)],
+            "theirs": {"decodes-first": [peer_run(30.0, 40)]},
+        }
+    ],
+}
+MATRIX = {
+    "cells": 10,
+    "comparisons": 2,
+    "verdicts": [
+        {"clause": "no more steps", "compared": 2, "part": 0.5, "required": 1.0, "holds": False}
+    ],
+}
+
+
+def test_peers_of_one_run_are_compared_by_the_best_times() -> None:
+    section = peers_in_one_run(PEERS)
+    [row] = section.rows
+    assert row[0] == "llama3-8b, azure"
+    assert row[2] == "50.0 / 40.0"
+    assert row[-1] == "1.00 / 30.0"
+    assert section.bars[0].series["Kvell"] == [1.25]
+
+
+def test_clauses_that_do_not_hold_are_marked() -> None:
+    [row] = managers(MATRIX).rows
+    assert row == ("no more steps", "2", "50.0%", "100%", "**no**")
+
+
+def test_a_better_file_takes_the_place_of_another(results: Path) -> None:
+    titles = [section.source for section in sections_of(results)[0]]
+    assert "managers_peers.json" in titles
+    assert "replay_peers.json" not in titles
+    (results / "managers_peers.json").unlink()
+    sections, missing = sections_of(results)
+    assert "replay_peers.json" in [section.source for section in sections]
+    assert "managers_peers.json" in missing
+
+
 def test_a_page_names_its_sources_and_what_is_missing() -> None:
     bars = Bars("one", "a plot", "s", ["g"], {"x": [1.0]})
     section = Section("T", "a note", "a.json", "make a", ("k", "v"), [("a", "1")], [bars])
@@ -96,6 +151,8 @@ def results(tmp_path: Path) -> Path:
         shutil.copy(file, tmp_path)
     (tmp_path / "side_by_side.json").write_text(json.dumps(SIDE_BY_SIDE))
     found = {"servers": {"fixed": {"rounds": 5, "verdicts": [VERDICT]}}}
+    (tmp_path / "managers_peers.json").write_text(json.dumps(PEERS))
+    (tmp_path / "managers.json").write_text(json.dumps(MATRIX))
     (tmp_path / "load_agreement.json").write_text(json.dumps(found))
     return tmp_path
 
@@ -103,7 +160,7 @@ def results(tmp_path: Path) -> Path:
 def test_the_committed_figures_make_a_page_with_every_section(results: Path) -> None:
     sections, missing = sections_of(results)
     assert missing == []
-    assert len(sections) == len(SECTIONS)
+    assert len(sections) == len(SECTIONS) - len(SUPERSEDED)
     text = write(results).read_text()
     for section in sections:
         assert all(len(row) == len(section.columns) for row in section.rows), section.title

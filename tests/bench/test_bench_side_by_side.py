@@ -205,5 +205,12 @@ def test_a_directory_that_is_no_environment_is_left_alone(tmp_path: Path) -> Non
     assert (tmp_path / "mine").read_text() == "keep"
 
 
+def test_an_environment_without_vllm_is_not_filled_up(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    with pytest.raises(ChangeSomething, match=r"--vllm-env=.*holds no vLLM; run python -m bench"):
+        vllm_python(tmp_path)
+
+
 def test_all_at_once_has_no_rate() -> None:
     assert batches([2], 4, 4)[0].rate == math.inf

@@ -197,6 +197,33 @@ def test_several_answers_stream_each_with_its_opening(client: openai.OpenAI) -> 
     assert last.usage.prompt_tokens == len("user: hi\nassistant: ")
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_every_piece_says_what_is_used_so_far_to_who_asks(server_url: str, is_chat: bool) -> None:
+    said = {"messages": MESSAGES} if is_chat else {"prompt": ["abc", "a longer one"]}
+    lengths = [len("user: hi\nassistant: ")] if is_chat else [len(p) for p in said["prompt"]]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": MODEL, "max_tokens": 5, "n": 2, "stream": True, "stream_options": options}
+    path = "chat/completions" if is_chat else "completions"
+    lines = httpx.post(f"{server_url}/v1/{path}", json=body | said).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    used: dict[int, list[int]] = {}
+    for event in events:
+        if event["choices"] and "usage" in event:
+            index = event["choices"][0]["index"]
+            assert event["usage"]["prompt_tokens"] == lengths[index // 2]
+            used.setdefault(index, []).append(event["usage"]["completion_tokens"])
+    assert sorted(used) == list(range(2 * len(lengths)))
+    assert all(counts == sorted(counts) and counts[-1] == 5 for counts in used.values())
+    assert events[-1]["usage"]["completion_tokens"] == 5 * len(used)
+
+
+def test_usage_so_far_is_told_only_to_who_asks(server_url: str) -> None:
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 3, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
+    text = httpx.post(f"{server_url}/v1/completions", json=body).text
+    assert text.count('"usage"') == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, stream: bool) -> None:
     full = answer_to_text("stop here", 40)
@@ -302,6 +329,7 @@ def test_fields_that_only_accompany_a_request_are_accepted(client: openai.OpenAI
         response_format={"type": "text"},
         frequency_penalty=0,
         presence_penalty=0.0,
+        extra_body={"repetition_penalty": 1.0},
     )
     assert reply.choices[0].finish_reason == "length"
 

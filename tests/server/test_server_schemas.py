@@ -83,6 +83,7 @@ def test_a_limit_beyond_the_context_is_refused_with_one_that_fits() -> None:
         ("suffix", "tail"),
         ("frequency_penalty", 0.1),
         ("presence_penalty", -0.1),
+        ("repetition_penalty", 1.1),
         ("logit_bias", {"5": 1.0}),
     ],
 )
@@ -176,3 +177,10 @@ def test_usage_is_streamed_on_request_only() -> None:
     assert not completion().include_usage()
     assert not completion(stream_options={}).include_usage()
     assert completion(stream_options={"include_usage": True}).include_usage()
+
+
+def test_usage_with_every_piece_only_where_usage_is_wanted() -> None:
+    every = {"continuous_usage_stats": True}
+    assert not completion(stream_options=every).continuous_usage()
+    assert not completion(stream_options={"include_usage": True}).continuous_usage()
+    assert completion(stream_options=every | {"include_usage": True}).continuous_usage()

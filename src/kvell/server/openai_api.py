@@ -32,6 +32,7 @@ from kvell.server.streaming import (
 )
 from kvell.server.text_model import PreparedPrompt, TextModel
 from kvell.server.text_stream import TextDelta, Usage, text_deltas
+from kvell.server.usage_so_far import UsageSoFar
 
 MAX_BODY_BYTES = 32 << 20
 STATS_SECONDS = 2.0
@@ -104,7 +105,9 @@ class Api:
         prompts = [await served.prompts.prompt(prompt) for prompt in body.prompts()]
         deltas = self._serve(served, heading, prompts, body)
         if body.stream:
-            return await _stream(_completion_events(heading, deltas, body.include_usage()))
+            so_far = _counter(prompts, body)
+            events = _completion_events(heading, deltas, body.include_usage(), so_far)
+            return await _stream(events)
         answers = await collected(deltas, len(prompts) * body.choices())
         joined = [responses.joined(answer) for answer in answers]
         return _json(responses.completion_body(heading, joined))
@@ -113,7 +116,8 @@ class Api:
         prompt = await served.prompts.chat(body.messages)
         deltas = self._serve(served, heading, [prompt], body)
         if body.stream:
-            return await _stream(_chat_events(heading, deltas, body.include_usage()))
+            so_far = _counter([prompt], body)
+            return await _stream(_chat_events(heading, deltas, body.include_usage(), so_far))
         answers = await collected(deltas, body.choices())
         joined = [responses.joined(answer) for answer in answers]
         return _json(responses.chat_body(heading, joined))
@@ -177,19 +181,27 @@ async def _told(deltas: Deltas, choices: int, metrics: ServerMetrics) -> Deltas:
         metrics.answered(tokens)
 
 
+def _counter(prompts: Sequence[TokenIds], body: GenerationRequest) -> UsageSoFar | None:
+    """Of what is used so far, for whoever wants to know it with every piece."""
+    if not body.continuous_usage():
+        return None
+    return UsageSoFar([len(ids) for ids in prompts], body.choices())
+
+
 async def _completion_events(
-    heading: Heading, deltas: Deltas, include_usage: bool
+    heading: Heading, deltas: Deltas, include_usage: bool, so_far: UsageSoFar | None
 ) -> AsyncGenerator[bytes, None]:
     total = Usage()
     async for index, delta in deltas:
         total += delta.usage
-        yield sse(responses.completion_chunk(heading, index, delta))
+        used = so_far and so_far.after(index, delta)
+        yield sse(responses.completion_chunk(heading, index, delta, used))
     if include_usage:
         yield sse(responses.usage_chunk(heading, "text_completion", total))
 
 
 async def _chat_events(
-    heading: Heading, deltas: Deltas, include_usage: bool
+    heading: Heading, deltas: Deltas, include_usage: bool, so_far: UsageSoFar | None
 ) -> AsyncGenerator[bytes, None]:
     total, opened = Usage(), set[int]()
     async for index, delta in deltas:
@@ -197,7 +209,8 @@ async def _chat_events(
             opened.add(index)
             yield sse(responses.chat_opening(heading, index))
         total += delta.usage
-        yield sse(responses.chat_chunk(heading, index, delta))
+        used = so_far and so_far.after(index, delta)
+        yield sse(responses.chat_chunk(heading, index, delta, used))
     if include_usage:
         yield sse(responses.usage_chunk(heading, "chat.completion.chunk", total))
 

@@ -63,9 +63,12 @@ def completion_body(heading: Heading, answers: Sequence[TextDelta]) -> Body:
     return heading.body("text_completion", choices, usage=usage_body(total))
 
 
-def completion_chunk(heading: Heading, index: int, delta: TextDelta) -> Body:
-    """One piece of a streamed text completion."""
-    return heading.body("text_completion", [heading.choice(index, delta, text=delta.text)])
+def completion_chunk(
+    heading: Heading, index: int, delta: TextDelta, used: Usage | None = None
+) -> Body:
+    """One piece of a streamed text completion, with what was ``used`` so far if asked for."""
+    choices = [heading.choice(index, delta, text=delta.text)]
+    return heading.body("text_completion", choices, **_so_far(used))
 
 
 def chat_body(heading: Heading, answers: Sequence[TextDelta]) -> Body:
@@ -83,10 +86,11 @@ def chat_opening(heading: Heading, index: int) -> Body:
     return heading.body("chat.completion.chunk", [opening])
 
 
-def chat_chunk(heading: Heading, index: int, delta: TextDelta) -> Body:
-    """One piece of a streamed chat completion."""
+def chat_chunk(heading: Heading, index: int, delta: TextDelta, used: Usage | None = None) -> Body:
+    """One piece of a streamed chat completion, with what was ``used`` so far if asked for."""
     content = {"content": delta.text} if delta.text else {}
-    return heading.body("chat.completion.chunk", [heading.choice(index, delta, delta=content)])
+    choices = [heading.choice(index, delta, delta=content)]
+    return heading.body("chat.completion.chunk", choices, **_so_far(used))
 
 
 def usage_chunk(heading: Heading, kind: str, usage: Usage) -> Body:
@@ -99,6 +103,10 @@ def model_list(lengths: Mapping[str, int], created: int) -> Body:
     card = {"object": "model", "created": created, "owned_by": "kvell"}
     cards = [{"id": name, **card, "max_model_len": n} for name, n in lengths.items()]
     return {"object": "list", "data": cards}
+
+
+def _so_far(used: Usage | None) -> Body:
+    return {} if used is None else {"usage": usage_body(used)}
 
 
 def _message(answer: TextDelta) -> Body:

@@ -24,6 +24,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(BaseModel):
@@ -48,6 +49,7 @@ class GenerationRequest(BaseModel):
     n: int | None = 1
     frequency_penalty: float | None = 0
     presence_penalty: float | None = 0
+    repetition_penalty: float | None = 1
     logit_bias: dict[str, float] | None = None
 
     user: str | None = None
@@ -62,6 +64,7 @@ class GenerationRequest(BaseModel):
         return {
             "frequency_penalty": (None, 0),
             "presence_penalty": (None, 0),
+            "repetition_penalty": (None, 1),
             "logit_bias": (None, {}),
         }
 
@@ -94,6 +97,13 @@ class GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def continuous_usage(self) -> bool:
+        """Whether every piece of a stream says what was used so far."""
+        options = self.stream_options
+        return options is not None and bool(
+            options.include_usage and options.continuous_usage_stats
+        )
 
     def _stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
