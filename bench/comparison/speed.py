@@ -96,6 +96,7 @@ def load_tools(found: dict[str, Any]) -> Section:
     rows = [
         (
             f"{server}, {of['rounds']} runs",
+            one["tool"],
             one["figure"].removesuffix("_seconds"),
             one["against"],
             number(one["found"] * 1000),
@@ -114,7 +115,17 @@ def load_tools(found: dict[str, Any]) -> Section:
         "Allowed are 3 % where a server's times are known, else twice the larger repeat spread.",
         "load_agreement.json",
         "python -m bench.load.agreement --json bench/results/load_agreement.json",
-        ("server", "figure", "against", "found ms", "reference ms", "difference", "allowed", ""),
+        (
+            "server",
+            "tool",
+            "figure",
+            "against",
+            "found ms",
+            "reference ms",
+            "difference",
+            "allowed",
+            "",
+        ),
         rows,
     )
 

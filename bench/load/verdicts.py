@@ -21,12 +21,14 @@ Runs = Mapping[str, Sequence[Figures]]
 class Verdict:
     """One figure, two sides.
 
+    :param tool: whose figure is judged; only ours counts, others show how hard it is.
     :param found: median of a tool's runs, seconds.
     :param reference: median of the other tool's, or what is known.
     :param difference: |found − reference| / reference.
     :param allowed: at most so much.
     """
 
+    tool: str
     figure: str
     against: str
     found: float
@@ -56,7 +58,7 @@ def known(latencies: Latencies, shape: Shape) -> Figures:
 def against_known(runs: Runs, truth: Figures) -> list[Verdict]:
     """Our tool, and each other tool, against what the server is known to take."""
     return [
-        _verdict(figure, f"{tool} against known", _median(found, figure), value, KNOWN_TOLERANCE)
+        _verdict(tool, figure, "known", _median(found, figure), value, KNOWN_TOLERANCE)
         for tool, found in runs.items()
         for figure, value in truth.items()
     ]
@@ -69,7 +71,7 @@ def against_others(runs: Runs) -> list[Verdict]:
         for figure in ours[0] if tool != OURS else ():
             allowed = SPREADS * max(spread(ours, figure), spread(theirs, figure))
             pair = _median(ours, figure), _median(theirs, figure)
-            verdicts.append(_verdict(figure, tool, *pair, allowed))
+            verdicts.append(_verdict(OURS, figure, tool, *pair, allowed))
     return verdicts
 
 
@@ -83,5 +85,8 @@ def _median(runs: Sequence[Figures], figure: str) -> float:
     return statistics.median(run[figure] for run in runs)
 
 
-def _verdict(figure: str, against: str, ours: float, theirs: float, allowed: float) -> Verdict:
-    return Verdict(figure, against, ours, theirs, abs(ours - theirs) / theirs, allowed)
+def _verdict(
+    tool: str, figure: str, against: str, found: float, reference: float, allowed: float
+) -> Verdict:
+    difference = abs(found - reference) / reference
+    return Verdict(tool, figure, against, found, reference, difference, allowed)

@@ -45,6 +45,7 @@ SIDE_BY_SIDE = {
     ],
 }
 VERDICT = {
+    "tool": "kvell",
     "figure": "ttft_seconds",
     "against": "vllm",
     "found": 0.51,
@@ -69,7 +70,17 @@ def test_side_by_side_names_systems_shares_and_what_was_not_asked() -> None:
 def test_tools_that_differ_are_marked() -> None:
     servers = {"fixed": {"rounds": 5, "verdicts": [VERDICT, VERDICT | {"agrees": False}]}}
     agreeing, differing = load_tools({"servers": servers}).rows
-    assert agreeing == ("fixed, 5 runs", "ttft", "vllm", "510.0", "500.0", "2.0%", "3.0%", "agrees")
+    assert agreeing == (
+        "fixed, 5 runs",
+        "kvell",
+        "ttft",
+        "vllm",
+        "510.0",
+        "500.0",
+        "2.0%",
+        "3.0%",
+        "agrees",
+    )
     assert differing[-1] == "**differs**"
 
 

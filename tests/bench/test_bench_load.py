@@ -106,7 +106,7 @@ class TestVerdicts:
         ours, theirs = against_known(found, {"ttft_seconds": 0.5})
         assert (ours.found, ours.agrees) == (0.514, True)
         assert theirs.agrees is False
-        assert theirs.against == "other against known"
+        assert (ours.tool, theirs.tool, theirs.against) == ("kvell", "other", "known")
 
     def test_twice_the_larger_spread_of_two_tools(self) -> None:
         found = {"kvell": runs(1.0, 1.0, 1.0), "other": runs(1.1, 1.15, 1.2)}
@@ -114,6 +114,7 @@ class TestVerdicts:
         assert verdict.allowed == pytest.approx(2 * 0.1 / 1.15)
         assert verdict.difference == pytest.approx(0.15 / 1.15)
         assert verdict.agrees
+        assert (verdict.tool, verdict.against) == ("kvell", "other")
         [verdict] = against_others({"kvell": runs(1.0, 1.0), "other": runs(1.1, 1.1)})
         assert not verdict.agrees
 
