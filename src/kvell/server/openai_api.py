@@ -194,7 +194,7 @@ async def _completion_events(
     total = Usage()
     async for index, delta in deltas:
         total += delta.usage
-        used = so_far and so_far.after(index, delta)
+        used = None if so_far is None else so_far.after(index, delta)
         yield sse(responses.completion_chunk(heading, index, delta, used))
     if include_usage:
         yield sse(responses.usage_chunk(heading, "text_completion", total))
@@ -209,7 +209,7 @@ async def _chat_events(
             opened.add(index)
             yield sse(responses.chat_opening(heading, index))
         total += delta.usage
-        used = so_far and so_far.after(index, delta)
+        used = None if so_far is None else so_far.after(index, delta)
         yield sse(responses.chat_chunk(heading, index, delta, used))
     if include_usage:
         yield sse(responses.usage_chunk(heading, "chat.completion.chunk", total))
