@@ -16,11 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.error import URLError
 
+from kvell.errors import KvellError
+
 LAST_LINES = 15
 POLL_SECONDS = 0.25
 
 
-class SystemFailed(RuntimeError):  # noqa: N818 - it says what happened
+class SystemFailed(KvellError):  # noqa: N818 - it says what happened
     """A system did not start, or is gone; the message has its last words."""
 
 
