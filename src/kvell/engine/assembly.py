@@ -33,9 +33,9 @@ from kvell.memory import (
     plan_layout,
     pool_bytes_for,
 )
-from kvell.models.activations import activation_model
 from kvell.models.kv_dtypes import kv_dtype_named
 from kvell.models.kv_memory import pool_tensor
+from kvell.models.lean.decoder import LeanDecoder
 from kvell.models.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.progress import Progress
@@ -114,6 +114,8 @@ def build_engine(
         one.model.attach(layout.seen_by(one.name), pool)
     if draft is not None:
         draft.attach(layout.seen_by(is_draft=True), pool)
+    lean = [one.lean for one in (*models, *([draft] if draft else [])) if one.lean]
+    _lend_reserve(lean, reserve_bytes)
     weight_bytes = sum(one.weight_bytes for one in models) + (draft.weight_bytes if draft else 0)
     shares = [model_share(one.name, layout, one.limits.max_model_len) for one in rules[1:]]
     others = {one.name: one.model for one in beside}
@@ -234,12 +236,20 @@ def _enough_bytes(
 
 def _activations(*models: PagedModel) -> ActivationModel:
     """Of a step: models take turns, so the largest need is all's."""
-    needs = [activation_model(one.module.config) for one in models]
+    needs = [one.activations for one in models]
     return ActivationModel(
         max(need.fixed_bytes for need in needs),
         max(need.token_bytes for need in needs),
         max(need.logits_row_bytes for need in needs),
     )
+
+
+def _lend_reserve(decoders: Sequence[LeanDecoder], reserve_bytes: int) -> None:
+    """The arena's memory, in which lean passes compute; committed where a step first touches it."""
+    if decoders:
+        buffer = torch.empty(reserve_bytes, dtype=torch.uint8)
+        for decoder in decoders:
+            decoder.use_workspace(buffer)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -13,7 +13,9 @@ import torch
 
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
 from kvell.attention.states import StateBatch
+from kvell.elastic.arena import ActivationModel
 from kvell.models import hook
+from kvell.models.activations import activation_model
 from kvell.models.both_directions import BothDirections
 from kvell.models.description import ModelDescription
 from kvell.models.dropping import TokenDropping
@@ -114,6 +116,11 @@ class PagedModel:
         tensors = {t.data_ptr(): t.nbytes for t in self.module.state_dict().values()}
         packed_bytes = self.lean.weight_bytes if self.lean else 0
         return sum(int(size) for size in tensors.values()) + packed_bytes
+
+    @property
+    def activations(self) -> ActivationModel:
+        """What a step takes beside weights and pages."""
+        return self.lean.activations if self.lean else activation_model(self.module.config)
 
     @property
     def images(self) -> ImageStore | None:

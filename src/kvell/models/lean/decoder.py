@@ -1,5 +1,6 @@
 """A dense decoder's compiled pass: built once from a recipe, then one call for each step."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
+from kvell.elastic.arena import ActivationModel
+from kvell.models.activations import FIXED_BYTES
 from kvell.models.description import ModelDescription
 from kvell.models.lean.packing import PANEL, PackedMatrix, WeightStore, gated, store_bytes
 from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe, NormRecipe, recipe_of, weights_of
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.bfloat16)
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _NO_NORM = (0, 0.0)
+_MANY = 4096
+"""Tokens over which what buffers are rounded up to no longer shows."""
 
 
 class LeanDecoder:
@@ -47,9 +52,19 @@ class LeanDecoder:
         """Of packed weights; embeddings of their own are the module's."""
         return self._store.used_bytes
 
-    def workspace_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """What a step takes beside weights, pages and its logits."""
-        return self._forward.workspace_bytes(num_tokens, num_rows)
+    @property
+    def activations(self) -> ActivationModel:
+        """What a step takes beside weights and pages: its buffers, as they are, and its logits."""
+        per_token = self._forward.workspace_bytes(_MANY, 0) / _MANY
+        per_row = self._forward.workspace_bytes(0, _MANY) / _MANY + 4 * self._vocab_size
+        return ActivationModel(FIXED_BYTES, math.ceil(per_token), math.ceil(per_row))
+
+    def use_workspace(self, buffer: torch.Tensor) -> None:
+        """Compute in this memory, uint8 [any number]; a step that needs more gets its own.
+
+        Several models may have the same, if they take turns.
+        """
+        self._workspace = buffer
 
     def attach(self, pages: Mapping[int, LayerPages], groups: Mapping[int, int]) -> None:
         """Say where each layer's keys and values lie, and which group's metadata is its own."""
