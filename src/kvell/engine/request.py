@@ -66,12 +66,12 @@ class Request:
     @property
     def remaining(self) -> int:
         """Tokens known but not computed; while decoding the newest, and those it repeats."""
-        return self.num_tokens - self.computed
+        return len(self.prompt) + len(self.output) - self.computed
 
     @property
     def is_decoding(self) -> bool:
         """Is only the newest token left to compute for the first time, and was it sampled?"""
-        return self.remaining == 1 + self.repeats and bool(self.output)
+        return bool(self.output) and self.remaining == 1 + self.repeats
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:

@@ -1,0 +1,220 @@
+"""The forward pass alone: the lean one, the same with callbacks that do nothing, and transformers'.
+
+Rounds alternate.  Of a decode step it says what share of the read bandwidth of the same run the
+weights and pages were read at; of a prefill, the rate of the products with weights.
+
+On a machine with busy neighbours ``--clock cpu`` with ``--threads 1`` counts the thread's own
+seconds, in which others matter only through caches and memory.
+"""
+
+from kvell.cli.environment import prepare_process
+
+prepare_process()  # the launcher's own settings; torch reads them when it is imported
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from kvell.attention.choice import choose_kernels
+from kvell.attention.interface import GroupBatch
+from kvell.memory import GroupSpec, Layout, plan_layout
+from kvell.models.loading import load_paged_model
+from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.source import resolve_model
+from kvell.vocabulary import MIB
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """So many requests, each with new tokens at the end of a context."""
+
+    requests: int
+    new_tokens: int
+    context_tokens: int
+
+    @classmethod
+    def named(cls, step: str) -> "Shape":
+        """Such as 32x1x192.
+
+        :raises ValueError: if it is not three numbers, or a context is shorter than what is new.
+        """
+        shape = cls(*(int(part) for part in step.split("x")))
+        if not 1 <= shape.new_tokens <= shape.context_tokens:
+            raise ValueError(f"{step}: a context has its new tokens at its end")
+        return shape
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of all requests."""
+        return self.requests * self.new_tokens
+
+
+STEPS = ("1x1x192", "8x1x192", "32x1x192", "1x1x4096", "1x512x512", "4x512x512")
+"""Requests × new tokens × context tokens."""
+
+
+class NoCallbacks:
+    """Seams at which nothing happens."""
+
+    def after_kv_write(self, layer: int) -> None:
+        """Nothing."""
+
+    def before_attend(self, layer: int, query: torch.Tensor) -> None:
+        """Nothing."""
+
+    def after_attend(self, layer: int, output: torch.Tensor) -> None:
+        """Nothing."""
+
+
+def batch_of(shape: Shape, layout: Layout, seed: int) -> ForwardBatch:
+    """Random tokens; pages in random order, the same for every group.
+
+    :raises ValueError: if a group has not so many pages.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    ends, new = shape.context_tokens, shape.new_tokens
+    positions = torch.arange(ends - new, ends).repeat(shape.requests)
+    requests = torch.arange(shape.requests + 1)
+    return ForwardBatch(
+        torch.randint(10, 40_000, (shape.tokens,), generator=draw),
+        positions,
+        tuple(_group(shape, positions, group, layout.pool_bytes, draw) for group in layout.groups),
+        requests[1:] * new - 1,
+    )
+
+
+def _group(
+    shape: Shape, positions: torch.Tensor, group: GroupSpec, pool_bytes: int, draw: torch.Generator
+) -> GroupBatch:
+    page_tokens = group.page_tokens
+    pages = -(-shape.context_tokens // page_tokens)
+    available = pool_bytes // group.page_stride_bytes
+    if shape.requests * pages > available:
+        raise ValueError(f"{shape} needs more than {available} pages")
+    tables = torch.randperm(shape.requests * pages, generator=draw).int()
+    owners = torch.arange(shape.requests).repeat_interleave(shape.new_tokens)
+    starts = torch.arange(shape.requests + 1, dtype=torch.int32)
+    return GroupBatch(
+        query_starts=starts * shape.new_tokens,
+        context_lens=torch.full((shape.requests,), shape.context_tokens, dtype=torch.int32),
+        table_starts=starts * pages,
+        page_ids=tables,
+        first_positions=torch.zeros(shape.requests, dtype=torch.int32),
+        write_page_ids=tables.view(-1, pages)[owners, positions // page_tokens].contiguous(),
+        write_offsets=(positions % page_tokens).int(),
+    )
+
+
+def measure(
+    passes: dict[str, Callable[[ForwardBatch], object]],
+    batch: ForwardBatch,
+    rounds: int,
+    clock: Callable[[], float],
+) -> dict[str, list[float]]:
+    """Seconds of every round, the passes taking turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in passes}
+    for _ in range(rounds + 1):
+        for name, run in passes.items():
+            start = clock()
+            run(batch)
+            seconds[name].append(clock() - start)
+    return {name: taken[1:] for name, taken in seconds.items()}
+
+
+def read_bytes(model: PagedModel, layout: Layout, shape: Shape) -> int:
+    """Weights once, and the pages of every context."""
+    pages = sum(
+        -(-shape.context_tokens // group.page_tokens) * group.page_stride_bytes
+        for group in layout.groups
+    )
+    return model.weight_bytes + shape.requests * pages
+
+
+def show(
+    console: Console,
+    results: dict[str, dict[str, list[float]]],
+    bytes_read: dict[str, int],
+    bandwidth: float,
+) -> None:
+    """Best (median) milliseconds; what the lean pass is worth."""
+    table = Table(title="ms of a step: best (median)")
+    names = list(next(iter(results.values())))
+    for column in ("step", *names, "lean tokens/s", "generic / lean", "callbacks", "of bandwidth"):
+        table.add_column(column, justify="right")
+    for step, rounds in results.items():
+        cells = [f"{min(s) * 1e3:.2f} ({statistics.median(s) * 1e3:.2f})" for s in rounds.values()]
+        lean, generic = min(rounds["lean"]), min(rounds["generic"])
+        cost = min(rounds["with callbacks"]) / lean - 1
+        requests, new, _ = (int(part) for part in step.split("x"))
+        share = bytes_read[step] / lean / 1e9 / bandwidth if new == 1 else float("nan")
+        table.add_row(
+            step,
+            *cells,
+            f"{requests * new / lean:.0f}",
+            f"{generic / lean:.2f}×",
+            f"{cost:+.1%}",
+            f"{share:.0%}" if new == 1 else "–",
+        )
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--steps", nargs="+", default=STEPS, help="requests x new x context")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
+    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
+    parser.add_argument("--pool-mib", type=int, default=512)
+    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    if options.clock == "cpu" and options.threads != 1:
+        parser.error("--clock cpu sees one thread only: use --threads 1")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    path, dtype = resolve_model(options.model, options.cache_dir), getattr(torch, options.dtype)
+    kernels = choose_kernels(torch.device("cpu"))
+    models = [load_paged_model(path, kernels, dtype, lean=lean) for lean in (True, False)]
+    layout = plan_layout(models[0].description.layers, options.pool_mib * MIB)
+    for model in models:
+        model.attach(layout, torch.zeros(layout.pool_bytes, dtype=torch.uint8))
+    lean, generic = models
+    passes: dict[str, Callable[[ForwardBatch], object]] = {
+        "lean": lean.forward,
+        "with callbacks": lambda batch: lean.forward(batch, NoCallbacks()),
+        "generic": generic.forward,
+    }
+    results, bytes_read = {}, {}
+    for step in options.steps:
+        shape = Shape.named(step)
+        batch, clock = batch_of(shape, layout, shape.tokens), CLOCKS[options.clock]
+        rounds = max(2, options.rounds // 4) if shape.new_tokens > 1 else options.rounds
+        results[step] = measure(passes, batch, rounds, clock)
+        bytes_read[step] = read_bytes(lean, layout, shape)
+    about, console = machine.describe(CLOCKS[options.clock]), Console(width=150)
+    console.print(about)
+    bandwidth = about["read_bandwidth_gb_per_second"]
+    assert isinstance(bandwidth, float)
+    show(console, results, bytes_read, bandwidth)
+    if options.json:
+        options.json.write_text(
+            json.dumps({"machine": about, "seconds": results, "bytes": bytes_read}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
