@@ -88,6 +88,8 @@ class LLM:
         like ``model``; its keys and values lie in the same pool. Without it a guess is what
         followed the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens when they
         occurred before.
+    :param enforce_eager: run transformers' own code layer by layer, although the model has a
+        lean pass (dense models in float32 or bfloat16 on a CPU); slower, as exact.
     :param cache_dir: where the packaged model is kept once converted.
     :param journal: written with every input of the engine, if given.
     :param incarnation: counts the restarts of a served instance.
@@ -112,6 +114,7 @@ class LLM:
         speculative_model: str | None = None,
         prompt_lookup_max: int = 5,
         prompt_lookup_min: int = 2,
+        enforce_eager: bool = False,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         journal: Journal | None = None,
@@ -122,7 +125,13 @@ class LLM:
         first, *others = open_named(model, beside, cache_dir, progress)
         self.tokenizer = first.tokenizer
         self._tokenizers = {one.name: one.tokenizer for one in (first, *others)}
-        load = partial(load_model, dtype=dtype, device=device, progress=progress)
+        load = partial(
+            load_model,
+            dtype=dtype,
+            device=device,
+            progress=progress,
+            enforce_eager=enforce_eager,
+        )
         draft_path: Path | None = None
         if speculative_model is not None:
             draft_path = resolve_model(speculative_model, cache_dir, progress)

@@ -95,6 +95,14 @@ def test_alone_and_again_from_the_cache(smollm2_path: Path, oracle: list[Answer]
     assert [o.cached_tokens for o in again] == [len(prompt) - 1 for prompt in prompts]
 
 
+def test_the_pass_of_transformers_own_code(smollm2_path: Path, oracle: list[Answer]) -> None:
+    """What serves where there is no lean pass; every other test here is of the lean one."""
+    few = [cut(answer, 16) for answer in oracle[20:26]]
+    llm = smollm2(smollm2_path.parent, enforce_eager=True)
+    params = SamplingParams(temperature=0, max_tokens=16)
+    assert_same(llm.generate([answer.prompt for answer in few], params), few)
+
+
 @pytest.mark.parametrize("chunk", [7])
 def test_chunked_prefill(smollm2_path: Path, oracle: list[Answer], chunk: int) -> None:
     few = [cut(answer, 12) for answer in sorted(oracle, key=lambda a: len(a.prompt))[6:10]]
@@ -110,6 +118,12 @@ def test_preemption(smollm2_path: Path, oracle: list[Answer]) -> None:
     outputs = llm.generate([answer.prompt for answer in few], GREEDY)
     assert_same(outputs, few)
     assert sum(output.preemptions for output in outputs) > 0
+
+
+@pytest.mark.long
+def test_all_fifty_by_transformers_own_code(smollm2_path: Path, oracle: list[Answer]) -> None:
+    llm = smollm2(smollm2_path.parent, enforce_eager=True)
+    assert_same(llm.generate([answer.prompt for answer in oracle], GREEDY), oracle)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, TokenizersBackend
 
+from kvell.attention.choice import choose_kernels
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models import packaged
@@ -25,7 +26,7 @@ from kvell.models.packaged import (
 from kvell.models.progress import Progress
 from kvell.models.source import resolve_model
 from kvell.models.tokenizer import Tokenizer
-from tests.models.harness import assert_exact, runner_over
+from tests.models.harness import assert_exact, oracle_logits, runner_over
 
 PROMPTS = ("The capital of France is", "Once upon a time")
 NEW_TOKENS = 12
@@ -68,6 +69,26 @@ def test_logits_in_chunks_are_exact(smollm2_path: Path, smollm2_tokenizer: Token
     runner = runner_over(load_paged_model(smollm2_path, PortableKernels()))
     chunks = [runner.step([("a", ids[start : start + 7])]) for start in range(0, len(ids), 7)]
     assert_exact(torch.cat(chunks), expected)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_bf16_errs_no_more_than_transformers(
+    smollm2_path: Path, smollm2_tokenizer: Tokenizer, lean: bool
+) -> None:
+    """Teacher-forced, against float32 with the same rounded weights, in chunks and decodes."""
+    ids = smollm2_tokenizer.encode("In the beginning the universe was created. " * 3).tolist()
+    theirs_model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.bfloat16)
+    theirs = oracle_logits(theirs_model, ids)
+    exact = oracle_logits(theirs_model.float(), ids)
+    kernels = choose_kernels(torch.device("cpu"))
+    model = load_paged_model(smollm2_path, kernels, torch.bfloat16, lean=lean)
+    assert (model.lean is not None) == (lean and kernels.name == "native")
+    runner = runner_over(model)
+    ends = [9, 10, 11, len(ids)]
+    parts = [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    ours = torch.cat([runner.step([("a", part)]) for part in parts])
+    errors = [float((x - exact).double().square().mean().sqrt()) for x in (ours, theirs)]
+    assert 0 < errors[0] <= 1.25 * errors[1]
 
 
 def test_config_is_the_one_that_the_file_describes(smollm2_path: Path) -> None:

@@ -59,11 +59,13 @@ def load_model(
     progress: Progress,
     kv_cache_dtype: str = "auto",
     kv_budget: str | None = None,
+    enforce_eager: bool = False,
 ) -> PagedModel:
     """Load weights onto a device.
 
     :param kv_cache_dtype: one of ``kv_dtypes.KV_DTYPES``, or ``auto`` for the model's own.
     :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
+    :param enforce_eager: run transformers' own code, although the model has a lean pass.
     :raises ChangeSomething: for a device that is not there, a dtype that is not
         served, or whatever is wrong with the model's files.
     """
@@ -72,7 +74,15 @@ def load_model(
     place = torch.device(device)
     progress("loading weights", 0.0)
     kv_dtype = STORED[kv_dtype_named(kv_cache_dtype, dtype)]
-    model = load_paged_model(path, choose_kernels(place), _dtype(dtype), place, kv_dtype, kv_budget)
+    model = load_paged_model(
+        path,
+        choose_kernels(place),
+        _dtype(dtype),
+        place,
+        kv_dtype,
+        kv_budget,
+        lean=not enforce_eager,
+    )
     progress("loading weights", 1.0)
     return model
 
