@@ -13,7 +13,8 @@ from kvell.engine.options import EngineOptions
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.runner import Runner
 from kvell.models.description import describe
-from kvell.models.paged_model import PagedModel
+from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.segments import LayerCallbacks
 from kvell.vocabulary import MIB
 from tests.cost.oracles import oracle
 from tests.models.harness import tiny_module
@@ -33,6 +34,13 @@ class KnownRunner:
         return result
 
 
+class IdleModel(PagedModel):
+    """Answers with zeros, for those who only ask how long it took."""
+
+    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+        return torch.zeros(1).expand(len(batch.logits_rows), self.description.vocab_size)
+
+
 @dataclass(frozen=True)
 class Known:
     """A subject, its time, and what its steps cost."""
@@ -42,11 +50,21 @@ class Known:
     machine: Operators
 
 
-def known(architecture: str, kv_memory_bytes: int = 64 * MIB, model_len: int = 8192) -> Known:
-    """A fresh one."""
+def known(
+    architecture: str,
+    kv_memory_bytes: int = 64 * MIB,
+    model_len: int = 8192,
+    *,
+    computes: bool = True,
+) -> Known:
+    """A fresh one.
+
+    :param computes: False leaves forward passes out.
+    """
     module = tiny_module(architecture)
     description = describe(module.config, 4)
-    model = PagedModel(module, description, choose_kernels(torch.device("cpu")))
+    make = PagedModel if computes else IdleModel
+    model = make(module, description, choose_kernels(torch.device("cpu")))
     object.__setattr__(model.description, "max_model_len", model_len)
     subject = subject_of(model, architecture, EngineOptions(kv_memory_bytes, None, 2048, 64))
     clock, machine = VirtualClock(), oracle(shape_of(description.layers))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvell.calibration.rig import Rig
+from kvell.cost.model import prefill_seconds
 from kvell.cost.work import Chunk
 from kvell.models.paged_model import ForwardBatch
 from tests.calibration.known import Known, known
@@ -68,6 +69,16 @@ def test_a_step_is_timed(here: Known) -> None:
     rig.decoding([200])
     timed = rig.step()
     assert timed.seconds == pytest.approx(here.machine.step_seconds(timed.work))
+
+
+def test_a_prompt_of_several_steps(here: Known, computed: list[int]) -> None:
+    """exec(x, y) is all of them, 2,048 tokens at most in each."""
+    rig = here.subject.rig(here.clock)
+    seconds = rig.first_token_seconds(128, 3000)
+    assert len(computed) == 2
+    cached_ratio = (3128 - sum(computed)) / 3128
+    assert seconds == pytest.approx(prefill_seconds(here.machine, 3128, cached_ratio), rel=1e-3)
+    assert not here.subject.engine.core.has_work
 
 
 def test_work_is_plain(here: Known) -> None:

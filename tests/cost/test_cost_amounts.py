@@ -54,7 +54,7 @@ def test_a_step() -> None:
         prompts=1,
         pairs=2 * full + 3 * window,
         read_tokens=2 * (10 + 130) + 3 * ((3 + 1) + (3 + 70)),
-        scan_rounds=3,
+        scan_rounds=1 + 3,
     )
 
 

@@ -22,7 +22,7 @@ from kvell.clock import Clock
 from kvell.cost.work import Chunk
 from kvell.engine.engine import Engine
 from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Cancel, Finished, Submit
+from kvell.engine.protocol import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.runner import Runner
 from kvell.engine.sampling_params import SamplingParams
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -85,6 +85,7 @@ class Rig:
         self._vocab = model.description.vocab_size
         self._next_id = 0
         self._running: list[RequestId] = []
+        self._events: list[Event] = []
 
     def decoding(self, contexts_tokens: Sequence[int]) -> None:
         """Have exactly so many requests decode, each with about so many tokens before it."""
@@ -101,7 +102,7 @@ class Rig:
     def step(self) -> TimedStep:
         """The next step, timed."""
         started = self._clock.now_seconds()
-        self._engine.step()
+        self._events = self._engine.step()
         seconds = self._clock.now_seconds() - started
         plan = self._watched.plan
         assert plan is not None
@@ -109,20 +110,34 @@ class Rig:
         return TimedStep(work, seconds)
 
     def prefill(self, cached_tokens: int, new_tokens: int) -> TimedStep:
-        """A step in which a prompt comes, of which so many first tokens are cached."""
-        prefix = self._prompt(cached_tokens)
-        if cached_tokens:
-            self._finish(prefix)
-        request = self._submit(np.concatenate([prefix, self._prompt(new_tokens)]), ENDLESS_TOKENS)
+        """The first step in which a prompt is computed whose first tokens are cached."""
+        request = self._come(cached_tokens, new_tokens)
         timed = self.step()
         self._engine.handle(Cancel(request))
         return timed
+
+    def first_token_seconds(self, cached_tokens: int, new_tokens: int) -> float:
+        """All steps of such a prompt, up to its first token: exec(x, y)."""
+        request = self._come(cached_tokens, new_tokens)
+        seconds = self.step().seconds
+        while not any(
+            isinstance(event, Tokens) and event.request_id == request for event in self._events
+        ):
+            seconds += self.step().seconds
+        self._engine.handle(Cancel(request))
+        return seconds
 
     def clear(self) -> None:
         """No request runs any more."""
         for request in self._running:
             self._engine.handle(Cancel(request))
         self._running = []
+
+    def _come(self, cached_tokens: int, new_tokens: int) -> RequestId:
+        prefix = self._prompt(cached_tokens)
+        if cached_tokens:
+            self._finish(prefix)
+        return self._submit(np.concatenate([prefix, self._prompt(new_tokens)]), ENDLESS_TOKENS)
 
     def _finish(self, prompt: Any) -> None:
         request = self._submit(prompt, 1)

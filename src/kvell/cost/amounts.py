@@ -122,8 +122,8 @@ def shape_of(layers: Iterable[LayerSpec]) -> ModelShape:
 
 
 def _scan_rounds(work: Sequence[Work]) -> int:
-    """Prompts are scanned side by side: as many rounds as the longest has pieces."""
-    return max(
-        (-(-(w.start + w.count) // SCAN_TOKENS) - w.start // SCAN_TOKENS for w in work),
-        default=0,
-    )
+    """Decodes go together; prompts side by side, as many rounds as the longest has pieces."""
+    pieces = [
+        -(-(w.start + w.count) // SCAN_TOKENS) - w.start // SCAN_TOKENS for w in work if w.count > 1
+    ]
+    return max(pieces, default=0) + (len(pieces) < len(work))

@@ -1,0 +1,227 @@
+"""Replay in virtual time against the real server, under the same Poisson load.
+
+What a user does, for three shapes and three rates: ``kvell calibrate``, then the same trace to
+``kvell replay --hardware`` and, five times in turn, to ``kvell serve`` by ``kvell bench serve``.
+Times to the first token, per token, end to end, throughput and the mean number of requests in
+flight are held against each other, with the server's own spread over the rounds beside them.
+Rates are parts of what a replay says the machine can do.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.cost.shapes import NAMES, VOCAB_SIZE, model_path
+from bench.engine import machine
+from kvell.calibration.serving import server
+from kvell.load.arrivals import retimed
+from kvell.models.progress import Progress
+from kvell.simulator.distributions import independent, parse_distribution
+from kvell.simulator.trace import write_trace
+
+PARTS = (0.3, 0.55, 0.8)
+"""Rates, in parts of the throughput with all requests waiting."""
+PROMPTS, OUTPUTS = "lognormal:200:150", "lognormal:48:30"
+BOUND, MOST = 0.10, 0.20
+"""Relative misses that count as kept in any case, and at most."""
+STEP_TOKENS, STEP_SEQS = 2048, 256
+
+Figures = dict[str, float]
+
+
+def kvell(*words: str) -> Any:
+    """The JSON that a command prints."""
+    command = [sys.executable, "-m", "kvell.cli.main", *words]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if found.returncode:
+        raise SystemExit(f"kvell {' '.join(words)} ended with {found.returncode}")
+    return json.loads(found.stdout)
+
+
+def figures(report: dict[str, Any]) -> Figures:
+    """What is compared; ``in_flight`` is the mean number of requests over time (Little's law)."""
+    seconds = report["duration_seconds"]
+    return {
+        "ttft_seconds_p50": report["ttft_seconds"]["p50"],
+        "ttft_seconds_mean": report["ttft_seconds"]["mean"],
+        "tpot_seconds_p50": report["tpot_seconds"]["p50"],
+        "e2e_seconds_mean": report["e2e_seconds"]["mean"],
+        "output_tokens_per_second": report["output_tokens"] / seconds,
+        "in_flight": report["completed"] * report["e2e_seconds"]["mean"] / seconds,
+    }
+
+
+def compared(predicted: Figures, rounds: Sequence[Figures]) -> dict[str, dict[str, Any]]:
+    """Each figure: predicted, the server's median, the miss, the spread, and what is allowed."""
+    found = {}
+    for name, ours in predicted.items():
+        seen = [one[name] for one in rounds]
+        middle = median(seen)
+        spread = (max(seen) - min(seen)) / middle
+        miss = ours / middle - 1
+        allowed = max(BOUND, min(MOST, 2 * spread))
+        found[name] = {
+            "predicted": ours,
+            "server": middle,
+            "rounds": seen,
+            "miss": miss,
+            "spread": spread,
+            "kept": abs(miss) <= allowed,
+        }
+    return found
+
+
+class Case:
+    """One shape: its calibration, its server, its traces."""
+
+    def __init__(self, model: Path, directory: Path, options: argparse.Namespace) -> None:
+        self.model, self._directory, self._options = model, directory, options
+        self._memory = f"{options.kv_memory_mib}MiB"
+        directory.mkdir(parents=True, exist_ok=True)
+        self._calibration = directory / "calibration.json"
+
+    def calibrate(self) -> Any:
+        """``kvell calibrate``."""
+        flags = ["--quick"] if self._options.quick else []
+        where = ("--kv-memory", self._memory, "--out", str(self._calibration), "--json")
+        return kvell("calibrate", "--model", str(self.model), *where, *flags)
+
+    def trace(self, rate: float, seed: int) -> Path:
+        """Poisson arrivals, unrelated prompts; ``inf`` lets all come at once."""
+        prompts = parse_distribution(PROMPTS, "prompts")
+        outputs = parse_distribution(OUTPUTS, "outputs")
+        draw = np.random.default_rng(seed)
+        rows = independent(prompts, outputs, draw, self._options.num_requests)
+        path = self._directory / f"rate-{rate:.4g}.jsonl"
+        write_trace(path, retimed(rows, rate=rate, seed=seed))
+        return path
+
+    def replay(self, trace: Path) -> Any:
+        """``kvell replay`` in the server's limits."""
+        limits = ("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_SEQS))
+        where = ("--kv-memory", self._memory, "--hardware", str(self._calibration))
+        what = ("--trace", str(trace), "--arrivals", "trace", "--model", str(self.model))
+        return kvell("replay", *what, *where, *limits, "--json")
+
+    def serve_command(self) -> list[str]:
+        """``kvell serve`` on a free port."""
+        program = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+        limits = ["--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_SEQS)]
+        return [*program, "--model", str(self.model), "--kv-memory", self._memory, *limits]
+
+    def load(self, url: str, trace: Path, turn: int) -> Any:
+        """``kvell bench serve``; no round finds in the cache what another has left there."""
+        salt = json.dumps({"cache_salt": f"{trace.stem}-{turn}"})
+        to = ("--base-url", url, "--trace", str(trace), "--vocab-size", str(VOCAB_SIZE))
+        return kvell("bench", "serve", *to, "--extra-body", salt, "--json")
+
+
+def measured(case: Case, options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """All rates of one shape."""
+    progress("calibrating", 0.0)
+    calibration = case.calibrate()
+    at_once = case.replay(case.trace(float("inf"), options.seed))
+    most = at_once["completed"] / at_once["duration_seconds"]
+    rates = [part * most for part in options.parts]
+    traces = [case.trace(rate, options.seed) for rate in rates]
+    replays = [case.replay(trace) for trace in traces]
+    rounds: list[list[Figures]] = [[] for _ in rates]
+    with server(case.serve_command()) as url:
+        case.load(url, traces[-1], -1)  # touches all memory once; not counted
+        for turn in range(options.rounds):
+            for place, trace in enumerate(traces):
+                done = (turn * len(rates) + place) / (options.rounds * len(rates))
+                progress(f"round {turn + 1}, {rates[place]:.2f} requests/s", done)
+                report = case.load(url, trace, turn)
+                if report["failed"]:
+                    raise SystemExit(f"the server failed: {report['failures']}")
+                rounds[place].append(figures(report))
+    return {
+        "calibration": calibration,
+        "most_requests_per_second": most,
+        "rates": [
+            {"rate": rate, "part": part, "figures": compared(figures(replayed), seen)}
+            for rate, part, replayed, seen in zip(
+                rates, options.parts, replays, rounds, strict=True
+            )
+        ],
+    }
+
+
+def show(shapes: dict[str, Any]) -> None:
+    """A row for each shape, rate and figure."""
+    from kvell.cli.bench_report import wide_console
+    from kvell.cli.tables import made_table
+
+    rows = [
+        (
+            f"{name}, {at['rate']:.2f}/s, {figure}",
+            f"{one['predicted']:.4g}",
+            f"{one['server']:.4g}",
+            f"{one['miss']:+.1%}",
+            f"{one['spread']:.1%}",
+            "yes" if one["kept"] else "no",
+        )
+        for name, shape in shapes.items()
+        for at in shape["rates"]
+        for figure, one in at["figures"].items()
+    ]
+    headers = ("figure", "replay", "server", "miss", "server's spread", "kept")
+    wide_console().print(made_table("virtual against real time", headers, rows))
+
+
+def median_misses(shapes: dict[str, Any]) -> dict[str, float]:
+    """Of each figure, over all shapes and rates."""
+    cells = [at["figures"] for shape in shapes.values() for at in shape["rates"]]
+    return {name: median(abs(cell[name]["miss"]) for cell in cells) for name in cells[0]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--parts", type=float, nargs="+", default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--num-requests", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="one shape, two rounds, 12 requests")
+    parser.add_argument("--kv-memory-mib", type=int, default=512)
+    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
+    parser.add_argument("--work-dir", type=Path, default=Path("build") / "bench-models")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/replay_vs_server.json"))
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.shapes, options.rounds, options.num_requests = options.shapes[:1], 2, 12
+    from kvell.cli.progress import progress_bar
+
+    shapes: dict[str, Any] = {}
+    for name in options.shapes:
+        with progress_bar(name) as progress:
+            path = model_path(name, options.cache_dir, options.work_dir, progress)
+            case = Case(path, options.work_dir / "traces" / name, options)
+            shapes[name] = measured(case, options, progress)
+        show(shapes)
+    report = {
+        "machine": machine.describe(),
+        "quick": options.quick,
+        "rounds": options.rounds,
+        "num_requests": options.num_requests,
+        "prompts": PROMPTS,
+        "outputs": OUTPUTS,
+        "median_misses": median_misses(shapes),
+        "shapes": shapes,
+    }
+    print({name: f"{miss:.1%}" for name, miss in report["median_misses"].items()})
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
