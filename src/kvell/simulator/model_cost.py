@@ -8,63 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvell.engine.plan import TokenWork
-from kvell.memory import GroupKind, GroupPolicy, LayerSpec, policy_of
+from kvell.cost.analytic import LayerCost, ModelCost
+from kvell.memory import GroupKind, LayerSpec, policy_of
 from kvell.models.description import ModelDescription, text_config
 from kvell.models.layer_kinds import LAYER_KINDS, layer_types
 from kvell.pages.grouping import group_of
-from kvell.simulator.profiles import StepCost
 
-FLOPS_PER_WEIGHT = 2
+__all__ = ["LayerCost", "ModelCost", "layer_costs", "model_cost"]
+
 RECURRENT_SQUARES = 6
 """Weights of a recurrent layer in squares of the hidden size: Mamba's, expanded twice."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-FLOPS_PER_PAIR = 4
-"""Scores and weighted values: a multiplication and an addition each, per number of a head."""
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """Layers of one rule: what they read of a request.
-
-    :param policy: which tokens; None for a state, which is read in every step.
-    :param layers: how many there are.
-    :param unit_bytes: of a token, or of a state, over all of them.
-    """
-
-    policy: GroupPolicy | None
-    layers: int
-    unit_bytes: int
-
-
-@dataclass(frozen=True)
-class ModelCost:
-    """Work of one model, by its layers: whatever pages a manager puts them into.
-
-    :param active_weights: numbers that one token is multiplied with.
-    :param weight_bytes: bytes of weights that a step reads.
-    :param query_size: query heads times head size: numbers that attend, per layer and token.
-    """
-
-    active_weights: int
-    weight_bytes: int
-    query_size: int
-    layers: tuple[LayerCost, ...] = ()
-
-    def of_step(self, work: Sequence[TokenWork]) -> StepCost:
-        """The cost of computing ``work``."""
-        tokens = sum(one.count for one in work)
-        flops = float(FLOPS_PER_WEIGHT * self.active_weights * tokens)
-        read_bytes = float(self.weight_bytes)
-        for layer in self.layers:
-            if layer.policy is None:
-                read_bytes += layer.unit_bytes * len(work)
-            else:
-                live = layer.policy.live_tokens
-                pairs = sum(one.count * (1 + live(one.start + one.count // 2)) for one in work)
-                flops += FLOPS_PER_PAIR * self.query_size * layer.layers * pairs
-                read_bytes += layer.unit_bytes * sum(live(one.start + one.count) for one in work)
-        return StepCost(flops, read_bytes)
 
 
 def model_cost(config: Any, description: ModelDescription, element_bytes: int) -> ModelCost:
