@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvell.cost.analytic import AnalyticModel, LinkProfile
+from kvell.cost.model import prefill_seconds
 from kvell.engine.plan import TokenWork
 from kvell.errors import ChangeSomething
 from kvell.models.configs import config_from_dict
@@ -13,7 +15,15 @@ from kvell.models.description import describe
 from kvell.prefix.policies import FullPolicy, SlidingPolicy
 from kvell.simulator.events import EventQueue
 from kvell.simulator.model_cost import LayerCost, ModelCost, model_cost
-from kvell.simulator.profiles import DeviceProfile, StepCost, hardware_names, load_profile
+from kvell.simulator.profiles import (
+    HARDWARE_DIR,
+    DeviceProfile,
+    StepCost,
+    hardware_names,
+    link_names,
+    load_link,
+    load_profile,
+)
 from kvell.vocabulary import RequestId
 
 SLOW = DeviceProfile("slow", 100.0, 0.5, 10.0, 0.5, 1.0)
@@ -65,7 +75,7 @@ class TestProfiles:
 
     def test_packaged_profiles_load_and_name_their_source(self) -> None:
         names = hardware_names()
-        assert {"a100-80", "h100", "h200", "l4"} <= set(names)
+        assert {"a100-80", "h100", "h200", "h800", "l4", "l40s"} <= set(names)
         cost = StepCost(1e13, 1e10)
         seconds = {name: load_profile(name).step_seconds(cost) for name in names}
         assert seconds["l4"] > seconds["a100-80"] > seconds["h100"]
@@ -91,6 +101,40 @@ class TestProfiles:
     def test_unknown_name(self) -> None:
         with pytest.raises(ChangeSomething, match="a100-80"):
             load_profile("abacus")
+
+
+class TestLinks:
+    def test_packaged_links_name_their_source(self) -> None:
+        names = link_names()
+        assert {"nvlink-a100", "nvlink-h100", "nvlink-h800", "pcie-4", "pcie-5"} <= set(names)
+        seconds = {name: load_link(name).transfer_seconds(1e9) for name in names}
+        assert seconds["nvlink-h100"] < seconds["nvlink-h800"] < seconds["pcie-5"]
+        assert seconds["pcie-4"] < seconds["ethernet-100g"] < seconds["ethernet-25g"]
+        files = [*HARDWARE_DIR.glob("*.toml"), *HARDWARE_DIR.glob("links/*.toml")]
+        assert all("# Source: " in path.read_text() for path in files)
+
+    def test_latency_and_bandwidth(self) -> None:
+        link = LinkProfile("slow", 100.0, 0.5, 2.0)
+        assert link.transfer_seconds(200.0) == 2.0 + 4.0
+
+    def test_devices_that_speak_over_it(self) -> None:
+        link = LinkProfile("slow", 100.0, 0.5, 2.0)
+        pair = link.parallel(10, 4, tensor=2)
+        assert pair.message_seconds(3) == pytest.approx(2 * 10 * (2.0 + 3 * 4 / 50.0))
+
+    def test_unknown(self) -> None:
+        with pytest.raises(ChangeSomething, match=r"--link.*nvlink-h100"):
+            load_link("string")
+
+
+class TestAnalyticModel:
+    def test_answers_what_schedulers_ask(self) -> None:
+        model = AnalyticModel(SLOW, ModelCost(1, 2, 1, (LayerCost(FullPolicy(), 1, 1),)))
+        assert model.step_seconds([work(0, 2)]) == SLOW.step_seconds(
+            model.cost.of_step([work(0, 2)])
+        )
+        halves = [prefill_seconds(model, 1000, ratio) for ratio in (0.0, 0.5, 0.9)]
+        assert halves == sorted(halves, reverse=True)
 
 
 def work(start: int, count: int) -> TokenWork:
