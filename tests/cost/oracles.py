@@ -1,11 +1,13 @@
 """Operators with prices that tests know, and the steps that follow from them."""
 
 from kvell.cost.amounts import ModelShape, Reach
-from kvell.cost.fit import ROW_KNOTS, TOKEN_KNOTS, MeasuredStep
+from kvell.cost.fit import MeasuredStep
 from kvell.cost.operators import Attention, Constants, Operators, Waves
 from kvell.cost.work import Chunk
 
 SHAPE = ModelShape((Reach(3, 128), Reach(2)), token_bytes=256, window_bytes=((128, 384),))
+TOKEN_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ROW_KNOTS = (0, 1, 4, 16)
 FIRST_SECONDS = 8e-3
 TOKEN_SECONDS = (FIRST_SECONDS, 1e-3, 5e-4, 5e-4, 3e-4, 3e-4, 3e-4, 2e-4, 2e-4, 2e-4, 2e-4)
 ROW_SECONDS = (2e-3, 1e-4, 1e-4, 5e-5)
@@ -33,7 +35,7 @@ def prompt(cached: int, new: int) -> tuple[Chunk, ...]:
 def steps_of(machine: Operators) -> list[MeasuredStep]:
     """Steps of all kinds, timed without noise."""
     works = [
-        *(decodes(n, s) for n in (1, 2, 4, 8, 12, 16, 32, 64) for s in (16, 100, 512, 2048)),
+        *(decodes(n, s) for n in (1, 2, 4, 8, 9, 16, 17, 32, 64) for s in (16, 100, 512, 2048)),
         *(prompt(c, x) for c in (0, 64, 512, 2048) for x in (2, 4, 8, 16, 32, 64, 128, 256, 700)),
         *(decodes(n, 256) + prompt(0, x) for n in (4, 16) for x in (33, 200)),
         *(prompt(c, 1024)[:1] for c in (0, 100)),

@@ -1,5 +1,7 @@
 """A fit finds the prices of a machine whose steps it is shown."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,9 @@ from hypothesis import strategies as st
 from kvell.cost.amounts import ModelShape, Reach
 from kvell.cost.fit import MeasuredStep, fit_operators, median_error
 from kvell.cost.least_squares import non_negative, relative_fit
+from kvell.cost.operators import Waves
 from kvell.cost.work import Chunk
-from tests.cost.oracles import SHAPE, oracle, steps_of, unseen
+from tests.cost.oracles import SHAPE, decodes, oracle, steps_of, unseen
 
 SHAPES = (SHAPE, ModelShape((Reach(4),)), ModelShape((Reach(2),), state_layers=2))
 
@@ -21,6 +24,27 @@ def test_steps_that_it_never_saw(shape: ModelShape, tile: int) -> None:
     found = fit_operators(shape, steps_of(machine))
     for work in unseen():
         assert found.step_seconds(work) == pytest.approx(machine.step_seconds(work), rel=0.05)
+
+
+def test_a_jump_behind_a_power_of_two() -> None:
+    """A ninth row that costs as much as eight: libraries change kernels there."""
+    machine = oracle()
+    knots = (*machine.layers.knots[:5], 9, *machine.layers.knots[5:])
+    prices = (*machine.layers.row_seconds[:5], 1e-2, *machine.layers.row_seconds[5:])
+    machine = replace(machine, layers=Waves(1, knots, prices))
+    found = fit_operators(SHAPE, steps_of(machine))
+    for batch in (8, 9, 12):
+        work = decodes(batch, 200)
+        assert found.step_seconds(work) == pytest.approx(machine.step_seconds(work), rel=0.03)
+
+
+def test_sizes_that_were_not_measured_are_between_those_that_were() -> None:
+    machine = oracle()
+    few = [step for step in steps_of(machine) if sum(w.count for w in step.work) in (1, 16, 64)]
+    found = fit_operators(SHAPE, few)
+    assert set(found.layers.knots) == {0, 1, 16, 64}
+    sizes = [found.step_seconds(decodes(n, 100)) for n in (16, 32, 48, 64)]
+    assert np.diff(sizes) == pytest.approx([sizes[1] - sizes[0]] * 3, rel=0.2)
 
 
 def test_tiles_are_found() -> None:

@@ -11,8 +11,9 @@ from kvell.cost.least_squares import relative_fit
 from kvell.cost.operators import Attention, Constants, Operators, Waves, spans
 from kvell.cost.work import Chunk, Work
 
-TOKEN_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-ROW_KNOTS = (0, 1, 4, 16)
+TOKEN_KNOTS = (0, 1, 2, 4, 8, 9, 16, 17, 24, 32, 33, 48, 64, 128, 256, 512)
+ROW_KNOTS = (0, 1, 2, 4, 8, 9, 16, 17, 32)
+"""Where prices may change; behind a power of two a single row may cost a jump."""
 TILES = (1, 8, 16, 32)
 """Rows of a wave that are tried; kernels on CPUs have tiles of some of them, or none to see."""
 TILE_GAIN = 0.9
@@ -54,23 +55,31 @@ def median_error(
 def _fit(
     shape: ModelShape, steps: Sequence[MeasuredStep], tile: int, constant_share: float
 ) -> Operators:
-    matrix = np.asarray([_row(shape.amounts(step.work), tile) for step in steps], np.float64)
+    amounts = [shape.amounts(step.work) for step in steps]
+    tokens = _seen(TOKEN_KNOTS, {each.tokens for each in amounts})
+    rows = _seen(ROW_KNOTS, {each.rows for each in amounts})
+    matrix = np.asarray([_row(each, tile, tokens, rows) for each in amounts], np.float64)
     found = relative_fit(matrix, np.asarray([step.seconds for step in steps])).tolist()
-    tokens, rows = len(TOKEN_KNOTS), len(TOKEN_KNOTS) + len(ROW_KNOTS)
-    pair, read, prompt, step, sequence, scan_round = found[rows:]
+    layers, head = len(tokens), len(tokens) + len(rows)
+    pair, read, prompt, step, sequence, scan_round = found[head:]
     return Operators(
         shape,
-        Waves(tile, TOKEN_KNOTS, tuple(found[:tokens])),
-        Waves(1, ROW_KNOTS, tuple(found[tokens:rows])),
+        Waves(tile, tokens, tuple(found[:layers])),
+        Waves(1, rows, tuple(found[layers:head])),
         Attention(pair, read, prompt),
         Constants(step, sequence, scan_round, constant_share),
     )
 
 
-def _row(amounts: Amounts, tile: int) -> list[float]:
+def _seen(knots: Sequence[int], sizes: set[int]) -> tuple[int, ...]:
+    """A price can change only where steps of that size say so; else what is between is a line."""
+    return tuple(knot for knot in knots if knot == 0 or knot in sizes)
+
+
+def _row(amounts: Amounts, tile: int, tokens: Sequence[int], rows: Sequence[int]) -> list[float]:
     return [
-        *spans(amounts.tokens, tile, TOKEN_KNOTS),
-        *spans(amounts.rows, 1, ROW_KNOTS),
+        *spans(amounts.tokens, tile, tokens),
+        *spans(amounts.rows, 1, rows),
         amounts.pairs,
         amounts.read_tokens,
         amounts.prompts,
