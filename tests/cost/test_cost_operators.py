@@ -73,7 +73,7 @@ class TestParallel:
     @pytest.mark.parametrize("wrong", [{"tensor": 0}, {"pipeline": 0}, {"tensor": 2}])
     def test_devices_need_a_link(self, wrong: dict[str, int]) -> None:
         with pytest.raises(ValueError, match=r"device"):
-            Parallel(**wrong)  # type: ignore[arg-type]
+            Parallel(**wrong)
 
     def test_two_devices_do_not_halve_a_prefill(self) -> None:
         """Amdahl's law: the constant share and the constants stay."""
