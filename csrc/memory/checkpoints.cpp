@@ -10,6 +10,8 @@ constexpr int64_t kCoarseTokens = 2048;
 constexpr int64_t kEndTokens = 64;
 constexpr int64_t kLastWaypoint = 16384;
 constexpr int64_t kWaypointPart = 4;
+constexpr int64_t kDearWaypoint = 8192;
+constexpr int64_t kDearPart = 10;
 
 int64_t aligned(int64_t cut, int64_t alignment) { return cut / alignment * alignment; }
 
@@ -17,7 +19,9 @@ int64_t aligned(int64_t cut, int64_t alignment) { return cut / alignment * align
 int64_t waypoint(const Holder& h, int64_t distance) {
   const int64_t alignment = h.model->alignment, nearest = h.model->waypoint_tokens;
   const int64_t length = prompt_end(h.facts.prompt_tokens, alignment) - distance;
-  return nearest && length >= nearest ? aligned(aligned(length, kCutTokens), alignment) : 0;
+  const bool is_long = h.facts.prompt_tokens >= h.model->waypoint_from;
+  if (!nearest || !is_long || length < nearest) return 0;
+  return aligned(aligned(length, kCutTokens), alignment);
 }
 
 // Bytes of what one resumes from, with windows up to `tokens`, times the model's alignment.
@@ -69,18 +73,22 @@ int64_t prompt_end(int64_t prompt_tokens, int64_t alignment) {
   return aligned(aligned(prompt_tokens, unit), alignment);
 }
 
-int64_t waypoint_tokens(const Groups& groups, const Model& model) {
+void plan_waypoints(const Groups& groups, Model& model) {
   int64_t token_bytes = 0;
   for (const int32_t g : model.own)
     if (groups[g].kind == Kind::kFull)
       token_bytes += model.alignment / groups[g].page_tokens * groups[g].page_bytes;
   const int64_t end_bytes = resume_bytes(groups, model, kNever);
-  if (!token_bytes || !end_bytes) return 0;
+  if (!token_bytes || !end_bytes) return;
   for (int64_t tokens = kCoarseTokens; tokens <= kLastWaypoint; tokens *= 2)
     if (resume_bytes(groups, model, tokens) * kWaypointPart <=
-        std::max(tokens * token_bytes, end_bytes))
-      return tokens;
-  return 0;
+        std::max(tokens * token_bytes, end_bytes)) {
+      model.waypoint_tokens = tokens;
+      return;
+    }
+  // Dear ones, for prompts that take many times as much.
+  model.waypoint_tokens = kDearWaypoint;
+  model.waypoint_from = ceil_div(end_bytes * kDearPart, token_bytes);
 }
 
 void waypoints_of(const Holder& h, std::vector<int64_t>& lengths) {

@@ -13,8 +13,8 @@ struct Cut {
 // The cut that stands for a prompt's end.
 int64_t prompt_end(int64_t prompt_tokens, int64_t alignment);
 
-// Tokens from a prompt's end to its last waypoint; 0 if a model keeps none.
-int64_t waypoint_tokens(const Groups& groups, const Model& model);
+// Which prompts of a model have waypoints, and how far from their ends.
+void plan_waypoints(const Groups& groups, Model& model);
 
 // Lengths on the way of a prompt that are kept like its end.
 void waypoints_of(const Holder& holder, std::vector<int64_t>& lengths);

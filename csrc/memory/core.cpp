@@ -63,7 +63,7 @@ void Core::add_groups(const Groups& groups, const std::vector<std::string>& name
 }
 
 void Core::find_waypoints() {
-  for (auto& [name, model] : models_) model.waypoint_tokens = waypoint_tokens(store_.groups, model);
+  for (auto& [name, model] : models_) plan_waypoints(store_.groups, model);
 }
 
 void Core::rename_slots() {

@@ -72,13 +72,18 @@ void Placer::make_room(int32_t group, int64_t demand, const Counts& left, int64_
 }
 
 // Evicts a cached page, and of those beside it as many as are needed if their large page is
-// in use, the oldest first: the holder then has them side by side.
+// in use, the oldest first: the holder then has them side by side. What is younger stays, unless
+// it is only kept while memory is idle.
 void Placer::evict_beside(int32_t group, int32_t slot, int64_t need) {
   const int32_t id = pool_.large_of(slot);
   if (need == 1 || literal_order_ || !pool_.large(id).used) return evict_page(group, slot);
+  const uint64_t stamp = pool_.page(slot).key.stamp;
   victims_.clear();
-  for (int32_t i = 0; i < pool_.per_large(group); ++i)
-    if (pool_.page(pool_.first_slot(id) + i).cached()) victims_.push_back(pool_.first_slot(id) + i);
+  for (int32_t i = 0; i < pool_.per_large(group); ++i) {
+    const PageRecord& page = pool_.page(pool_.first_slot(id) + i);
+    const bool may_go = rank_of(page.key) < kNormal || page.key.stamp <= stamp;
+    if (page.cached() && may_go) victims_.push_back(pool_.first_slot(id) + i);
+  }
   std::sort(victims_.begin(), victims_.end(), [this](int32_t a, int32_t b) {
     return Entry(pool_.page(a).key, a) < Entry(pool_.page(b).key, b);
   });

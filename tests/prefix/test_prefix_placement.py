@@ -117,6 +117,25 @@ def test_a_page_beside_used_ones_is_evicted_when_no_whole_large_page_may_go(
     assert story.peek([1, 2, 0]) == 1, "the longest prefix of one age went first"
 
 
+def test_what_lies_beside_an_evicted_page_goes_along_only_if_it_is_no_younger(
+    tell: MakeStory,
+) -> None:
+    """Two large pages in use: in one the oldest page and the youngest, in the other one between."""
+    story = tell(pool_of(2, group(1, 3)))
+    story.serve([1])
+    story.next_step()
+    for token in (2, 9):
+        handle = story.open([token])
+        story.compute(handle, 1)
+    story.compute(story.open([3, 3]), 2)
+    story.serve([5])
+    story.next_step()
+    story.close(handle)
+    assert story.check().whole == 0
+    story.compute(story.open([4, 4]), 2)
+    assert [story.peek([token, 0]) for token in (1, 5, 9)] == [0, 0, 1]
+
+
 def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes(
     tell: MakeStory,
 ) -> None:

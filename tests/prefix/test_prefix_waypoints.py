@@ -15,10 +15,10 @@ from tests.prefix.mixes import text
 TOKEN_BYTES = 100
 
 
-def nearest(*others: GroupSpec, full: int = 1) -> int:
+def nearest(*others: GroupSpec, full: int = 1, prompt_tokens: int = 20_000) -> int:
     """Waypoints of a model with so many full groups of 100 bytes a token."""
     groups = [replace(group(16, 1), page_stride_bytes=16 * TOKEN_BYTES)] * full + list(others)
-    return waypoint_tokens(groups, alignment_tokens(groups))
+    return waypoint_tokens(groups, alignment_tokens(groups), prompt_tokens)
 
 
 def state_of(tokens: int) -> GroupSpec:
@@ -73,6 +73,14 @@ def test_or_of_what_is_kept_at_the_prompts_end() -> None:
     assert nearest(window_of(512)) == 2_048
     assert nearest(window_of(1_024, 5)) == 0
     assert nearest(window_of(8_192, 3)) == 2_048
+
+
+def test_dear_ones_are_for_prompts_that_take_ten_times_as_much() -> None:
+    """States of 5,000 tokens, windows of 1,024 tokens five times as large as those of attention."""
+    for dear, tokens in ((state_of(5_000), 50_000), (window_of(1_024, 5), 51_200)):
+        assert nearest(dear, prompt_tokens=tokens - 1) == 0
+        assert nearest(dear, prompt_tokens=tokens) == 8_192
+    assert nearest(full=0, prompt_tokens=1 << 20) == 0
 
 
 def test_a_chunk_counts_whole() -> None:

@@ -27,6 +27,10 @@ LAST_WAYPOINT_TOKENS = 16384
 … as many: what parts from a prompt in its midst finds at least half of how far it is known …"""
 WAYPOINT_PART = 4
 """… if one takes a fourth of what those tokens take, or of what the prompt's end does."""
+DEAR_WAYPOINT_TOKENS = 8192
+"""Where even that one would take more, it lies so many tokens before the end …"""
+DEAR_PART = 10
+"""… of prompts whose keys and values take ten times as much."""
 WORTH_TOKENS = 512
 """A state that saves so many tokens may always displace …"""
 WORTH_PART = 4
@@ -129,8 +133,8 @@ def waypoints(prompt_tokens: int, alignment: int, nearest_tokens: int) -> list[i
     return [_aligned(length // CUT_TOKENS * CUT_TOKENS, alignment) for length in lengths]
 
 
-def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int) -> int:
-    """Tokens from a prompt's end to its last waypoint; 0 if a model is to keep none.
+def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int, prompt_tokens: int) -> int:
+    """Tokens from a prompt's end to its last waypoint; 0 if it is to keep none.
 
     :param groups: of one model; ``alignment`` tokens are whole pages in each of them.
     """
@@ -148,7 +152,7 @@ def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int) -> int:
         if taken <= max(tokens * token_bytes, end_bytes):
             return tokens
         tokens *= 2
-    return 0
+    return DEAR_WAYPOINT_TOKENS if prompt_tokens * token_bytes >= end_bytes * DEAR_PART else 0
 
 
 def _resume_bytes(groups: Sequence[GroupSpec], alignment: int, tokens: int | None) -> int:

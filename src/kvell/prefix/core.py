@@ -273,7 +273,7 @@ class ReferenceCore:
             holder.facts.prompt_tokens,
             holder.matched_tokens,
             alignment,
-            waypoint_tokens(own, alignment),
+            waypoint_tokens(own, alignment, holder.facts.prompt_tokens),
         )
         rows: list[tuple[int, ...]] = []
         spec = self._store.groups[group]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from kvell.pages.demand import may_take_whole
 from kvell.pages.pool import KEEPERS, SHARED, Key, PagePool
 from kvell.prefix.checkpoints import Sort, Usefulness
-from kvell.prefix.evictor import Evictor
+from kvell.prefix.evictor import NORMAL, Evictor
 from kvell.prefix.radix import RadixTree
 
 RUNGS = (
@@ -133,12 +133,21 @@ class Placer:
             raise AssertionError("placement was asked for an infeasible demand")
 
     def _beside(self, group: int, page: int) -> list[int]:
-        """A cached page, and those beside it if its large page is in use: the oldest first."""
-        pool = self._pool
+        """A cached page, and those beside it if its large page is in use: the oldest first.
+
+        What is younger stays, unless it is only kept while memory is idle: beside what a window
+        has left behind may lie what a later prompt resumes from.
+        """
+        pool, keys = self._pool, self._pool.indexed[group]
         large = page // pool.pages_per_large[group]
         if self._literal or not pool.used[large]:
             return [page]
-        return sorted(pool.cached_in(large), key=lambda one: (pool.indexed[group][one], one))
+        going = [
+            one
+            for one in pool.cached_in(large)
+            if keys[one][0] < NORMAL or keys[one][:2] <= keys[page][:2]
+        ]
+        return sorted(going, key=lambda one: (keys[one], one))
 
     def vacate(self, group: int, holder: int) -> int:
         """An empty large page for the holder alone; there is one, or one that may be evicted."""

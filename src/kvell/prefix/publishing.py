@@ -108,8 +108,9 @@ class Publisher:
         """Lengths on the way of a long prompt that a later one may part at."""
         own = [self._store.groups[index] for index in holder.own]
         alignment = alignment_tokens(own)
-        nearest = waypoint_tokens(own, alignment)
-        return waypoints(holder.facts.prompt_tokens, alignment, nearest)
+        prompt_tokens = holder.facts.prompt_tokens
+        nearest = waypoint_tokens(own, alignment, prompt_tokens)
+        return waypoints(prompt_tokens, alignment, nearest)
 
     def _end_step(self, holder: Holder) -> int:
         """When the holder is expected to end: it answers with a token a step."""
