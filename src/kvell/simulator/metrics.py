@@ -171,6 +171,11 @@ class StepMeans:
         """Steps so far."""
         return len(self._all)
 
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """One of each step, in order."""
+        return self._all
+
     def means(self, *, saturated: bool = False) -> Means:
         """Over all steps, or only over those that left a request waiting."""
         samples = [s for s in self._all if s.leaves_waiting or not saturated]
