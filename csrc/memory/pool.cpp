@@ -207,7 +207,7 @@ int32_t Pool::next_empty() {
   return -1;
 }
 
-void Pool::put_back(int32_t id) {
+void Pool::return_empty(int32_t id) {
   if (in_returned_[id]) return;
   in_returned_[id] = true;
   returned_.push(id);
@@ -223,7 +223,7 @@ void Pool::restore(int32_t id) {
   withheld_[id] = false;
   --num_withheld_;
   ++whole_;
-  if (id < next_fresh_) put_back(id);
+  if (id < next_fresh_) return_empty(id);
 }
 
 Pool::Order& Pool::order_of(const LargeRecord& large) {
@@ -443,7 +443,7 @@ void Pool::give_back(int32_t id) {
   std::fill(words, words + words_, 0);
   --claimed_[large.group()];
   large = LargeRecord{};
-  put_back(id);
+  return_empty(id);
 }
 
 Key Pool::youngest(int32_t id) const {

@@ -122,7 +122,7 @@ class Pool {
   void rename_slots(int32_t shift);
   void widen_masks(int32_t words);
   int32_t next_empty();
-  void put_back(int32_t id);
+  void return_empty(int32_t id);
   void list(int32_t id);
   void unlist(int32_t id);
   void use(int32_t id, int32_t count);

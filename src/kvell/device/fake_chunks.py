@@ -25,16 +25,18 @@ _FIRST_ADDRESS = 1 << 40
 class FakeChunks:
     """:class:`kvell.device.chunks.ChunkDevice` whose bytes are asked for by name.
 
+    :param has_bytes: False keeps mappings only, for pools as large as a simulated device's.
     :ivar calls: chunks done so far (ranges, for ``reserve``), by edge.
     """
 
-    def __init__(self, num_chunks: int, chunk_bytes: int = 4096) -> None:
+    def __init__(self, num_chunks: int, chunk_bytes: int = 4096, *, has_bytes: bool = True) -> None:
         self.num_chunks = num_chunks
         self.chunk_bytes = chunk_bytes
         self.calls: dict[Edge, int] = dict.fromkeys(EDGES, 0)
         self._failures: dict[Edge, int] = {}
         self._chunks = [bytearray() for _ in range(num_chunks)]
         self._next_address = _FIRST_ADDRESS
+        self._kept_bytes = chunk_bytes if has_bytes else 0
         self._open = True
         self.home = self._range(num_chunks)
 
@@ -51,7 +53,7 @@ class FakeChunks:
         self._require_open()
         for chunk in uncommitted(self.home, chunks).tolist():
             self._pass("commit")
-            self._chunks[chunk] = bytearray(self.chunk_bytes)
+            self._chunks[chunk] = bytearray(self._kept_bytes)
             self.home.table[chunk] = chunk
 
     def reserve(self, num_positions: int) -> AddressRange:

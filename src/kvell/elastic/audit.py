@@ -66,6 +66,8 @@ def _positions(balloon: Balloon) -> Iterator[str]:
         position = int(balloon.position[chunk])
         if balloon.chunk_at[position] != chunk or chunk not in live:
             yield f"chunk {chunk} is not at position {position}, where it should be"
+    if balloon.activation_chunks != np.count_nonzero(balloon.owner == Owner.ACTIVATION):
+        yield f"activations own other chunks than the {balloon.activation_chunks} in the books"
     if len(live) != np.count_nonzero(balloon.position != NOWHERE):
         yield "positions and chunks count each other differently"
 

@@ -91,14 +91,10 @@ class Balloon:
         self.slots = SlotSpace(num_positions)
         self.owner = np.full(tiling.num_chunks, Owner.KV, np.int8)
         self.owner[committed_chunks:] = Owner.KV if committed_chunks is None else Owner.SYSTEM
+        self.activation_chunks = 0  # that activations own
         self.position = np.full(tiling.num_chunks, NOWHERE, np.int32)
         self.withheld = tiling.withheld(self.owner != Owner.KV)
         self.chunk_at = np.full(num_positions, NOWHERE, np.int32)
-
-    @property
-    def activation_chunks(self) -> int:
-        """Chunks that activations own."""
-        return int(np.count_nonzero(self.owner == Owner.ACTIVATION))
 
     @property
     def uncommitted_chunks(self) -> tuple[int, ...]:
@@ -142,6 +138,14 @@ class Balloon:
             given,
             tuple(sorted(large for large in withheld if not self.withheld[large])),
         )
+
+    def plan_loose(self, count: int, reclaim_order: LongInts) -> Deflation:
+        """As many chunks of KV as can be had, up to ``count``, for a slot that comes later."""
+        most = int(np.count_nonzero(self._candidates(reclaim_order)))
+        given = self._reclaimable(min(count, most), reclaim_order) or ()
+        withheld = {large for chunk in given for large in self.tiling.larges_over(chunk)}
+        lost = tuple(sorted(large for large in withheld if not self.withheld[large]))
+        return Deflation(0, 0, chunks=given, withheld=lost)
 
     def most_slot_chunks(self, reclaim_order: LongInts) -> int:
         """Chunks that the largest slot could have now, if addresses allow it."""
@@ -250,9 +254,13 @@ class Balloon:
             self._own(plan.chunks, Owner.KV)
             self.withheld[list(plan.restored)] = False
             return
+        self.withheld[list(plan.withheld)] = True
         if plan.maps:
             self._settle_maps(plan)
-        self.slots.take(plan.start, plan.count, step)
+        if plan.count:
+            self.slots.take(plan.start, plan.count, step)
+        else:
+            self._own(plan.chunks, Owner.ACTIVATION)
 
     def _settle_maps(self, plan: Deflation) -> None:
         self.slots.retire(plan.retired)
@@ -261,7 +269,6 @@ class Balloon:
         self.position[chunks] = positions
         self.chunk_at[positions] = chunks
         self.slots.fill(positions)
-        self.withheld[list(plan.withheld)] = True
 
     def release(self, start: int, count: int, step: int) -> None:
         """A slot is idle, and stays mapped; ``step`` was the last to touch it."""
@@ -302,8 +309,11 @@ class Balloon:
         self.chunk_at[list(positions)] = NOWHERE
 
     def _own(self, chunks: Sequence[int], owner: Owner) -> None:
-        self.owner[list(chunks)] = owner
-        self.position[list(chunks)] = NOWHERE
+        which = list(chunks)
+        self.activation_chunks -= int(np.count_nonzero(self.owner[which] == Owner.ACTIVATION))
+        self.activation_chunks += len(which) if owner is Owner.ACTIVATION else 0
+        self.owner[which] = owner
+        self.position[which] = NOWHERE
 
 
 def _last(most: int, holds: Callable[[int], bool]) -> int:

@@ -97,6 +97,22 @@ class ElasticMemory:
         address = self.area.address + plan.start * self.device.chunk_bytes
         return Slot(plan.start, count, address, size_bytes)
 
+    def ensure(self, num_chunks: int) -> int:
+        """Let activations own ``num_chunks`` idle chunks, or as many as can be had.
+
+        Nothing is mapped yet.  Returns the idle chunks there are now, which may be more.
+        """
+        idle = self.balloon.idle_chunks
+        if idle >= num_chunks:
+            return idle
+        plan = self.balloon.plan_loose(num_chunks - idle, self._kv.reclaim_order())
+        if plan.withheld:
+            self._kv.withhold(_ints(plan.withheld))
+        self.balloon.settle(plan)
+        self.counts.deflated += len(plan.chunks)
+        self.counts.withheld_large += len(plan.withheld)
+        return idle + len(plan.chunks)
+
     def release(self, slot: Slot, step: int) -> None:
         """The slot's bytes are needed no more; ``step`` was the last to touch them."""
         self.balloon.release(slot.start, slot.num_chunks, step)

@@ -23,6 +23,7 @@ from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Su
 from kvell.engine.request import Request
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import Scheduler
+from kvell.engine.step_memory import StepMemory
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
@@ -38,6 +39,7 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         incarnation: int = 0,
         models: Sequence[ModelRules] = (),
+        memory: StepMemory | None = None,
     ) -> None:
         """:param models: one for each of several models, the first of which has these limits."""
         self.memory = core
@@ -47,7 +49,7 @@ class EngineCore:
         self._rules = {rules.name: rules for rules in models or (own,)}
         self._first = next(iter(self._rules))
         self._incarnation = incarnation
-        self._scheduler = Scheduler(core, limits)
+        self._scheduler = Scheduler(core, limits, memory)
         self._requests: dict[RequestId, Request] = {}
         self._in_flight: StepPlan | None = None
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
@@ -273,7 +275,12 @@ class EngineCore:
             prefix_cache_hits=self._counts["hits"],
             preemptions=self._counts["preempted"],
             finished=dict(self._finished),
-            rungs={**totals.rungs, **self._scheduler.rungs, "refuse": self._finished["refused"]},
+            rungs={
+                **totals.rungs,
+                **self._scheduler.rungs,
+                **self._scheduler.memory.rungs,
+                "refuse": self._finished["refused"],
+            },
             protected_prefixes=self._scheduler.protected.prefixes,
             protected_tokens=self._scheduler.protected.tokens,
             spec_decode_drafts=self._guesses.drafts,

@@ -32,6 +32,7 @@ from kvell.engine.plan_draft import PlanDraft
 from kvell.engine.protected import ProtectedPrefixes
 from kvell.engine.request import NO_HANDLE, Request, RequestState
 from kvell.engine.speculation import Speculation
+from kvell.engine.step_memory import RigidMemory, StepMemory
 from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
 from kvell.vocabulary import StepNumber
 
@@ -51,9 +52,10 @@ MAX_HELD_BACK = 16
 class Scheduler:
     """Queues of requests over one memory core."""
 
-    def __init__(self, core: MemoryCore, limits: Limits) -> None:
+    def __init__(self, core: MemoryCore, limits: Limits, memory: StepMemory | None = None) -> None:
         self.core = core
         self.limits = limits
+        self.memory: StepMemory = memory or RigidMemory(core)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
@@ -74,6 +76,7 @@ class Scheduler:
     def plan(self, step: StepNumber) -> StepPlan:
         """Decide step ``step``; pages are taken, nothing is computed yet."""
         self.core.begin_step(step)
+        self.memory.begin(step)
         self.protected.renew(self.running)
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         self._plan_decodes(draft)
@@ -86,6 +89,7 @@ class Scheduler:
         released, self._released = tuple(self._released), []
         checkpoints = self._checkpoints(draft)
         draft.add_moved(self.core.compact(COMPACT_LARGE_PAGES))
+        self.memory.grant(step, self._tokens(draft), sum(w.num_logits for w in draft.work))
         return StepPlan(
             step,
             released=released,
@@ -99,6 +103,7 @@ class Scheduler:
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         decodes = self._decodes(draft.budget)
+        self.memory.before_decodes([r.num_tokens for r in decodes])
         done = 0
         while done < len(decodes):
             batch = decodes[done:]
@@ -109,6 +114,8 @@ class Scheduler:
             for request in batch[:served]:
                 draft.add_work(request, request.remaining)
             done += served
+            if done < len(decodes) and self.memory.give(len(decodes), len(decodes)):
+                continue
             if done < len(decodes) and self.protected.yield_least():
                 continue
             if done < len(decodes) and self._preempt_youngest(draft) in decodes[done:]:
@@ -129,9 +136,9 @@ class Scheduler:
     def _plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
         """As much of the request's known tokens as budget and memory allow."""
         wanted = request.computed + min(request.remaining, draft.budget)
-        until = self._largest(request, wanted)
+        until = self._largest(request, wanted, draft)
         while until <= request.computed and self.protected.yield_least():
-            until = self._largest(request, wanted)
+            until = self._largest(request, wanted, draft)
         if until < wanted:
             self.rungs["shrink_chunk" if until > request.computed else "defer"] += 1
         if until <= request.computed:
@@ -157,9 +164,13 @@ class Scheduler:
         waits = bool(self.waiting) and len(self.running) < self.limits.max_num_seqs
         return not draft.preempted and not waits and self._speculation.has_room(self.running)
 
-    def _largest(self, request: Request, wanted: int) -> int:
+    def _tokens(self, draft: PlanDraft) -> int:
+        return self.limits.max_num_batched_tokens - draft.budget
+
+    def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
         """How far memory allows, up to ``wanted``; what must be computed at once is not cut."""
-        until = self.core.largest(request.handle, wanted)
+        tokens, rows = self._tokens(draft), len(draft.work)
+        until = self.memory.largest(request.handle, request.computed, wanted, tokens, rows)
         if self.limits.whole_images:
             cut = [s for s, tokens, _ in request.image_rows if s < until < s + tokens]
             until = min([until, *cut])
@@ -229,7 +240,7 @@ class Scheduler:
             model=request.model,
         )
         request.handle, request.computed = handle, self.core.hit_tokens(handle)
-        if self._fits(request) and self._start(request, draft):
+        if self._fits(request, draft) and self._start(request, draft):
             return True
         self.core.close(handle, renew=False)
         request.handle, request.computed = NO_HANDLE, 0
@@ -257,11 +268,12 @@ class Scheduler:
             )
         return True
 
-    def _fits(self, request: Request) -> bool:
+    def _fits(self, request: Request, draft: PlanDraft) -> bool:
         """The whole remaining prompt, beside what every running request needs next."""
         others = _ints(r.handle for r in self.running)
         until = _ints(r.num_tokens + 1 for r in self.running)
         chunk = min(request.remaining, self.limits.min_chunk_tokens)
+        self.memory.before_admission(chunk, self._tokens(draft), len(draft.work))
         return self.core.fits(request.handle, request.num_tokens, chunk, others, until)
 
     def _waits_for_prefix(self, request: Request) -> bool:

@@ -21,6 +21,7 @@ from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Event, Finished, Submit, Tokens
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import MAX_HELD_BACK
+from kvell.engine.step_memory import StepMemory
 from kvell.memory import LayerSpec, MemoryCore
 from kvell.pages.snapshot import PoolTotals
 from kvell.simulator.metered import MeteredCore
@@ -74,6 +75,7 @@ class Replay:
     :param sessions: a turn waits for the one before it (see :class:`Schedule`).
     :param images_in_text: whether an image's tokens are tokens of the prompt.
     :param acceptance: how good the guesses are, if ``limits`` allow any.
+    :param memory: makes what shares the pool with activations, over the core it is given.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Replay:
         sessions: bool = True,
         images_in_text: bool = True,
         acceptance: Acceptance | None = None,
+        memory: Callable[[MemoryCore], StepMemory] | None = None,
     ) -> None:
         self._placed = [placed(row, images_in_text) for row in rows]
         self.requests = [
@@ -102,7 +105,9 @@ class Replay:
         self._memory = MeteredCore(core)
         self._memory.on_advanced = self._look
         self._meter = MemoryMeter(core.layout, layers)
-        self._engine = EngineCore(self._memory, limits, frozenset())
+        self._engine = EngineCore(
+            self._memory, limits, frozenset(), memory=memory and memory(self._memory)
+        )
         self._journaled = JournaledCore(self._engine, journal)
         self._prompts = PromptMaker(rows, images_in_text)
         self._runner = TraceRunner(self._prompts, acceptance)

@@ -1,0 +1,270 @@
+"""Long prompts, then long answers, in virtual time: one pool for KV cache and activations, or two?
+
+See README.md beside this file.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
+from kvell.clock import MonotonicClock
+from kvell.device.fake_chunks import FakeChunks
+from kvell.elastic.arena import ActivationModel
+from kvell.elastic.memory import ElasticMemory
+from kvell.elastic.tiling import Tiling
+from kvell.engine.limits import Limits
+from kvell.engine.plan import StepPlan
+from kvell.engine.step_memory import SharedMemory
+from kvell.memory import LendingCore, MemoryCore, create_core
+from kvell.simulator.activation_bytes import activation_model
+from kvell.simulator.model_cost import model_cost
+from kvell.simulator.profiles import load_profile
+from kvell.simulator.replay import Replay
+from kvell.simulator.rows import TraceRow
+from kvell.simulator.runner import Machine
+from kvell.vocabulary import GIB, MIB
+
+K = 1 << 10
+CHUNK_BYTES = 2 * MIB
+MIN_CHUNK_TOKENS = 1 * K
+"""A request is admitted if chunks of this size would fit: they keep a GPU busy."""
+MAP_SECONDS, UNMAP_SECONDS = 12e-6, 3e-6
+"""Of a chunk on the host, first touch included (cost_table): what moving it costs in a step."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape, memory for KV and activations together, and lengths."""
+
+    shape: str
+    memory_gib: float
+    prompt_tokens: int
+    output_tokens: int
+    requests: int
+
+
+CASES = (
+    Case("llama3-8b", 57, 128 * K, 8 * K, 6),
+    Case("llama3-8b", 36, 128 * K, 8 * K, 4),
+    Case("jamba-mini", 40, 128 * K, 8 * K, 36),
+    Case("llama3-8b", 57, 32 * K, 2 * K, 39),
+    Case("jamba-mini", 40, 32 * K, 2 * K, 120),
+)
+"""57 GiB: what the weights of Llama 3 8B leave of 90 % of an 80 GB card; 40 GiB: what Jamba Mini's
+leave of two.  36 GiB holds one request of Llama's beside the reserve, and two without."""
+
+
+@dataclass
+class Phases:
+    """Where the time went."""
+
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    prefill_seconds: float = 0.0
+    prefill_steps: int = 0
+
+
+@dataclass(frozen=True)
+class WatchedMachine(Machine):
+    """A machine that remembers which steps only decoded, and charges for moving chunks.
+
+    :param moved: (chunks mapped, chunks unmapped) so far.
+    """
+
+    phases: Phases = field(default_factory=Phases)
+    moved: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    seen: list[int] = field(default_factory=lambda: [0, 0])
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Of the profile, and of the balloon's calls."""
+        mapped, unmapped = self.moved()
+        moving = (mapped - self.seen[0]) * MAP_SECONDS + (unmapped - self.seen[1]) * UNMAP_SECONDS
+        self.seen[:] = [mapped, unmapped]
+        seconds = super().step_seconds(plan) + moving
+        if any(work.count > 1 for work in plan.work):
+            self.phases.prefill_seconds += seconds
+            self.phases.prefill_steps += 1
+        else:
+            self.phases.decode_seconds += seconds
+            self.phases.decode_tokens += plan.num_tokens
+            self.phases.decode_steps += 1
+        return seconds
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One side of one case."""
+
+    side: str
+    batch_decoding: float
+    batch_most: int
+    decode_tokens_per_second: float
+    total_tokens_per_second: float
+    seconds: float
+    preemptions: int
+    kv_gib: float
+    reserve_gib: float
+    most_activations_gib: float = 0.0
+    chunks_mapped: int = 0
+    moving_share: float = 0.0
+    planning_ms_per_step: float = 0.0
+
+
+def rows_of(case: Case) -> list[TraceRow]:
+    """Unrelated requests of one length, all there at the start."""
+    return [TraceRow(0.0, case.prompt_tokens, case.output_tokens) for _ in range(case.requests)]
+
+
+def limits_of(case: Case) -> Limits:
+    """The whole longest prompt may be one step, on both sides."""
+    return Limits(
+        max_num_batched_tokens=case.prompt_tokens,
+        max_model_len=case.prompt_tokens + case.output_tokens + 1,
+        min_chunk_tokens=MIN_CHUNK_TOKENS,
+    )
+
+
+def static(case: Case, shape: Shape, need: ActivationModel, hardware: str) -> Figures:
+    """A reserve for the largest step, and what is left for KV."""
+    limits = limits_of(case)
+    reserve_bytes = need.need_bytes(limits.max_num_batched_tokens, limits.max_num_seqs)
+    kv_bytes = int(case.memory_gib * GIB) - reserve_bytes
+    core = create_core(layout_of(shape, kv_bytes))
+    machine = WatchedMachine(
+        load_profile(hardware), model_cost(shape.config, shape.description, ELEMENT_BYTES)
+    )
+    run = _run(case, shape, core, machine)
+    return replace(
+        _figures("static", run, machine), kv_gib=kv_bytes / GIB, reserve_gib=reserve_bytes / GIB
+    )
+
+
+def elastic(case: Case, shape: Shape, need: ActivationModel, hardware: str) -> Figures:
+    """One pool for both."""
+    num_chunks = int(case.memory_gib * GIB) // CHUNK_BYTES
+    layout = layout_of(shape, num_chunks * CHUNK_BYTES)
+    core = create_core(layout)
+    tiled = Tiling(num_chunks, CHUNK_BYTES, layout.large_page_bytes, layout.num_large_pages)
+    memory = ElasticMemory(counting_device(num_chunks), core, tiled)
+    machine = WatchedMachine(
+        load_profile(hardware),
+        model_cost(shape.config, shape.description, ELEMENT_BYTES),
+        moved=lambda: (memory.counts.mapped, memory.counts.unmapped),
+    )
+    shared: list[SharedMemory] = []
+
+    def share(metered: MemoryCore) -> SharedMemory:
+        shared.append(SharedMemory(metered, memory, need))
+        return shared[0]
+
+    run = _run(case, shape, core, machine, share)
+    figures = _figures("elastic", run, machine)
+    counts = memory.counts
+    moving = counts.mapped * MAP_SECONDS + counts.unmapped * UNMAP_SECONDS
+    return replace(
+        figures,
+        kv_gib=layout.pool_bytes / GIB,
+        most_activations_gib=shared[0].most_activation_chunks * CHUNK_BYTES / GIB,
+        chunks_mapped=counts.mapped,
+        moving_share=moving / figures.seconds,
+    )
+
+
+def counting_device(num_chunks: int) -> FakeChunks:
+    """Chunks of no bytes: only their mappings are kept."""
+    return FakeChunks(num_chunks, CHUNK_BYTES, has_bytes=False)
+
+
+def _run(
+    case: Case,
+    shape: Shape,
+    core: LendingCore,
+    machine: Machine,
+    share: Callable[[MemoryCore], SharedMemory] | None = None,
+) -> Replay:
+    run = Replay(
+        core,
+        shape.description.layers,
+        limits_of(case),
+        rows_of(case),
+        "start",
+        machine,
+        MonotonicClock(),
+        memory=share,
+    )
+    run.run()
+    return run
+
+
+def _figures(side: str, run: Replay, machine: WatchedMachine) -> Figures:
+    report, phases = run.report(), machine.phases
+    tokens = sum(request.prompt_tokens for request in run.requests) + report["output_tokens"]
+    return Figures(
+        side,
+        phases.decode_tokens / max(1, phases.decode_steps),
+        report["max_running"],
+        phases.decode_tokens / max(1e-9, phases.decode_seconds),
+        tokens / report["virtual_seconds"],
+        report["virtual_seconds"],
+        report["preemptions"],
+        0.0,
+        0.0,
+        planning_ms_per_step=1e3 * report["wall_seconds"] / report["steps"],
+    )
+
+
+def compare(case: Case, hardware: str) -> tuple[Figures, Figures]:
+    """Both sides of a case."""
+    shape = read_shape(case.shape)
+    need = activation_model(shape.config, shape.description, ELEMENT_BYTES)
+    return static(case, shape, need, hardware), elastic(case, shape, need, hardware)
+
+
+def lines(case: Case, sides: Sequence[Figures]) -> list[str]:
+    """For people."""
+    rigid, free = sides
+    return [
+        f"{case.shape}, {case.memory_gib} GiB, {case.prompt_tokens // K}K in, "
+        f"{case.output_tokens // K}K out, {case.requests} requests: "
+        f"batch {free.batch_decoding / rigid.batch_decoding:.2f}x, "
+        f"decode {free.decode_tokens_per_second / rigid.decode_tokens_per_second:.2f}x, "
+        f"total {free.total_tokens_per_second / rigid.total_tokens_per_second:.2f}x",
+        *(
+            f"  {f.side:8} batch {f.batch_decoding:6.2f} (most {f.batch_most}), decode "
+            f"{f.decode_tokens_per_second:7.1f}/s, total {f.total_tokens_per_second:7.0f}/s, "
+            f"KV {f.kv_gib:.1f} GiB, reserve {f.reserve_gib:.1f} GiB, activations up to "
+            f"{f.most_activations_gib:.1f} GiB, {f.preemptions} preemptions, "
+            f"moving {100 * f.moving_share:.3f} %"
+            for f in sides
+        ),
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hardware", default="a100-80", help="a profile's name")
+    parser.add_argument("--case", type=int, nargs="+", help="only these, by number from 0")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Prints both sides of every case."""
+    args = arguments()
+    found = []
+    for case in [CASES[n] for n in args.case] if args.case else CASES:
+        sides = compare(case, args.hardware)
+        print("\n".join(lines(case, sides)), flush=True)
+        found.append({"case": asdict(case), "sides": [asdict(side) for side in sides]})
+    if args.json:
+        result = {"hardware": args.hardware, "cases": found}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
