@@ -49,9 +49,9 @@ class Case:
 CASES = (
     Case("llama3-8b", 57, 128 * K, 8 * K, 6),
     Case("llama3-8b", 36, 128 * K, 8 * K, 4),
-    Case("jamba-mini", 40, 128 * K, 8 * K, 36),
+    Case("jamba-mini", 40, 128 * K, 8 * K, 18),
     Case("llama3-8b", 57, 32 * K, 2 * K, 39),
-    Case("jamba-mini", 40, 32 * K, 2 * K, 120),
+    Case("jamba-mini", 40, 32 * K, 2 * K, 75),
 )
 """57 GiB: what the weights of Llama 3 8B leave of 90 % of an 80 GB card; 40 GiB: what Jamba Mini's
 leave of two.  36 GiB holds one request of Llama's beside the reserve, and two without."""

@@ -70,6 +70,8 @@ class Scheduler:
         }
         self._finished_outputs: dict[str, tuple[int, int]] = {}
         self._released: list[int] = []
+        if memory is not None and self._speculation.is_on:
+            raise ValueError("guesses have no activations of their own in a shared pool yet")
 
     # ------------------------------------------------------------------ planning
 
@@ -103,7 +105,10 @@ class Scheduler:
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         decodes = self._decodes(draft.budget)
-        self.memory.before_decodes([r.num_tokens for r in decodes])
+        while decodes and not self.memory.before_decodes([r.num_tokens for r in decodes]):
+            if not self.protected.yield_least():
+                self._preempt_youngest(draft)
+                decodes = [r for r in decodes if r.state is RequestState.RUNNING]
         done = 0
         while done < len(decodes):
             batch = decodes[done:]

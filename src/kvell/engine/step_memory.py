@@ -32,8 +32,9 @@ class StepMemory(Protocol):
         """A step is planned; the one before is completed."""
         ...
 
-    def before_decodes(self, lengths: Sequence[int]) -> None:
-        """Requests of these lengths are about to grow by their newest token."""
+    def before_decodes(self, lengths: Sequence[int]) -> bool:
+        """Requests of these lengths are about to grow by their newest token; have they
+        activations?"""
         ...
 
     def give(self, tokens: int, rows: int) -> bool:
@@ -66,8 +67,9 @@ class RigidMemory:
     def begin(self, step: StepNumber) -> None:
         """Nothing to do."""
 
-    def before_decodes(self, lengths: Sequence[int]) -> None:
-        """Nothing to do."""
+    def before_decodes(self, lengths: Sequence[int]) -> bool:
+        """Any number has."""
+        return True
 
     def give(self, tokens: int, rows: int) -> bool:
         """There is no more."""
@@ -98,7 +100,7 @@ class SharedMemory:
         self._layout = core.layout
         self._need = ActivationNeed(model, memory.device.chunk_bytes)
         self._slot: Slot | None = None
-        self._growth_large = 0
+        self._growth_large = self._decodes = 0
         self._step = StepNumber(0)
 
     def begin(self, step: StepNumber) -> None:
@@ -108,16 +110,19 @@ class SharedMemory:
             self._slot = None
         self.memory.tend(self._step)
         self._step = step
+        self._growth_large = self._decodes = 0
 
-    def before_decodes(self, lengths: Sequence[int]) -> None:
+    def before_decodes(self, lengths: Sequence[int]) -> bool:
         """See :class:`StepMemory`; inflation comes before anything cached is evicted."""
         crossing = [
             sum((length - 1) % group.page_tokens == 0 for length in lengths)
             for group in self._layout.groups
             if group.kind is not GroupKind.STATE
         ]
-        self._growth_large = sum(crossing)
-        self._inflate_for(self._growth_large, self._need.chunks(len(lengths), len(lengths)))
+        self._growth_large, self._decodes = sum(crossing), len(lengths)
+        chunks = self._need.chunks(len(lengths), len(lengths))
+        self._inflate_for(self._growth_large, chunks)
+        return self._ensure(chunks) >= chunks
 
     def give(self, tokens: int, rows: int) -> bool:
         """See :class:`StepMemory`."""
@@ -184,7 +189,8 @@ class SharedMemory:
             else:
                 high = middle
         self._share(tokens + low, rows)
-        return computed + low
+        # The chunks that went back and forth may lie under other large pages than before.
+        return self._core.largest(handle, computed + low)
 
     def _reaches(self, handle: int, until: int) -> bool:
         return self._core.largest(handle, until) == until
@@ -196,11 +202,14 @@ class SharedMemory:
         return self._ensure(kept) >= kept
 
     def _kept(self, tokens: int, rows: int) -> int:
-        """Chunks for a step of so many tokens with one request more, and θ."""
+        """Chunks for a step of so many tokens with one request more, and θ if any decodes."""
+        chunks = self._need.chunks(tokens, rows + 1)
+        if not self._decodes:
+            return chunks
         total = self.memory.balloon.tiling.num_chunks
         growth_bytes = self._growth_large * self._layout.large_page_bytes
         growth = -(-growth_bytes // self.memory.device.chunk_bytes)
-        return self._need.chunks(tokens, rows + 1) + threshold_chunks(growth, total)
+        return chunks + threshold_chunks(growth, total)
 
     def _large_pages(self, tokens: int) -> int:
         """Large pages that so many tokens more of one request may fill."""
