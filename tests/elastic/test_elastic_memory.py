@@ -1,0 +1,119 @@
+"""Plans carried out: what the device refuses leaves owners as they were; speculation comes back."""
+
+import numpy as np
+import pytest
+
+from kvell.device.fake_chunks import FakeChunks
+from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory
+from kvell.elastic.tiling import tiling
+from kvell.errors import TryLater
+from kvell.memory import create_core
+from tests.pages.pools import group, pool_of
+from tests.prefix.story import ints
+
+CHUNK_BYTES = 256
+"""One large page of four small ones."""
+
+
+def memory_of(num_chunks: int, committed: int | None = None) -> ElasticMemory:
+    core = create_core(pool_of(num_chunks, group(4, 4)))
+    device = FakeChunks(num_chunks, CHUNK_BYTES)
+    return ElasticMemory(device, core, tiling(num_chunks, CHUNK_BYTES, 256), committed)
+
+
+def fake(memory: ElasticMemory) -> FakeChunks:
+    assert isinstance(memory.device, FakeChunks)
+    return memory.device
+
+
+def empty(memory: ElasticMemory) -> int:
+    """Large pages that KV has, all of them empty here."""
+    return int(np.count_nonzero(memory._kv.reclaim_order() == 1))
+
+
+def test_a_slot_is_an_address_and_a_size_in_whole_chunks() -> None:
+    memory = memory_of(8)
+    slot = memory.grant(600, step=1)
+    assert slot is not None
+    assert (slot.num_chunks, slot.size_bytes) == (3, 768)
+    assert slot.address == memory.area.address + slot.start * CHUNK_BYTES
+    assert empty(memory) == 5
+    memory.release(slot, step=1)
+    again = memory.grant(700, step=2)
+    assert again == slot and memory.counts.mapped == 3, "what stayed mapped is reused"
+    assert memory.audit() == []
+
+
+def test_a_mapping_that_is_refused_leaves_everything_as_it_was() -> None:
+    memory = memory_of(8)
+    fake(memory).fail("map", after=2)
+    assert memory.grant(1000, step=1) is None
+    assert (empty(memory), memory.balloon.activation_chunks, memory.counts.refused) == (8, 0, 1)
+    assert memory.audit() == []
+    assert memory.grant(1000, step=1) is not None
+
+
+def test_more_than_there_is_is_refused() -> None:
+    memory = memory_of(4)
+    assert memory.grant(5 * CHUNK_BYTES, step=1) is None
+    assert memory.ensure(9) == 4 and empty(memory) == 0
+
+
+def test_chunks_can_be_had_before_a_slot_is() -> None:
+    memory = memory_of(8)
+    assert memory.ensure(3) == 3 and memory.ensure(2) == 3
+    assert memory.counts.mapped == 0 and empty(memory) == 5
+    slot = memory.grant(3 * CHUNK_BYTES, step=1)
+    assert slot is not None and memory.counts.deflated == 3
+    assert memory.audit() == []
+
+
+def test_unmapping_waits_for_the_fence_and_is_tried_again() -> None:
+    memory = memory_of(8)
+    slot = memory.grant(4 * CHUNK_BYTES, step=5)
+    assert slot is not None
+    memory.release(slot, step=5)
+    assert memory.inflate(3) == 3
+    assert memory.tend(4) == 0
+    fake(memory).fail("unmap", after=1)
+    assert memory.tend(5) == 1
+    assert memory.audit() == []
+    assert memory.tend(5) == 2
+    assert memory.counts.unmapped == 3
+
+
+def test_what_is_given_ahead_is_bounded_and_comes_back_if_nobody_used_it() -> None:
+    memory = memory_of(8)
+    slot = memory.grant(6 * CHUNK_BYTES, step=1)
+    assert slot is not None
+    memory.release(slot, step=1)
+    mapped = memory.counts.mapped
+    assert memory.inflate_ahead(4) == 4
+    core = memory._kv
+    handle = core.open(ints([1] * 16), "")
+    core.claim(handle, 16)
+    for _ in range(3):  # the first two large pages are KV's own
+        core.grow(ints([handle]), ints([16]))
+    other = [core.open(ints([n] * 16), "") for n in (2, 3)]
+    for each in other:
+        core.claim(each, 16)
+        core.grow(ints([each]), ints([16]))
+    assert memory.return_unused() == 3, "one of four is used by now"
+    assert memory.balloon.idle_chunks == 5
+    assert (memory.counts.ahead, memory.counts.ahead_returned) == (4, 3)
+    assert memory.grant(5 * CHUNK_BYTES, step=2) is not None
+    assert memory.counts.mapped == mapped, "their positions had never been unmapped"
+    assert memory.audit() == []
+    assert AHEAD_BYTES == 50 << 20
+
+
+def test_the_warmer_gives_what_it_got_to_kv_even_if_it_is_cut_short() -> None:
+    memory = memory_of(8, committed=2)
+    assert empty(memory) == 2
+    assert memory.warm(2) == 2 and empty(memory) == 4
+    fake(memory).fail("commit", after=1)
+    with pytest.raises(TryLater):
+        memory.warm(4)
+    assert empty(memory) == 5
+    assert memory.warm(99) == 3 and memory.warm(1) == 0
+    assert memory.audit() == []
