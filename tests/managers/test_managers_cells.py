@@ -20,6 +20,7 @@ from bench.managers.matrix import Setting, missing
 from bench.managers.ours import digest, outcome
 from bench.managers.store import Store, fingerprint
 from bench.managers.theirs import PEER_SHAPES
+from bench.managers.verdicts import comparisons, verdicts
 from bench.replay.shapes import read_shape
 from kvell.memory import longest_request, plan_layout
 from kvell.simulator.replay import RequestFigures
@@ -101,11 +102,18 @@ class TestOurs:
         assert found["paged"]["short_of_memory"] > 0
         assert found["kvell"]["steps"] <= found["paged"]["steps"]
 
-    def test_full_attention_decides_as_paged_does(self) -> None:
-        shape = read_shape("llama3-8b")
+    @pytest.mark.parametrize("name", SHAPES)
+    def test_every_shape_runs_under_every_manager(self, name: str) -> None:
+        shape = read_shape(name)
         memory = memory_bytes(shape, self.ROWS, 8)
-        kvell, paged = (outcome(shape, self.ROWS, memory, name) for name in ("kvell", "paged"))
-        assert kvell["decisions"] == paged["decisions"]
+        found = {manager: outcome(shape, self.ROWS, memory, manager) for manager in OURS}
+        (compared,) = comparisons(
+            {Cell(name, "azure-2023-code", 8, manager): one for manager, one in found.items()},
+            {name: kinds(shape)},
+        )
+        told = verdicts([compared])
+        assert not any(one.missed for one in (told[0], told[1], told[-1]))
+        assert found["kvell"]["requests_finished"] == len(self.ROWS)
 
     def test_too_little_memory_is_refused_with_a_reason(self) -> None:
         found = outcome(read_shape("llama3-8b"), self.ROWS, 1 << 16, "kvell")

