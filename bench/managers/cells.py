@@ -8,7 +8,7 @@ from typing import Any
 from bench.managers.theirs import PEER_SHAPES
 from bench.replay.shapes import PLANNED_BYTES, Shape
 from kvell.engine.limits import Limits
-from kvell.memory import GroupKind, LayerSpec, longest_request, plan_layout, request_bytes
+from kvell.memory import GroupKind, LayerSpec, Manager, longest_request, plan_layout, request_bytes
 from kvell.simulator.rows import TraceRow
 
 SHAPES = (
@@ -44,10 +44,13 @@ TRACES = {
 """Requests of each trace; those that take least time first."""
 SIZES = (8, 16, 32)
 """Memory, in mean requests."""
-OURS = ("kvell", "jenga", "paged", "max-page", "static")
+OURS: tuple[Manager, ...] = ("kvell", "jenga", "paged", "max-page", "static")
 VLLM = {"vllm": 0, "vllm-dense": None}
 """vLLM's two settings of ``prefix_cache_retention_interval``."""
-MANAGERS = (*OURS, *VLLM)
+IDEAL = "ideal"
+"""A packer without pages, as a bound: on traces that share nothing, since it caches nothing."""
+WITHOUT_REUSE = ("azure-2023-code", "azure-2023-conv")
+MANAGERS = (*OURS, *VLLM, IDEAL)
 IMAGE_KINDS = frozenset({GroupKind.VISION})
 """Kinds that hold nothing while there are no images."""
 
@@ -86,8 +89,14 @@ def cells(
         for shape in (one for one in SHAPES if one in (shapes or SHAPES)):
             for size in (one for one in SIZES if one in (sizes or SIZES)):
                 for manager in (one for one in MANAGERS if one in (managers or MANAGERS)):
-                    if manager in OURS or shape in PEER_SHAPES:
+                    if _is_asked(manager, shape, trace):
                         yield Cell(shape, trace, size, manager)
+
+
+def _is_asked(manager: str, shape: str, trace: str) -> bool:
+    if manager == IDEAL:
+        return trace in WITHOUT_REUSE
+    return manager in OURS or shape in PEER_SHAPES
 
 
 def memory_bytes(shape: Shape, rows: Sequence[TraceRow], size: int) -> int:

@@ -17,7 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from bench.managers.bound import bound
 from bench.managers.cells import (
+    IDEAL,
     MANAGERS,
     SHAPES,
     SIZES,
@@ -94,6 +96,8 @@ def run_cell(setting: Setting, cell: Cell) -> dict[str, Any]:
     """Replay one cell."""
     shape, rows = shape_of(cell.shape), rows_of(setting, cell.trace)
     memory = bytes_of(setting, cell.shape, cell.trace, cell.size)
+    if cell.manager == IDEAL:
+        return bound(shape, rows, memory)
     if cell.manager not in VLLM:
         return outcome(shape, rows, memory, cell.manager)  # type: ignore[arg-type]
     if setting.vllm is None:

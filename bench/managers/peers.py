@@ -30,7 +30,7 @@ LEAST_BATCH = {"nemotron-h-8b": 47, "qwen3-next": 80, "gemma3-27b": 48, "jamba-m
 SLOW_US, OF_SLOW, OF_FAST = 20.0, 1 / 10, 1 / 3
 """Where vLLM's manager takes so long for a request and step, ours takes so much of it at most."""
 US = "manager_us_per_request_step"
-EVERY_REQUEST = 1 << 20
+QUICK_REQUESTS = 60
 
 Figures = Mapping[str, Any]
 
@@ -102,7 +102,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             if (args.shape and row.shape not in args.shape) or row.trace in (args.without or ()):
                 continue
             shape, path = read_shape(row.shape), args.traces / f"{row.trace}.jsonl.gz"
-            rows = read_trace(path, None if args.whole else REQUESTS[row.trace])
+            limit = None if args.whole else QUICK_REQUESTS if args.quick else REQUESTS[row.trace]
+            rows = read_trace(path, limit)
             memory = row.memory_gib * GIB
             ours, theirs = [], {order: [] for order in orders}  # type: ignore[var-annotated]
             for turn in range(args.repeats):
@@ -124,7 +125,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--without", action="append", choices=REQUESTS, help="not this trace")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each; the best time counts")
     parser.add_argument("--orders", action="store_true", help="vLLM in both orders of scheduling")
-    parser.add_argument("--whole", action="store_true", help="whole traces")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--whole", action="store_true", help="whole traces")
+    size.add_argument("--quick", action="store_true", help="60 requests of each")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     return parser.parse_args()
 

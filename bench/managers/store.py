@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.managers.cells import OURS, Cell
+from bench.managers.cells import VLLM, Cell
 
 CACHE = Path(".cache", "managers")
 DECIDING = (
@@ -56,7 +56,7 @@ class Store:
 
     def path(self, cell: Cell) -> Path:
         """Where a cell's result lies, or will."""
-        sources = self._ours if cell.manager in OURS else self._theirs
+        sources = self._theirs if cell.manager in VLLM else self._ours
         return self._directory / sources / f"{cell.name}.json"
 
     def get(self, cell: Cell, memory_bytes: int | None = None) -> dict[str, Any] | None:

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from bench.managers.bound import bound
 from bench.managers.cells import (
+    IDEAL,
     OURS,
     SHAPES,
     SIZES,
     TRACES,
+    VLLM,
+    WITHOUT_REUSE,
     Cell,
     cells,
     kinds,
@@ -35,9 +39,14 @@ class TestCells:
         assert len(ours) == len(SHAPES) * len(TRACES) * len(SIZES) * len(OURS) == 1500
 
     def test_vllm_on_the_peers_shapes_in_both_settings(self) -> None:
-        theirs = [cell for cell in cells() if cell.manager not in OURS]
+        theirs = list(cells(managers=tuple(VLLM)))
         assert len(theirs) == len(PEER_SHAPES) * len(TRACES) * len(SIZES) * 2
         assert {cell.shape for cell in theirs} == set(PEER_SHAPES)
+
+    def test_a_bound_where_nothing_is_shared(self) -> None:
+        bounds = list(cells(managers=[IDEAL]))
+        assert {cell.trace for cell in bounds} == set(WITHOUT_REUSE)
+        assert len(bounds) == len(SHAPES) * len(SIZES) * 2
 
     def test_a_comparison_is_finished_before_the_next_begins(self) -> None:
         places = [cell.place for cell in cells()]
@@ -101,6 +110,14 @@ class TestOurs:
         assert {one["requests_finished"] for one in found.values()} == {12}
         assert found["paged"]["short_of_memory"] > 0
         assert found["kvell"]["steps"] <= found["paged"]["steps"]
+
+    @pytest.mark.parametrize("name", ["gemma3-27b", "nemotron-h-8b", "llama3-8b"])
+    def test_nobody_is_faster_than_a_packer_without_pages(self, name: str) -> None:
+        shape = read_shape(name)
+        memory = memory_bytes(shape, self.ROWS, 8)
+        ideal = bound(shape, self.ROWS, memory)
+        assert ideal["requests_finished"] == len(self.ROWS)
+        assert ideal["steps"] <= outcome(shape, self.ROWS, memory, "kvell")["steps"]
 
     @pytest.mark.parametrize("name", SHAPES)
     def test_every_shape_runs_under_every_manager(self, name: str) -> None:

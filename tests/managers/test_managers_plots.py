@@ -65,6 +65,9 @@ class TestPage:
         named = {part.split(")")[0] for part in text.split("](managers_")[1:]}
         assert named == {"peers.json", "batch.png", "memory.png", "hits.png", "azure-2023-conv.png"}
 
+    def test_without_cells_nothing_is_said_of_them(self) -> None:
+        assert "By manager" not in plots.page("", "", [])
+
     def test_hit_rates_by_number_of_articles(self) -> None:
         found: plots.Hits = {"one at a time": {"kvell": [(1, 0.8), (2, 0.25)]}}
         assert plots.hits_table(found).splitlines() == [

@@ -11,7 +11,7 @@ from bench.managers.report import printed, written
 from bench.managers.verdicts import Comparison, Verdict, comparisons, refusals, verdicts
 from tests.managers.outcomes import MIXED, PLACE, PLAIN, compared, ran
 
-RUNS, STEPS, FEWER, HITS, SAME = range(5)
+RUNS, STEPS, FEWER, COULD, HITS, SAME = range(6)
 
 
 def judged(*cells: Comparison) -> list[Verdict]:
@@ -86,6 +86,23 @@ class TestFewer:
     def test_who_cannot_run_it_is_beaten(self) -> None:
         gone = {"refused": "no room"}
         assert judged(compared(paged=ran(110), max_page=gone, kvell=ran(100)))[FEWER].holds
+
+
+class TestWhereAnIdealPackerIsAhead:
+    @pytest.mark.parametrize(("ideal", "asked"), [(97, 1), (98, 0)])
+    def test_only_those_cells_are_asked(self, ideal: int, asked: int) -> None:
+        assert judged(compared(ideal=ran(ideal)))[COULD].compared == asked
+
+    def test_without_an_ideal_nothing_is_known(self) -> None:
+        assert judged(compared(paged=ran(200)))[COULD].compared == 0
+
+    def test_ours_must_be_ahead_there_too(self) -> None:
+        assert not judged(compared(ideal=ran(90)))[COULD].holds
+        assert judged(compared(ideal=ran(90), kvell=ran(95)))[COULD].holds
+
+    def test_the_ideal_is_nobody_to_beat(self) -> None:
+        assert judged(compared(ideal=ran(10, hit_rate=0.9)))[STEPS].holds
+        assert judged(compared(ideal=ran(10, hit_rate=0.9)))[HITS].holds
 
 
 class TestHits:
