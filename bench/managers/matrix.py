@@ -41,6 +41,7 @@ from kvell.simulator.rows import TraceRow
 from kvell.simulator.trace import read_trace
 
 RESULTS = Path("bench", "results", "managers.json")
+QUICK_RESULTS = Path("bench", "results", "managers_quick.json")
 QUICK_REQUESTS = 60
 MOST_PROCESSES = 2
 SAMPLE_EVERY = 64
@@ -148,7 +149,7 @@ def found(store: Store, asked: Iterable[Cell]) -> dict[Cell, dict[str, Any]]:
     return {cell: result for cell, result in results if result is not None}
 
 
-def report(results: Mapping[Cell, dict[str, Any]], out: Path | None) -> bool:
+def report(results: Mapping[Cell, dict[str, Any]], out: Path) -> bool:
     """Print what holds, write every figure; does all hold?"""
     by_shape = {name: kinds(shape_of(name)) for name in {cell.shape for cell in results}}
     compared = comparisons(results, by_shape)
@@ -156,8 +157,7 @@ def report(results: Mapping[Cell, dict[str, Any]], out: Path | None) -> bool:
     console = Console(width=140)
     for table in printed(compared, told):
         console.print(table)
-    if out is not None:
-        out.write_text(written(results, compared, told))
+    out.write_text(written(results, compared, told))
     return all(one.holds for one in told)
 
 
@@ -173,7 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="60 requests of each trace")
     parser.add_argument("--processes", type=int, choices=range(1, MOST_PROCESSES + 1), default=1)
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
     return parser.parse_args()
 
 
@@ -189,7 +189,8 @@ def main() -> None:
         todo = list(missing(setting, store, asked))
         run(setting, store, todo, args.processes)
     try:
-        holds = report(found(store, asked), None if args.quick else args.out)
+        out = args.out or (QUICK_RESULTS if args.quick else RESULTS)
+        holds = report(found(store, asked), out)
     except ChangeSomething as error:
         raise SystemExit(str(error)) from error
     print("all holds" if holds else "something does not hold")
