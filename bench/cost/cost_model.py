@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from bench.cost.shapes import NAMES, model_path
-from bench.engine import machine
+from bench import machine
 from kvell.calibration.measure import QUANTILE
 from kvell.calibration.rig import Rig
 from kvell.calibration.run import Outcome, calibrate

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.cost.shapes import NAMES, VOCAB_SIZE, model_path
-from bench.engine import machine
+from bench import machine
 from kvell.calibration.serving import server
 from kvell.load.arrivals import retimed
 from kvell.models.progress import Progress

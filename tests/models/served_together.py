@@ -65,7 +65,7 @@ class Together:
         )
         beside = [ServedModel(name, one) for name, one in self.recorders.items() if name != "m0"]  # type: ignore[arg-type]
         self.engine: Engine = build_engine(self.recorders["m0"], "m0", options, beside=beside)  # type: ignore[arg-type]
-        self.engine._runner = self.watched = Watched(self.engine._runner)
+        self.engine.runner = self.watched = Watched(self.engine.runner)
         self.answers: dict[str, Answer] = {}
         self.models: dict[str, str] = {}
 
