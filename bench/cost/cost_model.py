@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.cost.shapes import NAMES, model_path
 from bench import machine
+from bench.cost.shapes import NAMES, model_path
 from kvell.calibration.measure import QUANTILE
 from kvell.calibration.rig import Rig
 from kvell.calibration.run import Outcome, calibrate

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.cost.shapes import NAMES, VOCAB_SIZE, model_path
 from bench import machine
+from bench.cost.shapes import NAMES, VOCAB_SIZE, model_path
 from kvell.calibration.serving import server
 from kvell.load.arrivals import retimed
 from kvell.models.progress import Progress
