@@ -63,7 +63,6 @@ class Pass {
       const DecoderLayer& layer = decoder_.layers[index];
       const bool last = index + 1 == layers;
       before(team, self, layer);
-      if (!seam(team, self, Seam::after_kv_write, index)) return;
       if (!seam(team, self, Seam::before_attend, index)) return;
       attend(team, self, layer);
       if (!seam(team, self, Seam::after_attend, index)) return;

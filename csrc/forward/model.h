@@ -73,7 +73,8 @@ struct Step {
 };
 
 // Called at the seams of every layer, by the thread that called `forward`, while the others wait.
-enum class Seam : int { after_kv_write = 0, before_attend = 1, after_attend = 2 };
+// Before attention keys and values are in their pages and the queries known.
+enum class Seam : int { before_attend = 0, after_attend = 1 };
 struct SeamHook {
   virtual ~SeamHook() = default;
   virtual void operator()(Seam seam, int layer) = 0;  // may throw

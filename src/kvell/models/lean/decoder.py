@@ -125,12 +125,20 @@ class LeanDecoder:
             for size in (self._dtype.itemsize,)
             for start in self._forward.attention_offsets(tokens, rows)
         )
-        seams: tuple[Callable[[int], None], ...] = (
+        written, before, after = (
             callbacks.after_kv_write,
-            lambda layer: callbacks.before_attend(layer, query),
-            lambda layer: callbacks.after_attend(layer, output),
+            callbacks.before_attend,
+            callbacks.after_attend,
         )
-        return lambda seam, layer: seams[seam](layer)
+
+        def hook(is_attended: int, layer: int) -> None:
+            if is_attended:
+                after(layer, output)
+            else:
+                written(layer)
+                before(layer, query)
+
+        return hook
 
     def _build(self, recipe: DecoderRecipe, instruction_set: str) -> "_forward.Forward":
         from kvell.models import _forward
