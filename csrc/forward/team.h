@@ -4,7 +4,7 @@
 //
 // One parallel region holds the whole pass: waking threads once for every operator would cost
 // a small model as much as its weights do. Whoever waits looks for some microseconds and then
-// gives its core away between looks, so a neighbour on the same cores costs its share only.
+// sleeps, so that a neighbour on the same cores costs its share and not everything.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -13,7 +13,13 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#include <sched.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <thread>
+#endif
 
 namespace kvell {
 
@@ -34,23 +40,42 @@ class Team {
 
   // Returns when all are here; what each wrote before is then seen by all.
   void meet() {
-    const int64_t phase = phase_.load(std::memory_order_relaxed);
+    const int32_t phase = phase_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return wait(phase);
     arrived_.store(0, std::memory_order_relaxed);
     next_.store(size_, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+    phase_.store(phase + 1);  // before it asks who sleeps: see sleep
+    if (sleepers_.load() > 0) wake();
   }
 
  private:
-  static constexpr int kLooks = 4000;
+  static constexpr int kLooks = 2000;
 
-  void wait(int64_t phase) const {
-    for (int looks = 0; phase_.load(std::memory_order_acquire) == phase; ++looks) {
-      if (looks < kLooks)
-        pause();
-      else
-        sched_yield();
+  void wait(int32_t phase) {
+    for (int looks = 0; looks < kLooks; ++looks) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      pause();
     }
+    while (phase_.load() == phase) sleep(phase);
+  }
+
+  // Whoever ends the phase either sees this sleeper, or has ended it before the system looks
+  // at `phase_` once more, and then nobody sleeps.
+  void sleep(int32_t phase) {
+#if defined(__linux__)
+    sleepers_.fetch_add(1);
+    syscall(SYS_futex, &phase_, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0);
+    sleepers_.fetch_sub(1);
+#else
+    (void)phase;
+    std::this_thread::yield();
+#endif
+  }
+
+  void wake() {
+#if defined(__linux__)
+    syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, size_, nullptr, nullptr, 0);
+#endif
   }
 
   static void pause() {
@@ -62,7 +87,8 @@ class Team {
   const int size_;
   alignas(64) std::atomic<int64_t> next_;
   alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int64_t> phase_{0};
+  alignas(64) std::atomic<int32_t> phase_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
 };
 
 // How many threads a pass has; 0 asks for OpenMP's number.
