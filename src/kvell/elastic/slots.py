@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 
 
 class SlotState(IntEnum):
@@ -106,8 +107,9 @@ class SlotSpace:
         if not found:
             return None
         _, _, start = min(found)
-        missing = [p for p in range(start, start + count) if self.state_of(p) is SlotState.BARE]
-        return Placement(start, count, tuple(missing))
+        bare = [s for s in self._segments if s.state is SlotState.BARE]
+        missing = [range(max(s.start, start), min(s.end, start + count)) for s in bare]
+        return Placement(start, count, tuple(chain.from_iterable(missing)))
 
     def oldest_idle(self, outside: Placement) -> Iterator[int]:
         """Idle positions beside a placement, those of the longest unused segments first."""
