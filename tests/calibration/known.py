@@ -1,5 +1,6 @@
 """A tiny model in an engine whose steps take as long as a known machine says."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +62,7 @@ def known(
 
     :param computes: False leaves forward passes out.
     """
-    module = tiny_module(architecture)
+    module = copy.deepcopy(tiny_module(architecture))
     description = describe(module.config, 4)
     make = PagedModel if computes else IdleModel
     model = make(module, description, choose_kernels(torch.device("cpu")))

@@ -50,7 +50,7 @@ def test_a_server_is_asked_and_ends() -> None:
     with server([sys.executable, str(Path(__file__).with_name("fake_server.py"))]) as url:
         found = measure_serving(url, 200, quiet, rounds=1)
     assert [one.batch for one in found] == list(BATCHES)
-    assert all(one.ttft_seconds > 0 and one.tpot_seconds > 0 for one in found)
+    assert all(one.ttft_seconds > 0 and one.tpot_seconds >= 0 for one in found)
 
 
 def test_a_server_that_does_not_start() -> None:

@@ -263,7 +263,7 @@ def test_guesses_after_a_dropped_prompt_change_nothing(drafter: str | None) -> N
             events = served.engine.step()
             tokens += [t for e in events if isinstance(e, Tokens) for t in e.token_ids]
         outputs.append(tokens)
-        assert (served.engine.core._counts["draft_tokens"] > 0) == (guesses > 0)
+        assert (served.engine.core.stats().spec_decode_draft_tokens > 0) == (guesses > 0)
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 60
 

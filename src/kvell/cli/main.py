@@ -31,7 +31,6 @@ def root() -> None:
 
     \b
     Try:  kvell generate --prompt "What is a page?"
-          kvell chat
           kvell plan --kv-memory 2GiB
           kvell replay --trace chat --model llama3-8b --kv-memory 16GiB --timeline kvell.jsonl
           kvell plot kvell.jsonl --out memory.png
