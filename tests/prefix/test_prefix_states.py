@@ -1,6 +1,6 @@
 """States: where they are kept, at what rank, and who can resume from them."""
 
-from kvell.prefix.checkpoints import Sort, Usefulness, cuts, worth_tokens
+from kvell.prefix.checkpoints import Sort, Usefulness, cuts, is_worth_displacing
 from kvell.prefix.evictor import COARSE, NORMAL, SPARE
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.conftest import MakeRehearsal
@@ -111,12 +111,14 @@ def test_decoding_makes_no_cut_but_every_512_tokens() -> None:
 
 
 def test_a_state_may_displace_what_its_tokens_are_worth() -> None:
-    """Half of the tokens that its bytes would hold; 512 where there is no attention beside it."""
+    """512 tokens saved always are; fewer when a fourth of the state's bytes would hold them."""
     layout = pool_of(4, group(16, 16), state(2, 1))
     tokens, both = layout.groups[0], layout.groups
     assert tokens.page_stride_bytes / 16 == layout.large_page_bytes / 256
-    assert worth_tokens(both[1], both) == 256
-    assert worth_tokens(both[1], both[1:]) == 512
+    assert not is_worth_displacing(both[1], both, 127)
+    assert is_worth_displacing(both[1], both, 128)
+    assert is_worth_displacing(both[1], both[1:], 512)
+    assert not is_worth_displacing(both[1], both[1:], 511)
 
 
 # ------------------------------------------------------------------------- behaviour

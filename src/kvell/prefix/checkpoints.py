@@ -10,7 +10,6 @@ again; and it may displace older pages if the tokens it saves are worth its byte
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import count, takewhile
-from math import ceil
 
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.prefix.evictor import COARSE, NORMAL, SPARE
@@ -32,10 +31,10 @@ DEAR_WAYPOINT_TOKENS = 8192
 """Where even that one would take more, it lies so many tokens before the end …"""
 DEAR_PART = 10
 """… of prompts whose keys and values take ten times as much."""
-WORTH_PART = 2
-"""A state that saves half of the tokens whose keys and values fill as many bytes may displace …"""
 WORTH_TOKENS = 512
-"""… or so many where there is no attention to compare with."""
+"""A state that saves so many tokens may always displace …"""
+WORTH_PART = 4
+"""… and one that saves a fourth of the tokens whose keys and values fill as many bytes."""
 USED_PART = 8
 """States of a sort count like other pages while one in so many is used before it is evicted."""
 TRIAL = 64
@@ -170,18 +169,15 @@ def _resume_bytes(groups: Sequence[GroupSpec], alignment: int, tokens: int | Non
     return found
 
 
-def worth_tokens(group: GroupSpec, groups: Sequence[GroupSpec]) -> int:
-    """Fewest tokens that a state must save to displace what was used longer ago.
-
-    :param groups: of its model, ``group`` among them.
-    """
+def is_worth_displacing(group: GroupSpec, groups: Sequence[GroupSpec], saved_tokens: int) -> bool:
+    """May a state that saves ``saved_tokens`` displace what was used longer ago?"""
+    state_bytes = group.page_stride_bytes * group.slices
     token_bytes = sum(
         other.page_stride_bytes / other.page_tokens
         for other in groups
         if other.kind is GroupKind.FULL
     )
-    state_bytes = group.page_stride_bytes * group.slices
-    return ceil(state_bytes / token_bytes / WORTH_PART) if token_bytes else WORTH_TOKENS
+    return saved_tokens >= WORTH_TOKENS or saved_tokens * token_bytes * WORTH_PART >= state_bytes
 
 
 def _on_the_way(start: int, end: int) -> Iterator[int]:

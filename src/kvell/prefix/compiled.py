@@ -10,7 +10,7 @@ from dataclasses import replace
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix import _core
-from kvell.prefix.checkpoints import worth_tokens
+from kvell.prefix.checkpoints import WORTH_TOKENS, is_worth_displacing
 from kvell.prefix.placement import RUNGS
 from kvell.prefix.policies import policy_of
 from kvell.prefix.store import check_new_groups
@@ -115,6 +115,12 @@ def _rules(group: GroupSpec, own: Sequence[GroupSpec]) -> Rules:
         group.counts_images,
         group.holds_embeddings,
         group.page_stride_bytes,
-        worth_tokens(group, own),
+        _worth_tokens(group, own),
         group.model,
     )
+
+
+def _worth_tokens(group: GroupSpec, own: Sequence[GroupSpec]) -> int:
+    """Fewest tokens that a state of the group must save to displace what is cached."""
+    saved = range(WORTH_TOKENS)
+    return next((n for n in saved if is_worth_displacing(group, own, n)), WORTH_TOKENS)

@@ -11,7 +11,7 @@ from kvell.pages.demand import feasible
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.pool import NO_GROUP
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
-from kvell.prefix.checkpoints import cuts, waypoint_tokens, worth_tokens
+from kvell.prefix.checkpoints import cuts, is_worth_displacing, waypoint_tokens
 from kvell.prefix.compaction import Compactor
 from kvell.prefix.evictor import COARSE, EvictionRule, LeastRecentlyUsed
 from kvell.prefix.facts import Images, facts_of
@@ -277,10 +277,10 @@ class ReferenceCore:
         )
         rows: list[tuple[int, ...]] = []
         spec = self._store.groups[group]
-        worth = worth_tokens(spec, own)
         ranked = [(self._store.usefulness.rank(sort), cut, sort) for cut, sort in positions]
         for asked, cut, sort in sorted(ranked, reverse=True):
-            rank = asked if cut - holder.hit_tokens >= worth else min(asked, COARSE)
+            worth = is_worth_displacing(spec, own, cut - holder.hit_tokens)
+            rank = asked if worth else min(asked, COARSE)
             limit = self._store.rule.key(rank, self._store.step, 1 << 31)
             pages = self._store.placer.keep(group, spec.slices, rank, limit)
             if pages is not None:
