@@ -32,12 +32,12 @@ def model_path(name: str, cache_dir: Path, work_dir: Path, progress: Progress = 
     return path
 
 
-def gemma3_270m() -> Any:
-    """Gemma-3-270M: 15 sliding layers of 512 tokens, 3 full; the vocabulary is SmolLM2's."""
+def gemma3_270m(vocab_size: int = VOCAB_SIZE) -> Any:
+    """Gemma-3-270M but for the vocabulary: 15 sliding layers of 512 tokens, 3 full."""
     from transformers import Gemma3TextConfig
 
     return Gemma3TextConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=640,
         intermediate_size=2048,
         num_hidden_layers=18,

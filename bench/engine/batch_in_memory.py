@@ -23,6 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import machine
+from bench.cost.shapes import gemma3_270m
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
@@ -32,25 +33,6 @@ from kvell.memory import Manager
 from kvell.models.loading import random_paged_model
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB, RequestId
-
-
-def gemma3_270m_config(vocab_size: int) -> Any:
-    """The real config of Gemma-3-270M, but for the vocabulary."""
-    from transformers import Gemma3TextConfig
-
-    return Gemma3TextConfig(
-        vocab_size=vocab_size,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_hidden_layers=18,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=256,
-        sliding_window=512,
-        max_position_embeddings=32768,
-        query_pre_attn_scalar=256,
-        architectures=["Gemma3ForCausalLM"],
-    )
 
 
 def run(model: PagedModel, manager: Manager, options: argparse.Namespace) -> dict[str, Any]:
@@ -129,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     model = random_paged_model(
-        gemma3_270m_config(options.vocab_size),
+        gemma3_270m(options.vocab_size),
         choose_kernels(torch.device("cpu")),
         dtype=torch.bfloat16,
     )

@@ -10,7 +10,7 @@ from bench.replay.shapes import ELEMENT_BYTES, Shape
 from kvell.cli.replay import replay_limits
 from kvell.clock import MonotonicClock
 from kvell.errors import ChangeSomething
-from kvell.memory import Manager, create_core, plan_layout
+from kvell.memory import Layout, Manager, MemoryCore, create_core, plan_layout
 from kvell.simulator.model_cost import model_cost
 from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
 from kvell.simulator.replay import Replay, RequestFigures
@@ -42,6 +42,7 @@ def replayed(
     memory_bytes: int,
     manager: Manager,
     *,
+    core_of: Callable[[Layout], MemoryCore] = create_core,
     timeline: Timeline | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Replay:
@@ -53,7 +54,7 @@ def replayed(
     layout = plan_layout(layers, memory_bytes, manager=manager)
     cost = model_cost(shape.config, shape.description, ELEMENT_BYTES)
     run = Replay(
-        create_core(layout),
+        core_of(layout),
         layers,
         replay_limits(layout, shape.description.max_model_len),
         rows,
