@@ -4,6 +4,7 @@ import statistics
 from typing import Any
 
 from bench.comparison.section import Bars, Section, number, percent
+from bench.load.verdicts import COLUMNS as VERDICTS
 
 SIDE_BY_SIDE = "python -m bench.side_by_side --json bench/results/side_by_side.json"
 NAMES = {
@@ -115,17 +116,7 @@ def load_tools(found: dict[str, Any]) -> Section:
         "Allowed are 3 % where a server's times are known, else twice the larger repeat spread.",
         "load_agreement.json",
         "python -m bench.load.agreement --json bench/results/load_agreement.json",
-        (
-            "server",
-            "tool",
-            "figure",
-            "against",
-            "found ms",
-            "reference ms",
-            "difference",
-            "allowed",
-            "",
-        ),
+        VERDICTS,
         rows,
     )
 

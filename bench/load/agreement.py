@@ -36,17 +36,6 @@ from kvell.models.source import resolve_model
 
 SERVERS = ("fixed", "kvell", "vllm")
 OTHERS = ("vllm", "guidellm")
-COLUMNS = (
-    "server",
-    "tool",
-    "figure",
-    "against",
-    "found ms",
-    "reference ms",
-    "difference",
-    "allowed",
-    "",
-)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -173,7 +162,7 @@ def judged(bench: Bench, server: str, runs: verdicts.Runs) -> list[Verdict]:
 def show(console: Console, found: dict[str, Any]) -> bool:
     """A table; does ours agree everywhere?"""
     table = Table(title="load tools: medians of the runs' means")
-    for column in COLUMNS:
+    for column in verdicts.COLUMNS:
         table.add_column(column, justify="right" if column.endswith("ms") else "left")
     rows = [(name, one) for name, server in found["servers"].items() for one in server["verdicts"]]
     for server, one in rows:

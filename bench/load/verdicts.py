@@ -12,6 +12,18 @@ KNOWN_TOLERANCE = 0.03
 SPREADS = 2.0
 """How many repeat spreads two tools may differ by on a server whose times are not known."""
 OURS = "kvell"
+COLUMNS = (
+    "server",
+    "tool",
+    "figure",
+    "against",
+    "found ms",
+    "reference ms",
+    "difference",
+    "allowed",
+    "",
+)
+"""Of a table of verdicts, in the order of their fields."""
 
 Runs = Mapping[str, Sequence[Figures]]
 """Tool to its runs on one server."""

@@ -1,6 +1,7 @@
 """A whole engine over a tiny model with random weights, and the oracle's word on its answers."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,8 +59,34 @@ class Answer:
         return self.finished.cached_tokens
 
 
-class Served:
-    """Requests in, answers out; the memory is audited after every step."""
+class Audited(ABC):
+    """Steps of an engine; the memory is audited after every one."""
+
+    engine: Engine
+    answers: dict[str, Answer]
+
+    @property
+    def layout(self) -> Layout:
+        return self.engine.core.memory.layout
+
+    def cancel(self, name: str) -> None:
+        self._note(self.engine.handle(Cancel(RequestId(name))))
+
+    def step(self) -> None:
+        self._note(self.engine.step())
+        assert audit(self.layout, self.engine.core.memory.snapshot()) == []
+
+    def run(self) -> None:
+        while self.engine.has_work():
+            self.step()
+
+    @abstractmethod
+    def _note(self, events: Sequence[object]) -> None:
+        """Write events into the answers they belong to."""
+
+
+class Served(Audited):
+    """Requests in, answers out."""
 
     def __init__(
         self,
@@ -76,29 +103,14 @@ class Served:
         description = describe_as(module.config, torch.float32, kv_dtype)
         self.recorder = Recorder(PagedModel(module, description, kernels, kv_dtype))
         options = EngineOptions(kv_bytes, max_model_len, batched, manager=manager)
-        self.engine: Engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
-        self.answers: dict[str, Answer] = {}
-
-    @property
-    def layout(self) -> Layout:
-        return self.engine.core.memory.layout
+        self.engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
+        self.answers = {}
 
     def submit(self, name: str, prompt: Sequence[int], outputs: int = 8) -> None:
         self.answers[name] = Answer(list(prompt))
         params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
         command = Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params)
         assert self.engine.handle(command) == []
-
-    def cancel(self, name: str) -> None:
-        self._note(self.engine.handle(Cancel(RequestId(name))))
-
-    def step(self) -> None:
-        self._note(self.engine.step())
-        assert audit(self.layout, self.engine.core.memory.snapshot()) == []
-
-    def run(self) -> None:
-        while self.engine.has_work():
-            self.step()
 
     def ask(self, name: str, prompt: Sequence[int], outputs: int = 8) -> Answer:
         """One request, served alone."""

@@ -9,18 +9,17 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.engine.engine import Engine
 from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Cancel, Finished, Submit, Tokens
+from kvell.engine.protocol import Finished, Submit, Tokens
 from kvell.engine.runner import Runner
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.several_models import ServedModel
-from kvell.memory import Layout, Manager, audit
+from kvell.memory import Manager
 from kvell.models.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import tiny_module
-from tests.models.served import MAX_MODEL_LEN, Answer, Recorder, assert_answer
+from tests.models.served import MAX_MODEL_LEN, Answer, Audited, Recorder, assert_answer
 
 
 def recorder(architecture: str) -> Recorder:
@@ -41,7 +40,7 @@ class Watched:
         return self.runner.run(plan)
 
 
-class Together:
+class Together(Audited):
     """Requests of several models, the first of which is what requests without a name get."""
 
     def __init__(
@@ -64,31 +63,16 @@ class Together:
             prompt_lookup_min=1,
         )
         beside = [ServedModel(name, one) for name, one in self.recorders.items() if name != "m0"]  # type: ignore[arg-type]
-        self.engine: Engine = build_engine(self.recorders["m0"], "m0", options, beside=beside)  # type: ignore[arg-type]
+        self.engine = build_engine(self.recorders["m0"], "m0", options, beside=beside)  # type: ignore[arg-type]
         self.engine.runner = self.watched = Watched(self.engine.runner)
-        self.answers: dict[str, Answer] = {}
+        self.answers = {}
         self.models: dict[str, str] = {}
-
-    @property
-    def layout(self) -> Layout:
-        return self.engine.core.memory.layout
 
     def submit(self, name: str, model: str, prompt: Sequence[int], outputs: int = 8) -> None:
         self.answers[name], self.models[name] = Answer(list(prompt)), model or "m0"
         params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
         ids = np.asarray(prompt, "<i4").tobytes()
         assert self.engine.handle(Submit(RequestId(name), ids, params, model=model)) == []
-
-    def cancel(self, name: str) -> None:
-        self._note(self.engine.handle(Cancel(RequestId(name))))
-
-    def step(self) -> None:
-        self._note(self.engine.step())
-        assert audit(self.layout, self.engine.core.memory.snapshot()) == []
-
-    def run(self) -> None:
-        while self.engine.has_work():
-            self.step()
 
     def ask(self, name: str, model: str, prompt: Sequence[int], outputs: int = 8) -> Answer:
         """One request, served alone."""

@@ -19,18 +19,11 @@ from kvell.models.loading import load_paged_model, random_paged_model
 from kvell.models.random_weights import random_module, write_random_model
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
 from tests.models.lean_models import generic_model, lean_model, native
-from tests.models.test_models_paged_model import Recorder, batch_of
+from tests.models.test_models_paged_model import Recorder, assert_every_seam_in_order, batch_of
 
 
 def test_callbacks_come_at_every_seam_in_order() -> None:
-    model, ids, recorder = lean_model(tiny_module("Gemma3ForCausalLM")), prompt_ids(9), Recorder()
-    runner = runner_over(model)
-    runner.callbacks = recorder
-    with_callbacks = runner.step([("a", ids)])
-    expected = [(seam, layer) for layer in range(6) for seam in ("written", "before", "after")]
-    assert recorder.calls == expected
-    assert set(recorder.shapes) == {torch.Size((9, 4, 16))}
-    assert torch.equal(with_callbacks, runner_over(model).step([("a", ids)]))
+    assert_every_seam_in_order(lean_model(tiny_module("Gemma3ForCausalLM")))
 
 
 def test_callbacks_see_what_those_of_the_generic_pass_see() -> None:
