@@ -1,0 +1,105 @@
+"""Which hits a full pool loses against attention alone, and to what.
+
+For the pools of ``bench.replay.hits`` on mooncake-conversation, after it. A prompt's lost tokens
+count as *forked* if it parts from the one that it shares most with more than a block before that
+one's end: keys and values may be there, but nothing to resume from was kept so far from where a
+prompt ended. What else is lost, states and windows had displaced.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.replay.hits import RESULTS as HITS
+from bench.replay.hits import TRACES, YARDSTICK
+from bench.replay.room import TRACE
+from bench.replay.shapes import layout_of, read_shape, replayed
+from kvell.simulator.rows import TraceRow
+from kvell.simulator.trace import read_trace
+
+RESULTS = Path("bench", "results", "losses.json")
+LOSING = ("gemma3-27b", "qwen3-next", "nemotron-h-8b")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """One shape's, as parts of what the yardstick hits.
+
+    :param hits: what is hit.
+    :param forked: lost by prompts that part from an earlier one in its midst.
+    :param forks: how many prompts those are.
+    :param displaced: lost by all others.
+    """
+
+    shape: str
+    hits: float
+    forked: float
+    forks: int
+    displaced: float
+
+
+def is_fork(rows: Sequence[TraceRow], index: int) -> bool:
+    """Does the prompt part from each earlier one that it shares most with, in its midst?"""
+    ids = [row.block_ids.tolist() for row in rows[: index + 1]]
+    shared = [_shared(ids[index], other) for other in ids[:index]]
+    most = max(shared, default=0)
+    ends = [len(other) for other, n in zip(ids[:index], shared, strict=True) if n == most]
+    return bool(most) and all(end > most + 1 for end in ends)
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return next((i for i, equal in enumerate(same) if not equal), min(len(one), len(other)))
+
+
+def hit_tokens(name: str, pool_bytes: int, rows: Sequence[TraceRow]) -> list[int]:
+    """Of each request, in a pool of that size."""
+    shape = read_shape(name)
+    _, run = replayed(shape, layout_of(shape, pool_bytes), rows)
+    return [request.hit_tokens or 0 for request in run.requests]
+
+
+def losses(
+    name: str, ours: Sequence[int], yardstick: Sequence[int], rows: Sequence[TraceRow]
+) -> Losses:
+    """Compare two runs request by request."""
+    total = sum(yardstick)
+    lost = [max(0, theirs - mine) for mine, theirs in zip(ours, yardstick, strict=True)]
+    forks = [i for i, tokens in enumerate(lost) if tokens and is_fork(rows, i)]
+    forked = sum(lost[i] for i in forks)
+    return Losses(name, sum(ours) / total, forked / total, len(forks), (sum(lost) - forked) / total)
+
+
+def main() -> None:
+    """Measure, print and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
+    parser.add_argument("--shape", action="append", default=[], help="only this shape")
+    parser.add_argument("--hits", type=Path, default=HITS, help="what bench.replay.hits wrote")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    args = parser.parse_args()
+    rows = read_trace(args.traces / f"{TRACE}.jsonl.gz", TRACES[TRACE])
+    runs = [pair["full"] for pair in json.loads(args.hits.read_text())["traces"]]
+    pools = {run["shape"]: run["pool_bytes"] for run in runs if run["trace"] == TRACE}
+    yardstick = hit_tokens(YARDSTICK, pools[YARDSTICK], rows)
+    found = [
+        losses(name, hit_tokens(name, pools[name], rows), yardstick, rows)
+        for name in args.shape or LOSING
+    ]
+    table = Table(title=f"{TRACE}, full pool, as parts of {YARDSTICK}'s hits")
+    for column in ("shape", "hits", "lost: forked", "prompts", "lost: displaced"):
+        table.add_column(column)
+    for one in found:
+        cells = (f"{one.hits:.3f}", f"{one.forked:.3f}", str(one.forks), f"{one.displaced:.3f}")
+        table.add_row(one.shape, *cells)
+    Console(width=120).print(table)
+    args.out.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
