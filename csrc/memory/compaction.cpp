@@ -55,6 +55,7 @@ void Compactor::find_scattered(int32_t g, const GroupPages& held) {
   const int64_t per_large = pool.per_large(g);
   const int64_t count = std::min<int64_t>(held.slots.size(), kScanPages);
   positions_.clear();
+  if (per_large == 1) return;
   int32_t large = -1;  // that the page before lies in: most often this one does too
   bool is_sparse = false;
   for (int64_t i = 0; i < count; ++i) {

@@ -196,7 +196,7 @@ int64_t Core::grow(Ints handles, Ints until, PageRows& rows) {
   needs_.clear();
   for (int64_t i = 0; i < handles.size; ++i) {
     Holder& h = holder(handles[i]);
-    if (until[i] <= h.room.to && until[i] >= h.room.from) continue;
+    if (h.has_room(until[i])) continue;
     needs_.resize((wants_.size() + 1) * width);
     if (missing(h, until[i], &needs_[wants_.size() * width])) wants_.push_back({i, &h});
   }
@@ -206,6 +206,7 @@ int64_t Core::grow(Ints handles, Ints until, PageRows& rows) {
   size_t count = 0;
   for (; count < wants_.size() && wants_[count].index < served; ++count)
     for (size_t g = 0; g < width; ++g) left[g] += needs_[count * width + g];
+  rows.reserve(size_t(std::accumulate(left.begin(), left.end(), int64_t(0))));
   for (size_t i = 0; i < count; ++i) place(wants_[i], &needs_[i * width], left, rows);
   return served;
 }
@@ -229,10 +230,11 @@ void Core::place(const Want& want, const int64_t* need, Counts& left, PageRows& 
     const int64_t begin = held.end();
     const int64_t demand =
         demand_pages(store_.groups[g], h.facts, h.expected_tokens, begin, need[g]);
+    const size_t known = held.slots.size();
     store_.placer.place(h.handle, g, need[g], demand, left, held.slots);
-    for (int64_t position = begin; position < held.end(); ++position)
-      rows.push_back({int32_t(want.index), g, int32_t(position),
-                      store_.pool.page_of(g, held.slots[position - held.first])});
+    for (size_t i = known; i < held.slots.size(); ++i)
+      rows.push_back({int32_t(want.index), g, int32_t(held.first + int64_t(i)),
+                      store_.pool.page_of(g, held.slots[i])});
     if (!h.sources.empty()) note_copies(h, g, begin);
   }
   foresee(store_.groups, h);
@@ -278,6 +280,8 @@ void Core::held_pages(int32_t handle, PageRows& rows) const {
 
 // Pages the holder will need beyond those it holds, at its worst step up to `until`.
 void Core::add_peak(const Holder& h, int64_t until, int64_t chunk, Counts& need) const {
+  // Once it has left the place where it resumed, what it holds begins where a step needs it to.
+  if (h.computed > h.hit_tokens && h.has_room(until)) return;
   for (const int32_t g : h.model->own) {
     const int64_t peak = peak_pages(store_.groups[g], h.facts, until, chunk, h.computed);
     need[g] += std::max<int64_t>(0, peak - int64_t(h.groups[g].slots.size()));

@@ -90,6 +90,8 @@ struct Holder {
   std::vector<int32_t> generated;
   std::string images_root;  // where the index knows embeddings by what they show
 
+  // Are the pages held enough to compute so many tokens?
+  bool has_room(int64_t tokens) const { return tokens <= room.to && tokens >= room.from; }
   int64_t num_tokens() const { return prompt.size() + int64_t(generated.size()); }
 };
 

@@ -3,9 +3,17 @@
 #include <stdexcept>
 
 namespace kvell::memory {
+namespace {
+
+[[noreturn]] void throw_infeasible() {
+  throw std::logic_error("placement was asked for an infeasible demand");
+}
+
+}  // namespace
 
 void Placer::place(int32_t holder, int32_t group, int64_t need, int64_t demand, Counts& left,
                    std::vector<int32_t>& out) {
+  if (pool_.is_alone(group)) return place_alone(holder, group, need, left, out);
   while (need) {
     const int32_t large = find_large(holder, group, demand, left);
     if (large < 0) {
@@ -18,6 +26,23 @@ void Placer::place(int32_t holder, int32_t group, int64_t need, int64_t demand, 
     need -= taken;
     demand -= taken;
     left[group] -= taken;
+  }
+}
+
+// The same where each page takes a large page: none is shared, nor has an empty page.
+void Placer::place_alone(int32_t holder, int32_t group, int64_t need, Counts& left,
+                         std::vector<int32_t>& out) {
+  for (; need; --need) {
+    const bool spare = pool_.may_take_whole(group, left);
+    int32_t slot = spare ? pool_.take_alone(group, holder) : -1;
+    if (slot < 0) {
+      if (!spare || !pool_.oldest_large()) throw_infeasible();
+      evict_large(pool_.oldest_large()->id());
+      slot = pool_.take_alone(group, holder);
+    }
+    ++rungs_[kOwnLargePage];
+    --left[group];
+    out.push_back(slot);
   }
 }
 
@@ -53,22 +78,17 @@ int32_t Placer::in_literal_order(int32_t holder, int32_t group, int64_t demand, 
 // share of its own evicts its own pages only. Where large pages are scarce, cached pages
 // beside used ones go first: nobody else could get them.
 void Placer::make_room(int32_t group, int64_t demand, const Counts& left, int64_t need) {
+  if (!literal_order_ && pool_.is_scarce())
+    if (const Entry* hole = pool_.oldest_page(group, true))
+      return evict_beside(group, hole->id(), need);
   const bool may_whole = pool_.may_take_whole(group, left);
-  const Entry* large = may_whole && !pool_.has_shares() ? pool_.oldest_large() : nullptr;
-  const bool holes_first = !literal_order_ && pool_.is_scarce();
-  const Entry* page = pool_.oldest_page(group, holes_first || !may_whole);
-  if (holes_first && page)
-    large = nullptr;
-  else if (holes_first)
-    page = pool_.oldest_page(group, !may_whole);
   const bool fills = literal_order_ || demand >= groups_[group].pages_per_large;
-  if (large && (fills || !page || large->key() < page->key())) {
-    evict_large(large->id());
-  } else if (page) {
-    evict_beside(group, page->id(), need);
-  } else {
-    throw std::logic_error("placement was asked for an infeasible demand");
-  }
+  const Entry* large = may_whole && !pool_.has_shares() ? pool_.oldest_large() : nullptr;
+  if (large && fills) return evict_large(large->id());
+  const Entry* page = pool_.oldest_page(group, !may_whole);
+  if (large && (!page || large->key() < page->key())) return evict_large(large->id());
+  if (!page) throw_infeasible();
+  evict_beside(group, page->id(), need);
 }
 
 // Evicts a cached page, and of those beside it as many as are needed if their large page is
@@ -88,7 +108,9 @@ void Placer::evict_beside(int32_t group, int32_t slot, int64_t need) {
     return Entry(pool_.page(a).key, a) < Entry(pool_.page(b).key, b);
   });
   if (int64_t(victims_.size()) > need) victims_.resize(size_t(need));
-  for (const int32_t victim : victims_) evict_page(group, victim);
+  for (const int32_t victim : victims_) forget(group, victim);
+  rungs_[kEvictPage] += int64_t(victims_.size());
+  pool_.evict_beside(victims_);
 }
 
 int32_t Placer::vacate(int32_t group, int32_t holder) {
@@ -166,10 +188,10 @@ void Placer::evict(int32_t group, int32_t slot) {
 
 // The index names the page no longer.
 void Placer::forget(int32_t group, int32_t slot) {
-  const Sort sort = Sort(tree_.tag_of(group, slot));
-  if (sort == Sort::kPromptEnd && !tree_.part_of(group, slot))
-    usefulness_.note_wasted(sort, rank_of(pool_.page(slot).key));
-  tree_.drop(group, slot);
+  const int64_t rank = rank_of(pool_.page(slot).key);
+  const Named named = tree_.drop(group, slot);
+  const Sort sort = Sort(named.tag);
+  if (sort == Sort::kPromptEnd && !named.part) usefulness_.note_wasted(sort, rank);
   ++evicted_[group];
 }
 

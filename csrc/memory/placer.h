@@ -57,6 +57,8 @@ class Placer {
   const std::array<int64_t, kRungs>& rungs() const { return rungs_; }
 
  private:
+  void place_alone(int32_t holder, int32_t group, int64_t need, Counts& left,
+                   std::vector<int32_t>& out);
   int32_t find_large(int32_t holder, int32_t group, int64_t demand, const Counts& left);
   int32_t in_literal_order(int32_t holder, int32_t group, int64_t demand, bool spare);
   void make_room(int32_t group, int64_t demand, const Counts& left, int64_t need);

@@ -6,11 +6,16 @@
 namespace kvell::memory {
 namespace {
 
+int32_t bits_for(int64_t count) {
+  int32_t bits = 0;
+  while ((int64_t(1) << bits) < count) ++bits;
+  return bits;
+}
+
 int32_t shift_for(const Groups& groups) {
-  int32_t most = 1, shift = 0;
+  int32_t most = 1;
   for (const Rules& group : groups) most = std::max(most, group.pages_per_large);
-  while ((int64_t(1) << shift) < most) ++shift;
-  return shift;
+  return bits_for(most);
 }
 
 int64_t slots_for(int32_t shift, int32_t num_large) {
@@ -32,13 +37,14 @@ int32_t id_of(uint64_t entry) { return int32_t(uint32_t(entry)); }
 Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
     : groups_(groups),
       num_large_(num_large),
+      large_bits_(bits_for(num_large)),
       shift_(shift_for(groups)),
       words_(words_for(groups)),
       pages_(slots_for(shift_, num_large)),
       larges_(num_large),
       masks_(size_t(num_large) * words_),
       evictable_(larges_),
-      in_returned_(num_large),
+      returned_(num_large),
       withheld_(num_large),
       whole_(num_large),
       partial_(groups.size(), 0),
@@ -51,7 +57,7 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
   if (shares > num_large)
     throw std::invalid_argument("shares of " + std::to_string(shares) +
                                 " large pages in a pool of " + std::to_string(num_large));
-  for (size_t i = 0; i < groups.size(); ++i) lists_.emplace_back(pages_);
+  add_lists();
   for (const int64_t rank : {0, 1, 2}) live_.insert(keeper(rank));
 }
 
@@ -59,11 +65,16 @@ void Pool::check_size(const Groups& more) const { slots_for(shift_for(more), num
 
 bool Pool::add_groups() {
   for (Counts* counts : {&partial_, &claimed_, &in_use_, &cached_pages_, &unwritten_}) counts->resize(groups_.size(), 0);
-  while (lists_.size() < groups_.size()) lists_.emplace_back(pages_);
+  add_lists();
   widen_masks(words_for(groups_));
   if (shift_for(groups_) == shift_) return false;
   rename_slots(shift_for(groups_));
   return true;
+}
+
+void Pool::add_lists() {
+  while (lists_.size() < groups_.size())
+    lists_.emplace_back(pages_, by_room(per_large(int32_t(lists_.size())), 0));
 }
 
 void Pool::rename_slots(int32_t shift) {
@@ -143,40 +154,38 @@ void Pool::close_holder(int32_t holder) {
       const int32_t id = id_of(*mine);
       mine = lists.owned.erase(mine);
       larges_[id].owner = kShared;
-      lists.shared.insert(rank(id));
+      lists.shared.insert(by_room(larges_[id].room, id));
     }
   }
 }
 
-bool Pool::usable(uint64_t entry, bool in_use) const {
-  return !in_use || larges_[id_of(entry)].used;
-}
-
 int32_t Pool::own_large(int32_t group, int32_t holder, bool in_use) const {
-  const Order& owned = lists_[group].owned;
+  const auto& owned = lists_[group].owned;
   const uint64_t first = rank_of_owner(holder);
   for (auto at = owned.lower_bound(first); at != owned.end() && *at >> 32 == first >> 32; ++at)
-    if (usable(*at, in_use)) return id_of(*at);
+    if (usable(id_of(*at), in_use)) return id_of(*at);
   return -1;
 }
 
 int32_t Pool::shared_large(int32_t group, int64_t want, bool in_use) const {
-  const Order& shared = lists_[group].shared;
-  for (auto at = shared.lower_bound(uint64_t(want) << 32); at != shared.end(); ++at)
-    if (usable(*at, in_use)) return id_of(*at);
+  const IdSet& shared = lists_[group].shared;
+  if (shared.empty()) return -1;
+  const int64_t fitting = std::min(by_room(want, 0), shared.bound());
+  for (int64_t at = shared.from(fitting); at != IdSet::kNone; at = shared.from(at + 1))
+    if (usable(id_in_room(at), in_use)) return id_in_room(at);
   // They fit in none: the lowest of those with the most room.
-  for (auto last = shared.rbegin(); last != shared.rend(); ++last) {
-    if (!usable(*last, in_use)) continue;
-    for (auto at = shared.lower_bound(*last >> 32 << 32);; ++at)
-      if (usable(*at, in_use)) return id_of(*at);
+  for (int64_t last = shared.before(fitting); last != IdSet::kNone; last = shared.before(last)) {
+    if (!usable(id_in_room(last), in_use)) continue;
+    for (int64_t at = shared.from(by_room(last >> large_bits_, 0));; at = shared.from(at + 1))
+      if (usable(id_in_room(at), in_use)) return id_in_room(at);
   }
   return -1;
 }
 
 int32_t Pool::others_large(int32_t group, bool in_use) const {
-  const Order& owned = lists_[group].owned;
+  const auto& owned = lists_[group].owned;
   for (auto at = owned.rbegin(); at != owned.rend(); ++at)
-    if (usable(*at, in_use)) return id_of(*at);
+    if (usable(id_of(*at), in_use)) return id_of(*at);
   return -1;
 }
 
@@ -194,27 +203,35 @@ int32_t Pool::claim_large(int32_t group, int32_t holder) {
   return id;
 }
 
-// The lowest that is to be had; what was withheld since it was returned is passed over.
+int32_t Pool::take_alone(int32_t group, int32_t holder) {
+  const int32_t id = next_empty();
+  if (id < 0) return -1;
+  LargeRecord& large = larges_[id];
+  large.group_plus_one = group + 1;
+  large.owner = holder;
+  large.used = large.written = 1;
+  ++claimed_[group];
+  ++in_use_[group];
+  --whole_;
+  pages_[first_slot(id)].refs = 1;
+  return first_slot(id);
+}
+
+// The lowest that is to be had.
 int32_t Pool::next_empty() {
-  while (!returned_.empty()) {
-    const int32_t id = returned_.top();
-    returned_.pop();
-    in_returned_[id] = false;
-    if (!withheld_[id]) return id;
+  if (!returned_.empty()) {
+    const int64_t id = returned_.lowest();
+    returned_.erase(id);
+    return int32_t(id);
   }
   while (next_fresh_ < num_large_)
     if (const int32_t id = next_fresh_++; !withheld_[id]) return id;
   return -1;
 }
 
-void Pool::return_empty(int32_t id) {
-  if (in_returned_[id]) return;
-  in_returned_[id] = true;
-  returned_.push(id);
-}
-
 void Pool::withhold(int32_t id) {
   withheld_[id] = true;
+  returned_.erase(id);
   ++num_withheld_;
   --whole_;
 }
@@ -223,31 +240,28 @@ void Pool::restore(int32_t id) {
   withheld_[id] = false;
   --num_withheld_;
   ++whole_;
-  if (id < next_fresh_) return_empty(id);
-}
-
-Pool::Order& Pool::order_of(const LargeRecord& large) {
-  GroupLists& lists = lists_[large.group()];
-  return large.owner == kShared ? lists.shared : lists.owned;
-}
-
-uint64_t Pool::rank(int32_t id) const {
-  const LargeRecord& large = larges_[id];
-  const uint64_t by_room = uint64_t(large.room) << 32;
-  return (large.owner == kShared ? by_room : rank_of_owner(large.owner)) | uint32_t(id);
+  if (id < next_fresh_) returned_.insert(id);
 }
 
 void Pool::list(int32_t id) {
   LargeRecord& large = larges_[id];
   if (large.listed || !large.room) return;
-  order_of(large).insert(rank(id));
+  GroupLists& lists = lists_[large.group()];
+  if (large.owner == kShared)
+    lists.shared.insert(by_room(large.room, id));
+  else
+    lists.owned.insert(by_owner(large.owner, id));
   large.listed = 1;
 }
 
 void Pool::unlist(int32_t id) {
   LargeRecord& large = larges_[id];
   if (!large.listed) return;
-  order_of(large).erase(rank(id));
+  GroupLists& lists = lists_[large.group()];
+  if (large.owner == kShared)
+    lists.shared.erase(by_room(large.room, id));
+  else
+    lists.owned.erase(by_owner(large.owner, id));
   large.listed = 0;
 }
 
@@ -299,11 +313,9 @@ void Pool::release(int32_t slot) {
   const int32_t id = large_of(slot);
   unuse(id);
   if (page.node) {
-    ++larges_[id].cached;
-    ++cached_pages_[larges_[id].group()];
-    lists_[larges_[id].group()].cached.push(slot);
+    cache(slot);
   } else {
-    make_empty(slot);
+    make_empty(id, &slot, 1);
   }
   settle(id);
 }
@@ -317,16 +329,17 @@ void Pool::renew(int32_t slot, const Key& key) {
   }
   const int32_t id = large_of(slot);
   GroupLists& lists = lists_[larges_[id].group()];
-  const bool is_aside = page.run & kAside;
-  if (is_aside)
+  if (page.run == kAlone) {
+    page.key = key;
+  } else if (page.run & kAside) {
     lists.aside.remove(slot);
-  else
-    lists.cached.remove(slot);
-  page.key = key;
-  if (is_aside)
+    page.key = key;
     lists.aside.push(slot);
-  else
+  } else {
+    lists.cached.remove(slot);
+    page.key = key;
     lists.cached.push(slot);
+  }
   if (!larges_[id].run || !(larges_[id].key < key)) return;
   evictable_.remove(id);
   make_evictable(id, key);
@@ -338,8 +351,16 @@ void Pool::evict(int32_t slot) {
   if (larges_[id].run && !(pages_[slot].key < larges_[id].key)) evictable_.remove(id);
   uncache(slot);
   pages_[slot].node = 0;
-  make_empty(slot);
+  make_empty(id, &slot, 1);
   settle(id);
+}
+
+void Pool::evict_beside(const std::vector<int32_t>& slots) {
+  for (const int32_t slot : slots) {
+    uncache(slot);
+    pages_[slot].node = 0;
+  }
+  make_empty(large_of(slots[0]), slots.data(), slots.size());
 }
 
 void Pool::empty_large(int32_t id) {
@@ -354,25 +375,38 @@ void Pool::empty_large(int32_t id) {
   give_back(id);
 }
 
+void Pool::cache(int32_t slot) {
+  LargeRecord& large = larges_[large_of(slot)];
+  ++large.cached;
+  ++cached_pages_[large.group()];
+  if (is_alone(large.group()))
+    pages_[slot].run = kAlone;
+  else
+    lists_[large.group()].cached.push(slot);
+}
+
 void Pool::uncache(int32_t slot) {
   LargeRecord& large = larges_[large_of(slot)];
   GroupLists& lists = lists_[large.group()];
   --large.cached;
   --cached_pages_[large.group()];
-  if (pages_[slot].run & kAside)
+  if (pages_[slot].run == kAlone)
+    pages_[slot].run = 0;
+  else if (pages_[slot].run & kAside)
     lists.aside.remove(slot);
   else
     lists.cached.remove(slot);
 }
 
-void Pool::make_empty(int32_t slot) {
-  const int32_t id = large_of(slot);
+void Pool::make_empty(int32_t id, const int32_t* slots, size_t count) {
   LargeRecord& large = larges_[id];
   if (!large.room && !live_.count(large.owner)) large.owner = kShared;
   unlist(id);
-  const int32_t index = slot - first_slot(id);
-  masks_[size_t(id) * words_ + index / 64] |= uint64_t(1) << index % 64;
-  ++large.room;
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t index = slots[i] - first_slot(id);
+    masks_[size_t(id) * words_ + index / 64] |= uint64_t(1) << index % 64;
+  }
+  large.room += int32_t(count);
   if (large.used || large.cached) list(id);
 }
 
@@ -443,7 +477,7 @@ void Pool::give_back(int32_t id) {
   std::fill(words, words + words_, 0);
   --claimed_[large.group()];
   large = LargeRecord{};
-  return_empty(id);
+  returned_.insert(id);
 }
 
 Key Pool::youngest(int32_t id) const {
@@ -459,8 +493,10 @@ Key Pool::youngest(int32_t id) const {
 const Entry* Pool::oldest_page(int32_t group, bool in_use) {
   GroupLists& lists = lists_[group];
   if (in_use) {
+    if (per_large(group) == 1) return nullptr;
     while (!lists.cached.empty() && !larges_[large_of(lists.cached.top().id())].used) {
       const int32_t slot = lists.cached.top().id();
+      larges_.fetch(large_of(lists.cached.next()));
       lists.cached.remove(slot);
       lists.aside.push(slot);
     }

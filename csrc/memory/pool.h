@@ -1,10 +1,10 @@
 // Large pages carved into small ones: who uses, who keeps, what is empty, what goes
 // first. The state machine is drawn in pages/pool.py; decisions equal its, to the id.
 #pragma once
-#include <queue>
 #include <set>
 #include <unordered_set>
 
+#include "idset.h"
 #include "queue.h"
 #include "rules.h"
 
@@ -46,6 +46,9 @@ class Pool {
   // Are there few large pages without a used page?
   bool is_scarce() const { return whole_ * kScarce < num_large_; }
   bool has_shares() const { return !quotas_.empty(); }
+  // Are pages of the group large pages? Those of them that are cached are in no queue: whoever
+  // may have a page of the group may have a large page, and finds it among these.
+  bool is_alone(int32_t group) const { return per_large(group) == 1 && !has_shares(); }
 
   // ---- association of holders
   void open_holder(int32_t holder) { live_.insert(holder); }
@@ -55,6 +58,8 @@ class Pool {
   int32_t shared_large(int32_t group, int64_t want, bool in_use) const;
   int32_t others_large(int32_t group, bool in_use) const;
   int32_t claim_large(int32_t group, int32_t holder);
+  // Claims a large page that is one page, and uses it; its slot, or -1.
+  int32_t take_alone(int32_t group, int32_t holder);
 
   // ---- memory that others have
   bool is_withheld(int32_t id) const { return withheld_[id]; }
@@ -78,8 +83,11 @@ class Pool {
   void renew(int32_t slot, const Key& key);
   void index(int32_t slot, const Key& key) { pages_[slot].key = key; }
   void evict(int32_t slot);
+  // Cached pages of one large page that has a used page too.
+  void evict_beside(const std::vector<int32_t>& slots);
 
   // ---- who goes first
+  // Cached page, with `in_use` in a large page with a used page; never a whole large page.
   const Entry* oldest_page(int32_t group, bool in_use);
   const Key& youngest_of(int32_t id) const { return larges_[id].key; }  // if evictable
   const Entry* oldest_large() const { return evictable_.empty() ? nullptr : &evictable_.top(); }
@@ -99,30 +107,37 @@ class Pool {
 
  private:
   static constexpr uint32_t kAside = uint32_t(1) << 31;
+  static constexpr uint32_t kAlone = uint32_t(1) << 30;  // instead of a run: see is_alone
   static constexpr int64_t kScarce = 8;  // SCARCE in prefix/placement.py
-  using Order = std::set<uint64_t>;  // rank << 32 | large page
   // Keepers come before holders, the one of the higher rank first.
   static uint64_t rank_of_owner(int32_t owner) {
     return uint64_t(uint32_t(owner - keeper(2))) << 32;
   }
+  static uint64_t by_owner(int32_t owner, int32_t id) {
+    return rank_of_owner(owner) | uint32_t(id);
+  }
+  int64_t by_room(int64_t room, int32_t id) const { return room << large_bits_ | id; }
+  int32_t id_in_room(int64_t entry) const {
+    return int32_t(entry & ((int64_t(1) << large_bits_) - 1));
+  }
 
   struct GroupLists {
-    explicit GroupLists(ZeroArray<PageRecord>& pages) : cached(pages), aside(pages) {}
-    Order shared;  // by room
-    Order owned;   // by owner
+    GroupLists(ZeroArray<PageRecord>& pages, int64_t rooms)
+        : shared(rooms), cached(pages), aside(pages) {}
+    // Large pages with an empty page.
+    IdSet shared;              // by room: see by_room
+    std::set<uint64_t> owned;  // by owner: see by_owner
     RunQueue<PageRecord> cached;
     // Cached pages of large pages without a used page, met while only others were wanted;
     // they come back when their large page is used again.
     RunQueue<PageRecord, kAside> aside;
   };
 
-  Order& order_of(const LargeRecord& large);
-  uint64_t rank(int32_t id) const;
-  bool usable(uint64_t entry, bool in_use) const;
+  void add_lists();
+  bool usable(int32_t id, bool in_use) const { return !in_use || larges_[id].used; }
   void rename_slots(int32_t shift);
   void widen_masks(int32_t words);
   int32_t next_empty();
-  void return_empty(int32_t id);
   void list(int32_t id);
   void unlist(int32_t id);
   void use(int32_t id, int32_t count);
@@ -131,20 +146,21 @@ class Pool {
   void settle(int32_t id);
   void make_evictable(int32_t id, const Key& youngest);
   void give_back(int32_t id);
-  void make_empty(int32_t slot);
+  void make_empty(int32_t id, const int32_t* slots, size_t count);
+  void cache(int32_t slot);
   void uncache(int32_t slot);
   Key youngest(int32_t id) const;
 
   const Groups& groups_;
   const int32_t num_large_;
+  const int32_t large_bits_;  // of the id of a large page
   int32_t shift_ = 0, old_shift_ = 0, words_ = 1;
   ZeroArray<PageRecord> pages_;
   ZeroArray<LargeRecord> larges_;
   ZeroArray<uint64_t> masks_;  // empty pages of large pages that are in a group
   std::vector<GroupLists> lists_;
   RunQueue<LargeRecord> evictable_;  // by their youngest page
-  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> returned_;
-  std::vector<bool> in_returned_;  // by large page
+  IdSet returned_;  // large pages that are to be had again
   std::vector<bool> withheld_;
   int64_t num_withheld_ = 0;
   int32_t next_fresh_ = 0;  // large pages from here on were never claimed

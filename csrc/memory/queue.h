@@ -37,6 +37,12 @@ class RunQueue {
   bool empty() const { return heads_.empty(); }
   const Entry& top() const { return heads_.front().entry; }
 
+  // Who is likely to be on top soon.
+  int32_t next() const {
+    const int32_t after = records_[top().id()].after;
+    return after == kNobody ? top().id() : after;
+  }
+
   // The record has its key, and is in no queue.
   void push(int32_t id) {
     const Entry entry = entry_of(id);

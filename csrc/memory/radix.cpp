@@ -236,16 +236,20 @@ int32_t RadixTree::tag_of(int32_t group, int32_t slot) const {
   return mark_of(nodes_[page.node], group, slot)->tag;
 }
 
-void RadixTree::drop(int32_t group, int32_t slot) {
+Named RadixTree::drop(int32_t group, int32_t slot) {
   const PageRecord& page = pool_.page(slot);
   Node& node = nodes_[page.node];
   const int32_t page_tokens = groups_[group].page_tokens;
-  if (is_whole(group, page.end))
+  Named named{0, 0};
+  if (is_whole(group, page.end)) {
     node.pages[group][page.end / page_tokens - 1 - node.first_position(page_tokens)] = kNoPage;
-  else
-    node.marks.erase(mark_of(node, group, slot));
-  --node.num_pages;
-  prune(page.node);
+  } else {
+    const auto mark = mark_of(node, group, slot);
+    named = {mark->part, mark->tag};
+    node.marks.erase(mark);
+  }
+  if (!--node.num_pages) prune(page.node);
+  return named;
 }
 
 void RadixTree::rename(int32_t group, int32_t old_slot, int32_t new_slot) {
@@ -289,9 +293,9 @@ void RadixTree::prune(int32_t id) {
 }
 
 int32_t RadixTree::make(int64_t start, int32_t parent) {
-  int32_t id = int32_t(nodes_.size());
+  int32_t id;
   if (free_.empty()) {
-    nodes_.emplace_back();
+    id = nodes_.add();
   } else {
     id = free_.back();
     free_.pop_back();

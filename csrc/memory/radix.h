@@ -4,7 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -42,6 +42,10 @@ struct Mark {  // a page at a place of its own: (end, part) in prefix/radix.py
 };
 using Marks = std::vector<Mark>;  // in order
 
+struct Named {  // how the index knew a page; of a whole page of tokens both are 0
+  int32_t part, tag;
+};
+
 struct Node {
   std::vector<int32_t> tokens;
   std::vector<std::vector<int32_t>> pages;  // per group, from first_position on
@@ -54,8 +58,29 @@ struct Node {
 
   int64_t end() const { return start + int64_t(tokens.size()); }
   // Position of the first page whose last token is at `start` or later.
-  int64_t first_position(int32_t page_tokens) const { return start / page_tokens; }
+  int64_t first_position(int32_t page_tokens) const { return int32_t(start) / page_tokens; }
   bool needed() const { return holders || num_pages || !children.empty(); }
+};
+
+// Nodes by number; they stay where they are.
+class Nodes {
+ public:
+  Node& operator[](int32_t id) { return parts_[size_t(id) >> kShift][size_t(id) & kMask]; }
+  const Node& operator[](int32_t id) const {
+    return parts_[size_t(id) >> kShift][size_t(id) & kMask];
+  }
+  int32_t size() const { return size_; }
+  int32_t add() {
+    if (!(size_t(size_) & kMask)) parts_.emplace_back(new Node[kMask + 1]);
+    return size_++;
+  }
+
+ private:
+  static constexpr int kShift = 6;
+  static constexpr size_t kMask = (size_t(1) << kShift) - 1;
+
+  std::vector<std::unique_ptr<Node[]>> parts_;
+  int32_t size_ = 0;
 };
 
 // Along a path, of one group; with pages of which a prompt shares the first tokens, where
@@ -74,7 +99,7 @@ struct Path {
 
 class RadixTree {
  public:
-  RadixTree(const Groups& groups, Pool& pool) : groups_(groups), pool_(pool), nodes_(1) {}
+  RadixTree(const Groups& groups, Pool& pool) : groups_(groups), pool_(pool) { nodes_.add(); }
 
   int32_t root(const std::string& name);
   void match(const std::string& root, Tokens tokens, const Model& model, Path& path) const;
@@ -106,7 +131,7 @@ class RadixTree {
       named(position + i);
     }
   }
-  void drop(int32_t group, int32_t slot);
+  Named drop(int32_t group, int32_t slot);
   // What `old_slot` held, named or not, is in `new_slot` now.
   void rename(int32_t group, int32_t old_slot, int32_t new_slot);
   void hold(int32_t node) { ++nodes_[node].holders; }
@@ -149,7 +174,8 @@ class RadixTree {
   // Slots have new numbers, in the same order.
   template <class NewSlot>
   void rename(const NewSlot& new_slot) {
-    for (Node& node : nodes_) {
+    for (int32_t id = 0; id < nodes_.size(); ++id) {
+      Node& node = nodes_[id];
       for (Mark& mark : node.marks) mark.slot = new_slot(mark.slot);
       for (std::vector<int32_t>& pages : node.pages)
         for (int32_t& slot : pages) slot = slot == kNoPage ? kNoPage : new_slot(slot);
@@ -171,7 +197,7 @@ class RadixTree {
   void move_marks_up(int32_t lower, int32_t upper);
   // Do the group's pages that end there lie by position?
   bool is_whole(int32_t group, int64_t end) const {
-    return groups_[group].counts_tokens() && end % groups_[group].page_tokens == 0;
+    return groups_[group].counts_tokens() && int32_t(end) % groups_[group].page_tokens == 0;
   }
   int32_t* pages_from(Node& node, int32_t group, int64_t position, int64_t count);
   bool put_mark(Node& node, const Mark& mark);
@@ -179,7 +205,7 @@ class RadixTree {
 
   const Groups& groups_;
   Pool& pool_;
-  std::deque<Node> nodes_;  // [0] stands for no node
+  Nodes nodes_;  // [0] stands for no node
   std::vector<int32_t> free_;
   std::unordered_map<std::string, int32_t> roots_;
   std::unordered_map<int32_t, std::string> names_;
