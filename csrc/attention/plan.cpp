@@ -1,7 +1,7 @@
 // Cuts a call into tasks. Nothing here can change a result, only how fast it comes.
 #include <algorithm>
 
-#include "task.h"
+#include "records.h"
 
 namespace kvell {
 namespace {
@@ -10,6 +10,7 @@ constexpr int32_t kTileRows = 96;      // query rows that share one packing of K
 constexpr int32_t kFewRows = 12;       // below this a task takes all heads: it is bound by memory
 constexpr int64_t kThreadWork = 1 << 18;  // multiply-adds (some 25 us) that are worth waking a thread
 constexpr int64_t kTasksPerThread = 3; // fewer than this and long contexts are split
+constexpr int64_t kThreadRecords = 1 << 20;  // floats of records for each thread, at most
 
 int32_t first_section(Range range) { return range.begin / kSection; }
 int32_t last_section(Range range) {
@@ -47,13 +48,16 @@ int64_t cost(const Call& call, const Task& task) {
   return std::min<int64_t>(range.end - range.begin, sections) * (4 + task_rows(call, task));
 }
 
-void split_sections(const Call& call, const std::vector<Task>& units, Plan& plan) {
+int64_t floats_of(const Call& call, const std::vector<Task>& units) {
   const int64_t row_floats = record_floats(call.layer.value_size());
   int64_t floats = 0;
   for (const Task& unit : units)
     floats += int64_t(unit.section_end - unit.section_begin) * task_rows(call, unit) * row_floats;
-  plan.records.resize(floats);
-  float* record = plan.records.data();
+  return floats;
+}
+
+void split_sections(const Call& call, const std::vector<Task>& units, float* record, Plan& plan) {
+  const int64_t row_floats = record_floats(call.layer.value_size());
   for (const Task& unit : units) {
     const int32_t sections = unit.section_end - unit.section_begin;
     plan.folds.push_back({unit, record, sections});
@@ -93,24 +97,55 @@ Range readable(const Call& call, const Task& task) {
   return {begin, std::min(last + 1, batch.table_end(task.request, call.layer.page_tokens))};
 }
 
-Plan make_plan(const Call& call, int threads) {
+namespace {
+
+Plan planned(const Call& call, int threads, RecordSpace* space) {
   Plan plan;
   std::vector<Task> units = all_units(call, false);
   threads = plan.threads = useful_threads(call, units, threads);
   const int64_t wanted = threads > 1 ? threads * kTasksPerThread : 0;
-  const bool split = int64_t(units.size()) < wanted;
+  bool split = int64_t(units.size()) < wanted;
   if (split && int64_t(units.size()) < threads) {
     int64_t sections = 0;
     for (const Task& unit : units) sections += unit.section_end - unit.section_begin;
     if (sections < threads) units = all_units(call, true);
   }
-  if (split)
-    split_sections(call, units, plan);
-  else
+  const int64_t floats = split ? floats_of(call, units) : 0;
+  if (space && floats > space->floats) {
+    split = false;
+    units = all_units(call, true);
+  }
+  if (split) {
+    if (!space) plan.records.resize(floats);
+    if (space) space->used = std::max(space->used, floats);
+    split_sections(call, units, space ? space->at : plan.records.data(), plan);
+  } else {
     plan.tasks = units;
+  }
   if (threads > 1) largest_first(call, plan.tasks);
   for (const Task& unit : units) plan.max_rows = std::max(plan.max_rows, task_rows(call, unit));
   return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const Call& call, int threads) { return planned(call, threads, nullptr); }
+
+Plan make_plan_in(RecordSpace& space, const Call& call, int threads) {
+  return planned(call, threads, &space);
+}
+
+int32_t most_task_rows(int32_t heads, int32_t kv_heads) {
+  const int32_t group = heads / kv_heads;
+  return std::max(std::max(1, kTileRows / group) * group, kFewRows * kv_heads);
+}
+
+int64_t most_record_floats(const Call& call, int threads, int64_t longest_tokens) {
+  const int64_t units = threads > 1 ? threads * kTasksPerThread - 1 : 0;
+  const int64_t sections = longest_tokens / kSection + 1;
+  const int64_t rows = most_task_rows(call.query.heads, call.layer.kv_heads);
+  const int64_t floats = units * sections * rows * record_floats(call.layer.value_size());
+  return std::min(floats, threads * kThreadRecords);
 }
 
 }  // namespace kvell

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 
 #include "model.h"
 #include "scratch.h"
@@ -32,10 +33,19 @@ struct Cut {
   }
 };
 
-struct Attention {
-  Plan plan;
-  int64_t scratch_bytes;
-};
+// Of a decoder's own shape, without pages or requests: what its sizes follow from.
+Call bare_call(const Decoder& decoder) {
+  Call call{};
+  call.layer.kv_heads = int32_t(decoder.kv_heads);
+  call.layer.head_size = int32_t(decoder.head_size);
+  call.query.heads = int32_t(decoder.heads);
+  return call;
+}
+
+int64_t slice_bytes(const Decoder& decoder) {
+  const int32_t rows = most_task_rows(int32_t(decoder.heads), int32_t(decoder.kv_heads));
+  return decoder.attention->scratch_bytes(bare_call(decoder), rows);
+}
 
 class Pass {
  public:
@@ -44,17 +54,16 @@ class Pass {
         step_(step),
         hook_(hook),
         work_(decoder, step.tokens, step.rows, step.workspace),
-        attention_(step.groups.size()) {
-    size_t most = 0;
+        plans_(step.groups.size()),
+        scratch_(step.scratch, step.scratch_bytes, slice_bytes(decoder), threads) {
+    if (!scratch_.fits()) throw std::invalid_argument("scratch: too small for so many threads");
     for (const DecoderLayer& layer : decoder.layers) {
-      Attention& attention = attention_[layer.group];
-      if (!attention.plan.tasks.empty()) continue;
-      const Call call = call_of(layer);
-      attention.plan = make_plan(call, threads);
-      most = std::max(most, decoder.attention->scratch_bytes(call, attention.plan.max_rows));
+      Plan& plan = plans_[layer.group];
+      if (plan.tasks.empty()) plan = make_plan_in(scratch_.records, call_of(layer), threads);
     }
-    scratch_.reserve(most, threads);
   }
+
+  int64_t used_bytes() const { return work_.bytes + scratch_.used_bytes(); }
 
   void run(Team& team, int self) {
     begin(team, self);
@@ -167,7 +176,7 @@ class Pass {
 
   void attend(Team& team, int self, const DecoderLayer& layer) {
     const Call call = call_of(layer);
-    const Plan& plan = attention_[layer.group].plan;
+    const Plan& plan = plans_[layer.group];
     team.each(self, plan.tasks.size(), [&](int64_t task) {
       decoder_.attention->run(call, plan.tasks[task], scratch_.of(self));
     });
@@ -270,18 +279,25 @@ class Pass {
   const Step& step_;
   SeamHook* const hook_;
   const Workspace work_;
-  std::vector<Attention> attention_;
+  std::vector<Plan> plans_;
   Scratch scratch_;
   std::exception_ptr failure_;
 };
 
 }  // namespace
 
-void forward(const Decoder& decoder, const Step& step, SeamHook* hook) {
+int64_t attention_bytes(const Decoder& decoder, int threads, int64_t longest_tokens) {
+  threads = team_threads(threads);
+  const int64_t floats = most_record_floats(bare_call(decoder), threads, longest_tokens);
+  return threads * Scratch::slice(slice_bytes(decoder)) + 4 * floats;
+}
+
+int64_t forward(const Decoder& decoder, const Step& step, SeamHook* hook) {
   const int threads = team_threads(step.threads);
   Pass pass(decoder, step, hook, threads);
   with_team(threads, [&](Team& team, int self) { pass.run(team, self); });
   pass.rethrow();
+  return pass.used_bytes();
 }
 
 }  // namespace kvell

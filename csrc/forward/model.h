@@ -68,9 +68,14 @@ struct Step {
   const int64_t* logits_rows;
   std::vector<GroupStep> groups;
   uint8_t* workspace;
+  uint8_t* scratch;  // for attention
+  int64_t scratch_bytes;
   float* logits;  // [rows, vocab]
   int threads;
 };
+
+// What attention gets beside a step's workspace, for contexts of so many tokens.
+int64_t attention_bytes(const Decoder& decoder, int threads, int64_t longest_tokens);
 
 // Called at the seams of every layer, by the thread that called `forward`, while the others wait.
 // Before attention keys and values are in their pages and the queries known.
@@ -80,6 +85,7 @@ struct SeamHook {
   virtual void operator()(Seam seam, int layer) = 0;  // may throw
 };
 
-void forward(const Decoder& decoder, const Step& step, SeamHook* hook);
+// Returns the bytes of its workspace and scratch that it had a use for.
+int64_t forward(const Decoder& decoder, const Step& step, SeamHook* hook);
 
 }  // namespace kvell

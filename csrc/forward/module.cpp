@@ -25,6 +25,7 @@ namespace {
 using NormArgs = std::tuple<uintptr_t, float>;                          // weight (0: none), epsilon
 using MatrixArgs = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t>;  // data, bias, out, in
 using RuleArgs = std::tuple<float, float, int32_t>;                     // scale, softcap, window
+using Memory = std::tuple<uintptr_t, int64_t>;                          // address, bytes
 using EmbeddingArgs = std::tuple<uintptr_t, bool, int64_t, float>;  // table, packed, vocab, scale
 
 Norm norm_of(const NormArgs& args) { return {at<const float>(std::get<0>(args)), std::get<1>(args)}; }
@@ -105,27 +106,37 @@ class Forward {
     return {reinterpret_cast<intptr_t>(work.query), reinterpret_cast<intptr_t>(work.attended)};
   }
 
+  int64_t attention_bytes(int threads, int64_t longest_tokens) const {
+    return kvell::attention_bytes(decoder_, threads, longest_tokens);
+  }
+
   // tokens: (count, ids, positions); rows: (count, logits_rows)
   // groups: (metadata as of attention, write_page_ids, write_offsets); hook: called or None
-  void run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
+  // workspace, scratch: (address, bytes). Returns how many bytes of both it used.
+  int64_t run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
            const std::tuple<int64_t, uintptr_t>& rows,
            const std::vector<std::tuple<BatchArgs, uintptr_t, uintptr_t>>& groups,
-           uintptr_t workspace, uintptr_t logits, int threads, nb::object hook) {
+           const Memory& workspace, const Memory& scratch, uintptr_t logits, int threads,
+           nb::object hook) {
     if (!attached_) refuse("run: attach pages first");
     const auto& [count, ids, positions] = tokens;
     const auto& [rows_count, logits_rows] = rows;
     Step step{count, at<const int64_t>(ids), at<const int64_t>(positions), rows_count,
-              at<const int64_t>(logits_rows), {}, at<uint8_t>(workspace), at<float>(logits),
-              threads};
+              at<const int64_t>(logits_rows), {}, at<uint8_t>(std::get<0>(workspace)),
+              at<uint8_t>(std::get<0>(scratch)), std::get<1>(scratch), at<float>(logits), threads};
     for (const auto& [batch, write_page_ids, write_offsets] : groups)
       step.groups.push_back({batch_of(batch), at<const int32_t>(write_page_ids),
                              at<const int32_t>(write_offsets)});
     check(step, groups);
-    if (count == 0) return;
+    const int64_t need = workspace_bytes(count, rows_count), room = std::get<1>(workspace);
+    if (need > room)
+      refuse("workspace: the step needs " + std::to_string(need) + " bytes and has " +
+             std::to_string(room));
+    if (count == 0) return 0;
     std::unique_ptr<CallbackHook> called;
     if (!hook.is_none()) called = std::make_unique<CallbackHook>(hook);
     nb::gil_scoped_release release;
-    forward(decoder_, step, called.get());
+    return forward(decoder_, step, called.get());
   }
 
  private:
@@ -191,7 +202,8 @@ NB_MODULE(_forward, m) {
       .def("add_layer", &Forward::add_layer, "norms"_a, "matrices"_a, "rope"_a, "rule"_a, "group"_a)
       .def("attach", &Forward::attach, "layers"_a, "groups"_a)
       .def("workspace_bytes", &Forward::workspace_bytes, "tokens"_a, "rows"_a)
+      .def("attention_bytes", &Forward::attention_bytes, "threads"_a, "longest_tokens"_a)
       .def("attention_offsets", &Forward::attention_offsets, "tokens"_a, "rows"_a)
-      .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "workspace"_a, "logits"_a,
-           "threads"_a, "hook"_a.none());
+      .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "workspace"_a, "scratch"_a,
+           "logits"_a, "threads"_a, "hook"_a.none());
 }

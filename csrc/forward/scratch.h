@@ -1,29 +1,33 @@
-// Memory of a step's threads: one slice each, a page apart at least, so that none shares a line.
+// Memory of a step's attention, in what the caller lends: a slice for each thread, a page apart
+// at least, so that none shares a line; then records of split contexts.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
+
+#include "attention/records.h"
 
 namespace kvell {
 
 class Scratch {
  public:
-  Scratch() = default;
-  ~Scratch() { std::free(data_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+  // Bytes of a slice for tasks of `slice_bytes`.
+  static int64_t slice(int64_t slice_bytes) { return (slice_bytes + 4095) / 4096 * 4096; }
 
-  void reserve(size_t slice_bytes, int slices) {
-    slice_bytes_ = (slice_bytes + 4095) / 4096 * 4096;
-    data_ = static_cast<uint8_t*>(std::aligned_alloc(4096, slice_bytes_ * slices));
-    if (!data_) throw std::bad_alloc();
+  Scratch(uint8_t* data, int64_t size_bytes, int64_t slice_bytes, int slices)
+      : slice_bytes_(slice(slice_bytes)), data_(data), slices_bytes_(slice_bytes_ * slices) {
+    records.at = reinterpret_cast<float*>(data + slices_bytes_);
+    records.floats = (size_bytes - slices_bytes_) / 4;
   }
+
+  bool fits() const { return records.floats >= 0; }
   void* of(int index) const { return data_ + slice_bytes_ * index; }
+  int64_t used_bytes() const { return slices_bytes_ + 4 * records.used; }
+
+  RecordSpace records{};
 
  private:
-  size_t slice_bytes_ = 0;
-  uint8_t* data_ = nullptr;
+  int64_t slice_bytes_;
+  uint8_t* data_;
+  int64_t slices_bytes_;
 };
 
 }  // namespace kvell

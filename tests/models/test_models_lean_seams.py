@@ -181,26 +181,3 @@ def test_layers_that_drop_tokens_have_none(tmp_path: Path) -> None:
     path = write_random_model(tmp_path / "m", tiny_config("LlamaForCausalLM"), seed=3, scale=8.0)
     model = load_paged_model(path, native.NativeKernels(1), kv_budget="24")
     assert model.lean is None
-
-
-def test_a_step_needs_no_more_than_its_activations_say() -> None:
-    model = lean_model(tiny_module("Gemma3ForCausalLM"))
-    assert model.lean is not None
-    for tokens, rows in ((1, 1), (7, 3), (100, 0), (2000, 200)):
-        buffers_bytes = model.lean._forward.workspace_bytes(tokens, rows) + 4 * 509 * rows
-        said_bytes = model.activations.need_bytes(tokens, rows)
-        assert buffers_bytes <= said_bytes
-        slack_bytes = 1.02 * (said_bytes - model.activations.fixed_bytes) + 2048
-        assert buffers_bytes <= slack_bytes, "the fixed part is for scratch, not for buffers"
-
-
-def test_a_step_computes_in_the_memory_it_was_lent() -> None:
-    model, ids = lean_model(tiny_module("LlamaForCausalLM")), prompt_ids(9)
-    assert model.lean is not None
-    own = runner_over(model).step([("a", ids)])
-    lent = torch.zeros(1 << 20, dtype=torch.uint8)
-    model.lean.use_workspace(lent)
-    assert torch.equal(runner_over(model).step([("a", ids)]), own)
-    assert lent.count_nonzero() > 9 * 48 * 4
-    model.lean.use_workspace(torch.zeros(16, dtype=torch.uint8))
-    assert torch.equal(runner_over(model).step([("a", ids)]), own)

@@ -11,7 +11,7 @@ Everything is counted in chunks.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvell.elastic.arena import ActivationModel
+from kvell.elastic.arena import ActivationNeed
 
 SAFETY = 100
 """θ keeps one chunk in so many, beside what decodes are about to need."""
@@ -102,7 +102,7 @@ class Admission:
 class StepMemory:
     """What activations a step needs, by its tokens and rows of logits."""
 
-    model: ActivationModel
+    model: ActivationNeed
     chunk_bytes: int
 
     def chunks(self, tokens: int, rows: int) -> int:

@@ -1,9 +1,8 @@
-"""The activation arena: what a step's forward pass may use beside KV cache.
+"""What a step's forward pass needs beside KV cache, and a fixed reserve that grants it.
 
-Static today: a fixed reserve, granted to one step at a time.  The interface is
-that of the elastic arena to come (eLLM §4): a step asks for the bytes it will
-need, gets them together with its KV pages or not at all, and gives them back
-with its result.
+The reserve is for engines whose KV cache has a pool of its own; where both share one,
+:class:`kvell.elastic.memory.ElasticMemory` grants.  Either way a step asks for the bytes it will
+need, gets them as a whole or not at all, and gives them back with its result.
 
 ::
 
@@ -11,6 +10,52 @@ with its result.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class ActivationNeed(Protocol):
+    """Bytes of activations that a step needs; more tokens or rows never need less."""
+
+    def need_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """Peak of a step of ``num_tokens`` that asks for ``num_rows`` rows of logits."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """A step's buffers, one behind the other: not an estimate, but what they take.
+
+    :param fixed_bytes: of what does not grow with the step, a multiple of the alignment.
+    :param by_token_bytes: by buffer, for each token of the step.
+    :param by_row_bytes: by buffer, for each row of logits.
+    :param align_bytes: where every buffer begins.
+    """
+
+    fixed_bytes: int
+    by_token_bytes: tuple[int, ...]
+    by_row_bytes: tuple[int, ...]
+    align_bytes: int
+
+    def need_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """See :class:`ActivationNeed`."""
+        sizes = [num_tokens * size for size in self.by_token_bytes]
+        sizes += [num_rows * size for size in self.by_row_bytes]
+        align = self.align_bytes
+        return self.fixed_bytes + sum(-(-size // align) * align for size in sizes)
+
+
+@dataclass(frozen=True)
+class LargestNeed:
+    """Of models that take turns in the same memory.
+
+    :param needs: one for each; at least one.
+    """
+
+    needs: tuple[ActivationNeed, ...]
+
+    def need_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """See :class:`ActivationNeed`; any of them may compute the whole step."""
+        return max(need.need_bytes(num_tokens, num_rows) for need in self.needs)
 
 
 @dataclass(frozen=True)

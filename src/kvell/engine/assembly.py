@@ -9,7 +9,7 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.device.host import HostPool
-from kvell.elastic.arena import ActivationModel
+from kvell.elastic.arena import LargestNeed
 from kvell.engine.budget_limits import observing_tokens
 from kvell.engine.contract import make_contract, model_share
 from kvell.engine.core import EngineCore
@@ -108,7 +108,9 @@ def build_engine(
     served = (ServedModel(name if beside else "", model, eos_token_ids), *beside)
     check_several(served, options, draft is not None)
     models = [one.model for one in served]
-    activations = _activations(*models, *([draft] if draft else []))
+    activations = LargestNeed(
+        tuple(one.activations for one in (*models, *([draft] if draft else [])))
+    )
     reserve_bytes = activations.need_bytes(options.max_num_batched_tokens, options.max_step_logits)
     kv_bytes = options.kv_memory_bytes or _default_kv_bytes(model.device, reserve_bytes)
     layers = [layer for one in served for layer in one.layers()]
@@ -244,22 +246,12 @@ def _enough_bytes(
         enough_bytes = max(need_bytes, enough_bytes + layout.large_page_bytes)
 
 
-def _activations(*models: PagedModel) -> ActivationModel:
-    """Of a step: models take turns, so the largest need is all's."""
-    needs = [one.activations for one in models]
-    return ActivationModel(
-        max(need.fixed_bytes for need in needs),
-        max(need.token_bytes for need in needs),
-        max(need.logits_row_bytes for need in needs),
-    )
-
-
 def _lend_reserve(decoders: Sequence[LeanDecoder], reserve_bytes: int) -> None:
     """The arena's memory, in which lean passes compute; committed where a step first touches it."""
     if decoders:
         buffer = torch.empty(reserve_bytes, dtype=torch.uint8)
         for decoder in decoders:
-            decoder.use_workspace(buffer)
+            decoder.use_memory(buffer)
 
 
 def _dtype(name: str) -> torch.dtype:

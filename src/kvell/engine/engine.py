@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.elastic.arena import ActivationArena, ActivationModel
+from kvell.elastic.arena import ActivationArena, ActivationNeed
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, JournaledCore
@@ -34,7 +34,7 @@ class Engine:
         core: EngineCore,
         runner: Runner,
         contract: MemoryContract,
-        activations: ActivationModel,
+        activations: ActivationNeed,
         *,
         journal: Journal | None = None,
         incarnation: int = 0,

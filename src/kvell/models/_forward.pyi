@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 Norm = tuple[int, float]
 Matrix = tuple[int, int, int, int]
 Layer = tuple[int, int, int, int, int, int, int, int, int]
+Memory = tuple[int, int]
 Batch = tuple[int, int, int, int, int, int, int, int]
 
 def instruction_sets() -> list[str]: ...
@@ -33,14 +34,16 @@ class Forward:
     ) -> None: ...
     def attach(self, layers: Sequence[Layer], groups: Sequence[int]) -> None: ...
     def workspace_bytes(self, tokens: int, rows: int) -> int: ...
+    def attention_bytes(self, threads: int, longest_tokens: int) -> int: ...
     def attention_offsets(self, tokens: int, rows: int) -> tuple[int, int]: ...
     def run(
         self,
         tokens: tuple[int, int, int],
         rows: tuple[int, int],
         groups: Sequence[tuple[Batch, int, int]],
-        workspace: int,
+        workspace: Memory,
+        scratch: Memory,
         logits: int,
         threads: int,
         hook: Callable[[int, int], None] | None,
-    ) -> None: ...
+    ) -> int: ...

@@ -13,7 +13,7 @@ import torch
 
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
 from kvell.attention.states import StateBatch
-from kvell.elastic.arena import ActivationModel
+from kvell.elastic.arena import ActivationNeed
 from kvell.models import hook
 from kvell.models.activations import activation_model
 from kvell.models.both_directions import BothDirections
@@ -118,9 +118,10 @@ class PagedModel:
         return sum(int(size) for size in tensors.values()) + packed_bytes
 
     @property
-    def activations(self) -> ActivationModel:
-        """What a step takes beside weights and pages."""
-        return self.lean.activations if self.lean else activation_model(self.module.config)
+    def activations(self) -> ActivationNeed:
+        """What a step takes beside weights and pages: exact where a compiled pass computes it,
+        else an estimate from the config."""
+        return self.lean.buffers if self.lean else activation_model(self.module.config)
 
     @property
     def images(self) -> ImageStore | None:

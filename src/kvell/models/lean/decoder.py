@@ -1,6 +1,5 @@
 """A dense decoder's compiled pass: built once from a recipe, then one call for each step."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
-from kvell.elastic.arena import ActivationModel
-from kvell.models.activations import FIXED_BYTES
+from kvell.elastic.arena import StepBuffers
 from kvell.models.description import ModelDescription
+from kvell.models.lean.need import DecoderShape, StepParts, aligned
 from kvell.models.lean.packing import PANEL, PackedMatrix, WeightStore, gated, store_bytes
 from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe, NormRecipe, recipe_of, weights_of
 from kvell.models.segments import LayerCallbacks
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.bfloat16)
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _NO_NORM = (0, 0.0)
-_MANY = 4096
-"""Tokens over which what buffers are rounded up to no longer shows."""
 
 
 class LeanDecoder:
@@ -36,16 +33,27 @@ class LeanDecoder:
     Not for concurrent use.
     """
 
-    def __init__(self, recipe: DecoderRecipe, kernels: "NativeKernels") -> None:
-        """Pack the recipe's weights; the modules' own are given up, tied ones once."""
-        self._threads = kernels.num_threads
+    def __init__(
+        self, recipe: DecoderRecipe, kernels: "NativeKernels", longest_tokens: int
+    ) -> None:
+        """Pack the recipe's weights; the modules' own are given up, tied ones once.
+
+        :param longest_tokens: context that attention may be cut for among threads.
+        """
+        self._threads = kernels.num_threads or torch.get_num_threads()
         self._dtype: torch.dtype = recipe.head.weight.dtype
         self._vocab_size: int = recipe.head.weight.shape[0]
         self._heads, self._head_size = recipe.heads, recipe.head_size
         self._kept: list[Any] = []
         self._store = WeightStore(_store_bytes(recipe))
         self._forward = self._build(recipe, kernels.instruction_set)
-        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._attention_bytes = aligned(
+            self._forward.attention_bytes(self._threads, longest_tokens)
+        )
+        self._shape = _shape(recipe)
+        self._lent: torch.Tensor | None = None
+        self._own = torch.empty(0, dtype=torch.uint8)
+        self.used_bytes = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -53,18 +61,17 @@ class LeanDecoder:
         return self._store.used_bytes
 
     @property
-    def activations(self) -> ActivationModel:
-        """What a step takes beside weights and pages: its buffers, as they are, and its logits."""
-        per_token = self._forward.workspace_bytes(_MANY, 0) / _MANY
-        per_row = self._forward.workspace_bytes(0, _MANY) / _MANY + 4 * self._vocab_size
-        return ActivationModel(FIXED_BYTES, math.ceil(per_token), math.ceil(per_row))
+    def buffers(self) -> StepBuffers:
+        """What a step takes beside weights and pages: all its buffers, and its logits."""
+        return self._shape.buffers(self._attention_bytes)
 
-    def use_workspace(self, buffer: torch.Tensor) -> None:
-        """Compute in this memory, uint8 [any number]; a step that needs more gets its own.
+    def use_memory(self, lent: torch.Tensor | None) -> None:
+        """Compute in this memory, uint8 [any number], from now on; None: in memory of its own.
 
-        Several models may have the same, if they take turns.
+        What a step returns lies in it too, until the next one.  Several models may have the same,
+        if they take turns.
         """
-        self._workspace = buffer
+        self._lent = lent
 
     def attach(self, pages: Mapping[int, LayerPages], groups: Mapping[int, int]) -> None:
         """Say where each layer's keys and values lie, and which group's metadata is its own."""
@@ -86,44 +93,65 @@ class LeanDecoder:
     ) -> torch.Tensor:
         """Compute a step; parameters as in ``ForwardBatch``; logits, float32 [rows, vocab].
 
-        :raises ValueError: if an id, row or page does not exist, or metadata disagree.
+        :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
+            needs more memory than it was lent.
         """
         from kvell.attention.native import batch_args
 
         tokens, rows = token_ids.numel(), logits_rows.numel()
-        workspace = self._workspace_of(tokens, rows)
-        logits = torch.empty((rows, self._vocab_size), dtype=torch.float32)
+        parts = self._parts(tokens, rows)
+        memory = self._memory(parts)
+        logits = self._logits(memory, parts, rows)
         ids, places, wanted = (_int64(x) for x in (token_ids, positions, logits_rows))
-        self._forward.run(
+        at = memory.data_ptr()
+        used_bytes = self._forward.run(
             (tokens, ids.data_ptr(), places.data_ptr()),
             (rows, wanted.data_ptr()),
             [
                 (batch_args(g, tokens), g.write_page_ids.data_ptr(), g.write_offsets.data_ptr())
                 for g in groups
             ],
-            workspace.data_ptr(),
+            (at + parts.attention_bytes, parts.rows_bytes),
+            (at, parts.attention_bytes),
             logits.data_ptr(),
             self._threads,
-            None if callbacks is None else self._hook(callbacks, tokens, rows),
+            None if callbacks is None else self._hook(callbacks, tokens, rows, memory),
         )
+        self.used_bytes = used_bytes + parts.logits_bytes
         return logits
 
-    def _workspace_of(self, tokens: int, rows: int) -> torch.Tensor:
-        need_bytes = self._forward.workspace_bytes(tokens, rows)
-        if self._workspace.numel() < need_bytes:
-            self._workspace = torch.empty(need_bytes, dtype=torch.uint8)
-        return self._workspace
+    def _parts(self, tokens: int, rows: int) -> StepParts:
+        rows_bytes = self._forward.workspace_bytes(tokens, rows)
+        return StepParts(self._attention_bytes, rows_bytes, 4 * rows * self._vocab_size)
+
+    def _memory(self, parts: StepParts) -> torch.Tensor:
+        need_bytes = parts.total_bytes
+        if self._lent is None:
+            if self._own.numel() < need_bytes:
+                self._own = torch.empty(need_bytes, dtype=torch.uint8)
+            return self._own
+        if self._lent.numel() < need_bytes:
+            raise ValueError(f"a step of {need_bytes} bytes was lent {self._lent.numel()}")
+        return self._lent
+
+    def _logits(self, memory: torch.Tensor, parts: StepParts, rows: int) -> torch.Tensor:
+        """In the memory that was lent; in its own they would not outlive the next step."""
+        if self._lent is None:
+            return torch.empty((rows, self._vocab_size), dtype=torch.float32)
+        place = memory[parts.logits_at : parts.logits_at + parts.logits_bytes]
+        return place.view(torch.float32).view(rows, self._vocab_size)
 
     def _hook(
-        self, callbacks: LayerCallbacks, tokens: int, rows: int
+        self, callbacks: LayerCallbacks, tokens: int, rows: int, memory: torch.Tensor
     ) -> Callable[[int, int], None]:
         """Calls the seams with views of the workspace, which are the same in every layer."""
         query, output = (
-            self._workspace[start : start + tokens * self._heads * self._head_size * size]
+            memory[start : start + tokens * self._heads * self._head_size * size]
             .view(self._dtype)
             .view(tokens, self._heads, self._head_size)
             for size in (self._dtype.itemsize,)
-            for start in self._forward.attention_offsets(tokens, rows)
+            for offset in self._forward.attention_offsets(tokens, rows)
+            for start in (self._attention_bytes + offset,)
         )
         written, before, after = (
             callbacks.after_kv_write,
@@ -209,7 +237,7 @@ def lean_decoder(
     if recipe is None:
         return None
     with torch.no_grad():
-        return LeanDecoder(recipe, kernels)  # type: ignore[arg-type]
+        return LeanDecoder(recipe, kernels, description.max_model_len)  # type: ignore[arg-type]
 
 
 def _recipe(
@@ -239,6 +267,19 @@ def _store_bytes(recipe: DecoderRecipe) -> int:
         ]
     shapes.append((recipe.head.out_features, recipe.head.in_features))
     return store_bytes(shapes, recipe.head.weight.dtype)
+
+
+def _shape(recipe: DecoderRecipe) -> DecoderShape:
+    first, heads = recipe.layers[0], recipe.heads
+    return DecoderShape(
+        hidden=first.attention.q_proj.in_features,
+        attended=heads * recipe.head_size,
+        qkv_size=(heads + 2 * recipe.kv_heads) * recipe.head_size,
+        inner=_inner(first.mlp),
+        rotated=sum(2 * rope.frequencies.numel() for rope in recipe.ropes),
+        vocab=recipe.head.out_features,
+        element_bytes=recipe.head.weight.dtype.itemsize,
+    )
 
 
 def _inner(mlp: Any) -> int:

@@ -1,0 +1,23 @@
+// Memory that a caller lends for the records of split contexts.
+#pragma once
+#include "task.h"
+
+namespace kvell {
+
+struct RecordSpace {
+  float* at;
+  int64_t floats;
+  int64_t used = 0;  // by the largest plan so far: plans that run in turn share the space
+};
+
+// As `make_plan`, with its records in lent memory. Where they have no room there, rows are cut
+// by heads instead of by sections, which changes no result.
+Plan make_plan_in(RecordSpace& space, const Call& call, int threads);
+
+// Rows of any task.
+int32_t most_task_rows(int32_t heads, int32_t kv_heads);
+
+// Floats that records are worth lending, for contexts of so many tokens.
+int64_t most_record_floats(const Call& call, int threads, int64_t longest_tokens);
+
+}  // namespace kvell
