@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.device.process_size import process_bytes
 from kvell.engine.admissible import request_problem
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.contract import MemoryContract
@@ -74,7 +75,10 @@ class LLM:
         or NAME if it is written ``NAME=…``.
     :param beside: further models, written likewise, each independent of the others. All share
         the KV pool, which goes where the load is, and the steps.
-    :param kv_memory_bytes: size of the KV pool.
+    :param memory_bytes: of weights, KV cache and activations together. Where a lean pass computes,
+        KV cache and activations share what the weights leave, and each takes what the other does
+        not need; elsewhere activations keep a reserve of it.
+    :param kv_memory_bytes: size of the KV pool; beside ``memory_bytes``, KV's share of it at first.
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
@@ -101,6 +105,7 @@ class LLM:
         model: str,
         *,
         beside: Sequence[str] = (),
+        memory_bytes: int | None = None,
         kv_memory_bytes: int | None = None,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
@@ -121,6 +126,7 @@ class LLM:
         incarnation: int = 0,
         clock: Clock | None = None,
     ) -> None:
+        floor_bytes = process_bytes()
         cache_dir = cache_dir or Path.home() / ".cache" / "kvell"
         first, *others = open_named(model, beside, cache_dir, progress)
         self.tokenizer = first.tokenizer
@@ -149,6 +155,7 @@ class LLM:
                 num_speculative_tokens=num_speculative_tokens,
                 prompt_lookup_max=prompt_lookup_max,
                 prompt_lookup_min=prompt_lookup_min,
+                memory_bytes=memory_bytes,
             ),
             self.tokenizer.eos_token_ids,
             journal,
@@ -162,6 +169,7 @@ class LLM:
                 )
                 for one in others
             ],
+            floor_bytes=floor_bytes,
         )
         self._credits = self.engine.ready().credits
         self._instance = LocalInstance(self.engine)

@@ -9,7 +9,7 @@ import pytest
 
 from kvell.cli.plan_devices import device_fit
 from kvell.cli.sizes import format_bytes
-from kvell.engine.assembly import GPU_KV_SHARE
+from kvell.engine.sizes import GPU_KV_SHARE
 from kvell.models.configs import read_config
 from kvell.models.description import describe
 from kvell.pages.layout import GroupKind, LayerSpec, Layout

@@ -1,7 +1,9 @@
 """Host chunks: aliases see the same bytes, huge pages, other processes' view, refusals."""
 
+import gc
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -128,3 +130,17 @@ def test_a_commit_that_is_refused_keeps_what_it_got(monkeypatch: pytest.MonkeyPa
     device.commit(ints(2, 0))
     assert device.home.table.tolist() == [0, -1, 2]
     device.close()
+
+
+def test_a_view_keeps_a_device_that_nobody_closes() -> None:
+    held = HostChunks(2)
+    gone = weakref.ref(held)
+    held.commit(np.arange(2, dtype=np.int32))
+    view = held.view(held.home)
+    del held
+    gc.collect()
+    view[0] = 7
+    assert view[0] == 7
+    del view
+    gc.collect()
+    assert gone() is None

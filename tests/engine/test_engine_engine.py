@@ -26,7 +26,7 @@ from kvell.engine.protocol import (
 from kvell.engine.runner import ModelRunner
 from kvell.models.paged_model import PagedModel
 from kvell.pages.slots import SlotTable
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import MIB, RequestId, StepNumber
 from tests.engine.conftest import make_engine_core, make_layout, make_submit
 from tests.engine.virtual_model import VirtualModel, expected_output
 
@@ -68,7 +68,10 @@ def make_engine(
 
 def test_the_first_event_says_who_is_there() -> None:
     engine, _ = make_engine()
-    assert engine.ready() == Ready(SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes)
+    told = engine.ready()
+    parts = engine.contract.parts()
+    assert told == Ready(SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, memory=parts)
+    assert parts["contract_bytes"] == LAYOUT.pool_bytes + 10_000 + 64 * MIB
 
 
 def test_a_request_is_served_from_submission_to_its_end() -> None:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvell.device.chunks import AddressRange, Ints
 from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
-from kvell.engine.core import EngineCore
+from kvell.engine.core import MOST_STEPS_PUT_OFF, EngineCore
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Event
@@ -35,13 +36,15 @@ class Shared(Traffic):
         model: ActivationModel,
         implementation: Implementation = "auto",
         chunk_bytes: int = CHUNK_BYTES,
+        device: type[FakeChunks] = FakeChunks,
+        committed: int | None = None,
     ) -> None:
         super().__init__(layout, chosen)
         core = create_core(layout, implementation)
         num_chunks = -(-layout.pool_bytes // chunk_bytes)
         tiled = Tiling(num_chunks, chunk_bytes, layout.large_page_bytes, layout.num_large_pages)
-        self.device = FakeChunks(num_chunks, chunk_bytes)
-        self.elastic = ElasticMemory(self.device, core, tiled)
+        self.device = device(num_chunks, chunk_bytes)
+        self.elastic = ElasticMemory(self.device, core, tiled, committed)
         self.shared = SharedMemory(core, self.elastic, model)
         self.core = EngineCore(core, chosen, frozenset({EOS}), memory=self.shared)
 
@@ -125,12 +128,60 @@ def test_with_idle_activations_and_a_full_cache_a_prefill_evicts_nothing() -> No
         assert traffic.finished(f"again {letter}").cached_tokens >= 12
 
 
-def test_nothing_is_planned_that_has_no_activations() -> None:
+def test_what_the_device_refuses_waits_for_the_next_step() -> None:
     traffic = Shared(full(8), limits(batched=32), ActivationModel(0, 16, 0))
     traffic.submit("a", range(8))
     traffic.device.fail("map")
-    with pytest.raises(TryLater, match="no memory for the activations"):
-        traffic.plan()
+    assert traffic.step() == []
+    assert traffic.rung("refused_by_device") == 1
+    assert traffic.step() == [("a", 0, 8)]
+    traffic.run()
+
+
+def test_decodes_go_on_in_a_mapped_slot_while_a_prefill_is_refused_more() -> None:
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 128, 0))
+    traffic.submit("a", range(2), max_tokens=12)
+    traffic.step()
+    traffic.submit("b", range(20, 44), max_tokens=4)
+    traffic.device.fail("map")
+    assert traffic.step() == [("a", 2, 1)], "b has its pages and no slot that is large enough"
+    assert traffic.step() == [("a", 3, 1), ("b", 0, 24)]
+    traffic.run()
+
+
+class Refusing(FakeChunks):
+    """Maps nothing, ever."""
+
+    def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
+        raise TryLater("device: never")
+
+
+def test_a_request_that_never_gets_memory_is_refused_with_a_reason() -> None:
+    traffic = Shared(full(8), limits(batched=32), ActivationModel(0, 16, 0), device=Refusing)
+    for name in ("a", "b"):
+        traffic.submit(name, range(8))
+    traffic.run(3 * MOST_STEPS_PUT_OFF)
+    for name in ("a", "b"):
+        finished = traffic.finished(name)
+        assert (finished.reason, finished.try_later) == ("refused", True)
+        assert "the device refused memory for 64 steps" in finished.message
+    assert not any(traffic.core.memory.snapshot().used)
+
+
+def test_memory_that_comes_later_is_used_when_it_has_come() -> None:
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 16, 0), committed=6)
+    for index in range(6):
+        traffic.submit(str(index), [index] * 14, max_tokens=10)
+    for _ in range(3):
+        traffic.step()
+    running = traffic.core.num_running()
+    assert traffic.shared.figures()["cold_chunks"] == 14
+    traffic.core.warm(9)
+    traffic.core.warm(9)
+    assert traffic.shared.figures()["cold_chunks"] == 0
+    traffic.step()
+    assert traffic.core.num_running() > running
+    traffic.run()
 
 
 def test_guesses_are_refused_by_name() -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kvell.engine.assembly import EngineOptions, _layout
+from kvell.engine.options import EngineOptions
 from kvell.engine.protocol import Finished, Submit
 from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.sizes import layout_of
 from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, GroupSpec, pool_bytes_for
 from kvell.models.description import ModelDescription, describe
@@ -117,7 +118,8 @@ def test_embeddings_too_large_for_keys_and_values_get_pages_of_their_own() -> No
     assert narrow.token_bytes < embeddings.token_bytes <= full.token_bytes
     options = EngineOptions(embeddings="in-kv")
     kinds = [
-        [g.kind for g in _layout((x, embeddings), 1 << 20, options).groups] for x in (full, narrow)
+        [g.kind for g in layout_of((x, embeddings), 1 << 20, options).groups]
+        for x in (full, narrow)
     ]
     assert kinds == [[GroupKind.FULL], [GroupKind.FULL, GroupKind.VISION]]
 

@@ -90,6 +90,7 @@ def measured(
         settings.max_num_batched_tokens,
         settings.max_num_seqs,
         settings.manager,
+        memory_bytes=settings.memory_bytes,
     )
     subject = load_subject(
         settings.model,

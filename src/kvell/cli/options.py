@@ -54,6 +54,12 @@ def kv_memory_option(command: Command) -> Command:
     return click.option("--kv-memory", "kv_memory_bytes", type=SIZE, help=text)(command)
 
 
+def memory_option(command: Command) -> Command:
+    """``--memory``."""
+    text = "Memory of weights, KV cache and activations together; the last two share what is left."
+    return click.option("--memory", "memory_bytes", type=SIZE, help=text)(command)
+
+
 def dtype_option(command: Command) -> Command:
     """``--dtype``."""
     choices = click.Choice(["auto", "float32", "bfloat16"])
@@ -132,6 +138,7 @@ def _number(flag: str, default: int, text: str) -> Callable[[Command], Command]:
 
 _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     models_option,
+    memory_option,
     kv_memory_option,
     dtype_option,
     kv_cache_dtype_option,
@@ -221,7 +228,8 @@ def require_one_model(settings: EngineSettings) -> None:
 
 
 def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:
-    """The settings with the default KV pool of a CPU machine filled in if none was given."""
-    if settings.kv_memory_bytes is not None or settings.device != "cpu":
+    """The settings with the default KV pool of a CPU machine filled in if no size was given."""
+    given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
+    if given or settings.device != "cpu":
         return settings
     return replace(settings, kv_memory_bytes=default_kv_memory_bytes(session.available_bytes()))

@@ -109,7 +109,7 @@ def fits_on_devices(
     layout_of: Callable[[int], Layout], taken: Taken, lengths_tokens: Sequence[int]
 ) -> tuple[DeviceFit, ...]:
     """What fits on each common GPU; nothing is said where the weights' size is not known."""
-    from kvell.engine.assembly import GPU_KV_SHARE
+    from kvell.engine.sizes import GPU_KV_SHARE
 
     if taken.weights_bytes is None:
         return ()

@@ -30,10 +30,12 @@ class EngineSettings:
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
     beside: tuple[str, ...] = ()
+    memory_bytes: int | None = None
 
     def flags(self) -> list[str]:
         """The command line that gives these settings again."""
         written = {
+            "--memory": self.memory_bytes,
             "--kv-memory": self.kv_memory_bytes,
             "--dtype": self.dtype,
             "--kv-cache-dtype": self.kv_cache_dtype,
@@ -113,6 +115,7 @@ def open_model(
     model: Model = LLM(
         settings.model,
         beside=settings.beside,
+        memory_bytes=settings.memory_bytes,
         kv_memory_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,

@@ -38,6 +38,7 @@ class HostChunks:
     """
 
     chunk_bytes = CHUNK_BYTES
+    _open = False
 
     def __init__(self, num_chunks: int) -> None:
         """Reserve addresses for so many chunks; none has memory yet.
@@ -47,8 +48,8 @@ class HostChunks:
         self.num_chunks = num_chunks
         self.num_huge = 0
         self._ranges: list[AddressRange] = []
-        self._open = True
         self.descriptor = os.memfd_create("kvell-chunks", os.MFD_CLOEXEC)
+        self._open = True
         try:
             os.ftruncate(self.descriptor, num_chunks * CHUNK_BYTES)
             self.home = self.reserve(num_chunks)
@@ -106,10 +107,11 @@ class HostChunks:
     def view(self, area: AddressRange) -> memoryview:
         """The range as writable bytes: touching a free position ends the process.
 
-        No view may be used once the device is closed.
+        No view may be used once the device is closed; a view keeps a device that nobody closes.
         """
         self._require_open()
         raw = (ctypes.c_uint8 * area.size_bytes).from_address(area.address)
+        raw.device = self  # type: ignore[attr-defined]
         return memoryview(raw).cast("B")
 
     def close(self) -> None:
@@ -120,6 +122,9 @@ class HostChunks:
         for area in self._ranges:
             _system.release(area.address, area.size_bytes)
         os.close(self.descriptor)
+
+    def __del__(self) -> None:
+        self.close()
 
     def _map(self, area: AddressRange, positions: Ints, chunks: Ints, *, populate: bool) -> None:
         done, error = _system.map_chunks(

@@ -11,13 +11,14 @@ What fails leaves owners as they were.  Only what the core cached in withheld pa
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.audit import audit_balloon
-from kvell.elastic.balloon import Balloon, Deflation, Inflation
+from kvell.elastic.balloon import Balloon, Deflation, Inflation, Owner
+from kvell.elastic.slots import SlotState
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
 from kvell.prefix.interface import WITHHELD, Ints, LendingCore
@@ -212,6 +213,20 @@ class ElasticMemory:
             if plan.restored:
                 self._kv.restore(_ints(plan.restored))
         return len(done)
+
+    def figures(self) -> dict[str, int]:
+        """Chunks by owner and state now (``…_chunks``), and the counts so far."""
+        balloon = self.balloon
+        return {
+            "chunk_bytes": self.device.chunk_bytes,
+            "kv_chunks": int(np.count_nonzero(balloon.owner == Owner.KV)),
+            "activation_idle_chunks": balloon.idle_chunks,
+            "activation_used_chunks": balloon.slots.count(SlotState.USED),
+            "cold_chunks": int(np.count_nonzero(balloon.owner == Owner.SYSTEM)),
+            "stale_positions": balloon.slots.count(SlotState.STALE),
+            "withheld_large_pages": int(np.count_nonzero(balloon.withheld)),
+            **asdict(self.counts),
+        }
 
     def audit(self) -> list[str]:
         """Everything that is wrong; empty if nothing is."""

@@ -7,19 +7,19 @@ from pathlib import Path
 import torch
 
 from kvell.attention.choice import choose_kernels
-from kvell.device.available import available_bytes, default_kv_memory_bytes
-from kvell.device.host import HostPool
-from kvell.elastic.arena import LargestNeed
+from kvell.device.host import CHUNK_BYTES
 from kvell.engine.budget_limits import observing_tokens
 from kvell.engine.contract import make_contract, model_share
 from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
+from kvell.engine.engine_memory import memory_of
 from kvell.engine.journal import Journal
 from kvell.engine.limits import Limits
 from kvell.engine.model_rules import ModelRules
 from kvell.engine.options import EngineOptions
 from kvell.engine.runner import ModelRunner
 from kvell.engine.several_models import ServedModel, check_several
+from kvell.engine.sizes import PoolFlag, Sizes, flag_of, sizes_of
 from kvell.engine.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
 from kvell.memory import (
@@ -34,8 +34,6 @@ from kvell.memory import (
     pool_bytes_for,
 )
 from kvell.models.kv_dtypes import kv_dtype_named
-from kvell.models.kv_memory import pool_tensor
-from kvell.models.lean.decoder import LeanDecoder
 from kvell.models.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.progress import Progress
@@ -46,8 +44,6 @@ __all__ = ["DTYPES", "EngineOptions", "build_engine", "load_model", "make_limits
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STORED = DTYPES | {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 """What each name of ``--kv-cache-dtype`` means to torch."""
-GPU_KV_SHARE = 0.9
-"""Part of a GPU's free memory, after weights and reserve, that becomes the KV pool."""
 MIN_MODEL_LEN = 2
 """A prompt of one token and one token of output."""
 
@@ -96,11 +92,13 @@ def build_engine(
     incarnation: int = 0,
     draft: PagedModel | None = None,
     beside: Sequence[ServedModel] = (),
+    floor_bytes: int = 0,
 ) -> Engine:
     """An engine over a loaded model, its pool attached.
 
     :param draft: a smaller model that guesses for it; its groups lie in the same pool.
     :param beside: further models, independent of it, that share its pool and its steps.
+    :param floor_bytes: what the process took before it loaded anything, for the contract.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
         draft model cannot guess for this one, or models cannot be served side by side.
     """
@@ -108,69 +106,66 @@ def build_engine(
     served = (ServedModel(name if beside else "", model, eos_token_ids), *beside)
     check_several(served, options, draft is not None)
     models = [one.model for one in served]
-    activations = LargestNeed(
-        tuple(one.activations for one in (*models, *([draft] if draft else [])))
-    )
-    reserve_bytes = activations.need_bytes(options.max_num_batched_tokens, options.max_step_logits)
-    kv_bytes = options.kv_memory_bytes or _default_kv_bytes(model.device, reserve_bytes)
+    every = [*models, *([draft] if draft else [])]
     layers = [layer for one in served for layer in one.layers()]
     layers += as_draft(draft.description.layers) if draft else ()
-    layout = _layout(layers, kv_bytes, options)
-    rules = _rules(layout, served, options, draft, layers)
+    sizes = sizes_of(every, layers, options, has_draft=draft is not None)
+    layout = sizes.layout
+    rules = _rules(sizes, served, options, draft, layers)
     limits = replace(rules[0].limits, observing_tokens=observing_tokens(model, options))
     if model.images is not None:
         limits = replace(limits, whole_images=model.images.family.both_directions)
-    buffer = HostPool(layout.pool_bytes).buffer() if model.device.type == "cpu" else None
-    pool = pool_tensor(buffer, layout.pool_bytes, model.device)
+    core = create_core(layout)
+    memory = memory_of(sizes, core, every, options)
     for one in served:
-        one.model.attach(layout.seen_by(one.name), pool)
+        one.model.attach(layout.seen_by(one.name), memory.pool)
     if draft is not None:
-        draft.attach(layout.seen_by(is_draft=True), pool)
-    lean = [one.lean for one in (*models, *([draft] if draft else [])) if one.lean]
-    _lend_reserve(lean, reserve_bytes)
-    weight_bytes = sum(one.weight_bytes for one in models) + (draft.weight_bytes if draft else 0)
-    shares = [model_share(one.name, layout, one.limits.max_model_len) for one in rules[1:]]
+        draft.attach(layout.seen_by(is_draft=True), memory.pool)
+    shares = [
+        model_share(one.name, layout, one.limits.max_model_len, sizes.fitting) for one in rules[1:]
+    ]
     others = {one.name: one.model for one in beside}
     slots = SlotTable(layout.num_large_pages)
+    runner = ModelRunner(
+        model, layout, slots, memory.pool, draft, served[0].name, others, memory.lends
+    )
     return Engine(
-        EngineCore(
-            create_core(layout), limits, eos_token_ids, incarnation, rules if beside else ()
-        ),
-        ModelRunner(model, layout, slots, pool, draft, served[0].name, others),
+        EngineCore(core, limits, eos_token_ids, incarnation, rules if beside else (), memory.steps),
+        runner,
         make_contract(
-            name, layout, weight_bytes, reserve_bytes, limits.max_model_len, tuple(shares)
+            name,
+            layout,
+            sizes.weights_bytes,
+            sizes.reserve_bytes,
+            limits.max_model_len,
+            tuple(shares),
+            shared_bytes=sizes.shared_chunks * CHUNK_BYTES,
+            floor_bytes=floor_bytes,
+            fitting=sizes.fitting,
         ),
-        activations,
+        sizes.need,
         journal=journal,
         incarnation=incarnation,
         images=model.images,
+        warmer=memory.warmer,
     )
 
 
-def _layout(layers: Sequence[LayerSpec], kv_bytes: int, options: EngineOptions) -> Layout:
-    """Embeddings wait in pages of their own where no token's keys and values have room for one."""
-    try:
-        return plan_layout(layers, kv_bytes, manager=options.manager, embeddings=options.embeddings)
-    except ChangeSomething as problem:
-        if problem.field != "embeddings":
-            raise
-    return plan_layout(layers, kv_bytes, manager=options.manager)
-
-
 def _rules(
-    layout: Layout,
+    sizes: Sizes,
     served: Sequence[ServedModel],
     options: EngineOptions,
     draft: PagedModel | None,
     layers: Sequence[LayerSpec],
 ) -> list[ModelRules]:
     """Of each model; a length that the user gives is the first one's, and the others' at most."""
-    found = []
+    found, layout = [], sizes.promised
+    flag = flag_of(sizes, options)
     for index, (name, model, eos) in enumerate((s.name, s.model, s.eos_token_ids) for s in served):
         own, given = model.description.max_model_len, options.max_model_len
         wish = min(own, given) if index and given is not None else given
         wished = replace(options, max_model_len=wish)
-        limits = make_limits(layout, model, wished, draft, name, layers)
+        limits = make_limits(layout, model, wished, draft, name, layers, flag)
         found.append(ModelRules(name, limits, eos, layout.seen_by(name) if name else layout))
     return found
 
@@ -182,11 +177,13 @@ def make_limits(
     draft: PagedModel | None = None,
     name: str = "",
     layers: Sequence[LayerSpec] | None = None,
+    flag: PoolFlag | None = None,
 ) -> Limits:
     """The constants of a run; ``max_model_len`` from the pool unless it is given.
 
     :param name: which of the pool's models it is, if there are several.
     :param layers: all that the pool holds; the model's own and its draft's if not given.
+    :param flag: what to change if the pool is too small; ``--kv-memory`` if not given.
     :raises ChangeSomething: if a given ``max_model_len`` cannot be had.
     """
     own = min(one.description.max_model_len for one in (model, draft) if one is not None)
@@ -219,13 +216,15 @@ def make_limits(
                 *model.description.layers,
                 *(as_draft(draft.description.layers) if draft else ()),
             )
-        need_kib = -(-_enough_bytes(seen, layers, options.manager, limits, name) // KIB)
+        flag = flag or PoolFlag("--kv-memory", layout.pool_bytes)
+        enough_bytes = _enough_bytes(seen, layers, options.manager, limits, name)
+        need_kib = -(-(enough_bytes + flag.beside_bytes) // KIB)
         raise ChangeSomething(
-            "--kv-memory",
-            f"{layout.pool_bytes // KIB}KiB",
+            flag.name,
+            f"{flag.value_bytes // KIB}KiB",
             f"is too small for one request of --max-model-len={wanted}"
             + f" to {name}" * bool(name),
-            f"use --kv-memory {need_kib}KiB"
+            f"use {flag.name} {need_kib}KiB"
             + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),
         )
     return Limits(**{**vars(limits), "max_model_len": fits})
@@ -246,14 +245,6 @@ def _enough_bytes(
         enough_bytes = max(need_bytes, enough_bytes + layout.large_page_bytes)
 
 
-def _lend_reserve(decoders: Sequence[LeanDecoder], reserve_bytes: int) -> None:
-    """The arena's memory, in which lean passes compute; committed where a step first touches it."""
-    if decoders:
-        buffer = torch.empty(reserve_bytes, dtype=torch.uint8)
-        for decoder in decoders:
-            decoder.use_memory(buffer)
-
-
 def _dtype(name: str) -> torch.dtype:
     """A named dtype; ``auto`` is bfloat16, which is what models are made for."""
     if name == "auto":
@@ -261,11 +252,3 @@ def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ChangeSomething("--dtype", name, "is not served", f"use one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def _default_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
-    """A quarter of what is available on a CPU; most of what is left on a GPU."""
-    if device.type != "cuda":
-        return default_kv_memory_bytes(available_bytes())
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int((free_bytes - reserve_bytes) * GPU_KV_SHARE)

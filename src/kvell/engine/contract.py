@@ -1,9 +1,11 @@
 """The memory contract: where every byte goes, said before the first request.
 
-First form: weights, KV pool and a fixed activation reserve, from ``--kv-memory``
-alone.
+With ``--kv-memory`` the KV pool has a size of its own, and activations a reserve beside it; with
+``--memory`` both share what weights leave.  ``contract_bytes`` is what the process then takes at
+most: what it was before it loaded anything, and an allowance for what nobody counts.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +13,12 @@ from kvell.memory import Layout, requests_that_fit
 from kvell.vocabulary import GIB, KIB, MIB
 
 EXAMPLE_TOKENS = (1024, 4096, 16384)
+LEAST_ALLOWANCE_BYTES = 64 * MIB
+ALLOWANCE_PERCENT = 3
+"""Of what is counted: buffers of libraries, tables, messages, the allocator's holes."""
+
+Fitting = Callable[[Layout, int], int]
+"""How many requests of so many tokens decode at once over a layout."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,10 @@ class ModelShare:
 class MemoryContract:
     """What is taken, and what fits into it.
 
+    :param kv_pool_bytes: of KV cache at most.
+    :param activation_reserve_bytes: beside it; 0 where activations share the pool.
+    :param shared_bytes: of the pool that both share; 0 if they share none.
+    :param floor_bytes: of the process before it loaded anything.
     :param beside: further models that share the pool; lengths above are of the first one's.
     """
 
@@ -57,15 +69,40 @@ class MemoryContract:
     groups: tuple[GroupContract, ...]
     requests_that_fit: tuple[tuple[int, int], ...]
     beside: tuple[ModelShare, ...] = ()
+    shared_bytes: int = 0
+    floor_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Everything the contract names."""
-        return self.weights_bytes + self.kv_pool_bytes + self.activation_reserve_bytes
+        """Weights, KV cache and activations."""
+        pool_bytes = self.shared_bytes or self.kv_pool_bytes + self.activation_reserve_bytes
+        return self.weights_bytes + pool_bytes
+
+    @property
+    def allowance_bytes(self) -> int:
+        """For what is not counted one by one."""
+        return max(LEAST_ALLOWANCE_BYTES, self.total_bytes * ALLOWANCE_PERCENT // 100)
+
+    @property
+    def contract_bytes(self) -> int:
+        """What the process takes at most."""
+        return self.total_bytes + self.floor_bytes + self.allowance_bytes
+
+    def parts(self) -> dict[str, int]:
+        """Every part in bytes, by name, and what they come to."""
+        return {
+            "weights_bytes": self.weights_bytes,
+            "kv_pool_bytes": self.kv_pool_bytes,
+            "activation_reserve_bytes": self.activation_reserve_bytes,
+            "shared_bytes": self.shared_bytes,
+            "floor_bytes": self.floor_bytes,
+            "allowance_bytes": self.allowance_bytes,
+            "contract_bytes": self.contract_bytes,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
-        return {**asdict(self), "total_bytes": self.total_bytes}
+        return {**asdict(self), **self.parts(), "total_bytes": self.total_bytes}
 
     def lines(self) -> list[str]:
         """For people."""
@@ -77,23 +114,35 @@ class MemoryContract:
             f"  KV pool             {size(self.kv_pool_bytes)}  "
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
             *(f"    {_group_line(group)}" for group in self.groups),
-            f"  activation reserve  {size(self.activation_reserve_bytes)}",
+            self._activation_line(),
             f"  total               {size(self.total_bytes)}",
+            f"  process, at most    {size(self.contract_bytes)}  "
+            f"(with {size(self.floor_bytes).strip()} of its own "
+            f"and {size(self.allowance_bytes).strip()} to spare)",
             own.line("longest request"),
             *(one.line(f"longest to {one.model}") for one in self.beside),
         ]
 
+    def _activation_line(self) -> str:
+        if self.shared_bytes:
+            return f"  activations         in the pool, {size(self.shared_bytes).strip()} for both"
+        return f"  activation reserve  {size(self.activation_reserve_bytes)}"
 
-def model_share(model: str, layout: Layout, max_model_len: int) -> ModelShare:
+
+def model_share(
+    model: str, layout: Layout, max_model_len: int, fitting: Fitting = requests_that_fit
+) -> ModelShare:
     """What one of several models can do with the pool."""
-    fits = requests_by_length(layout.seen_by(model), max_model_len)
+    fits = requests_by_length(layout.seen_by(model), max_model_len, fitting)
     return ModelShare(model, max_model_len, fits)
 
 
-def requests_by_length(layout: Layout, max_model_len: int) -> tuple[tuple[int, int], ...]:
+def requests_by_length(
+    layout: Layout, max_model_len: int, fitting: Fitting = requests_that_fit
+) -> tuple[tuple[int, int], ...]:
     """(length in tokens, requests that decode at once) for a few lengths up to the longest."""
     lengths = [n for n in EXAMPLE_TOKENS if n < max_model_len] + [max_model_len]
-    return tuple((n, requests_that_fit(layout, n)) for n in lengths)
+    return tuple((n, fitting(layout, n)) for n in lengths)
 
 
 def make_contract(
@@ -103,10 +152,16 @@ def make_contract(
     reserve_bytes: int,
     max_model_len: int,
     beside: tuple[ModelShare, ...] = (),
+    *,
+    shared_bytes: int = 0,
+    floor_bytes: int = 0,
+    fitting: Fitting = requests_that_fit,
 ) -> MemoryContract:
     """The contract of an engine that is about to serve.
 
     :param layout: of the whole pool; groups carry the names of several models.
+    :param shared_bytes: of the pool, if activations share it; there is no reserve then.
+    :param floor_bytes: of the process before it loaded anything.
     """
     own = layout.seen_by(model) if beside else layout
     return MemoryContract(
@@ -129,8 +184,10 @@ def make_contract(
             )
             for group in layout.groups
         ),
-        requests_by_length(own, max_model_len),
+        requests_by_length(own, max_model_len, fitting),
         beside,
+        shared_bytes,
+        floor_bytes,
     )
 
 

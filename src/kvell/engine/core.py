@@ -28,6 +28,9 @@ from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
+MOST_STEPS_PUT_OFF = 64
+"""Steps in a row for which the device refuses memory before the youngest request is refused."""
+
 
 class EngineCore:
     """Requests over one memory core; knows no clock, model or process."""
@@ -123,7 +126,24 @@ class EngineCore:
         self._in_flight = None
         requests = [self._requests[work.request_id] for work in plan.work]
         events = self._take_tokens(plan, requests, yields)
-        return events + [self._finish(r) for r in requests if r.finish_reason is not None]
+        events += [self._finish(r) for r in requests if r.finish_reason is not None]
+        if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
+            events.append(self._refuse_youngest())
+        return events
+
+    def _refuse_youngest(self) -> Event:
+        """The device has refused memory for so long that waiting is no answer any more."""
+        youngest = self._scheduler.running[-1]
+        youngest.finish_reason = "refused"
+        self._scheduler.steps_put_off = 0
+        finished = self._finish(youngest)
+        assert isinstance(finished, Finished)
+        why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
+        return replace(finished, message=why, try_later=True)
+
+    def warm(self, chunks: int) -> None:
+        """Further chunks of the pool have memory now: the next so many."""
+        self._scheduler.memory.warm(chunks)
 
     def _take_tokens(
         self, plan: StepPlan, requests: list[Request], yields: list[tuple[int, ...]]
@@ -291,6 +311,7 @@ class EngineCore:
             steps_by_size=self._step_sizes.by_size(),
             large_page_bytes=layout.large_page_bytes,
             groups=_group_stats(totals, layout),
+            memory=self._scheduler.memory.figures(),
         )
 
 

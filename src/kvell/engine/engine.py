@@ -7,7 +7,7 @@ from kvell.elastic.arena import ActivationArena, ActivationNeed
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, JournaledCore
-from kvell.engine.plan import StepPlan
+from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import (
     SCHEMA_VERSION,
     AskStats,
@@ -20,7 +20,11 @@ from kvell.engine.protocol import (
 )
 from kvell.engine.runner import Runner
 from kvell.engine.stage_times import StageTimes
+from kvell.engine.warmer import Warmer
 from kvell.models.image_store import ImageStore
+
+WARMING_SECONDS = 0.5
+"""A step that has nothing to compute while the pool still warms waits so long at most."""
 
 CREDITS = 1024
 """Requests a front may have submitted and not seen finished."""
@@ -40,10 +44,13 @@ class Engine:
         incarnation: int = 0,
         images: ImageStore | None = None,
         clock: Clock | None = None,
+        warmer: Warmer | None = None,
     ) -> None:
-        """:param images: of requests in flight, which whoever submits prompts with images
+        """:param activations: what a step needs of the reserve, where it has no slot.
+        :param images: of requests in flight, which whoever submits prompts with images
         has put there; None if the model takes text only.
-        :param clock: tells how long requests wait, prefill and decode."""
+        :param clock: tells how long requests wait, prefill and decode.
+        :param warmer: puts memory behind the pool while steps run; None if it has all of it."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -53,6 +60,7 @@ class Engine:
         self._activations = activations
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
+        self._warmer = warmer
 
     def ready(self) -> Ready:
         """The first event of an instance."""
@@ -64,6 +72,7 @@ class Engine:
             self.contract.max_model_len,
             self.contract.kv_pool_bytes,
             {share.model: share.max_model_len for share in self.contract.beside},
+            self.contract.parts(),
         )
 
     def handle(self, command: Command) -> list[Event]:
@@ -91,8 +100,11 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One plan, its run and its commit."""
+        self._take_warm()
         plan = self._told.plan()
         self._times.admitted(plan.admitted)
+        if plan.slot is not None:
+            return self._committed(self.runner.run(plan))
         need_bytes = self._need_bytes(plan)
         if not self.arena.grant(need_bytes):
             raise RuntimeError(f"step {plan.step} needs {need_bytes} bytes of activations")
@@ -100,9 +112,27 @@ class Engine:
             result = self.runner.run(plan)
         finally:
             self.arena.release(need_bytes)
+        events = self._committed(result)
+        if self._warmer is not None and not plan.work:
+            self._warmer.wait(WARMING_SECONDS)
+        return events
+
+    def _committed(self, result: StepResult) -> list[Event]:
         return self._times.told(self._told.commit(result))
 
+    def _take_warm(self) -> None:
+        """Memory that has come since the last step is the pool's."""
+        if self._warmer is None:
+            return
+        is_done = self._warmer.is_done
+        if chunks := self._warmer.take():
+            self._told.warm(chunks)
+        elif is_done:
+            self._warmer = None
+
     def _need_bytes(self, plan: StepPlan) -> int:
+        if not plan.work:
+            return 0
         return self._activations.need_bytes(plan.num_tokens, plan.num_logits)
 
 

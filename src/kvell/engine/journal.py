@@ -1,7 +1,8 @@
 """The journal: every input of the engine, in order; replayed, it gives the same plans.
 
-An input is a command, a request for a plan, or a result.  Nothing else reaches
-the deciding part of the engine, so the journal is all there is to know.
+An input is a command, a request for a plan, a result, or news that more of the pool has memory.
+Nothing else reaches the deciding part of the engine, so the journal is all there is to know (but
+for what a device refuses to map: a replay's refuses nothing).
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +18,14 @@ class PlanAsked:
     """The loop asked for the next plan."""
 
 
-Entry = Submit | Cancel | PlanAsked | StepResult
+@dataclass(frozen=True)
+class Warmed:
+    """So many further chunks of a shared pool have memory."""
+
+    chunks: int
+
+
+Entry = Submit | Cancel | PlanAsked | StepResult | Warmed
 
 
 @dataclass
@@ -38,6 +46,11 @@ class JournaledCore:
         """Hand a command to the core."""
         self._note(entry)
         return self.core.submit(entry) if isinstance(entry, Submit) else self.core.cancel(entry)
+
+    def warm(self, chunks: int) -> None:
+        """Tell the core that so many further chunks have memory."""
+        self._note(Warmed(chunks))
+        self.core.warm(chunks)
 
     def plan(self) -> StepPlan:
         """Ask the core for its next plan."""
@@ -66,6 +79,8 @@ def replay(
             core.cancel(entry)
         elif isinstance(entry, StepResult):
             core.commit(entry)
+        elif isinstance(entry, Warmed):
+            core.warm(entry.chunks)
         else:
             plans.append(core.plan())
         if each is not None:

@@ -10,6 +10,7 @@ from kvell.memory import Embeddings, Manager
 class EngineOptions:
     """What an engine is made with; the names are the flags'.
 
+    :param memory_bytes: of weights, KV cache and activations together; None bounds KV alone.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
     """
@@ -24,6 +25,7 @@ class EngineOptions:
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
     embeddings: Embeddings = "own"
+    memory_bytes: int | None = None
 
     @property
     def max_step_logits(self) -> int:

@@ -93,6 +93,20 @@ class LargePageMove:
 
 
 @dataclass(frozen=True)
+class StepSlot:
+    """Where a step's activations are, if they share a pool with KV: chunks of their own range.
+
+    Granted with the plan; whoever plans the next step may give it to others, so the step's
+    result is the fence.
+
+    :param start: position of its first chunk.
+    """
+
+    start: int
+    num_chunks: int
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """Everything step ``step`` does, in the order of the fields.
 
@@ -105,6 +119,7 @@ class StepPlan:
         state stands for, slice of the state, page).
     :param preempted: requests that lost their pages to this plan.
     :param admitted: requests that run from this step on.
+    :param slot: memory for the activations of ``work``; None where they have a reserve.
     """
 
     step: StepNumber
@@ -116,6 +131,7 @@ class StepPlan:
     checkpoints: NewPages = field(default_factory=lambda: np.empty((0, 5), np.int32))
     preempted: tuple[RequestId, ...] = ()
     admitted: tuple[RequestId, ...] = ()
+    slot: StepSlot | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -80,6 +80,10 @@ class PlanDraft:
             for work in self.work
         ]
 
+    def put_off_last(self) -> None:
+        """The work planned last is not done in this step; its request keeps its new pages."""
+        self.budget += self.work.pop().count
+
     def forget(self, request: Request) -> None:
         """A preempted request computes nothing in this step and gets no pages."""
         self.forgotten.add(request.handle)

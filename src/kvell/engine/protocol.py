@@ -24,7 +24,7 @@ from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Drain:
 class Ready:
     """First event of an instance: it can serve now.
 
-    ``beside`` has the name and ``max_model_len`` of every further model, in order.
+    ``beside`` has the name and ``max_model_len`` of every further model, in order; ``memory``
+    has the parts of its memory contract in bytes, and ``contract_bytes`` of the process.
     """
 
     schema_version: int
@@ -91,6 +92,7 @@ class Ready:
     max_model_len: int
     kv_pool_bytes: int
     beside: dict[str, int] = dataclasses.field(default_factory=dict)
+    memory: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class Stats:
 
     ``steps_by_size`` counts steps by the buckets of
     :data:`kvell.engine.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` is what they computed.
+    ``memory`` has the chunks of a shared pool by owner and state, and how many moved; empty
+    where KV cache and activations share none.
     """
 
     incarnation: int
@@ -188,6 +192,7 @@ class Stats:
     step_tokens: int = 0
     steps_by_size: tuple[int, ...] = ()
     large_page_bytes: int = 0
+    memory: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

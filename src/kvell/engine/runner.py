@@ -14,6 +14,7 @@ from kvell.engine.plan import PageCopy, StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
 from kvell.engine.sampling import RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.slot_memory import SlotMemory
 from kvell.memory import Layout, SlotTable
 from kvell.models.paged_model import PagedModel
 
@@ -32,6 +33,7 @@ class ModelRunner:
     :param draft: a model that guesses for the first, attached to the same pool.
     :param name: of the first model; "" if it is the only one.
     :param beside: further models by name, attached to the same pool.
+    :param lends: gives models the slot of a step, where activations share the pool.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class ModelRunner:
         draft: PagedModel | None = None,
         name: str = "",
         beside: Mapping[str, PagedModel] = MappingProxyType({}),
+        lends: SlotMemory | None = None,
     ) -> None:
+        self._lends = lends
         self._pool = pool
         self._slots = slots
         self._layout = layout
@@ -66,6 +70,8 @@ class ModelRunner:
             self._copy(copy)
         if not plan.work:
             return StepResult(plan.step, ())
+        if self._lends is not None and plan.slot is not None:
+            self._lends.lend(plan.slot)
         if self._drafter is not None:
             plan = self._drafter.with_guesses(plan)
         parts = {name: [work for work in plan.work if work.model == name] for name in self._models}

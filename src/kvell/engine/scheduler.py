@@ -68,6 +68,7 @@ class Scheduler:
             model: alignment_tokens([g for g in core.layout.groups if g.model == model])
             for model in {group.model for group in core.layout.groups}
         }
+        self.steps_put_off = 0  # so many of the last ones had work and no memory for any of it
         self._finished_outputs: dict[str, tuple[int, int]] = {}
         self._released: list[int] = []
         if memory is not None and self._speculation.is_on:
@@ -88,10 +89,10 @@ class Scheduler:
         self._unstick(draft)
         if self._speculation.is_on:
             self._guess(draft)
+        self._grant(step, draft)
         released, self._released = tuple(self._released), []
         checkpoints = self._checkpoints(draft)
         draft.add_moved(self.core.compact(COMPACT_LARGE_PAGES))
-        self.memory.grant(step, self._tokens(draft), sum(w.num_logits for w in draft.work))
         return StepPlan(
             step,
             released=released,
@@ -101,7 +102,20 @@ class Scheduler:
             checkpoints=checkpoints,
             preempted=tuple(draft.preempted),
             admitted=tuple(draft.admitted),
+            slot=self.memory.slot,
         )
+
+    def _grant(self, step: StepNumber, draft: PlanDraft) -> None:
+        """Activations for all of it; what the device refuses waits for the next step."""
+        planned = len(draft.work)
+        while not self.memory.grant(
+            step, self._tokens(draft), sum(work.num_logits for work in draft.work)
+        ):
+            draft.put_off_last()
+        if draft.work or not planned:
+            self.steps_put_off = 0
+        else:
+            self.steps_put_off += 1
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         decodes = self._decodes(draft.budget)

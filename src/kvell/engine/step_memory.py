@@ -6,6 +6,9 @@ activations of a step are granted together or not at all (eLLM §4.4.1)::
 
     begin ─► decodes: inflate for their growth ─► prefill chunks: the largest for which KV and
              activations are both there ─► grant: one slot for all that the step computes
+
+The slot is released when the next step is planned: then the result is there, and no kernel
+touches it any more.  What the device refuses is no error: the step computes less, or nothing.
 """
 
 from collections.abc import Sequence
@@ -13,9 +16,9 @@ from typing import Protocol
 
 from kvell.elastic.admission import StepMemory as ActivationNeed
 from kvell.elastic.admission import threshold_chunks
-from kvell.elastic.arena import ActivationModel
+from kvell.elastic.arena import ActivationNeed as NeedModel
 from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory, Slot
-from kvell.errors import TryLater
+from kvell.engine.plan import StepSlot
 from kvell.memory import GroupKind, MemoryCore
 from kvell.vocabulary import StepNumber
 
@@ -27,6 +30,9 @@ class StepMemory(Protocol):
     """Memory of one step; ``tokens`` and ``rows`` are what it computes so far."""
 
     rungs: dict[str, int]
+
+    slot: StepSlot | None
+    """Where the activations of the step that was granted last are; None in a reserve."""
 
     def begin(self, step: StepNumber) -> None:
         """A step is planned; the one before is completed."""
@@ -49,11 +55,16 @@ class StepMemory(Protocol):
         """A request whose first chunk has so many tokens is about to be admitted, if it fits."""
         ...
 
-    def grant(self, step: StepNumber, tokens: int, rows: int) -> None:
-        """The step is planned: it gets its activations.
+    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
+        """The step is planned: has it its activations? False if the device refuses."""
+        ...
 
-        :raises TryLater: if the device refuses.
-        """
+    def warm(self, count: int) -> None:
+        """Further chunks of the pool have memory now: the next ``count``."""
+        ...
+
+    def figures(self) -> dict[str, int]:
+        """Chunks by owner and state now, and counters so far; empty if nothing is shared."""
         ...
 
 
@@ -62,6 +73,7 @@ class RigidMemory:
 
     def __init__(self, core: MemoryCore) -> None:
         self.rungs: dict[str, int] = {}
+        self.slot: StepSlot | None = None
         self._core = core
 
     def begin(self, step: StepNumber) -> None:
@@ -82,8 +94,16 @@ class RigidMemory:
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
         """Nothing to do."""
 
-    def grant(self, step: StepNumber, tokens: int, rows: int) -> None:
+    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
         """The reserve was sized for any step."""
+        return True
+
+    def warm(self, count: int) -> None:
+        """It has had all its memory from the start."""
+
+    def figures(self) -> dict[str, int]:
+        """Nothing is shared."""
+        return {}
 
 
 class SharedMemory:
@@ -92,8 +112,11 @@ class SharedMemory:
     :param core: what the scheduler drives; the balloon lends its large pages.
     """
 
-    def __init__(self, core: MemoryCore, memory: ElasticMemory, model: ActivationModel) -> None:
-        self.rungs = dict.fromkeys(("inflate", "deflate", "shrink_for_activations"), 0)
+    def __init__(self, core: MemoryCore, memory: ElasticMemory, model: NeedModel) -> None:
+        self.rungs = dict.fromkeys(
+            ("inflate", "deflate", "shrink_for_activations", "refused_by_device"), 0
+        )
+        self.slot: StepSlot | None = None
         self.memory = memory
         self.most_activation_chunks = 0
         self._core = core
@@ -107,7 +130,7 @@ class SharedMemory:
         """See :class:`StepMemory`."""
         if self._slot is not None:
             self.memory.release(self._slot, self._step)
-            self._slot = None
+            self._slot = self.slot = None
         self.memory.tend(self._step)
         self._step = step
         self._growth_large = self._decodes = 0
@@ -145,17 +168,27 @@ class SharedMemory:
         self._ensure(kept)
         self._inflate(self._layout.num_large_pages, kept)
 
-    def grant(self, step: StepNumber, tokens: int, rows: int) -> None:
+    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
         """See :class:`StepMemory`."""
         chunks = self._need.chunks(tokens, rows)
         if not chunks:
-            return
+            return True
         self._ensure(chunks)
-        need_bytes = self._need.model.need_bytes(tokens, rows)
-        self._slot = self.memory.grant(need_bytes, step)
+        self._slot = self.memory.grant(self._need.model.need_bytes(tokens, rows), step)
         if self._slot is None:
-            raise TryLater(f"step {step}: no memory for the activations of {tokens} tokens")
+            self.rungs["refused_by_device"] += 1
+            return False
+        self.slot = StepSlot(self._slot.start, self._slot.num_chunks)
         self.most_activation_chunks = max(self.most_activation_chunks, chunks)
+        return True
+
+    def warm(self, count: int) -> None:
+        """See :class:`StepMemory`."""
+        self.memory.warm(count)
+
+    def figures(self) -> dict[str, int]:
+        """See :class:`StepMemory`."""
+        return self.memory.figures() | {"largest_step_chunks": self.most_activation_chunks}
 
     # ------------------------------------------------------------------- chunk sizes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvell.clock import VirtualClock
 from kvell.engine.core import EngineCore
-from kvell.engine.journal import Entry
+from kvell.engine.journal import Entry, Warmed
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, Stats, Submit
@@ -105,6 +105,8 @@ class _Again:
             self._note(self.engine.cancel(entry))
         elif isinstance(entry, StepResult):
             self._note(self.engine.commit(entry))
+        elif isinstance(entry, Warmed):
+            self.engine.warm(entry.chunks)
         else:
             self._plan()
 

@@ -1,0 +1,82 @@
+"""Puts memory behind a pool's chunks while the first requests are served already.
+
+The first touch of a chunk costs milliseconds, once: a large pool would keep the first request
+waiting for seconds.  A thread does it, from the first chunk to the last; whoever plans asks
+between steps how many have come, and is told through the journal.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvell.device.chunks import ChunkDevice, Ints
+from kvell.errors import TryLater
+
+BATCH_CHUNKS = 4
+"""Committed before anyone is told; some 20 ms."""
+
+
+class Warmer:
+    """A thread that commits chunks in order; ends with them, or when nobody holds it any more.
+
+    :param chunks: that have no memory yet, in the order in which the pool wants them.
+    """
+
+    def __init__(self, device: ChunkDevice, chunks: Sequence[int]) -> None:
+        self._progress = _Progress()
+        self._told = 0
+        arguments = (device, np.asarray(chunks, np.int32), self._progress)
+        self._thread = threading.Thread(target=_warm, args=arguments, daemon=True)
+        self._thread.start()
+
+    def take(self) -> int:
+        """Chunks that have memory since the last call."""
+        done = self._progress.done
+        new, self._told = done - self._told, done
+        return new
+
+    @property
+    def is_done(self) -> bool:
+        """Will there be no more than :meth:`take` gives now?"""
+        return self._progress.is_over
+
+    def wait(self, seconds: float) -> None:
+        """Until there are more, or none will come, or so long."""
+        with self._progress.changed:
+            self._progress.changed.wait_for(
+                lambda: self._progress.done > self._told or self._progress.is_over, seconds
+            )
+
+    def __del__(self) -> None:
+        self._progress.stops = True
+
+
+class _Progress:
+    """What the thread and its owner both see."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.done = 0
+        self.is_over = False
+        self.stops = False
+
+    def add(self, count: int, *, is_over: bool = False) -> None:
+        with self.changed:
+            self.done += count
+            self.is_over |= is_over
+            self.changed.notify_all()
+
+
+def _warm(device: ChunkDevice, chunks: Ints, progress: _Progress) -> None:
+    for start in range(0, len(chunks), BATCH_CHUNKS):
+        batch = chunks[start : start + BATCH_CHUNKS]
+        if progress.stops:
+            break
+        try:
+            device.commit(batch)
+        except (TryLater, ValueError):  # no more memory, or the device was closed
+            progress.add(int((device.home.table[batch] == batch).sum()))
+            break
+        progress.add(len(batch))
+    progress.add(0, is_over=True)

@@ -1,0 +1,32 @@
+"""What a process takes, read from what the system says."""
+
+from pathlib import Path
+
+from kvell.device.process_size import process_bytes
+from kvell.vocabulary import KIB, MIB
+
+ROLLUP = """\
+55d0a0000000-7ffd0 ---p 00000000 00:00 0                          [rollup]
+Rss:              999999 kB
+Pss:              300000 kB
+Pss_Anon:         120000 kB
+Pss_File:         170000 kB
+Pss_Shmem:         10000 kB
+"""
+
+
+def test_anonymous_and_shared_memory_count_and_files_do_not(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/smaps_rollup").write_text(ROLLUP)
+    assert process_bytes(tmp_path) == 130_000 * KIB
+
+
+def test_a_system_that_does_not_say_counts_as_nothing(tmp_path: Path) -> None:
+    assert process_bytes(tmp_path) == 0
+
+
+def test_memory_that_is_touched_is_counted() -> None:
+    before = process_bytes()
+    touched = bytearray(b"\1") * (32 * MIB)
+    assert 24 * MIB < process_bytes() - before < 64 * MIB
+    assert len(touched) == 32 * MIB

@@ -1,0 +1,75 @@
+"""Memory comes behind the first request: in order, told once each, and it ends when asked."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+
+from kvell.device.chunks import Ints
+from kvell.device.fake_chunks import FakeChunks
+from kvell.engine.warmer import BATCH_CHUNKS, Warmer
+
+PATIENCE_SECONDS = 20.0
+
+
+class Gated(FakeChunks):
+    """Commits a batch for each permission."""
+
+    def __init__(self, num_chunks: int) -> None:
+        super().__init__(num_chunks, 64)
+        self.permissions = threading.Semaphore(0)
+        self.seen: list[int] = []
+
+    def commit(self, chunks: Ints) -> None:
+        assert self.permissions.acquire(timeout=PATIENCE_SECONDS)
+        self.seen += chunks.tolist()
+        super().commit(chunks)
+
+
+def taken(warmer: Warmer, count: int) -> int:
+    """Chunks told of, once there are so many or none will come."""
+    total = warmer.take()
+    while total < count and not warmer.is_done:
+        warmer.wait(PATIENCE_SECONDS)
+        total += warmer.take()
+    return total + warmer.take()
+
+
+def test_chunks_come_in_order_and_are_told_once() -> None:
+    device = Gated(12)
+    warmer = Warmer(device, range(2, 12))
+    assert (warmer.take(), warmer.is_done) == (0, False)
+    device.permissions.release()
+    assert taken(warmer, BATCH_CHUNKS) == BATCH_CHUNKS
+    assert warmer.take() == 0
+    device.permissions.release(2)
+    assert taken(warmer, 10 - BATCH_CHUNKS) == 10 - BATCH_CHUNKS
+    warmer.wait(PATIENCE_SECONDS)
+    assert warmer.is_done
+    assert device.seen == list(range(2, 12))
+    assert device.home.table.tolist() == [-1, -1, *range(2, 12)]
+
+
+def test_memory_that_is_refused_ends_it_with_what_there_is() -> None:
+    device = FakeChunks(12, 64)
+    device.fail("commit", after=6)
+    warmer = Warmer(device, range(12))
+    assert taken(warmer, 12) == 6
+    assert warmer.is_done
+    assert np.count_nonzero(device.home.table >= 0) == 6
+
+
+def test_it_ends_when_nobody_holds_it() -> None:
+    device = Gated(400)
+    warmer = Warmer(device, range(400))
+    thread, gone = warmer._thread, weakref.ref(warmer)
+    device.permissions.release()
+    taken(warmer, 1)
+    del warmer
+    gc.collect()
+    assert gone() is None
+    device.permissions.release()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+    assert len(device.seen) <= 3 * BATCH_CHUNKS
