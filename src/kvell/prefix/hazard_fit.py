@@ -1,0 +1,134 @@
+"""From counts to what a cached chunk is worth: hazards by class and age, and their index.
+
+A *hazard* is the probability that a chunk which reached an age bucket returns within it.  Few
+returns are counted for any one class, so classes share what they have::
+
+    hazard[class, age] = shape of its hint ── own shape of its kind
+                         × factor of its kind × factor of its output length
+                         × what is left, by output length and age
+
+Everything that a class has of its own is drawn towards what it shares, more so the fewer
+returns speak for it (``SHAPE_WEIGHT``); a factor is 1 until its events say otherwise.
+
+The *index* of a class at an age is the most returns per time of residence that keeping it
+from there on can earn, over all times to give it up (Gittins).  Made to fall with age, so
+that of one class the oldest goes first.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+KINDS, HINTS, OUTPUTS, AGES = 6, 3, 6, 36
+"""A partial last chunk; used once (first turn, later turn), twice, three times, more |
+nothing said, returns, does not | output length | age buckets.  Of one prompt the deeper chunk
+never has the greater kind."""
+PARTIAL = 0
+"""The kind that knows neither hint nor output length."""
+
+SHAPE_WEIGHT = 50.0
+"""Expected returns of what is shared that count as much as counted ones."""
+HINT_WEIGHT = 5.0
+_PRIOR_RETURNS, _PRIOR_ENTRIES = 1e-3, 1.0
+_MOST = 0.95
+_LARGEST_FACTOR = 8.0
+_ROUNDS = 3
+_TINY = 1e-12
+
+
+def age_bounds() -> npt.NDArray[np.int64]:
+    """First age of every bucket, and where the last one ends [AGES + 1]: about √2 apart."""
+    bounds = {0, 1} | {round(2 ** (power / 2)) for power in range(1, 2 * AGES)}
+    return np.asarray(sorted(bounds)[: AGES + 1], np.int64)
+
+
+def hazards(entered: Floats, returned: Floats, events: Floats) -> Floats:
+    """Probability of return within each bucket [KINDS, HINTS, OUTPUTS, AGES].
+
+    :param entered: weight of chunks that reached each age [KINDS, HINTS, OUTPUTS, AGES].
+    :param returned: weight of those that returned there, in the same shape.
+    :param events: runs that returned [KINDS, HINTS, OUTPUTS].
+    """
+    shapes = _own_shapes(_shapes_of_hints(entered, returned), entered, returned)
+    of_kind, of_output = _factors(shapes, entered, returned, events)
+    found = shapes[:, :, None, :] * of_kind[:, :, None, None] * of_output[:, None, :, None]
+    expected = _smooth((entered * found)[PARTIAL + 1 :].sum((0, 1)))
+    counted = _smooth(returned[PARTIAL + 1 :].sum((0, 1)))
+    found[PARTIAL + 1 :] *= (counted + SHAPE_WEIGHT) / (expected + SHAPE_WEIGHT)
+    return np.minimum(found, _MOST)
+
+
+def index_of(chances: Floats) -> Floats:
+    """Returns per time of residence, from the start of each bucket on; it falls with age.
+
+    :param chances: hazards [n, AGES].
+    :returns: float64 [n, AGES].
+    """
+    widths = np.diff(age_bounds()).astype(np.float64)
+    start = np.ones((len(chances), 1))
+    alive = np.concatenate([start, np.cumprod(1 - chances, axis=1)], axis=1)
+    spent = np.cumsum(alive[:, :-1] * widths * (1 - chances / 2), axis=1)
+    spent = np.concatenate([0 * start, spent], axis=1)
+    rates = [
+        np.max(
+            (alive[:, age : age + 1] - alive[:, age + 1 :])
+            / np.maximum(spent[:, age + 1 :] - spent[:, age : age + 1], _TINY),
+            axis=1,
+        )
+        for age in range(AGES)
+    ]
+    return np.minimum.accumulate(np.stack(rates, axis=1), axis=1)
+
+
+def _shapes_of_hints(entered: Floats, returned: Floats) -> Floats:
+    """Hazard by hint and age [HINTS, AGES], drawn towards that of all together."""
+    entries, returns = _smooth(entered.sum((0, 1, 2))), _smooth(returned.sum((0, 1, 2)))
+    of_all = np.minimum((returns + _PRIOR_RETURNS) / (entries + _PRIOR_ENTRIES), _MOST)
+    own_entries, own_returns = _smooth(entered.sum((0, 2))), _smooth(returned.sum((0, 2)))
+    mixed = (own_returns + HINT_WEIGHT * of_all) / (own_entries + HINT_WEIGHT)
+    return np.minimum(mixed, _MOST)
+
+
+def _own_shapes(shared: Floats, entered: Floats, returned: Floats) -> Floats:
+    """Hazard by kind, hint and age, of the same size in all as the shared one's."""
+    entries, returns = entered.sum(2), returned.sum(2)
+    expected = (entries * shared).sum(2)
+    ratio = np.maximum(returns.sum(2) / np.maximum(expected, _TINY), 1e-3)[:, :, None]
+    mixed = _smooth(returns) / ratio + SHAPE_WEIGHT * shared
+    found: Floats = np.minimum(mixed / (_smooth(entries) + SHAPE_WEIGHT), _MOST)
+    return found
+
+
+def _factors(
+    shapes: Floats, entered: Floats, returned: Floats, events: Floats
+) -> tuple[Floats, Floats]:
+    """Factors of kind and hint [KINDS, HINTS], and of output lengths [KINDS, OUTPUTS]."""
+    of_kind, of_output = np.ones((KINDS, HINTS)), np.ones(OUTPUTS)
+    by_output = np.ones((KINDS, OUTPUTS))
+    for _ in range(_ROUNDS):
+        weights = (entered * shapes[:, :, None, :]).sum(3)
+        expected = (weights * by_output[:, None, :]).sum(2)
+        of_kind = _believed(returned.sum((2, 3)), expected, events.sum(2))
+        expected = (weights * of_kind[:, :, None])[PARTIAL + 1 :].sum((0, 1))
+        counted = returned[PARTIAL + 1 :].sum((0, 1, 3))
+        of_output = _believed(counted, expected, events[PARTIAL + 1 :].sum((0, 1)))
+        by_output[PARTIAL + 1 :] = of_output
+    return of_kind, by_output
+
+
+def _believed(counted: Floats, expected: Floats, events: Floats) -> Floats:
+    """Ratio of counted to expected, as far as it is beyond one standard error."""
+    size = np.log((counted + 1e-6) / (expected + 1e-6))
+    error = 1 / np.sqrt(np.maximum(events, 1e-9))
+    kept = np.sign(size) * np.maximum(np.abs(size) - error, 0)
+    factors: Floats = np.clip(np.exp(kept), 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+    return factors
+
+
+def _smooth(rows: Floats) -> Floats:
+    """Each age with its neighbours, the last axis."""
+    pads = [(0, 0)] * (rows.ndim - 1) + [(1, 1)]
+    wide = np.pad(rows, pads, mode="edge")
+    smoothed: Floats = wide[..., :-2] / 4 + wide[..., 1:-1] / 2 + wide[..., 2:] / 4
+    return smoothed
