@@ -18,11 +18,17 @@ Pss_Shmem:         10000 kB
 def test_anonymous_and_shared_memory_count_and_files_do_not(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/smaps_rollup").write_text(ROLLUP)
-    assert process_bytes(tmp_path) == 130_000 * KIB
+    assert process_bytes(root=tmp_path) == 130_000 * KIB
 
 
 def test_a_system_that_does_not_say_counts_as_nothing(tmp_path: Path) -> None:
-    assert process_bytes(tmp_path) == 0
+    assert process_bytes(root=tmp_path) == 0
+
+
+def test_another_process_is_named_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "proc/42").mkdir(parents=True)
+    (tmp_path / "proc/42/smaps_rollup").write_text(ROLLUP)
+    assert process_bytes(42, tmp_path) == 130_000 * KIB
 
 
 def test_memory_that_is_touched_is_counted() -> None:

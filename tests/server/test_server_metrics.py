@@ -32,6 +32,7 @@ STATS = Stats(
     protected_prefixes=2,
     protected_tokens=77,
     rungs={"own_page": 8, "preempt": 4},
+    memory={"chunk_bytes": 64, "kv_chunks": 21, "cold_chunks": 0, "inflated": 13},
     groups=(
         GroupStats("full", 1, 2, 4, 64, 9, 3, 0, 28, 16, 1024),
         GroupStats("sliding(512)", 5, 6, 8, 32, 1, 2, 0, 14, 16, 2048),
@@ -213,3 +214,12 @@ def test_the_text_format_carries_every_series_of_the_stats() -> None:
     text = metrics.render().decode()
     assert 'kvell:num_requests_running{model_name="m"} 5.0' in text
     assert "# TYPE kvell:num_preemptions_total counter" in text
+
+
+def test_a_shared_pool_says_who_has_its_chunks() -> None:
+    metrics = ServerMetrics("m")
+    metrics.instance.stats = STATS
+    assert sample(metrics, "memory_chunks", state="kv") == 21
+    assert sample(metrics, "memory_chunks", state="cold") == 0
+    assert sample(metrics, "memory_chunk_moves_total", move="inflated") == 13
+    assert sample(metrics, "memory_chunk_moves_total", move="chunk_bytes") is None

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from kvell.engine.counting import STEP_TOKENS_BUCKETS
 from kvell.engine.protocol import GroupStats, Ready, Stats
+from kvell.server.memory_page import chunks_by_state, moves_by_kind
 
 LABELS = ("model_name",)
 GROUP_GAUGES = {
@@ -51,6 +52,7 @@ class InstanceCollector(Collector):
         yield from self._of_groups(self.stats.groups)
         yield from self._of_sizes(self.stats)
         yield self._by_label("ladder_rungs", "How often, by rung.", "rung", self.stats.rungs)
+        yield from self._of_shared_pool(self.stats.memory)
 
     def _gauges(self, stats: Stats) -> Iterator[Metric]:
         gauge = self._gauge
@@ -124,6 +126,14 @@ class InstanceCollector(Collector):
         hits = {group.name: group.hit_tokens for group in groups}
         text = "Tokens of cached pages taken."
         yield self._by_label("group_prefix_cache_hits", text, "group", hits)
+
+    def _of_shared_pool(self, memory: dict[str, int]) -> Iterator[Metric]:
+        """Who has the chunks that KV cache and activations share; no samples where they do not."""
+        states, moves = chunks_by_state(memory), moves_by_kind(memory)
+        text = "Chunks of the shared pool, by owner and state."
+        yield self._by_label("memory_chunks", text, "state", states, GaugeMetricFamily)
+        text = "Chunks that changed owner or were mapped, by what happened."
+        yield self._by_label("memory_chunk_moves", text, "move", moves)
 
     def _of_sizes(self, stats: Stats) -> Iterator[Metric]:
         """Sizes that never change, as labels of a 1; vLLM's labels for one page size tell the

@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 
+from kvell.device.process_size import process_bytes
 from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import TryLater
 from kvell.server import http_errors, responses
 from kvell.server.front import Front
 from kvell.server.guards import ApiKeyGuard, BodyLimit
 from kvell.server.http_errors import UnknownModel
+from kvell.server.memory_page import memory_page
 from kvell.server.metrics import CONTENT_TYPE, ServerMetrics
 from kvell.server.prompts import PromptEncoder, TokenIds
 from kvell.server.responses import Body, Heading
@@ -60,12 +62,14 @@ class Api:
     :param front: a started front.
     :param models_by_name: what requests may name.
     :param metrics: the observer that was given to the front.
+    :param floor_bytes: of this process before it served anything.
     """
 
     front: Front
     models_by_name: Mapping[str, Served]
     metrics: ServerMetrics
     started_unix_seconds: int
+    floor_bytes: int = 0
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """``/v1/completions``."""
@@ -98,6 +102,15 @@ class Api:
         instance.front_waiting = self.front.waiting
         instance.restarts = self.front.restarts
         return Response(self.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def memory(self) -> Response:
+        """``/debug/memory``; 503 while no instance answers."""
+        try:
+            stats = await self.front.stats(STATS_SECONDS)
+        except TryLater as error:
+            return _json({"error": str(error)}, 503)
+        front = self.front
+        return _json(memory_page(front.ready, stats, self.floor_bytes, front.instance_pid))
 
     async def _complete(
         self, served: Served, heading: Heading, body: CompletionRequest
@@ -253,13 +266,14 @@ def build_app(
     first = _served(model, "", ready.max_model_len)
     others = [_served(one, one.name, ready.beside[one.name]) for one in beside]
     models = {one.text.name: one for one in (first, *others)}
-    api = Api(front, models, metrics, int(time.time()))
+    api = Api(front, models, metrics, int(time.time()), process_bytes())
     app = FastAPI(title="Kvell", docs_url=None, redoc_url=None)
     app.add_api_route("/v1/completions", api.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"])
     app.add_api_route("/v1/models", api.models, methods=["GET"])
     app.add_api_route("/health", api.health, methods=["GET"])
     app.add_api_route("/metrics", api.prometheus, methods=["GET"])
+    app.add_api_route("/debug/memory", api.memory, methods=["GET"])
     http_errors.install(app)
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
     if api_key is not None:
