@@ -1,5 +1,7 @@
 """The forward pass alone: the lean one, the same with callbacks that do nothing, and transformers'.
 
+``--quantization int8 int4`` adds lean passes over weights of eight and four bits.
+
 Rounds alternate.  Of a decode step it says what share of the read bandwidth of the same run the
 weights and pages were read at; of a prefill, the rate of the products with weights.
 
@@ -29,6 +31,7 @@ from kvell.attention.interface import GroupBatch
 from kvell.memory import GroupSpec, Layout, plan_layout
 from kvell.models.loading import load_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.quantization import QUANTIZATIONS
 from kvell.models.source import resolve_model
 from kvell.vocabulary import MIB
 
@@ -144,27 +147,37 @@ def read_bytes(model: PagedModel, layout: Layout, shape: Shape) -> int:
 def show(
     console: Console,
     results: dict[str, dict[str, list[float]]],
-    bytes_read: dict[str, int],
+    bytes_read: dict[str, dict[str, int]],
     bandwidth: float,
 ) -> None:
     """Best (median) milliseconds; what the lean pass is worth."""
     table = Table(title="ms of a step: best (median)")
     names = list(next(iter(results.values())))
-    for column in ("step", *names, "lean tokens/s", "generic / lean", "callbacks", "of bandwidth"):
+    forms = [name for name in names if name in QUANTIZATIONS]
+    shares = [f"{name} of bandwidth" for name in ("lean", *forms)]
+    for column in (
+        *("step", *names, "lean tokens/s", "generic / lean", "callbacks"),
+        *(f"lean / {name}" for name in forms),
+        *shares,
+    ):
         table.add_column(column, justify="right")
     for step, rounds in results.items():
         cells = [f"{min(s) * 1e3:.2f} ({statistics.median(s) * 1e3:.2f})" for s in rounds.values()]
         lean, generic = min(rounds["lean"]), min(rounds["generic"])
         cost = min(rounds["with callbacks"]) / lean - 1
         requests, new, _ = (int(part) for part in step.split("x"))
-        share = bytes_read[step] / lean / 1e9 / bandwidth if new == 1 else float("nan")
+        shares = [
+            f"{size / min(rounds[name]) / 1e9 / bandwidth:.0%}" if new == 1 else "–"
+            for name, size in bytes_read[step].items()
+        ]
         table.add_row(
             step,
             *cells,
             f"{requests * new / lean:.0f}",
             f"{generic / lean:.2f}×",
             f"{cost:+.1%}",
-            f"{share:.0%}" if new == 1 else "–",
+            *(f"{lean / min(rounds[name]):.2f}×" for name in forms),
+            *shares,
         )
     console.print(table)
 
@@ -174,6 +187,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument(
+        "--quantization", nargs="*", choices=QUANTIZATIONS[1:], default=(), help="beside --dtype"
+    )
     parser.add_argument("--steps", nargs="+", default=STEPS, help="requests x new x context")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
@@ -189,12 +205,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path, dtype = resolve_model(options.model, options.cache_dir), getattr(torch, options.dtype)
     kernels = choose_kernels(torch.device("cpu"))
     models = [load_paged_model(path, kernels, dtype, lean=lean) for lean in (True, False)]
+    quantised = {
+        name: load_paged_model(path, kernels, dtype, quantization=name)
+        for name in options.quantization
+    }
     layout = plan_layout(models[0].description.layers, options.pool_mib * MIB)
-    for model in models:
+    for model in (*models, *quantised.values()):
         model.attach(layout, torch.zeros(layout.pool_bytes, dtype=torch.uint8))
     lean, generic = models
     passes: dict[str, Callable[[ForwardBatch], object]] = {
         "lean": lean.forward,
+        **{name: model.forward for name, model in quantised.items()},
         "with callbacks": lambda batch: lean.forward(batch, NoCallbacks()),
         "generic": generic.forward,
     }
@@ -204,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batch, clock = batch_of(shape, layout, shape.tokens), CLOCKS[options.clock]
         rounds = max(2, options.rounds // 4) if shape.new_tokens > 1 else options.rounds
         results[step] = measure(passes, batch, rounds, clock)
-        bytes_read[step] = read_bytes(lean, layout, shape)
+        read = {"lean": lean, **quantised}
+        bytes_read[step] = {name: read_bytes(one, layout, shape) for name, one in read.items()}
     about, console = machine.describe(CLOCKS[options.clock]), Console(width=150)
     console.print(about)
     bandwidth = about["read_bandwidth_gb_per_second"]

@@ -1,6 +1,7 @@
 // AVX-512 with bf16 dot products.
 #include "attention/lanes_avx512.h"
 
+#include "grouped_avx512.h"
 #include "product.h"
 #include "rows.h"
 #include "table.h"
@@ -15,7 +16,7 @@ KVELL_INLINE void round_to_bf16(uint16_t* to, const float* x, int64_t size) {
   }
 }
 
-struct Pairs512 {
+struct Pairs512 : GroupedPairs512 {
   using Lanes = Avx512Lanes;
   using Element = uint16_t;
   using Items = __m512bh;
@@ -34,7 +35,7 @@ struct Pairs512 {
   }
 };
 
-struct Floats512 {
+struct Floats512 : GroupedFloats512 {
   using Lanes = Avx512Lanes;
   using Element = float;
   using Items = __m512;

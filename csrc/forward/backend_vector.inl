@@ -2,6 +2,7 @@
 // instruction set. The including unit names them: KVELL_FORWARD_FUNCTION, KVELL_FORWARD_NAME.
 #include "attention/lanes_vector.h"
 
+#include "grouped_vector.h"
 #include "product.h"
 #include "rows.h"
 #include "table.h"
@@ -14,21 +15,21 @@ KVELL_INLINE void round_to_bf16(uint16_t* to, const float* x, int64_t size) {
 
 // Two neighbouring elements lie in one 32-bit word and are its halves, shifted or masked
 // into the place of a float's upper half.
-struct PairsVector {
+struct PairItems {
+  VectorLanes::Vec low, high;
+};
+
+struct PairsVector : GroupedPairs<PairItems> {
   using Lanes = VectorLanes;
   using Element = uint16_t;
-  typedef uint32_t Words __attribute__((vector_size(kRegisterBytes)));
-  typedef uint32_t Stored __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
-  struct Items {
-    Lanes::Vec low, high;
-  };
+  using Items = PairItems;
   static constexpr int kRows = 2;
   static constexpr auto kElement = kvell::Element::bfloat16;
 
   KVELL_INLINE Items halves(Words words) {
     return {(Lanes::Vec)(words << 16), (Lanes::Vec)(words & 0xffff0000u)};
   }
-  KVELL_INLINE Items load(const uint8_t* p) { return halves(*reinterpret_cast<const Stored*>(p)); }
+  KVELL_INLINE Items load(const uint8_t* p) { return halves(*reinterpret_cast<const WordsAt*>(p)); }
   KVELL_INLINE Items broadcast(uint32_t item) { return halves(Words{} + item); }
   KVELL_INLINE Lanes::Vec madd(Lanes::Vec sum, const Items& a, const Items& b) {
     return Lanes::madd(a.high, b.high, Lanes::madd(a.low, b.low, sum));
@@ -42,7 +43,7 @@ struct PairsVector {
   }
 };
 
-struct FloatsVector {
+struct FloatsVector : GroupedFloats {
   using Lanes = VectorLanes;
   using Element = float;
   using Items = Lanes::Vec;

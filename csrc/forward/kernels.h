@@ -25,7 +25,7 @@ struct Placement {
 // A table's row as float32, times scale: from a plain one, or out of a packed matrix.
 struct Embedding {
   const uint8_t* table;
-  bool packed;
+  const Matrix* packed;  // or null
   int64_t vocab, size;
   float scale;
 };

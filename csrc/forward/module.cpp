@@ -23,10 +23,11 @@ namespace kvell {
 namespace {
 
 using NormArgs = std::tuple<uintptr_t, float>;                          // weight (0: none), epsilon
-using MatrixArgs = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t>;  // data, bias, out, in
+// data, bias, out, in, form
+using MatrixArgs = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int>;
 using RuleArgs = std::tuple<float, float, int32_t>;                     // scale, softcap, window
 using Memory = std::tuple<uintptr_t, int64_t>;                          // address, bytes
-using EmbeddingArgs = std::tuple<uintptr_t, bool, int64_t, float>;  // table, packed, vocab, scale
+using EmbeddingArgs = std::tuple<uintptr_t, int64_t, float>;  // table (0: the head's), vocab, scale
 
 Norm norm_of(const NormArgs& args) { return {at<const float>(std::get<0>(args)), std::get<1>(args)}; }
 
@@ -58,10 +59,11 @@ class Forward {
     decoder_.activation = static_cast<Activation>(activation);
     decoder_.branch_factor = branch_factor;
     decoder_.softcap = softcap;
-    const auto& [table, packed, vocab, scale] = embedding;
-    decoder_.embedding = {at<const uint8_t>(table), packed, vocab, decoder_.hidden, scale};
     decoder_.final_norm = norm_of(final_norm);
     decoder_.head = matrix_of(head);
+    const auto& [table, vocab, scale] = embedding;
+    decoder_.embedding = {at<const uint8_t>(table), table ? nullptr : &decoder_.head, vocab,
+                          decoder_.hidden, scale};
   }
 
   void add_rope(const std::vector<float>& frequencies, float factor) {
@@ -141,10 +143,12 @@ class Forward {
 
  private:
   Matrix matrix_of(const MatrixArgs& args) const {
-    const auto& [data, bias, out, in] = args;
+    const auto& [data, bias, out, in, form] = args;
     if (decoder_.items(in) * 4 != in * decoder_.element_size())
       refuse("matrix: rows must be whole items");
-    return {at<const uint8_t>(data), at<const float>(bias), out, decoder_.items(in)};
+    if (form < int(Form::plain) || form > int(Form::fours)) refuse("matrix: no such form");
+    return {at<const uint8_t>(data), at<const float>(bias), out, decoder_.items(in),
+            static_cast<Form>(form), form ? (in + kGroup - 1) / kGroup : 0};
   }
 
   void check(const Step& step,

@@ -14,26 +14,43 @@ using kvell::kStepBytes;
 using kvell::Product;
 
 // What a pass over a panel fetches for later: `lines` of each step's two, from `first` while
-// the step is below `split` and from `second` on.
+// the step is below `split` and from `second` on. (Groups: see grouped.h.)
 struct Fetch {
   const uint8_t *first, *second;
   int64_t split;
   int lines;
 };
 
+// Some rows, and the panel that they are multiplied by.
+struct Tile {
+  const uint32_t* x;
+  int64_t x_stride;
+  const uint8_t* panel;
+  int64_t steps;
+  Fetch fetch;
+  const float* row_sums;  // [rows, groups], where weights have minima
+  int64_t groups;
+};
+
+// Numbers in one item.
+template <class K>
+constexpr int64_t kPerItem = 4 / int64_t(sizeof(typename K::Element));
+
 // How far ahead of its use a weight is asked for: into the second cache, then, where one pass
 // reads it straight from memory, into the first (one distance for both was up to a fifth slower).
 constexpr int64_t kAheadBytes = 48 << 10, kNearBytes = 4 << 10;
 
 // The stream goes on `ahead` bytes further, in this panel or in the one that comes next.
+template <int64_t StepBytes>
 Fetch fetch_of(const uint8_t* panel, int64_t panel_bytes, const uint8_t* next, int64_t pass,
                int64_t passes) {
-  const int lines = passes == 1 ? 2 : pass < 2 ? 1 : 0;
-  const int64_t ahead = std::min(panel_bytes, kAheadBytes), steps = panel_bytes / kStepBytes;
-  const int64_t split = (panel_bytes - ahead) / kStepBytes, at = passes == 1 ? 0 : 64 * pass;
+  constexpr bool kHalves = StepBytes == kStepBytes;
+  const int lines = passes == 1 ? 2 : pass < (kHalves ? 2 : 1) ? 1 : 0;
+  const int64_t steps = panel_bytes / StepBytes;
+  const int64_t ahead = std::min(steps, kAheadBytes / StepBytes) * StepBytes;
+  const int64_t split = (panel_bytes - ahead) / StepBytes, at = passes == 1 ? 0 : 64 * pass;
   if (lines == 0) return {nullptr, nullptr, steps, 0};
-  return {panel + ahead + at, next ? next - split * kStepBytes + at : nullptr,
-          next ? split : std::min(split, steps), lines};
+  return {panel + ahead + at, next ? next - split * StepBytes + at : nullptr, split, lines};
 }
 
 template <class K, int R, int Lines>
@@ -56,54 +73,68 @@ KVELL_INLINE void steps_of(typename K::Lanes::Vec (&acc)[R][kPanel / K::Lanes::k
   }
 }
 
-template <class K, int R, int Lines>
-void sums_of(const uint32_t* x, int64_t x_stride, const uint8_t* panel, int64_t steps,
-             const Fetch& fetch, float* sums) {
-  using L = typename K::Lanes;
-  constexpr int C = kPanel / L::kWidth;
-  typename L::Vec acc[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
-  if constexpr (Lines > 0) {
-    steps_of<K, R, Lines>(acc, x, x_stride, panel, 0, fetch.split, fetch.first);
-    if (fetch.second)
-      steps_of<K, R, Lines>(acc, x, x_stride, panel, fetch.split, steps, fetch.second);
-    else
-      steps_of<K, R, 0>(acc, x, x_stride, panel, fetch.split, steps, nullptr);
-  } else {
-    steps_of<K, R, 0>(acc, x, x_stride, panel, 0, steps, nullptr);
+// Plain weights: items are in memory as they are multiplied.
+template <class K>
+struct PlainWeights {
+  static constexpr int64_t kBytes = kStepBytes;
+
+  static const float* row_sums(const Product&, int64_t, int64_t) { return nullptr; }
+
+  template <int R, int Lines>
+  static void streamed(const Tile& tile, float* to) {
+    using L = typename K::Lanes;
+    constexpr int C = kPanel / L::kWidth;
+    const auto& [x, x_stride, panel, steps, fetch, row_sums, groups] = tile;
+    typename L::Vec acc[R][C];
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
+    if constexpr (Lines > 0) {
+      steps_of<K, R, Lines>(acc, x, x_stride, panel, 0, fetch.split, fetch.first);
+      if (fetch.second)
+        steps_of<K, R, Lines>(acc, x, x_stride, panel, fetch.split, steps, fetch.second);
+      else
+        steps_of<K, R, 0>(acc, x, x_stride, panel, fetch.split, steps, nullptr);
+    } else {
+      steps_of<K, R, 0>(acc, x, x_stride, panel, 0, steps, nullptr);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) L::store(to + r * kPanel + c * L::kWidth, acc[r][c]);
   }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) L::store(sums + r * kPanel + c * L::kWidth, acc[r][c]);
-}
+
+  template <int R>
+  static void sums(const Tile& tile, float* to) {
+    if (tile.fetch.lines == 2) return streamed<R, 2>(tile, to);
+    if (tile.fetch.lines == 1) return streamed<R, 1>(tile, to);
+    streamed<R, 0>(tile, to);
+  }
+};
 
 // One pass: `rows` rows, at most K::kRows.
-template <class K, int R>
-void pass_of(const uint32_t* x, int64_t x_stride, int64_t rows, const uint8_t* panel, int64_t steps,
-             const Fetch& fetch, float* sums) {
+template <class Weights, int R>
+void pass_of(const Tile& tile, int64_t rows, float* sums) {
   if constexpr (R > 1) {
-    if (rows < R) return pass_of<K, R - 1>(x, x_stride, rows, panel, steps, fetch, sums);
+    if (rows < R) return pass_of<Weights, R - 1>(tile, rows, sums);
   }
-  if (fetch.lines == 2) return sums_of<K, R, 2>(x, x_stride, panel, steps, fetch, sums);
-  if (fetch.lines == 1) return sums_of<K, R, 1>(x, x_stride, panel, steps, fetch, sums);
-  sums_of<K, R, 0>(x, x_stride, panel, steps, fetch, sums);
+  Weights::template sums<R>(tile, sums);
 }
 
-template <class K>
-void product(const Product& product, kvell::Activation activation, int64_t panel_begin,
-             int64_t panel_end, int64_t row_begin, int64_t row_end, const uint8_t* next) {
+template <class K, class Weights>
+void product_of(const Product& product, kvell::Activation activation, int64_t panel_begin,
+                int64_t panel_end, int64_t row_begin, int64_t row_end, const uint8_t* next) {
   const kvell::Matrix& matrix = *product.matrix;
   const int64_t rows = row_end - row_begin, passes = (rows + K::kRows - 1) / K::kRows;
+  const float* row_sums = Weights::row_sums(product, row_begin, row_end);
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     const uint8_t* panel = matrix.panel(p);
     const uint8_t* after = p + 1 < panel_end ? panel + matrix.panel_bytes() : next;
     for (int64_t pass = 0; pass < passes; ++pass) {
-      const int64_t row = row_begin + rows * pass / passes;
-      const int64_t count = row_begin + rows * (pass + 1) / passes - row;
+      const int64_t above = rows * pass / passes, row = row_begin + above;
+      const int64_t count = rows * (pass + 1) / passes - above;
+      const Tile tile{product.x + row * product.x_stride, product.x_stride, panel, matrix.steps,
+                      fetch_of<Weights::kBytes>(panel, matrix.panel_bytes(), after, pass, passes),
+                      row_sums ? row_sums + above * matrix.groups : nullptr, matrix.groups};
       alignas(64) float sums[K::kRows * kPanel];
-      pass_of<K, K::kRows>(product.x + row * product.x_stride, product.x_stride, count, panel,
-                           matrix.steps, fetch_of(panel, matrix.panel_bytes(), after, pass, passes),
-                           sums);
+      pass_of<Weights, K::kRows>(tile, count, sums);
       for (int64_t r = 0; r < count; ++r)
         finish_row<K>(product, activation, p, row + r, sums + r * kPanel);
     }

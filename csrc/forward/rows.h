@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "finish.h"
+#include "half.h"
+#include "product.h"
 #include "kernels.h"
 #include "store.h"
 
@@ -86,23 +88,49 @@ void place_token(const kvell::Placement& place) {
   }
 }
 
+// One output's weights out of quantised panels.
+template <class K>
+void unpack_row(const kvell::Matrix& matrix, int64_t id, int64_t size, float* h) {
+  constexpr int64_t kPer = kPerItem<K>, kItems = kvell::kPanel * kPer;
+  const bool fours = matrix.form == kvell::Form::fours;
+  const uint8_t* group = matrix.panel(id / kvell::kPanel);
+  const int64_t lane = id % kvell::kPanel;
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t step = i % kvell::kGroup / kPer, number = lane * kPer + i % kPer;
+    const uint8_t* quants = group + kvell::scales_bytes(matrix.form);
+    const float scale = half_at(group + lane * 2);
+    if (fours) {
+      uint16_t bits;
+      std::memcpy(&bits, quants + (step / 4 * kItems + number) * 2, 2);
+      h[i] = scale * float(bits >> step % 4 * 4 & 15) + half_at(group + (kvell::kPanel + lane) * 2);
+    } else {
+      h[i] = scale * float(int8_t(quants[step * kItems + number]));
+    }
+    if ((i + 1) % kvell::kGroup == 0) group += kvell::group_bytes(matrix.form);
+  }
+}
+
 template <class K>
 void embed_row(const kvell::Embedding& embedding, int64_t id, float* h) {
-  constexpr int64_t kPerItem = 4 / sizeof(typename K::Element);
-  const int64_t items = embedding.size / kPerItem;
+  constexpr int64_t kPer = kPerItem<K>;
+  const int64_t items = embedding.size / kPer;
   const uint8_t* item = embedding.table;
   int64_t stride = 4;
+  if (embedding.packed && embedding.packed->form != kvell::Form::plain) {
+    unpack_row<K>(*embedding.packed, id, embedding.size, h);
+    for (int64_t i = 0; i < embedding.size; ++i) h[i] *= embedding.scale;
+    return;
+  }
   if (embedding.packed) {
-    item += id / kvell::kPanel * items * kvell::kStepBytes + id % kvell::kPanel * 4;
+    item = embedding.packed->panel(id / kvell::kPanel) + id % kvell::kPanel * 4;
     stride = kvell::kStepBytes;
   } else {
     item += id * items * 4;
   }
   for (int64_t i = 0; i < items; ++i, item += stride) {
-    typename K::Element elements[kPerItem];
+    typename K::Element elements[kPer];
     std::memcpy(elements, item, 4);
-    for (int64_t j = 0; j < kPerItem; ++j)
-      h[i * kPerItem + j] = K::value(elements[j]) * embedding.scale;
+    for (int64_t j = 0; j < kPer; ++j) h[i * kPer + j] = K::value(elements[j]) * embedding.scale;
   }
 }
 

@@ -1,9 +1,20 @@
 // One instruction set's kernels, for either element of a model.
 #pragma once
+#include "grouped.h"
 #include "product.h"
 #include "rows.h"
 
 namespace {
+
+template <class K>
+void product(const Product& made, kvell::Activation activation, int64_t panel_begin,
+             int64_t panel_end, int64_t row_begin, int64_t row_end, const uint8_t* next) {
+  using kvell::Form;
+  const auto run = made.matrix->form == Form::plain    ? product_of<K, PlainWeights<K>>
+                   : made.matrix->form == Form::eights ? product_of<K, GroupedWeights<K, Form::eights>>
+                                                       : product_of<K, GroupedWeights<K, Form::fours>>;
+  run(made, activation, panel_begin, panel_end, row_begin, row_end, next);
+}
 
 template <class K>
 const kvell::Kernels* kernels_of(const char* name) {

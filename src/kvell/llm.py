@@ -82,6 +82,9 @@ class LLM:
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
+    :param quantization: what weights are kept as: ``none`` (as ``dtype``), ``int8`` or ``int4``,
+        for dense models on a CPU. Blocks of four bits that a model brings are served as they
+        are; a draft model keeps its own numbers.
     :param kv_budget: tokens of a long prompt that each layer of full attention keeps once it is
         computed (``"1024"``), or keeps on average, the lower layers more (``"pyramid:1024"``).
         None keeps all. Answers change; prompts beyond the budget share no prefix.
@@ -109,6 +112,7 @@ class LLM:
         kv_memory_bytes: int | None = None,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
+        quantization: str = "none",
         kv_budget: str | None = None,
         device: str = "cpu",
         max_model_len: int | None = None,
@@ -144,7 +148,12 @@ class LLM:
             check_model(draft_path)
             check_draft(draft_path, first.path, self.tokenizer, speculative_model)
         self.engine: Engine = build_engine(
-            load(first.path, kv_cache_dtype=kv_cache_dtype, kv_budget=kv_budget),
+            load(
+                first.path,
+                kv_cache_dtype=kv_cache_dtype,
+                kv_budget=kv_budget,
+                quantization=quantization,
+            ),
             first.name,
             EngineOptions(
                 kv_memory_bytes,
@@ -164,7 +173,7 @@ class LLM:
             beside=[
                 ServedModel(
                     one.name,
-                    load(one.path, kv_cache_dtype=kv_cache_dtype),
+                    load(one.path, kv_cache_dtype=kv_cache_dtype, quantization=quantization),
                     one.tokenizer.eos_token_ids,
                 )
                 for one in others

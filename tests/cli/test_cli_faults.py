@@ -69,6 +69,7 @@ def test_code_that_click_asks_for() -> None:
     [
         ("max_model_len", "--max-model-len"),
         ("kv_cache_dtype", "--kv-cache-dtype"),
+        ("quantization", "--quantization"),
         ("kv_memory_bytes", "--kv-memory"),
         ("model", "--model"),
         ("--kv-memory", "--kv-memory"),

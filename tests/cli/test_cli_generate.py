@@ -113,7 +113,7 @@ class TestEngineFlags:
         flags = (
             "--model m --kv-memory 24GB --dtype bfloat16 --device cuda --max-model-len 4096 "
             "--max-num-batched-tokens 7 --max-num-seqs 3 --manager paged --kv-cache-dtype fp8 "
-            "--kv-budget pyramid:512"
+            "--quantization int8 --kv-budget pyramid:512"
         )
         kvell("generate", "--prompt", "x", *flags.split())
         settings = model.settings
@@ -127,12 +127,14 @@ class TestEngineFlags:
         assert settings.manager == "paged"
         assert settings.kv_cache_dtype == "fp8"
         assert settings.kv_budget == "pyramid:512"
-        assert "--kv-cache-dtype fp8 --kv-budget pyramid:512" in " ".join(settings.flags())
+        assert settings.quantization == "int8"
+        said = "--kv-cache-dtype fp8 --quantization int8 --kv-budget pyramid:512"
+        assert said in " ".join(settings.flags())
 
     def test_defaults(self, kvell: Kvell, model: Any) -> None:
         kvell("generate", "--prompt", "x")
         assert (model.settings.model, model.settings.max_model_len) == ("smollm2", None)
-        assert model.settings.kv_budget is None
+        assert (model.settings.kv_budget, model.settings.quantization) == (None, "none")
         assert "--kv-budget" not in model.settings.flags()
         assert model.settings.kv_memory_bytes == 2**30  # a quarter of the 4 GiB available
 

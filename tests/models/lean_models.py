@@ -1,11 +1,13 @@
 """Lean models over tiny modules, and the kernels that they may run on."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
+from kvell.models.lean.grouped import GroupedWeight
 from kvell.models.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from tests.models.harness import tiny_module
@@ -20,6 +22,8 @@ def lean_model(
     instruction_set: str | None = None,
     kv_dtype: torch.dtype | None = None,
     num_threads: int = 1,
+    quantization: str = "none",
+    blocks: Mapping[str, GroupedWeight] | None = None,
 ) -> PagedModel:
     """Over a copy of the module, so that the original stays the oracle; lean, or it fails."""
     from kvell.models.lean.decoder import lean_decoder
@@ -27,7 +31,7 @@ def lean_model(
     mine = copy.deepcopy(module)
     description = describe_as(mine.config, mine.dtype, kv_dtype or mine.dtype)
     kernels = native.NativeKernels(num_threads, instruction_set)
-    decoder = lean_decoder(mine, description, kernels)
+    decoder = lean_decoder(mine, description, kernels, quantization, blocks)
     assert decoder is not None
     return PagedModel(mine, description, kernels, kv_dtype, decoder)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvell.models.lean.grouped import Form
 from kvell.models.lean.packing import (
     PANEL,
     WeightStore,
@@ -22,7 +23,7 @@ def test_every_number_is_where_the_layout_says(out: int, width: int, dtype: torc
     weight = torch.randn(out, width).to(dtype)
     made, numbers = packed(weight), item_numbers(dtype)
     assert made.is_contiguous()
-    assert made.nbytes == packed_bytes(out, width, dtype)
+    assert made.nbytes == packed_bytes((out, width, Form.PLAIN), dtype)
     for row in range(out):
         for column in range(width):
             panel, lane = divmod(row, PANEL)
@@ -53,18 +54,18 @@ def test_gates_and_their_ups_share_a_panel(rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_store_holds_its_matrices_side_by_side(dtype: torch.dtype) -> None:
-    shapes = [(40, 6), (32, 64), (3, 2)]
+    shapes = [(40, 6, Form.PLAIN), (32, 64, Form.PLAIN), (3, 2, Form.PLAIN)]
     store = WeightStore(store_bytes(shapes, dtype))
-    weights = [torch.randn(shape).to(dtype) for shape in shapes]
+    weights = [torch.randn(out, width).to(dtype) for out, width, _ in shapes]
     made = [store.add(weight) for weight in weights]
     assert store.used_bytes == store_bytes(shapes, dtype)
     for matrix, weight in zip(made, weights, strict=True):
         start = matrix.address - made[0].address
         assert start % 128 == 0
-        size = packed_bytes(weight.shape[0], weight.shape[1], dtype)
+        size = packed_bytes((weight.shape[0], weight.shape[1], Form.PLAIN), dtype)
         there = store._bytes[start : start + size].view(dtype)
         assert torch.equal(there, packed(weight).flatten())
-        assert matrix.args == (matrix.address, 0, weight.shape[0], weight.shape[1])
+        assert matrix.args == (matrix.address, 0, weight.shape[0], weight.shape[1], 0)
 
 
 def test_a_bias_is_float32_and_filled_up() -> None:
@@ -78,7 +79,7 @@ def test_a_bias_is_float32_and_filled_up() -> None:
 
 
 def test_a_full_store_says_so() -> None:
-    store = WeightStore(store_bytes([(32, 4)], torch.float32))
+    store = WeightStore(store_bytes([(32, 4, Form.PLAIN)], torch.float32))
     store.add(torch.ones(32, 4))
     with pytest.raises(ValueError, match="more than the store's 512"):
         store.add(torch.ones(1, 1))

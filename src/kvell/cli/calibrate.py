@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvell.calibration.run import Outcome
     from kvell.cost.calibration import Calibration
 
-UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens")
+UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens", "quantization")
 """Settings whose steps no operator knows."""
 
 
@@ -58,7 +58,7 @@ def calibrate(
     out = out or Path(f"{Path(settings.model).name}.calibration.json")
     require_directory("--out", out)
     for name in UNSUPPORTED:
-        if getattr(settings, name):
+        if getattr(settings, name) not in (None, 0, "none"):
             flag = "--" + name.replace("_", "-")
             raise ChangeSomething(flag, getattr(settings, name), "cannot be calibrated", "drop it")
     settings = with_kv_memory(settings, session)

@@ -31,6 +31,7 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
             "model",
             "dtype",
             "kv_cache_dtype",
+            "quantization",
             "device",
             "max_model_len",
             "max_num_batched_tokens",

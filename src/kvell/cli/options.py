@@ -12,6 +12,7 @@ from kvell.cli.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
 from kvell.models.kv_dtypes import KV_DTYPES
+from kvell.models.quantization import QUANTIZATIONS
 from kvell.pages.sizing import MANAGERS
 
 Command = Callable[..., Any]
@@ -75,6 +76,18 @@ def kv_cache_dtype_option(command: Command) -> Command:
     text = "Numbers of KV; auto is --dtype, fp8 and int8 have a scale per token and head."
     return click.option(
         "--kv-cache-dtype", type=choices, default="auto", show_default=True, help=text
+    )(command)
+
+
+def quantization_option(command: Command) -> Command:
+    """``--quantization``."""
+    text = "Bits of weights; int4 serves blocks that a model brings as they are."
+    return click.option(
+        "--quantization",
+        type=click.Choice(QUANTIZATIONS),
+        default="none",
+        show_default=True,
+        help=text,
     )(command)
 
 
@@ -142,6 +155,7 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     kv_memory_option,
     dtype_option,
     kv_cache_dtype_option,
+    quantization_option,
     click.option(
         "--kv-budget",
         metavar="N|pyramid:N",

@@ -19,6 +19,7 @@ class EngineSettings:
     kv_memory_bytes: int | None = None
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str = "none"
     kv_budget: str | None = None
     device: str = "cpu"
     max_model_len: int | None = None
@@ -39,6 +40,7 @@ class EngineSettings:
             "--kv-memory": self.kv_memory_bytes,
             "--dtype": self.dtype,
             "--kv-cache-dtype": self.kv_cache_dtype,
+            "--quantization": self.quantization,
             "--kv-budget": self.kv_budget,
             "--device": self.device,
             "--max-model-len": self.max_model_len,
@@ -119,6 +121,7 @@ def open_model(
         kv_memory_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
+        quantization=settings.quantization,
         kv_budget=settings.kv_budget,
         device=settings.device,
         max_model_len=settings.max_model_len,

@@ -56,12 +56,14 @@ def load_model(
     kv_cache_dtype: str = "auto",
     kv_budget: str | None = None,
     enforce_eager: bool = False,
+    quantization: str = "none",
 ) -> PagedModel:
     """Load weights onto a device.
 
     :param kv_cache_dtype: one of ``kv_dtypes.KV_DTYPES``, or ``auto`` for the model's own.
     :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
     :param enforce_eager: run transformers' own code, although the model has a lean pass.
+    :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a lean pass.
     :raises ChangeSomething: for a device that is not there, a dtype that is not
         served, or whatever is wrong with the model's files.
     """
@@ -78,6 +80,7 @@ def load_model(
         kv_dtype,
         kv_budget,
         lean=not enforce_eager,
+        quantization=quantization,
     )
     progress("loading weights", 1.0)
     return model

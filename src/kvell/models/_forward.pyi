@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 Norm = tuple[int, float]
-Matrix = tuple[int, int, int, int]
+Matrix = tuple[int, int, int, int, int]
 Layer = tuple[int, int, int, int, int, int, int, int, int]
 Memory = tuple[int, int]
 Batch = tuple[int, int, int, int, int, int, int, int]
@@ -19,7 +19,7 @@ class Forward:
         activation: int,
         branch_factor: float,
         softcap: float,
-        embedding: tuple[int, bool, int, float],
+        embedding: tuple[int, int, float],
         final_norm: Norm,
         head: Matrix,
     ) -> None: ...

@@ -1,7 +1,9 @@
 """A ready :class:`PagedModel` from a transformers directory or from a config alone."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,8 +14,11 @@ from kvell.models.budgets import budgets_of, with_budgets
 from kvell.models.configs import read_config
 from kvell.models.description import ModelDescription, architecture, describe, text_config
 from kvell.models.families import OWN_TEXT, WITH_IMAGES, require_exact
+from kvell.models.gguf_blocks import blocks_of
 from kvell.models.lean.decoder import lean_decoder
+from kvell.models.lean.grouped import GroupedWeight
 from kvell.models.paged_model import PagedModel
+from kvell.models.quantization import refusal, require_quantization
 from kvell.models.random_weights import random_module
 from kvell.models.refusals import class_run, needed, require_plain_weights
 from kvell.models.small_linear import use_small_linears
@@ -28,16 +33,19 @@ def load_paged_model(
     kv_dtype: torch.dtype | None = None,
     kv_budget: str | None = None,
     lean: bool = True,
+    quantization: str = "none",
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
     :param lean: run by the compiled pass, if the model has one; else by transformers' own code.
+    :param quantization: one of ``quantization.QUANTIZATIONS``; only the compiled pass can.
     :param device: where weights go; the CPU if not given.
     :param kv_dtype: of stored keys and values; ``dtype`` if not given.
     :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing
-        or damaged, or no layer can keep such a budget.
+        or damaged, no layer can keep such a budget, or weights cannot be kept so.
     """
+    require_quantization(quantization)
     config = read_config(path)
     check_architecture(config)
     description = describe_as(config, dtype, kv_dtype or dtype)
@@ -46,7 +54,8 @@ def load_paged_model(
         layers = with_budgets(layers, budgets_of(layers, kv_budget))
         description = replace(description, layers=layers)
     module = load_module(path, config, dtype, device or torch.device("cpu"))
-    return _paged(module, description, kernels, kv_dtype, lean)
+    blocks = blocks_of(path) if quantization == "int4" else {}
+    return _paged(module, description, kernels, kv_dtype, lean, quantization, blocks)
 
 
 def _paged(
@@ -55,8 +64,16 @@ def _paged(
     kernels: AttentionKernels,
     kv_dtype: torch.dtype | None,
     lean: bool,
+    quantization: str = "none",
+    blocks: Mapping[str, GroupedWeight] = MappingProxyType({}),
 ) -> PagedModel:
-    decoder = lean_decoder(module, description, kernels) if lean else None
+    try:
+        decoder = lean_decoder(module, description, kernels, quantization, blocks) if lean else None
+    except ValueError as error:
+        raise refusal(quantization, f"cannot keep the model's numbers ({error})") from error
+    if decoder is None and quantization != "none":
+        problem = "is for dense models on a CPU whose layers run in compiled code; this is none"
+        raise refusal(quantization, problem)
     if decoder is None:
         use_small_linears(module)
     return PagedModel(module, description, kernels, kv_dtype, decoder)

@@ -5,13 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
 from kvell.elastic.arena import StepBuffers
 from kvell.models.description import ModelDescription
+from kvell.models.lean.forms import Weight, WeightForms, join, widen
+from kvell.models.lean.grouped import GroupedWeight
 from kvell.models.lean.need import DecoderShape, StepParts, aligned
-from kvell.models.lean.packing import PANEL, PackedMatrix, WeightStore, gated, store_bytes
+from kvell.models.lean.packing import (
+    PANEL,
+    PackedMatrix,
+    Shape,
+    WeightStore,
+    gated,
+    store_bytes,
+)
 from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe, NormRecipe, recipe_of, weights_of
 from kvell.models.segments import LayerCallbacks
 
@@ -34,10 +42,15 @@ class LeanDecoder:
     """
 
     def __init__(
-        self, recipe: DecoderRecipe, kernels: "NativeKernels", longest_tokens: int
+        self,
+        recipe: DecoderRecipe,
+        kernels: "NativeKernels",
+        forms: WeightForms,
+        longest_tokens: int,
     ) -> None:
         """Pack the recipe's weights; the modules' own are given up, tied ones once.
 
+        :param forms: what each weight is kept as.
         :param longest_tokens: context that attention may be cut for among threads.
         """
         self._threads = kernels.num_threads or torch.get_num_threads()
@@ -45,7 +58,8 @@ class LeanDecoder:
         self._vocab_size: int = recipe.head.weight.shape[0]
         self._heads, self._head_size = recipe.heads, recipe.head_size
         self._kept: list[Any] = []
-        self._store = WeightStore(_store_bytes(recipe))
+        self._forms = forms
+        self._store = WeightStore(_store_bytes(recipe, forms))
         self._forward = self._build(recipe, kernels.instruction_set)
         self._attention_bytes = aligned(
             self._forward.attention_bytes(self._threads, longest_tokens)
@@ -174,7 +188,7 @@ class LeanDecoder:
         layers = [self._matrices(layer) for layer in recipe.layers]
         table = recipe.embedding.weight.detach()
         tied = table.data_ptr() == recipe.head.weight.data_ptr()
-        head = self._store.add(recipe.head.weight)
+        head = self._add(self._forms.weight(recipe.head), None)
         _give_up(recipe.head)
         self._kept += [layers, head, table if not tied else None]
         vocab, hidden = table.shape
@@ -185,7 +199,7 @@ class LeanDecoder:
             _ACTIVATIONS[recipe.activation],
             1.0,
             recipe.softcap,
-            (head.address if tied else table.data_ptr(), tied, vocab, recipe.embedding_scale),
+            (0 if tied else table.data_ptr(), vocab, recipe.embedding_scale),
             self._norm(recipe.final_norm),
             head.args,
         )
@@ -203,20 +217,22 @@ class LeanDecoder:
 
     def _matrices(self, layer: LayerRecipe) -> list[PackedMatrix]:
         """Packed in the order of their use; the layer's own weights are given up."""
-        attention, mlp, add = layer.attention, layer.mlp, self._store.add
+        attention, mlp, forms = layer.attention, layer.mlp, self._forms
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
         pair = None if gate.bias is None else gated(gate.bias, up.bias)
-        width = _inner(mlp)
         made = [
-            add(torch.cat([linear.weight for linear in qkv]), _joined(qkv)),
-            add(attention.o_proj.weight, attention.o_proj.bias),
-            add(gated(gate.weight, up.weight), pair),
-            add(functional.pad(down.weight, (0, width - down.in_features)), down.bias),
+            self._add(join(forms.weights(qkv), torch.cat), _joined(qkv)),
+            self._add(forms.weight(attention.o_proj), attention.o_proj.bias),
+            self._add(join(forms.weights((gate, up)), lambda both: gated(*both)), pair),
+            self._add(widen(forms.weight(down), _inner(mlp)), down.bias),
         ]
         for linear in (*qkv, attention.o_proj, gate, up, down):
             _give_up(linear)
         return made
+
+    def _add(self, weight: Weight, bias: torch.Tensor | None) -> PackedMatrix:
+        return self._store.add(weight, bias, self._dtype)
 
     def _norm(self, norm: NormRecipe | None) -> tuple[int, float]:
         if norm is None:
@@ -226,18 +242,26 @@ class LeanDecoder:
 
 
 def lean_decoder(
-    module: Any, description: ModelDescription, kernels: AttentionKernels
+    module: Any,
+    description: ModelDescription,
+    kernels: AttentionKernels,
+    quantization: str = "none",
+    blocks: Mapping[str, GroupedWeight] | None = None,
 ) -> LeanDecoder | None:
     """A compiled pass over a module's weights, which it takes over; None if there is none.
 
     There is one for dense models in float32 or bfloat16 on a CPU, where the package was
     compiled; their module then keeps its config, but no linear's weight.
+
+    :param quantization: one of ``quantization.QUANTIZATIONS``.
+    :param blocks: weights by the names of the module's parameters, which are kept as they are.
     """
     recipe = _recipe(module, description, kernels)
     if recipe is None:
         return None
     with torch.no_grad():
-        return LeanDecoder(recipe, kernels, description.max_model_len)  # type: ignore[arg-type]
+        forms = WeightForms(module, recipe.head, quantization, blocks or {})
+        return LeanDecoder(recipe, kernels, forms, description.max_model_len)  # type: ignore[arg-type]
 
 
 def _recipe(
@@ -252,21 +276,23 @@ def _recipe(
     return recipe
 
 
-def _store_bytes(recipe: DecoderRecipe) -> int:
-    shapes: list[tuple[int, int]] = []
+def _store_bytes(recipe: DecoderRecipe, forms: WeightForms) -> int:
+    shapes: list[Shape] = []
     for layer in recipe.layers:
         attention, mlp = layer.attention, layer.mlp
         width = attention.q_proj.in_features
         inner = _inner(mlp)
-        joined = (attention.q_proj, attention.k_proj, attention.v_proj)
+        qkv, o_proj = (attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj
+        pair = (mlp.gate_proj, mlp.up_proj)
         shapes += [
-            (sum(linear.out_features for linear in joined), width),
-            (attention.o_proj.out_features, attention.o_proj.in_features),
-            (2 * inner, width),
-            (mlp.down_proj.out_features, inner),
+            (sum(linear.out_features for linear in qkv), width, forms.form(qkv)),
+            (o_proj.out_features, o_proj.in_features, forms.form((o_proj,))),
+            (2 * inner, width, forms.form(pair)),
+            (mlp.down_proj.out_features, inner, forms.form((mlp.down_proj,))),
         ]
-    shapes.append((recipe.head.out_features, recipe.head.in_features))
-    return store_bytes(shapes, recipe.head.weight.dtype)
+    head = recipe.head
+    shapes.append((head.out_features, head.in_features, forms.form((head,))))
+    return store_bytes(shapes, head.weight.dtype)
 
 
 def _shape(recipe: DecoderRecipe) -> DecoderShape:

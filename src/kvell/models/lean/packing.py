@@ -1,8 +1,9 @@
 """Weights as the compiled pass streams them (csrc/forward/matrix.h).
 
 Panels of 32 outputs; inside a panel, item by item of the input, the 32 outputs side by side.
-An item is 32 bits: a float32, or two neighbouring bfloat16.  All matrices of a model lie one
-behind the other in the order of their use, in huge pages where the system gives them.
+An item is 32 bits: a float32, or two neighbouring bfloat16.  Weights of eight or four bits lie
+in the same order of items, by groups.  All matrices of a model lie one behind the other in the
+order of their use, in huge pages where the system gives them.
 """
 
 import mmap
@@ -10,8 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
+from kvell.models.lean.grouped import GROUP, Form, GroupedWeight
+
 PANEL = 32
 ALIGN_BYTES = 128
+STEPS_OF_A_WORD = 4
+"""Steps whose four bits share 16 bits."""
+
+Shape = tuple[int, int, Form]
+"""A matrix's outputs, inputs and form."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +33,13 @@ class PackedMatrix:
     bias: torch.Tensor | None
     out: int
     width: int
+    form: Form
 
     @property
-    def args(self) -> tuple[int, int, int, int]:
+    def args(self) -> tuple[int, int, int, int, int]:
         """As the compiled module takes it."""
-        return self.address, 0 if self.bias is None else self.bias.data_ptr(), self.out, self.width
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        return self.address, bias, self.out, self.width, int(self.form)
 
 
 def item_numbers(dtype: torch.dtype) -> int:
@@ -37,9 +47,18 @@ def item_numbers(dtype: torch.dtype) -> int:
     return 4 // dtype.itemsize
 
 
-def packed_bytes(out: int, width: int, dtype: torch.dtype) -> int:
-    """What a weight [out, width] takes."""
-    return -(-out // PANEL) * PANEL * _whole_items(width, dtype) * dtype.itemsize
+def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """What a weight takes in a model of a dtype."""
+    out, width, form = shape
+    if form is Form.PLAIN:
+        return _panels(out) * PANEL * _whole_items(width, dtype) * dtype.itemsize
+    return _panels(out) * -(-width // GROUP) * group_bytes(form)
+
+
+def group_bytes(form: Form) -> int:
+    """Of one group of a panel."""
+    scales = PANEL * (4 if form is Form.FOURS else 2)
+    return scales + GROUP * PANEL // (2 if form is Form.FOURS else 1)
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
@@ -52,6 +71,33 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     )
     panels = padded.view(rows // PANEL, PANEL, width // numbers, numbers)
     return panels.transpose(1, 2).contiguous()
+
+
+def packed_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Eights or fours for a model of a dtype, by panels: uint8 [panels, groups, bytes of one]."""
+    out, width = weight.shape
+    rows, numbers = -out % PANEL, item_numbers(dtype)
+    quants = torch.nn.functional.pad(weight.quants, (0, -width % GROUP, 0, rows))
+    steps = quants.view(_panels(out), PANEL, -1, GROUP // numbers, numbers)
+    items = steps.permute(0, 2, 3, 1, 4)  # [panels, groups, steps, 32, numbers]
+    made = items.contiguous().view(torch.uint8) if weight.minima is None else _words(items)
+    parts = [weight.scales] if weight.minima is None else [weight.scales, weight.minima]
+    scales = [_by_group(torch.nn.functional.pad(part, (0, 0, 0, rows))) for part in parts]
+    return torch.cat([*scales, made.flatten(2)], -1)
+
+
+def _by_group(values: torch.Tensor) -> torch.Tensor:
+    """float16 [rows, groups] → its bytes [panels, groups, 64]."""
+    return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _words(items: torch.Tensor) -> torch.Tensor:
+    """Four bits of [panels, groups, steps, 32, numbers] → bytes, two of each four steps."""
+    panels, groups, _, lanes, numbers = items.shape
+    halves = STEPS_OF_A_WORD // 2
+    pairs = items.reshape(panels, groups, -1, halves, 2, lanes, numbers)
+    made = pairs[:, :, :, :, 0] | pairs[:, :, :, :, 1] << 4
+    return made.permute(0, 1, 2, 4, 5, 3).contiguous()
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -82,29 +128,41 @@ class WeightStore:
         """Of all matrices so far."""
         return self._used
 
-    def add(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
+    def add(
+        self,
+        weight: torch.Tensor | GroupedWeight,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> PackedMatrix:
         """Pack a weight [out, width] behind the others.
 
+        :param dtype: the model's, if the weight is a grouped one.
         :raises ValueError: if it does not fit.
         """
         out, width = weight.shape
-        size = packed_bytes(out, width, weight.dtype)
+        if isinstance(weight, GroupedWeight):
+            form, made = weight.form, packed_groups(weight, dtype)
+        else:
+            form, made, dtype = Form.PLAIN, packed(weight), weight.dtype
+        size = made.nbytes
         if self._used + size > self._bytes.numel():
             raise ValueError(f"{size} bytes more than the store's {self._bytes.numel()}")
         place = self._bytes[self._used : self._used + size]
-        made = packed(weight)
-        place.view(weight.dtype).view(made.shape).copy_(made)
+        place.view(made.dtype).view(made.shape).copy_(made)
         self._used += -(-size // ALIGN_BYTES) * ALIGN_BYTES
         if bias is not None:
             bias = torch.nn.functional.pad(bias.detach().float(), (0, -out % PANEL)).contiguous()
-        width = _whole_items(width, weight.dtype)
-        return PackedMatrix(place.data_ptr(), bias, out, width)
+        return PackedMatrix(place.data_ptr(), bias, out, _whole_items(width, dtype), form)
 
 
-def store_bytes(shapes: list[tuple[int, int]], dtype: torch.dtype) -> int:
-    """A store for weights of these shapes."""
-    sizes = (packed_bytes(out, width, dtype) for out, width in shapes)
+def store_bytes(shapes: list[Shape], dtype: torch.dtype) -> int:
+    """A store for weights of these shapes in a model of a dtype."""
+    sizes = (packed_bytes(shape, dtype) for shape in shapes)
     return sum(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
+
+
+def _panels(out: int) -> int:
+    return -(-out // PANEL)
 
 
 def _whole_items(width: int, dtype: torch.dtype) -> int:
