@@ -78,9 +78,9 @@ def make_layers(shape: Heads, pages: int, layers: int) -> list[LayerPages]:
     ]
 
 
-def make_batch(requests: int, context: int, new: int) -> GroupBatch:
+def make_batch(requests: int, context: int, new: int, page_tokens: int = PAGE_TOKENS) -> GroupBatch:
     """Requests of one length in shuffled pages."""
-    pages = context // PAGE_TOKENS
+    pages = context // page_tokens
 
     def starts(each: int) -> torch.Tensor:
         return torch.arange(0, (requests + 1) * each, each, dtype=torch.int32)

@@ -72,7 +72,7 @@ class PageTables:
         """
         group, policy = self._groups[group_index], self._policies[group_index]
         size = group.page_tokens
-        begins = [w.start - _dropped(group, w) for w in work]
+        begins = _begins(group, work)
         starts = np.asarray(begins, np.int64)
         counts = np.fromiter((w.count for w in work), np.int64, len(work))
         firsts = [policy.active_start(start) // size for start in begins]
@@ -143,9 +143,16 @@ class PageTables:
         tables[group][rows[:, 2]] = rows[:, 3]
 
 
+def _begins(group: GroupSpec, work: Sequence[TokenWork]) -> list[int]:
+    """Where each work starts, in the tokens that the group has."""
+    if group.kind is not GroupKind.DROPPING:
+        return [w.start for w in work]
+    return [w.start - _dropped(group, w) for w in work]
+
+
 def _dropped(group: GroupSpec, work: TokenWork) -> int:
     """Tokens of the prompt that the group no longer has before this work."""
-    if group.kind is not GroupKind.DROPPING or work.start < work.prompt_tokens:
+    if work.start < work.prompt_tokens:
         return 0
     return max(0, work.prompt_tokens - group.window_tokens)
 

@@ -1,6 +1,7 @@
 """What one of several models of an engine asks of its requests; knows no model itself."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvell.engine.limits import Limits
 from kvell.memory import GroupKind, Layout
@@ -20,7 +21,7 @@ class ModelRules:
     eos_token_ids: frozenset[int]
     layout: Layout
 
-    @property
+    @cached_property
     def has_states(self) -> bool:
         """Has it layers that cannot go back to before a guess?"""
         return any(group.kind is GroupKind.STATE for group in self.layout.groups)

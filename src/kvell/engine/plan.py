@@ -66,7 +66,7 @@ class TokenWork:
     @property
     def num_logits(self) -> int:
         """How many of its tokens, the last ones, must give logits."""
-        return 1 + self.proposed if self.samples else 0
+        return 0 if self.sampling is None else 1 + self.proposed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenWork) and _same(self, other)

@@ -48,6 +48,8 @@ def verified(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
 
     :param sampled: the token drawn from each of the step's logits, in their order.
     """
+    if not any(work.proposed for work in plan.work):
+        return StepResult(plan.step, tuple(sampled))
     tokens: list[int] = []
     counts: list[int] = []
     start = 0
@@ -57,8 +59,7 @@ def verified(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
             start += work.num_logits
             tokens.extend(kept)
             counts.append(len(kept))
-    guessed = any(work.proposed for work in plan.work)
-    return StepResult(plan.step, tuple(tokens), tuple(counts) if guessed else ())
+    return StepResult(plan.step, tuple(tokens), tuple(counts))
 
 
 def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:

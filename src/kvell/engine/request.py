@@ -71,7 +71,8 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Is only the newest token left to compute for the first time, and was it sampled?"""
-        return bool(self.output) and self.remaining == 1 + self.repeats
+        made = len(self.output)
+        return made > 0 and len(self.prompt) + made - self.computed == 1 + self.repeats
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from kvell.engine.drafter import Drafter
 from kvell.engine.forward_batches import ForwardBatches
 from kvell.engine.plan import PageCopy, StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
-from kvell.engine.sampling import RowSampling, sample
+from kvell.engine.sampling import GREEDY, RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.slot_memory import SlotMemory
 from kvell.memory import Layout, SlotTable
@@ -110,4 +110,6 @@ class ModelRunner:
 
 
 def _row(params: SamplingParams, position: int) -> RowSampling:
+    if params.temperature == 0:
+        return GREEDY
     return RowSampling(params.temperature, params.top_k, params.top_p, params.seed or 0, position)

@@ -32,6 +32,10 @@ class RowSampling:
     position: int = 0
 
 
+GREEDY = RowSampling(0.0)
+"""The most likely token, whatever seed and position."""
+
+
 def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     """One token id per row.
 

@@ -1,0 +1,196 @@
+"""How near is decode to the read bandwidth, for every head shape, 1 K to 8 K of context?
+
+The shapes are those of ``bench/configs`` and of the packaged model; of each, pages of 8 and of 16
+tokens take turns.  Everything read in a run is larger than the caches.  ``--clock cpu --threads 1``
+counts the thread's own seconds, in which busy neighbours matter only through caches and memory.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.attention.paged_attention import Heads, make_batch
+from bench.replay.shapes import read_shape
+from kvell.attention.interface import AttendParams, LayerPages
+from kvell.attention.native import NativeKernels, instruction_sets
+from kvell.memory import GroupKind, LayerSpec
+
+CONFIGS = Path("bench", "configs")
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
+PAGE_TOKENS = (16, 8)
+CONTEXTS = (1024, 2048, 4096, 8192)
+READ_BYTES = 256 << 20
+"""Of a run, at least: far larger than any cache."""
+WANTED = 0.7
+"""Of the read bandwidth."""
+ELSEWHERE = frozenset({GroupKind.STATE, GroupKind.VISION})
+
+
+@dataclass(frozen=True)
+class Shape(Heads):
+    """A model's attention shape; ``value_size`` is not 0 for latents, whose keys are values too."""
+
+    value_size: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one layer, bf16."""
+        return super().token_bytes // (2 if self.value_size else 1)
+
+    @property
+    def label(self) -> str:
+        """Such as 32/8 x 128."""
+        return f"{self.heads}/{self.kv_heads} x {self.head_size}{' latent' * bool(self.value_size)}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Seconds of every run, by tokens of a page.
+
+    :param read_bytes: of each run.
+    """
+
+    shape: Shape
+    context: int
+    read_bytes: int
+    seconds: dict[int, list[float]]
+
+    def rate(self, page_tokens: int) -> float:
+        """Bytes per second of the best run."""
+        return self.read_bytes / min(self.seconds[page_tokens])
+
+    @property
+    def small_over_large(self) -> float:
+        """Seconds with pages of 8 over those with 16: the median of neighbouring runs."""
+        pairs = zip(self.seconds[8], self.seconds[16], strict=True)
+        return statistics.median(small / large for small, large in pairs)
+
+
+def shapes(directory: Path = CONFIGS) -> list[Shape]:
+    """Each shape once, named by the first config that has it."""
+    found = {(9, 3, 64, 0): Shape("smollm2", 9, 3, 64)}
+    for path in sorted(directory.glob("*.json")):
+        description = read_shape(path.stem).description
+        for layer in description.layers:
+            if layer.kind not in ELSEWHERE:
+                shape = _shape(path.stem, description.query_heads, layer)
+                found.setdefault((shape.heads, shape.kv_heads, *_sizes(shape)), shape)
+    return sorted(found.values(), key=lambda one: (one.token_bytes, one.heads))
+
+
+def _shape(name: str, heads: int, layer: LayerSpec) -> Shape:
+    latent = 512 if layer.tensors == 1 else 0
+    return Shape(name, heads, layer.kv_heads, layer.head_size, latent)
+
+
+def _sizes(shape: Shape) -> tuple[int, int]:
+    return shape.head_size, shape.value_size
+
+
+def layers_of(pool: torch.Tensor, shape: Shape, page_tokens: int, context: int) -> list[LayerPages]:
+    """As many layers as fill the pool, one request's context in each page by page."""
+    layer_bytes = shape.token_bytes * page_tokens
+    count = max(1, pool.numel() // (shape.token_bytes * context))
+    one = LayerPages(
+        pool,
+        torch.bfloat16,
+        count * layer_bytes,
+        0,
+        page_tokens,
+        shape.kv_heads,
+        shape.head_size,
+        shape.value_size,
+    )
+    return [replace(one, layer_offset_bytes=index * layer_bytes) for index in range(count)]
+
+
+def measured(
+    shape: Shape, context: int, pool: torch.Tensor, runs: int, clock: Callable[[], float]
+) -> Cell:
+    """One request that decodes, all layers in turn; sizes of pages alternate."""
+    kernels = NativeKernels(instruction_set=instruction_sets()[0])
+    query = torch.randn(1, shape.heads, shape.head_size, dtype=torch.bfloat16)
+    params = AttendParams(shape.head_size**-0.5)
+    cases = {size: layers_of(pool, shape, size, context) for size in PAGE_TOKENS}
+    batches = {size: make_batch(1, context, 1, size) for size in PAGE_TOKENS}
+    seconds: dict[int, list[float]] = {size: [] for size in PAGE_TOKENS}
+    for _ in range(runs + 1):
+        for size, layers in cases.items():
+            begin = clock()
+            for layer in layers:
+                kernels.attend(layer, batches[size], query, params)
+            seconds[size].append(clock() - begin)
+    read_bytes = context * shape.token_bytes * len(cases[16])
+    return Cell(shape, context, read_bytes, {size: taken[1:] for size, taken in seconds.items()})
+
+
+def show(console: Console, cells: Sequence[Cell], bandwidth: float) -> None:
+    """A row for each shape; shares are of the best run."""
+    table = Table(title=f"decode, share of {bandwidth / 1e9:.1f} GB/s: pages of 16 (of 8)")
+    contexts = sorted({cell.context for cell in cells})
+    for name in ("heads", "from", *map(str, contexts), "8 over 16"):
+        table.add_column(name, justify="left" if name in ("heads", "from") else "right")
+    for shape in dict.fromkeys(cell.shape for cell in cells):
+        own = [cell for cell in cells if cell.shape == shape]
+        shares = [f"{c.rate(16) / bandwidth:.0%} ({c.rate(8) / bandwidth:.0%})" for c in own]
+        small = statistics.median(cell.small_over_large for cell in own)
+        table.add_row(shape.label, shape.name, *shares, f"{small - 1:+.1%}")
+    console.print(table)
+
+
+def below(cells: Sequence[Cell], bandwidth: float) -> list[str]:
+    """Shapes and contexts that do not reach what is wanted."""
+    return [
+        f"{cell.shape.label} at {cell.context}: {cell.rate(16) / bandwidth:.0%}"
+        for cell in cells
+        if cell.rate(16) < WANTED * bandwidth
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
+    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    if options.clock == "cpu" and options.threads != 1:
+        parser.error("--clock cpu sees one thread only: use --threads 1")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    clock, console = CLOCKS[options.clock], Console(width=120)
+    pool = torch.randn(READ_BYTES // 2, dtype=torch.bfloat16).view(torch.uint8)
+    rates = [machine.read_bandwidth(options.runs, clock=clock)]
+    cells: list[Cell] = []
+    for shape in shapes():
+        cells += [
+            measured(shape, context, pool, options.runs, clock) for context in options.contexts
+        ]
+        rates.append(machine.read_bandwidth(options.runs, clock=clock))
+    bandwidth = max(rates)
+    show(console, cells, bandwidth)
+    console.print(f"below {WANTED:.0%}: {'; '.join(below(cells, bandwidth)) or 'none'}")
+    if options.json:
+        found = [
+            {"heads": cell.shape.label, "from": cell.shape.name, "context": cell.context}
+            | {f"share_of_{size}": cell.rate(size) / bandwidth for size in PAGE_TOKENS}
+            for cell in cells
+        ]
+        about = machine.describe(clock) | {"clock": options.clock, "best_of_run": bandwidth}
+        options.json.write_text(json.dumps({"machine": about, "cells": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

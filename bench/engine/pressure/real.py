@@ -1,0 +1,152 @@
+"""The scaled-down shapes for real: the engine in this process, both managers taking turns."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import mean
+
+import numpy as np
+import torch
+
+from bench.engine.pressure.cases import WANTED, Case, ample_bytes, pressed_bytes
+from bench.engine.pressure.figures import Figures
+from bench.engine.pressure.small import VOCAB_SIZE, config_of
+from bench.engine.pressure.virtual import is_decode
+from kvell.attention.choice import choose_kernels
+from kvell.engine.assembly import build_engine
+from kvell.engine.engine import Engine
+from kvell.engine.options import EngineOptions
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.protocol import Event, Finished, Submit, Tokens
+from kvell.engine.runner import Runner
+from kvell.engine.sampling_params import SamplingParams
+from kvell.memory import Manager
+from kvell.models.loading import random_paged_model
+from kvell.vocabulary import RequestId
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+"""The second counts what this process computed, on all its threads."""
+BATCHED_TOKENS = 512
+FIRST_ID = 10
+WARM_TOKENS, WARM_SEED = 4, 1 << 20
+"""Of a first round that touches all memory and does not count."""
+
+
+class PlanWatch:
+    """A runner that remembers the last plan."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.plan = StepPlan(step=0)  # type: ignore[arg-type]
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See :class:`Runner`."""
+        self.plan = plan
+        return self._runner.run(plan)
+
+
+@dataclass
+class Served:
+    """What a run has seen, by one clock."""
+
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    first_seconds: dict[str, float] = field(default_factory=dict)
+    last_seconds: dict[str, float] = field(default_factory=dict)
+
+    def told(self, events: list[Event], now: float) -> None:
+        """Note tokens' times, from the start."""
+        for event in events:
+            if isinstance(event, Tokens):
+                self.first_seconds.setdefault(event.request_id, now)
+                self.last_seconds[event.request_id] = now
+
+    def decoded(self, tokens: int, seconds: float) -> None:
+        """A step that did nothing else."""
+        self.decode_seconds += seconds
+        self.decode_tokens += tokens
+        self.decode_steps += 1
+
+    def figures(self, case: Case) -> Figures:
+        """Of the whole run; latencies are means."""
+        firsts, ends = self.first_seconds, self.last_seconds
+        spans = [ends[name] - first for name, first in firsts.items()]
+        return {
+            "decode_tokens_per_second": self.decode_tokens / self.decode_seconds,
+            "output_tokens_per_second": case.requests * case.output_tokens / max(ends.values()),
+            "batch": self.decode_tokens / self.decode_steps,
+            "ttft_seconds": mean(firsts.values()),
+            "tpot_seconds": mean(spans) / (case.output_tokens - 1),
+        }
+
+
+class Contender:
+    """One manager's engine for one case, with a model of its own."""
+
+    def __init__(self, case: Case, manager: Manager, *, pressed: bool) -> None:
+        kernels = choose_kernels(torch.device("cpu"))
+        config = config_of(case.shape)
+        model = random_paged_model(config, kernels, dtype=torch.bfloat16, scale=1.0)
+        layers = model.description.layers
+        kv_bytes = pressed_bytes(layers, case) if pressed else ample_bytes(layers, case)
+        options = EngineOptions(
+            kv_memory_bytes=kv_bytes,
+            max_model_len=case.most_tokens,
+            max_num_batched_tokens=BATCHED_TOKENS,
+            max_num_seqs=WANTED,
+            manager=manager,
+        )
+        self._engine: Engine = build_engine(model, case.shape, options)
+        self._watch = PlanWatch(self._engine.runner)
+        self._engine.runner = self._watch
+        self._runs = 0
+
+    def run(self, case: Case, seed: int) -> dict[str, Figures]:
+        """One round by each clock: all requests at once, until the last is answered."""
+        self._submit(case, seed)
+        seen, ended = {name: Served() for name in CLOCKS}, 0
+        begin = _now()
+        while ended < case.requests:
+            before = _now()
+            events = self._engine.step()
+            now, plan = _now(), self._watch.plan
+            for name, served in seen.items():
+                if is_decode(plan):
+                    served.decoded(plan.num_logits, now[name] - before[name])
+                served.told(events, now[name] - begin[name])
+            ended += sum(isinstance(event, Finished) for event in events)
+        return {name: served.figures(case) for name, served in seen.items()}
+
+    def _submit(self, case: Case, seed: int) -> None:
+        self._runs += 1
+        draw = np.random.default_rng(seed)
+        for index, tokens in enumerate(case.prompts(seed)):
+            prompt = draw.integers(FIRST_ID, VOCAB_SIZE, tokens).astype("<i4").tobytes()
+            count = case.output_tokens
+            params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+            name = RequestId(f"{self._runs}/{index}")
+            refused = self._engine.handle(Submit(name, prompt, params))
+            if refused:
+                raise RuntimeError(f"{case.shape}: a request is refused: {refused}")
+
+
+def alternated(case: Case, rounds: int, *, pressed: bool) -> dict[str, dict[str, list[Figures]]]:
+    """By clock and manager, round by round; whoever was first is last in the next round."""
+    if not pressed:
+        case = replace(case, requests=WANTED)
+    managers: tuple[Manager, ...] = ("kvell", "paged")
+    contenders = {name: Contender(case, name, pressed=pressed) for name in managers}
+    for contender in contenders.values():
+        contender.run(replace(case, output_tokens=WARM_TOKENS), WARM_SEED)
+    found: dict[str, dict[str, list[Figures]]]
+    found = {clock: {name: [] for name in managers} for clock in CLOCKS}
+    for turn in range(rounds):
+        for name in managers if turn % 2 else managers[::-1]:
+            for clock, figures in contenders[name].run(case, turn).items():
+                found[clock][name].append(figures)
+    return found
+
+
+def _now() -> dict[str, float]:
+    return {name: clock() for name, clock in CLOCKS.items()}

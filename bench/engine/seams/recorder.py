@@ -1,0 +1,93 @@
+"""What an instance's loop does when: spans of named stages."""
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OPERATORS = "operators"
+"""All of a forward pass that is compiled: from a step's first operator to its last."""
+Span = tuple[str, float, float]
+"""Stage, begin, end; in seconds."""
+Plan = tuple[int, int]
+"""Requests and tokens of a step."""
+
+
+@dataclass
+class Record:
+    """All that was seen, in order of ending.
+
+    :param own: begin and end of each step's operators, by the clock of the loop's thread.
+    :param plans: of each step.
+    :param with_callbacks: of each forward pass.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    own: list[tuple[float, float]] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    with_callbacks: list[bool] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(vars(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        """What :meth:`write` wrote."""
+        raw = json.loads(path.read_text())
+        return cls(
+            [(str(stage), float(begin), float(end)) for stage, begin, end in raw["spans"]],
+            [(float(begin), float(end)) for begin, end in raw["own"]],
+            [(int(requests), int(tokens)) for requests, tokens in raw["plans"]],
+            [bool(one) for one in raw["with_callbacks"]],
+        )
+
+
+class Recorder:
+    """Times calls of one thread; a call costs it about a microsecond.
+
+    Its own clock is asked at operators only: that is a call of the system, and takes several.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.perf_counter,
+        own: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.record = Record()
+        self._wall, self._own = wall, own
+
+    def watch(self, owner: Any, name: str, stage: str) -> None:
+        """From now on, calls of an attribute (a class's or a module's) are spans of a stage."""
+        setattr(owner, name, self.timed(getattr(owner, name), stage))
+
+    def watch_operators(self, owner: Any, name: str) -> None:
+        """The same for what computes; by both clocks."""
+        inner, own = self.timed(getattr(owner, name), OPERATORS), self._own
+        append = self.record.own.append
+
+        def watched(*args: Any, **named: Any) -> Any:
+            begin = own()
+            try:
+                return inner(*args, **named)
+            finally:
+                append((begin, own()))
+
+        setattr(owner, name, watched)
+
+    def timed(self, call: Callable[..., Any], stage: str) -> Callable[..., Any]:
+        """The same call, timed; also if it raises."""
+        wall, append = self._wall, self.record.spans.append
+
+        @functools.wraps(call)
+        def watched(*args: Any, **named: Any) -> Any:
+            begin = wall()
+            try:
+                return call(*args, **named)
+            finally:
+                append((stage, begin, wall()))
+
+        return watched

@@ -1,0 +1,74 @@
+"""Which calls of the instance's loop are watched, and under which name.
+
+They are put in place from outside, so that the served code knows nothing of it.
+"""
+
+import selectors
+from typing import Any
+
+import torch
+
+from bench.engine.seams.recorder import Recorder
+from kvell.engine import instance, runner
+from kvell.engine.batching import PageTables
+from kvell.engine.core import EngineCore
+from kvell.engine.engine import Engine
+from kvell.engine.forward_batches import ForwardBatches
+from kvell.engine.plan import StepPlan
+from kvell.models import _forward
+from kvell.models.paged_model import ForwardBatch, PagedModel
+
+
+class NoCallbacks:
+    """Seams at which nothing happens."""
+
+    def after_kv_write(self, layer: int) -> None:
+        """Nothing."""
+
+    def before_attend(self, layer: int, query: torch.Tensor) -> None:
+        """Nothing."""
+
+    def after_attend(self, layer: int, output: torch.Tensor) -> None:
+        """Nothing."""
+
+
+def watch_loop(recorder: Recorder) -> None:
+    """Put all watches in place."""
+    watch = recorder.watch
+    recorder.watch_operators(_forward.Forward, "run")
+    _alternate_callbacks(recorder)
+    watch(PagedModel, "forward", "pass around operators")
+    watch(runner, "sample", "sampling")
+    watch(ForwardBatches, "batch", "batching arrays")
+    watch(PageTables, "update", "page tables")
+    watch(runner.ModelRunner, "run", "runner")
+    _note_plans(recorder)
+    watch(EngineCore, "plan", "plan")
+    watch(EngineCore, "commit", "commit")
+    watch(Engine, "step", "engine")
+    watch(instance._Channel, "queue", "encoding and sending")
+    watch(instance._Channel, "receive", "receiving")
+    watch(selectors.DefaultSelector, "select", "waiting")
+    watch(instance, "_turn", "loop")
+
+
+def _alternate_callbacks(recorder: Recorder) -> None:
+    """Every other pass calls callbacks that do nothing at each layer."""
+    forward, nothing, passes = PagedModel.forward, NoCallbacks(), recorder.record.with_callbacks
+
+    def alternating(model: PagedModel, batch: ForwardBatch, callbacks: Any = None) -> torch.Tensor:
+        passes.append(len(passes) % 2 == 1)
+        return forward(model, batch, nothing if passes[-1] else callbacks)
+
+    setattr(PagedModel, forward.__name__, alternating)
+
+
+def _note_plans(recorder: Recorder) -> None:
+    plan, plans = EngineCore.plan, recorder.record.plans
+
+    def noted(core: EngineCore) -> StepPlan:
+        made = plan(core)
+        plans.append((len(made.work), made.num_tokens))
+        return made
+
+    setattr(EngineCore, plan.__name__, noted)

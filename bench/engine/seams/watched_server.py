@@ -1,0 +1,39 @@
+"""``kvell serve`` over a watched instance: the front in this process, the instance in its own."""
+
+import json
+import sys
+from pathlib import Path
+
+from kvell.cli.environment import prepare_process, process_cache_dir
+from kvell.cli.serve import instance_command
+from kvell.cli.served_text import ServedText
+from kvell.cli.session import EngineSettings
+from kvell.server.run import ServeOptions, serve
+from kvell.vocabulary import MIB
+
+INSTANCE = "bench.engine.seams.watched_instance"
+
+
+def watched_command(settings: EngineSettings, record: Path) -> list[str]:
+    """The instance's command line, with the watched program in the place of Kvell's."""
+    python, _module, _kvell, *words = instance_command(settings)
+    return [python, "-m", INSTANCE, str(record), *words]
+
+
+def main() -> None:
+    """``MODEL KV_MIB RECORD``: print the address as JSON, serve until a signal."""
+    prepare_process()
+    model, kv_mib, record = sys.argv[1:]
+    settings = EngineSettings(model, int(kv_mib) * MIB, "bfloat16")
+    text = ServedText.load(model, process_cache_dir(), lambda _doing, _part: None)
+    command = watched_command(settings, Path(record).absolute())
+    serve(command, text, ServeOptions(port=0), announce)
+
+
+def announce(url: str) -> None:
+    """As ``kvell serve --json`` does."""
+    print(json.dumps({"url": url}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
