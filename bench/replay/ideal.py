@@ -120,6 +120,10 @@ class IdealCore:
         need_bytes += sum(self._peak_bytes(other, length, 1) for other, length in more)
         return need_bytes <= self._free_bytes()
 
+    def may_fit(self) -> bool:
+        """Whoever wants to know may ask."""
+        return True
+
     def copies(self) -> Ints:
         """There are no pages."""
         return _no_rows(COPY_COLUMNS)

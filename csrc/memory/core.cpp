@@ -54,6 +54,7 @@ void Core::add_groups(const Groups& groups, const std::vector<std::string>& name
     store_.groups.push_back(groups[i]);
   }
   find_waypoints();
+  turned_away_ = {};
   const size_t width = store_.groups.size();
   if (store_.pool.add_groups()) rename_slots();
   store_.placer.add_groups();
@@ -151,6 +152,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   h.renewed_step = store_.step;
   h.next_cut = h.publishes && h.model->has_states ? 0 : kNever;
   if (lease_until) leases_[h.handle] = *lease_until;
+  if (!lease_until) watch(h);
   store_.pool.open_holder(h.handle);
   foresee(store_.groups, h);
   const int32_t handle = h.handle;
@@ -159,8 +161,15 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   return handle;
 }
 
+// It may be turned away; images may be shared with prompts that begin otherwise.
+void Core::watch(const Holder& h) {
+  turned_away_ = {h.facts.images.empty() ? h.handle : 0};
+  store_.tree.watch(lookup_.path().node, lookup_.path().length, *h.model);
+}
+
 void Core::claim(int32_t handle, int64_t expected_tokens) {
   Holder& h = holder(handle);
+  if (handle == turned_away_.handle) turned_away_ = {};
   h.prompt.keep();
   h.lease_until.reset();
   leases_.erase(handle);
@@ -294,7 +303,18 @@ bool Core::fits(int32_t handle, int64_t until, int64_t chunk_tokens, Ints others
   Counts need(store_.groups.size(), 0);
   add_peak(holder(handle), until, chunk_tokens, need);
   for (int64_t i = 0; i < others.size; ++i) add_peak(holder(others[i]), others_until[i], 1, need);
-  return store_.pool.feasible(need);
+  const bool fits = store_.pool.feasible(need);
+  if (handle == turned_away_.handle && !store_.pool.has_shares())
+    turned_away_.short_large = std::max<int64_t>(0, store_.pool.shortage(need));
+  return fits;
+}
+
+// Why this is certain: what the others hold and still need never becomes less but by pages
+// that are freed, holders that are closed, and those moved on from where they resumed; and what
+// the request itself needs is the same while nothing happens on its path.
+bool Core::may_fit() const {
+  const int64_t freed = store_.pool.freed() - turned_away_.freed;
+  return turned_away_.freed < 0 || freed >= turned_away_.short_large || store_.tree.touched();
 }
 
 // ------------------------------------------------------------------- checkpoints
@@ -424,6 +444,7 @@ void Core::advance(Ints handles, Ints computed) {
   }
   for (int64_t i = 0; i < handles.size; ++i) {
     Holder& h = *called_[i];
+    if (h.computed == h.hit_tokens || h.drops) turned_away_ = {};
     if (computed[i] < h.next_event && computed[i] >= h.computed) {
       h.computed = computed[i];
       continue;
@@ -453,6 +474,10 @@ void Core::close(int32_t handle, bool renew) {
   by_handle_.erase(handle);
   leases_.erase(handle);
   publisher_.give_back(*gone, renew);
+  if (handle != turned_away_.handle || !turned_away_.short_large || turned_away_.freed >= 0)
+    turned_away_ = {};
+  else
+    turned_away_.freed = store_.pool.freed();
   store_.pool.close_holder(handle);
   store_.tree.let_go(gone->node);
 }

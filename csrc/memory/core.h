@@ -25,6 +25,14 @@ using PageRows = std::vector<Row<4>>;   // index, group, position, page
 using CopyRows = std::vector<Row<4>>;   // handle, group, source, target
 using StateRows = std::vector<Row<5>>;  // index, group, end, slice, page
 
+// The request that was turned away last: while it is the same and too little has become free
+// since, it would be turned away again.
+struct TurnedAway {
+  int32_t handle = 0;       // of the request that was opened last
+  int64_t short_large = 0;  // large pages too few for it; 0: that is not known
+  int64_t freed = -1;       // what the pool had freed when it was closed; -1: it is open
+};
+
 // What a request is known by.
 struct Prompt {
   Ints tokens;
@@ -51,6 +59,8 @@ class Core {
   int64_t largest(int32_t handle, int64_t until);
   void held_pages(int32_t handle, PageRows& rows) const;
   bool fits(int32_t handle, int64_t until, int64_t chunk_tokens, Ints others, Ints others_until);
+  // False only if the request that was turned away last, opened again, would not fit.
+  bool may_fit() const;
   CopyRows copies() { return std::exchange(copies_, {}); }
   void checkpoint(Ints handles, Ints until, StateRows& rows);
   // Rows: handle, group, position, page that it is in now.
@@ -84,6 +94,7 @@ class Core {
   bool missing(const Holder& holder, int64_t until, int64_t* need) const;
   int64_t longest_feasible(int64_t calls);
   void place(const Want& want, const int64_t* need, Counts& left, PageRows& rows);
+  void watch(const Holder& holder);
   void note_copies(const Holder& holder, int32_t group, int64_t begin);
   void add_peak(const Holder& holder, int64_t until, int64_t chunk, Counts& need) const;
   void keep_states(Holder& holder, int32_t group, int64_t index, StateRows& rows);
@@ -102,6 +113,7 @@ class Core {
   int32_t next_handle_ = 1;
   int64_t total_hit_tokens_ = 0;
   Counts group_hit_tokens_;
+  TurnedAway turned_away_;
   CopyRows copies_;  // since they were last asked for
   // Scratch that keeps its memory from call to call.
   std::vector<Want> wants_;

@@ -203,6 +203,7 @@ NB_MODULE(_core, m) {
              return b.core().fits(h, until, chunk, who.ints(), length.ints());
            },
            "handle"_a, "until"_a, "chunk_tokens"_a, "others"_a, "others_until"_a)
+      .def("may_fit", [](Bound& b) { return b.core().may_fit(); })
       .def("copies", &Bound::copies)
       .def("compact", &Bound::compact, "most_large"_a)
       .def("checkpoint", &Bound::checkpoint, "handles"_a, "until"_a)

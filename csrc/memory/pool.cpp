@@ -112,14 +112,17 @@ int64_t whole_needed(int64_t need, int64_t partial, int64_t per_large) {
 
 }  // namespace
 
-bool Pool::feasible(const Counts& need) const {
+int64_t Pool::shortage(const Counts& need) const {
   int64_t sum = 0;
-  for (size_t g = 0; g < need.size(); ++g) {
-    const int64_t whole = whole_needed(need[g], partial_[g], per_large(g));
-    if (has_shares() && whole > quotas_[g] - in_use_[g]) return false;
-    sum += whole;
-  }
-  return sum <= whole_;
+  for (size_t g = 0; g < need.size(); ++g)
+    sum += whole_needed(need[g], partial_[g], per_large(g));
+  return sum - whole_;
+}
+
+bool Pool::feasible(const Counts& need) const {
+  for (size_t g = 0; has_shares() && g < need.size(); ++g)
+    if (whole_needed(need[g], partial_[g], per_large(g)) > quotas_[g] - in_use_[g]) return false;
+  return shortage(need) <= 0;
 }
 
 bool Pool::may_take_whole(int32_t group, const Counts& left) const {
@@ -240,6 +243,7 @@ void Pool::restore(int32_t id) {
   withheld_[id] = false;
   --num_withheld_;
   ++whole_;
+  ++freed_;
   if (id < next_fresh_) returned_.insert(id);
 }
 
@@ -310,6 +314,7 @@ void Pool::release(int32_t slot, const Key& renewed) {
 void Pool::release(int32_t slot) {
   PageRecord& page = pages_[slot];
   if (--page.refs) return;
+  ++freed_;
   const int32_t id = large_of(slot);
   unuse(id);
   if (page.node) {

@@ -41,6 +41,10 @@ class Pool {
   const Counts& partial() const { return partial_; }
   Division division() const;
   bool feasible(const Counts& need) const;
+  // Large pages too few for what is needed, in a pool without shares; ≤ 0 if there are enough.
+  int64_t shortage(const Counts& need) const;
+  // How often anything became to be had; each time a shortage may be less by one, never by more.
+  int64_t freed() const { return freed_; }
   // May the group take a whole large page without failing what the call still needs?
   bool may_take_whole(int32_t group, const Counts& left) const;
   // Are there few large pages without a used page?
@@ -165,6 +169,7 @@ class Pool {
   int64_t num_withheld_ = 0;
   int32_t next_fresh_ = 0;  // large pages from here on were never claimed
   int64_t whole_;
+  int64_t freed_ = 0;
   Counts partial_;
   const Counts quotas_;
   Counts claimed_;  // per group, large pages in it

@@ -174,6 +174,7 @@ bool RadixTree::put(int32_t id, int32_t group, int64_t end, int32_t part, int32_
   }
   Node& node = nodes_[home];
   if (!put_mark(node, {group, int32_t(end), part, slot, tag})) return false;
+  touch(node, end, end);
   ++node.num_pages;
   PageRecord& page = pool_.page(slot);
   page.node = home;
@@ -240,6 +241,7 @@ Named RadixTree::drop(int32_t group, int32_t slot) {
   const PageRecord& page = pool_.page(slot);
   Node& node = nodes_[page.node];
   const int32_t page_tokens = groups_[group].page_tokens;
+  touch(node, page.end, page.end);
   Named named{0, 0};
   if (is_whole(group, page.end)) {
     node.pages[group][page.end / page_tokens - 1 - node.first_position(page_tokens)] = kNoPage;
@@ -266,6 +268,15 @@ void RadixTree::rename(int32_t group, int32_t old_slot, int32_t new_slot) {
   renamed.node = old.node;
   renamed.end = old.end;
   old.node = 0;
+}
+
+void RadixTree::watch(int32_t node, int64_t length, const Model& model) {
+  ++watch_;
+  watched_ = watched_to_ = length;
+  for (const int64_t size : model.page_sizes)
+    watched_to_ = std::max(watched_to_, (length / size + 1) * size);
+  touched_ = false;
+  for (; node; node = nodes_[node].parent) nodes_[node].watch = watch_;
 }
 
 void RadixTree::let_go(int32_t id) {
@@ -329,6 +340,7 @@ int32_t RadixTree::grow(int32_t id, Tokens rest) {
 int32_t RadixTree::split(int32_t id, int64_t length) {
   const int32_t upper_id = make(nodes_[id].start, nodes_[id].parent);
   Node &upper = nodes_[upper_id], &lower = nodes_[id];
+  upper.watch = lower.watch;
   const auto cut = lower.tokens.begin() + (length - lower.start);
   upper.tokens.assign(lower.tokens.begin(), cut);
   set_child(nodes_[upper.parent], upper.tokens[0], upper_id);

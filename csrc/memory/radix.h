@@ -55,6 +55,7 @@ struct Node {
   int32_t parent = kNoNode;
   int32_t holders = 0;
   int32_t num_pages = 0;
+  uint32_t watch = 0;  // see RadixTree::watch
 
   int64_t end() const { return start + int64_t(tokens.size()); }
   // Position of the first page whose last token is at `start` or later.
@@ -120,6 +121,7 @@ class RadixTree {
     if (count <= 0) return;
     const int32_t page_tokens = groups_[group].page_tokens;
     Node& node = nodes_[id];
+    touch(node, (position + 1) * page_tokens, (position + count) * page_tokens);
     int32_t* at = pages_from(node, group, position, count);
     for (int64_t i = 0; i < count; ++i) {
       if (at[i] != kNoPage) continue;
@@ -182,6 +184,11 @@ class RadixTree {
     }
   }
 
+  // From now on touched() says if a page was named or dropped that a prompt might resume from:
+  // the one whose path, so many tokens long, ends in `node`.
+  void watch(int32_t node, int64_t length, const Model& model);
+  bool touched() const { return touched_; }
+
   const Node& node(int32_t id) const { return nodes_[id]; }
   int64_t num_nodes() const { return num_nodes_; }
 
@@ -199,6 +206,10 @@ class RadixTree {
   bool is_whole(int32_t group, int64_t end) const {
     return groups_[group].counts_tokens() && int32_t(end) % groups_[group].page_tokens == 0;
   }
+  // Pages that end at `first` … `last` are named or dropped.
+  void touch(const Node& node, int64_t first, int64_t last) {
+    if (first <= watched_to_ && (node.watch == watch_ || last > watched_)) touched_ = true;
+  }
   int32_t* pages_from(Node& node, int32_t group, int64_t position, int64_t count);
   bool put_mark(Node& node, const Mark& mark);
   Marks::const_iterator mark_of(const Node& node, int32_t group, int32_t slot) const;
@@ -210,6 +221,10 @@ class RadixTree {
   std::unordered_map<std::string, int32_t> roots_;
   std::unordered_map<int32_t, std::string> names_;
   int64_t num_nodes_ = 0;
+  uint32_t watch_ = 0;       // nodes with this mark are on the path that is watched
+  int64_t watched_ = 0;      // its length
+  int64_t watched_to_ = -1;  // where the next page ends, in whatever group
+  bool touched_ = false;
 };
 
 }  // namespace kvell::memory

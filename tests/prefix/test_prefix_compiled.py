@@ -182,6 +182,7 @@ class LockStep(RuleBasedStateMachine):
         self.computed: dict[int, int] = {}
         self.leases: dict[int, tuple[int, int]] = {}
         self.past: list[tuple[list[int], str, dict[str, Any]]] = []
+        self.turned_away: tuple[list[int], str, dict[str, Any], int] | None = None
 
     def some(self, chosen: int) -> list[int]:
         """Running requests by the bits of a number, the youngest first if it is odd."""
@@ -351,6 +352,32 @@ class LockStep(RuleBasedStateMachine):
         self.both("held_pages", handle)
         lengths = ints(*(self.known[other] + 3 for other in others))
         self.both("fits", handle, until, chunk, ints(*others), lengths)
+
+    @precondition(lambda self: self.past)
+    @rule(
+        chosen=st.integers(0, 99),
+        more=st.sampled_from([[], [1], [0, 1] * 9, [1] * 90]),
+        chunk=st.integers(1, 9),
+    )
+    def turn_away(self, chosen: int, more: list[int], chunk: int) -> None:
+        """Somebody wants to run beside all the others, and closes if it does not fit."""
+        tokens, root, options = self.past[chosen % len(self.past)]
+        question = [*tokens, *more], root, options, chunk
+        self.turned_away = None if self.fits(*question) else question
+
+    def fits(self, tokens: list[int], root: str, options: dict[str, Any], chunk: int) -> bool:
+        handle = self.both("open", ints(*tokens), root, **options)
+        lengths = ints(*(known + 1 for known in self.known.values()))
+        fits: bool = self.both("fits", handle, len(tokens), chunk, ints(*self.known), lengths)
+        self.both("close", handle, renew=False)
+        return fits
+
+    @precondition(lambda self: self.turned_away is not None)
+    @rule()
+    def ask_again(self) -> None:
+        """Who need not ask again would be turned away again."""
+        if self.turned_away is not None and not self.both.cores[1].may_fit():
+            assert not self.fits(*self.turned_away)
 
     @invariant()
     def equal(self) -> None:

@@ -172,6 +172,8 @@ class EngineCore:
         return events
 
     def _append(self, tokens: list[tuple[int, int]]) -> None:
+        if not tokens:
+            return
         pairs = np.asarray(tokens, np.int32).reshape(-1, 2)
         self.memory.append(pairs[:, 0].copy(), pairs[:, 1].copy())
 

@@ -71,6 +71,8 @@ class Scheduler:
         self.steps_put_off = 0  # so many of the last ones had work and no memory for any of it
         self._finished_outputs: dict[str, tuple[int, int]] = {}
         self._released: list[int] = []
+        self._lends = memory is not None
+        self._turned_away: Request | None = None
         if memory is not None and self._speculation.is_on:
             raise ValueError("guesses have no activations of their own in a shared pool yet")
 
@@ -247,6 +249,8 @@ class Scheduler:
         return bool(self.waiting) and draft.budget > 0 and free_seats > 0
 
     def _admit_one(self, request: Request, draft: PlanDraft) -> bool:
+        if self.running and request is self._turned_away and not self.core.may_fit():
+            return False
         tokens = request.tokens(0, request.num_tokens)
         if request.runs_alone:
             self.protected.yield_all()
@@ -263,6 +267,7 @@ class Scheduler:
             return True
         self.core.close(handle, renew=False)
         request.handle, request.computed = NO_HANDLE, 0
+        self._turned_away = None if self._lends or request.runs_alone else request
         if not self.running and self.protected.yield_all():
             return self._admit_one(request, draft)
         if self.running or request.runs_alone:

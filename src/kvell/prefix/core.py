@@ -197,6 +197,10 @@ class ReferenceCore:
             need = [a + b for a, b in zip(need, more, strict=True)]
         return feasible(need, self._store.pool.supply)
 
+    def may_fit(self) -> bool:
+        """Whoever wants to know may ask."""
+        return True
+
     def held_pages(self, handle: int) -> Ints:
         """See :class:`MemoryCore`."""
         rows = [

@@ -130,6 +130,15 @@ class MemoryCore(Protocol):
         while each of ``others`` still gets what it needs for ``others_until``?"""
         ...
 
+    def may_fit(self) -> bool:
+        """Is it worth asking again for the request that was turned away last: opened without a
+        lease or images, told by :meth:`fits` that it does not fit, and closed?
+
+        False only if the same question, about the same others or more, grown on since, would
+        certainly have the same answer: most often one waits that is turned away at every step.
+        """
+        ...
+
     def copies(self) -> Ints:
         """Page copies that pages given since the last call begin with [m, 4]: (handle, group,
         source, target).

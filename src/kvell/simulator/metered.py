@@ -130,6 +130,10 @@ class MeteredCore:
         """Passed on."""
         return self._timed(self._core.fits, handle, until, chunk_tokens, others, others_until)
 
+    def may_fit(self) -> bool:
+        """Passed on."""
+        return self._timed(self._core.may_fit)
+
     def copies(self) -> Ints:
         """Passed on."""
         return self._timed(self._core.copies)
