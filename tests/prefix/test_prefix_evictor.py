@@ -49,10 +49,10 @@ def test_rank_then_age_then_the_longest_prefix() -> None:
     ]
 
 
-class MostRecentlyUsed:
+class MostRecentlyUsed(LeastRecentlyUsed):
     """The newest first: a rule that no pool or placer knows of."""
 
-    def key(self, rank: int, time: int, prefix_length: int) -> Key:
+    def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
         return (rank, -time, -prefix_length)
 
 

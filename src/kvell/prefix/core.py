@@ -68,7 +68,7 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         if step < self._store.step:
             raise ValueError(f"steps only grow: {step} after {self._store.step}")
-        self._store.step = step
+        self._store.evictor.now = step
         over = [h for h in self._holders.values() if h.lease_until is not None]
         for holder in over:
             if holder.lease_until is not None and holder.lease_until < step:
@@ -146,6 +146,13 @@ class ReferenceCore:
             if group.kind.counts_tokens and group.required_for_hit:
                 taken = holder.hit_tokens - held.first * group.page_tokens
                 self._group_hit_tokens[index] += max(0, taken)
+
+    def hint(self, handle: int, *, will_return: bool | None) -> None:
+        """The client's word on whether the holder's conversation goes on after it.
+
+        May change until the holder is closed; False is the end of a session.
+        """
+        self._holders[handle].will_return = will_return
 
     def hit_tokens(self, handle: int) -> int:
         """See :class:`MemoryCore`."""
@@ -285,7 +292,7 @@ class ReferenceCore:
         for asked, cut, sort in sorted(ranked, reverse=True):
             worth = is_worth_displacing(spec, own, cut - holder.hit_tokens)
             rank = asked if worth else min(asked, COARSE)
-            limit = self._store.rule.key(rank, self._store.step, 1 << 31)
+            limit = self._store.rule.limit(rank, self._store.step)
             pages = self._store.placer.keep(group, spec.slices, rank, limit)
             if pages is not None:
                 holder.checkpoints.append(Checkpoint(group, cut, sort, rank, tuple(pages)))

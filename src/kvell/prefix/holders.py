@@ -7,13 +7,14 @@ A lease::
                             └──────────────► gone
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvell.prefix.checkpoints import Sort
 from kvell.prefix.facts import Facts
+from kvell.prefix.hazard import Run
 from kvell.prefix.radix import Node, Place, Tokens
 
 
@@ -53,6 +54,9 @@ class Holder:
     """Tokens, how many of them are computed, and the pages that hold them.
 
     :ivar matched_tokens: how far the tokens were known to the index when it was opened.
+    :ivar will_return: its client's hint.
+    :ivar runs: classes of its prefixes, once it ends.
+    :ivar running_class: of what it leaves behind before.
     :ivar renewed_step: when what its later turns resume from was last counted as accessed.
     """
 
@@ -70,6 +74,9 @@ class Holder:
     computed: int = 0
     published: int = 0
     renewed_step: int = 0
+    will_return: bool | None = None
+    runs: Sequence[Run] = ()
+    running_class: int | None = None
     generated: list[int] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
 

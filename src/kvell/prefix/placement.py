@@ -13,9 +13,9 @@ get them, and each large page they save is one that any group can have.
 from collections.abc import Sequence
 
 from kvell.pages.demand import may_take_whole
-from kvell.pages.pool import KEEPERS, SHARED, Key, PagePool
+from kvell.pages.pool import KEEPERS, SHARED, PagePool
 from kvell.prefix.checkpoints import Sort, Usefulness
-from kvell.prefix.evictor import NORMAL, Evictor
+from kvell.prefix.evictor import NORMAL, Evictor, Place
 from kvell.prefix.radix import RadixTree
 
 RUNGS = (
@@ -142,12 +142,13 @@ class Placer:
         large = page // pool.pages_per_large[group]
         if self._literal or not pool.used[large]:
             return [page]
+        places = {one: self._evictor.place(keys[one]) for one in pool.cached_in(large)}
         going = [
             one
-            for one in pool.cached_in(large)
-            if keys[one][0] < NORMAL or keys[one][:2] <= keys[page][:2]
+            for one, place in places.items()
+            if place[0] < NORMAL or place[:2] <= places[page][:2]
         ]
-        return sorted(going, key=lambda one: (keys[one], one))
+        return sorted(going, key=lambda one: (places[one], one))
 
     def vacate(self, group: int, holder: int) -> int:
         """An empty large page for the holder alone; there is one, or one that may be evicted."""
@@ -174,11 +175,11 @@ class Placer:
         pool = self._pool
         return not self._literal and pool.supply.whole * SCARCE < pool.layout.num_large_pages
 
-    def keep(self, group: int, count: int, rank: int, limit: Key) -> list[int] | None:
+    def keep(self, group: int, count: int, rank: int, limit: Place) -> list[int] | None:
         """Pages for something to be cached with this rank; None if there are not enough.
 
         Best effort: nobody who is running is in its way, and of what is cached only pages
-        with keys below ``limit`` give way.
+        with places below ``limit`` give way.
         """
         pages: list[int] = []
         while len(pages) < count:
@@ -204,7 +205,7 @@ class Placer:
             return shared
         return pool.others_large(group, in_use=False)
 
-    def _displace(self, group: int, limit: Key) -> bool:
+    def _displace(self, group: int, limit: Place) -> bool:
         """Evict the large page or page of the group that goes first, if below ``limit``."""
         large = None if self._pool.has_shares else self._evictor.oldest_large()
         page = self._evictor.oldest_page(group, in_used_large=False)

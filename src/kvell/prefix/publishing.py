@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from kvell.pages.layout import GroupKind
+from kvell.pages.pool import Key
 from kvell.prefix.checkpoints import Sort, prompt_end, waypoint_tokens, waypoints
-from kvell.prefix.evictor import NORMAL, SPARE
+from kvell.prefix.evictor import NORMAL, SPARE, Ending, class_at
 from kvell.prefix.facts import ImageSpan
 from kvell.prefix.hits import alignment_tokens, image_places
 from kvell.prefix.holders import GroupPages, Holder
@@ -54,6 +55,8 @@ class Publisher:
     def give_back(self, holder: Holder, *, renew: bool) -> None:
         """The holder uses nothing any more; ``renew`` keeps what ends with it."""
         is_known = holder.hit_tokens < holder.computed <= holder.num_tokens
+        if renew and holder.computed <= holder.num_tokens:
+            holder.runs = self._store.rule.accessed(self._ending(holder), self._store.step)
         if renew and is_known and self.publishes(holder):
             self.publish_end(holder)
         self.let_sources_go(holder, renew=renew)
@@ -66,6 +69,24 @@ class Publisher:
             if is_known and self._needs_an_end(holder):
                 useful = self._store.usefulness
                 useful.note_wasted(Sort.TURN_END, useful.rank(Sort.TURN_END))
+
+    def _ending(self, holder: Holder) -> Ending:
+        known = min(holder.computed, holder.num_tokens)
+        return Ending(
+            holder.tokens_to(known),
+            holder.root,
+            holder.hit_tokens,
+            len(holder.generated),
+            holder.will_return,
+        )
+
+    def _key(self, holder: Holder, rank: int, time: int, length: int, place: Place) -> Key:
+        """What an access of the holder makes of a page at ``place``."""
+        rule = self._store.rule
+        if not holder.runs and holder.running_class is None:
+            holder.running_class = rule.running_class(self._ending(holder))
+        number = class_at(holder.runs, place[0], holder.running_class or 0)
+        return rule.key(rank, time, length, number)
 
     def _needs_an_end(self, holder: Holder) -> bool:
         """Can the model resume only where something was kept for it?"""
@@ -89,7 +110,7 @@ class Publisher:
                 for place in self._needed(holder, index, length, held.first):
                     page = self._store.tree.page_at(holder.node, index, place)
                     if page is not None:
-                        key = self._store.rule.key(NORMAL, self._store.step, place[0])
+                        key = self._key(holder, NORMAL, self._store.step, place[0], place)
                         self._store.pool.acquire(index, page)
                         self._store.pool.release(index, page, key)
 
@@ -235,7 +256,7 @@ class Publisher:
             for part, page in enumerate(checkpoint.pages):
                 place = (checkpoint.end, part)
                 self._name(holder, checkpoint.group, place, page, checkpoint.sort)
-                key = self._store.rule.key(checkpoint.rank, time, checkpoint.end)
+                key = self._key(holder, checkpoint.rank, time, checkpoint.end, place)
                 self._store.pool.release(checkpoint.group, page, key)
             self.checkpoint_pages[checkpoint.group] += len(checkpoint.pages)
         holder.checkpoints.clear()
@@ -281,7 +302,7 @@ class Publisher:
             time = self._end_step(holder) if place in ways else self._store.step
             if place in ways or place in worth:
                 here = NORMAL
-            key = None if here is None else self._store.rule.key(here, time, length)
+            key = None if here is None else self._key(holder, here, time, length, place)
             self._store.pool.release(index, page, key)
 
     def _places(self, holder: Holder, index: int, lengths: Sequence[int]) -> set[Place]:
@@ -305,8 +326,8 @@ class Publisher:
         """Copies of these pages are made, or will never be; ``renew``: they were accessed."""
         for index, held in holder.own_groups():
             for place, page in held.sources.values():
-                key = self._store.rule.key(NORMAL, self._store.step, place[0]) if renew else None
-                self._store.pool.release(index, page, key)
+                key = self._key(holder, NORMAL, self._store.step, place[0], place)
+                self._store.pool.release(index, page, key if renew else None)
             held.sources.clear()
 
     def note_used(self, holder: Holder) -> None:

@@ -13,19 +13,23 @@ from kvell.prefix.radix import RadixTree
 
 
 class Store:
-    """The parts that :class:`ReferenceCore` and its helpers share; ``step`` is the time."""
+    """The parts that :class:`ReferenceCore` and its helpers share."""
 
     def __init__(self, layout: Layout, rule: EvictionRule) -> None:
         self.layout = layout
         self.rule = rule
-        self.step = 0
         self.usefulness = Usefulness()
         self.policies = tuple(policy_of(group) for group in layout.groups)
-        self.evictor = Evictor(len(layout.groups))
+        self.evictor = Evictor(len(layout.groups), rule)
         self.pool = PagePool(layout, self.evictor)
         self.evictor.watch(self.pool)
         self.tree = RadixTree(len(layout.groups))
         self.placer = Placer(self.pool, self.evictor, self.tree, self.usefulness)
+
+    @property
+    def step(self) -> int:
+        """The time, in steps."""
+        return self.evictor.now
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
