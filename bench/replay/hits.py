@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.replay.probes import probe
 from bench.replay.shapes import AMPLE_BYTES, SHAPES, Shape, layout_of, read_shape, replayed
-from kvell.memory import GroupKind
+from kvell.memory import Eviction, GroupKind
 from kvell.simulator.generators import generate_trace
 from kvell.simulator.rows import TraceRow, ideal_hit_rate, ideal_hit_tokens
 from kvell.simulator.trace import read_trace
@@ -58,10 +58,16 @@ def ideal_rate(name: str, rows: Sequence[TraceRow]) -> float:
     return ideal_hit_tokens(rows) / sum(row.prompt_tokens for row in rows)
 
 
-def run(shape: Shape, name: str, rows: Sequence[TraceRow], pool_bytes: int) -> Run:
+def run(
+    shape: Shape,
+    name: str,
+    rows: Sequence[TraceRow],
+    pool_bytes: int,
+    eviction: Eviction = "lru",
+) -> Run:
     """Replay it."""
     layout = layout_of(shape, pool_bytes)
-    report, replay = replayed(shape, layout, rows)
+    report, replay = replayed(shape, layout, rows, eviction=eviction)
     totals = replay.totals()
     written_bytes = sum(
         pages * group.page_stride_bytes
@@ -79,14 +85,18 @@ def run(shape: Shape, name: str, rows: Sequence[TraceRow], pool_bytes: int) -> R
     )
 
 
-def measure(traces: dict[str, list[TraceRow]], names: Sequence[str]) -> list[tuple[Run, Run]]:
+def measure(
+    traces: dict[str, list[TraceRow]], names: Sequence[str], eviction: Eviction = "lru"
+) -> list[tuple[Run, Run]]:
     """For every trace and shape the run with ample memory and the one in a full pool."""
     pairs = []
     for trace, rows in traces.items():
         for name in names:
             shape = read_shape(name)
             ample = run(shape, trace, rows, AMPLE_BYTES)
-            full = run(shape, trace, rows, int(FULL_POOL * ample.needed_bytes_mean))
+            full_bytes = int(FULL_POOL * ample.needed_bytes_mean)
+            rule: Eviction = "lru" if name == YARDSTICK else eviction
+            full = run(shape, trace, rows, full_bytes, rule)
             pairs.append((ample, full))
     return pairs
 
@@ -101,6 +111,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument("--shape", action="append", default=[], help="only this shape")
+    parser.add_argument("--trace", action="append", default=[], help="only this trace")
+    parser.add_argument(
+        "--eviction",
+        choices=["lru", "hazard"],
+        default="lru",
+        help="in full pools, but for the yardstick's (hazard: the Python core, slow)",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     args = parser.parse_args()
     names = args.shape or SHAPES
@@ -112,7 +129,8 @@ def main() -> None:
     for name, hits in probes.items():
         table.add_row(name, *map(str, hits.values()))
     console.print(table)
-    pairs = measure(load(args.traces), names)
+    traces = {n: rows for n, rows in load(args.traces).items() if n in args.trace or not args.trace}
+    pairs = measure(traces, names, args.eviction)
     yardstick = against(pairs)
     table = Table(title="Hits on traces")
     for column in ("trace", "shape", "of ideal, ample", "checkpoint B per hit token", "full pool"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvell.cli.replay import named_config, replay_limits
 from kvell.clock import MonotonicClock
-from kvell.memory import GroupKind, Layout, Manager, create_core, plan_layout
+from kvell.memory import Eviction, GroupKind, Layout, Manager, create_core, plan_layout
 from kvell.models.configs import read_config
 from kvell.models.description import ModelDescription, describe
 from kvell.simulator.model_cost import model_cost
@@ -60,14 +60,19 @@ def layout_of(shape: Shape, pool_bytes: int, manager: Manager = "kvell") -> Layo
 
 
 def replayed(
-    shape: Shape, layout: Layout, rows: Sequence[TraceRow], *, sessions: bool = True
+    shape: Shape,
+    layout: Layout,
+    rows: Sequence[TraceRow],
+    *,
+    sessions: bool = True,
+    eviction: Eviction = "lru",
 ) -> tuple[dict[str, Any], Replay]:
     """Replay rows that all wait at the start; the report, and the run itself."""
     machine = Machine(
         load_profile(DEFAULT_HARDWARE), model_cost(shape.config, shape.description, ELEMENT_BYTES)
     )
     run = Replay(
-        create_core(layout),
+        create_core(layout, eviction=eviction),
         shape.description.layers,
         replay_limits(layout, shape.description.max_model_len),
         rows,

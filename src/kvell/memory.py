@@ -54,6 +54,7 @@ from kvell.prefix.capacity import (
 )
 from kvell.prefix.core import ReferenceCore
 from kvell.prefix.facts import Facts, Images, ImageSpan, facts_of
+from kvell.prefix.hazard_rule import LearnedHazard, capacity_tokens
 from kvell.prefix.hits import alignment_tokens
 from kvell.prefix.interface import Ints, LendingCore, MemoryCore
 from kvell.prefix.policies import GroupPolicy, policy_of
@@ -63,6 +64,7 @@ __all__ = [
     "MANAGERS",
     "MAX_REGISTERED_PADDING",
     "Embeddings",
+    "Eviction",
     "Extent",
     "Facts",
     "GroupKind",
@@ -106,11 +108,21 @@ Implementation = Literal["auto", "compiled", "python"]
 """``compiled`` needs the extension; ``python`` is slow and obvious; they decide alike."""
 
 
-def create_core(layout: Layout, implementation: Implementation = "auto") -> LendingCore:
+Eviction = Literal["lru", "hazard"]
+"""Least recently used first, or by what is learned of who returns (the Python core alone)."""
+
+
+def create_core(
+    layout: Layout, implementation: Implementation = "auto", eviction: Eviction = "lru"
+) -> LendingCore:
     """A memory core over an empty pool; ``auto`` is the compiled one where it was built.
 
     :raises ChangeSomething: for ``compiled`` where there is no extension, or an unknown name.
     """
+    if eviction == "hazard":
+        return _learning(layout, implementation)
+    if eviction != "lru":
+        raise ChangeSomething("eviction", eviction, "is not a rule", "use lru or hazard")
     if implementation == "python":
         return ReferenceCore(layout)
     if implementation not in ("auto", "compiled"):
@@ -128,6 +140,17 @@ def create_core(layout: Layout, implementation: Implementation = "auto") -> Lend
             "install a compiler and reinstall, or use python",
         )
     return ReferenceCore(layout)
+
+
+def _learning(layout: Layout, implementation: Implementation) -> ReferenceCore:
+    if implementation not in ("auto", "python"):
+        raise ChangeSomething(
+            "implementation",
+            implementation,
+            "evicts the least recently used only",
+            "use auto or python with hazard",
+        )
+    return ReferenceCore(layout, LearnedHazard(capacity_tokens(layout)))
 
 
 def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple[GroupSpec, ...]:

@@ -54,6 +54,10 @@ class TestJson:
         assert found.keys() >= CONTRACT
         assert [group["name"] for group in found["groups"]] == ["sliding(128)", "full"]
 
+    def test_who_goes_first_can_be_learned(self, replay: Any) -> None:
+        learned, plain = replay("--eviction", "hazard"), replay()
+        assert learned["hit_rate"] == plain["hit_rate"], "nothing had to go"
+
     def test_figures(self, replay: Any) -> None:
         found = replay()
         assert (found["requests_finished"], found["requests_refused"]) == (2, 1)

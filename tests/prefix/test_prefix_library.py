@@ -201,3 +201,13 @@ def test_a_refusal_names_the_large_page_that_serves_both_next_time(core: MemoryC
         assert one.padding_bytes <= MAX_REGISTERED_PADDING * one.page_bytes
     again.begin_step(1)
     assert serve(again, again.open(np.arange(9, dtype=np.int32), "", model="b"), 9) == 1
+
+
+def test_the_learned_rule_is_of_the_python_core(layout: Layout) -> None:
+    for implementation in ("auto", "python"):
+        core = create_core(layout, implementation, eviction="hazard")
+        assert isinstance(core, ReferenceCore)
+    with pytest.raises(ChangeSomething, match="implementation=compiled: evicts the least"):
+        create_core(layout, "compiled", eviction="hazard")
+    with pytest.raises(ChangeSomething, match="eviction=fifo: is not a rule"):
+        create_core(layout, eviction="fifo")  # type: ignore[arg-type]

@@ -29,7 +29,15 @@ from kvell.cli.session import Session
 from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
-from kvell.memory import GroupKind, LayerSpec, Layout, create_core, longest_request, plan_layout
+from kvell.memory import (
+    Eviction,
+    GroupKind,
+    LayerSpec,
+    Layout,
+    create_core,
+    longest_request,
+    plan_layout,
+)
 from kvell.pages.sizing import Manager
 
 __all__ = ["images_in_text", "load_rows", "named_config", "replay", "replay_limits"]
@@ -89,6 +97,13 @@ MIN_MODEL_LEN = 2
     show_default=True,
     help="Protect prefixes that several requests share.",
 )
+@click.option(
+    "--eviction",
+    type=click.Choice(["lru", "hazard"]),
+    default="lru",
+    show_default=True,
+    help="What goes first: the least recently used, or by what is learned of who returns (slow).",
+)
 @speculation_options
 @click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
 @click.option(
@@ -122,6 +137,7 @@ def replay(
     repeat: int,
     seed: int,
     common_pool: bool,
+    eviction: Eviction,
     guesses: Guesses,
     ignore_sessions: bool,
     requests_out: Path | None,
@@ -155,7 +171,7 @@ def replay(
     )
     timeline = Timeline() if timeline_path else None
     run = Replay(
-        create_core(layout),
+        create_core(layout, eviction=eviction),
         models.layers,
         limits,
         rows,
