@@ -13,7 +13,9 @@ from kvell.prefix.evictor import NORMAL, SPARE, Ending, EvictionRule, class_at
 from kvell.prefix.hazard import NUM_CLASSES, REFIT_REQUESTS, HazardTable, Run
 from kvell.prefix.hazard_rule import CHUNK_TOKENS, LearnedHazard, capacity_tokens
 from tests.pages.pools import group, pool_of, state
+from tests.prefix.rehearsal import Rehearsal
 from tests.prefix.story import ints
+from tests.prefix.test_prefix_core_machine import FEW, CoreMachine
 
 PAGE = 32
 CHUNK_PAGES = CHUNK_TOKENS // PAGE
@@ -174,3 +176,27 @@ def test_a_pool_keeps_about_so_many_tokens(kind: GroupKind) -> None:
     (spec,) = layout.groups
     pages = layout.pool_bytes // spec.page_stride_bytes
     assert capacity_tokens(layout) == pages * spec.page_tokens
+
+
+class Fickle(HazardTable):
+    """Worth as little foreseeable as can be, but of one class never more for a greater age."""
+
+    def value(self, eviction_class: int, age: int) -> float:
+        return (eviction_class * 7 % 5 + 1) / (1 + age // (1 + eviction_class % 3))
+
+
+class Stirred(CoreMachine):
+    """The machine of the least recently used core, with a rule of many classes."""
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        return self._rehearsal
+
+    @rehearsal.setter
+    def rehearsal(self, made: Rehearsal) -> None:
+        made.core = ReferenceCore(made.core.layout, ruled_by(Fickle(1_000)))
+        self._rehearsal = made
+
+
+TestStirred = Stirred.TestCase
+TestStirred.settings = settings(FEW, max_examples=40)
