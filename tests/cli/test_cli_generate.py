@@ -138,6 +138,14 @@ class TestEngineFlags:
         assert "--kv-budget" not in model.settings.flags()
         assert model.settings.kv_memory_bytes == 2**30  # a quarter of the 4 GiB available
 
+    def test_one_bound_for_everything_leaves_kv_without_a_size(
+        self, kvell: Kvell, model: Any
+    ) -> None:
+        kvell("generate", "--prompt", "x", "--memory", "2GiB")
+        assert (model.settings.memory_bytes, model.settings.kv_memory_bytes) == (2 << 30, None)
+        kvell("generate", "--prompt", "x", "--memory", "2GiB", "--kv-memory", "1GiB")
+        assert (model.settings.memory_bytes, model.settings.kv_memory_bytes) == (2 << 30, 1 << 30)
+
     def test_a_gpu_gets_no_default_from_host_memory(self, kvell: Kvell, model: Any) -> None:
         kvell("generate", "--prompt", "x", "--device", "cuda")
         assert model.settings.kv_memory_bytes is None

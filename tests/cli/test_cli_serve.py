@@ -34,6 +34,7 @@ ALL_SET = EngineSettings(
     prompt_lookup_max=4,
     prompt_lookup_min=3,
     beside=("other/model", "small=some/dir"),
+    memory_bytes=987654321,
 )
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.elastic.arena import ActivationArena, ActivationModel
+from kvell.elastic.arena import ActivationArena, ActivationModel, LargestNeed, StepBuffers
 
 
 def test_a_step_needs_its_fixed_part_its_tokens_and_its_logits() -> None:
@@ -41,3 +41,24 @@ def test_what_is_granted_is_what_was_not_refused(capacity: int, needs: list[int]
         granted += need if fits else 0
         assert arena.granted_bytes == granted <= capacity
     assert arena.peak_bytes == granted
+
+
+sizes = st.lists(st.integers(1, 300), max_size=5).map(tuple)
+counts = st.integers(0, 100)
+
+
+@given(sizes, sizes, st.sampled_from([1, 64, 128]), counts, counts)
+def test_buffers_lie_one_behind_the_other(
+    by_token: tuple[int, ...], by_row: tuple[int, ...], align: int, tokens: int, rows: int
+) -> None:
+    need = StepBuffers(4 * align, by_token, by_row, align).need_bytes(tokens, rows)
+    exact = 4 * align + tokens * sum(by_token) + rows * sum(by_row)
+    assert need % align == 0
+    assert exact <= need < exact + align * (len(by_token) + len(by_row) + 1)
+
+
+def test_models_that_take_turns_need_what_the_largest_needs() -> None:
+    wide, many = ActivationModel(0, 10, 1), ActivationModel(0, 1, 10)
+    need = LargestNeed((wide, many))
+    assert need.need_bytes(9, 1) == wide.need_bytes(9, 1) == 91
+    assert need.need_bytes(1, 9) == many.need_bytes(1, 9) == 91
