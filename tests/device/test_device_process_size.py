@@ -1,8 +1,11 @@
 """What a process takes, read from what the system says."""
 
+import ctypes
 from pathlib import Path
 
-from kvell.device.process_size import process_bytes
+import pytest
+
+from kvell.device.process_size import give_back_freed, process_bytes
 from kvell.vocabulary import KIB, MIB
 
 ROLLUP = """\
@@ -36,3 +39,20 @@ def test_memory_that_is_touched_is_counted() -> None:
     touched = bytearray(b"\1") * (32 * MIB)
     assert 24 * MIB < process_bytes() - before < 64 * MIB
     assert len(touched) == 32 * MIB
+
+
+def test_what_was_freed_is_given_back() -> None:
+    """Small pieces with one above them that lives: the C library would keep them."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        pytest.skip("not glibc")
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    pieces = [libc.malloc(64 * KIB) for _ in range(1024)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 64 * KIB)
+    for piece in pieces[:-1]:
+        libc.free(piece)
+    before = process_bytes()
+    give_back_freed()
+    assert before - process_bytes() > 32 * MIB
+    libc.free(pieces[-1])

@@ -184,6 +184,31 @@ def test_memory_that_comes_later_is_used_when_it_has_come() -> None:
     traffic.run()
 
 
+def test_who_waits_for_memory_that_still_comes_does_not_run_alone_for_it() -> None:
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 16, 0), committed=2)
+    for index in range(3):
+        traffic.submit(str(index), [index] * 30, max_tokens=10)
+    assert traffic.step() == []
+    traffic.core.warm(18)
+    traffic.step()
+    traffic.step()
+    assert traffic.core.num_running() > 1
+    traffic.run()
+
+
+def test_where_no_more_memory_comes_a_request_has_what_there_is_to_itself() -> None:
+    """It would hold back its own pages else: what it could reuse lies in its way."""
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 16, 0), committed=9)
+    for index in range(3):
+        traffic.submit(str(index), [index] * 30, max_tokens=10)
+        traffic.step()
+    assert not traffic.shared.is_complete
+    traffic.core.warm(0)
+    assert traffic.shared.is_complete
+    assert traffic.shared.figures()["cold_chunks"] == 11
+    traffic.run()
+
+
 def test_guesses_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="guesses"):
         Shared(full(8), replace(limits(), num_speculative_tokens=2), ActivationModel(0, 1, 0))

@@ -1,6 +1,8 @@
 """Memory comes behind the first request: in order, told once each, and it ends when asked."""
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -64,12 +66,29 @@ def test_it_ends_when_nobody_holds_it() -> None:
     device = Gated(400)
     warmer = Warmer(device, range(400))
     thread, gone = warmer._thread, weakref.ref(warmer)
-    device.permissions.release()
-    taken(warmer, 1)
+    device.permissions.release(3)
+    taken(warmer, 3 * BATCH_CHUNKS)
+    threading.Timer(0.2, device.permissions.release).start()
     del warmer
     gc.collect()
     assert gone() is None
-    device.permissions.release()
-    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
-    assert len(device.seen) <= 3 * BATCH_CHUNKS
+    assert len(device.seen) == 4 * BATCH_CHUNKS, "the batch in hand was finished"
+
+
+EXITING = """
+from kvell.device.host_chunks import HostChunks
+from kvell.engine.warmer import Warmer
+
+device = HostChunks(512)
+warmer = Warmer(device, range(512))
+warmer.wait(20.0)
+assert warmer.take() < 512
+"""
+
+
+def test_a_process_may_end_while_memory_still_comes() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", EXITING], check=False, capture_output=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")

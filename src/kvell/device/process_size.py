@@ -1,5 +1,6 @@
-"""What a process takes of the machine's memory, as the system counts it."""
+"""What a process takes of the machine's memory, as the system counts it; and giving back."""
 
+import ctypes
 from pathlib import Path
 
 from kvell.vocabulary import KIB
@@ -21,3 +22,13 @@ def process_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * KIB for line in lines if line.startswith(COUNTED))
+
+
+def give_back_freed() -> None:
+    """Let the system have what was freed and the C library keeps for later (glibc; else nothing).
+
+    After a model's weights were packed that is as much as the weights were.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

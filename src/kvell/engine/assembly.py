@@ -8,6 +8,7 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.device.host import CHUNK_BYTES
+from kvell.device.process_size import give_back_freed
 from kvell.engine.budget_limits import observing_tokens
 from kvell.engine.contract import make_contract, model_share
 from kvell.engine.core import EngineCore
@@ -82,6 +83,7 @@ def load_model(
         lean=not enforce_eager,
         quantization=quantization,
     )
+    give_back_freed()
     progress("loading weights", 1.0)
     return model
 

@@ -125,9 +125,10 @@ class Engine:
         if self._warmer is None:
             return
         is_done = self._warmer.is_done
-        if chunks := self._warmer.take():
+        chunks = self._warmer.take()
+        if chunks or is_done:
             self._told.warm(chunks)
-        elif is_done:
+        if not chunks and is_done:
             self._warmer = None
 
     def _need_bytes(self, plan: StepPlan) -> int:

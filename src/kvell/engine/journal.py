@@ -20,7 +20,7 @@ class PlanAsked:
 
 @dataclass(frozen=True)
 class Warmed:
-    """So many further chunks of a shared pool have memory."""
+    """So many further chunks of a shared pool have memory; with 0, no more will come."""
 
     chunks: int
 

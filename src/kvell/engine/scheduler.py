@@ -270,7 +270,7 @@ class Scheduler:
         self._turned_away = None if self._lends or request.runs_alone else request
         if not self.running and self.protected.yield_all():
             return self._admit_one(request, draft)
-        if self.running or request.runs_alone:
+        if self.running or request.runs_alone or not self.memory.is_complete:
             return False
         request.runs_alone = True  # what it would reuse lies in its way
         return self._admit_one(request, draft)

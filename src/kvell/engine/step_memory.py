@@ -59,8 +59,13 @@ class StepMemory(Protocol):
         """The step is planned: has it its activations? False if the device refuses."""
         ...
 
+    @property
+    def is_complete(self) -> bool:
+        """Has all of the pool that will ever have memory got it?"""
+        ...
+
     def warm(self, count: int) -> None:
-        """Further chunks of the pool have memory now: the next ``count``."""
+        """Further chunks of the pool have memory now: the next ``count``; 0: no more will come."""
         ...
 
     def figures(self) -> dict[str, int]:
@@ -98,6 +103,11 @@ class RigidMemory:
         """The reserve was sized for any step."""
         return True
 
+    @property
+    def is_complete(self) -> bool:
+        """From the start."""
+        return True
+
     def warm(self, count: int) -> None:
         """It has had all its memory from the start."""
 
@@ -119,6 +129,7 @@ class SharedMemory:
         self.slot: StepSlot | None = None
         self.memory = memory
         self.most_activation_chunks = 0
+        self._has_ended = False
         self._core = core
         self._layout = core.layout
         self._need = ActivationNeed(model, memory.device.chunk_bytes)
@@ -182,8 +193,14 @@ class SharedMemory:
         self.most_activation_chunks = max(self.most_activation_chunks, chunks)
         return True
 
+    @property
+    def is_complete(self) -> bool:
+        """See :class:`StepMemory`."""
+        return self._has_ended or not len(self.memory.balloon.uncommitted_chunks)
+
     def warm(self, count: int) -> None:
         """See :class:`StepMemory`."""
+        self._has_ended |= not count
         self.memory.warm(count)
 
     def figures(self) -> dict[str, int]:

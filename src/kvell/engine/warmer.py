@@ -6,6 +6,7 @@ between steps how many have come, and is told through the journal.
 """
 
 import threading
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +29,8 @@ class Warmer:
         self._told = 0
         arguments = (device, np.asarray(chunks, np.int32), self._progress)
         self._thread = threading.Thread(target=_warm, args=arguments, daemon=True)
+        # Also at exit: a thread that comes back from the system while Python ends would abort it.
+        weakref.finalize(self, _stop, self._progress, self._thread)
         self._thread.start()
 
     def take(self) -> int:
@@ -48,9 +51,6 @@ class Warmer:
                 lambda: self._progress.done > self._told or self._progress.is_over, seconds
             )
 
-    def __del__(self) -> None:
-        self._progress.stops = True
-
 
 class _Progress:
     """What the thread and its owner both see."""
@@ -66,6 +66,13 @@ class _Progress:
             self.done += count
             self.is_over |= is_over
             self.changed.notify_all()
+
+
+def _stop(progress: _Progress, thread: threading.Thread) -> None:
+    """After the batch that is being committed."""
+    progress.stops = True
+    if thread.is_alive():
+        thread.join()
 
 
 def _warm(device: ChunkDevice, chunks: Ints, progress: _Progress) -> None:
