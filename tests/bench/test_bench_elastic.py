@@ -1,0 +1,38 @@
+"""Two sides of one bench: the same memory, the same answers."""
+
+from bench.elastic.served import MAX_NUM_SEQS, Load, lines, narrow_config, options_of, run
+from tests.engine.test_engine_sharing import wide_module
+from tests.models.lean_models import lean_model
+
+LOAD = Load(prompt_tokens=300, output_tokens=6, requests=3, fits=60.0)
+
+
+def test_both_sides_have_the_same_memory_and_the_same_largest_step() -> None:
+    model = lean_model(wide_module())
+    static, elastic = options_of(model, LOAD)
+    reserve_bytes = model.activations.need_bytes(LOAD.prompt_tokens, MAX_NUM_SEQS)
+    assert static.kv_memory_bytes is not None and elastic.memory_bytes is not None
+    assert static.kv_memory_bytes + reserve_bytes == elastic.memory_bytes - model.weight_bytes
+    assert static.max_num_batched_tokens == elastic.max_num_batched_tokens == 300
+
+
+def test_both_sides_answer_alike_and_say_what_they_did() -> None:
+    model = lean_model(wide_module())
+    sides = [
+        run(side, model, options, LOAD)
+        for side, options in zip(("static", "elastic"), options_of(model, LOAD), strict=True)
+    ]
+    assert sides[0][1] == sides[1][1]
+    assert {len(tokens) for tokens in sides[0][1].values()} == {6}
+    figures = [figures for figures, _ in sides]
+    assert figures[0].reserve_mib > 0 and figures[1].reserve_mib == 0
+    assert figures[1].chunks_mapped > 0
+    assert all(1 <= side.batch_decoding <= 3 for side in figures)
+    told = lines("wide", LOAD, figures)
+    assert "3 requests of 300 + 6 tokens" in told[0] and len(told) == 3
+
+
+def test_a_narrow_shape_keeps_the_layers_of_its_model() -> None:
+    config = narrow_config("ministral-8b")
+    assert (config.num_hidden_layers, config.num_key_value_heads) == (36, 1)
+    assert (config.hidden_size, config.head_dim, config.sliding_window) == (512, 128, 2048)
