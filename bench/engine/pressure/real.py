@@ -1,7 +1,7 @@
 """The scaled-down shapes for real: the engine in this process, both managers taking turns."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from statistics import mean
 
@@ -100,23 +100,36 @@ class Contender:
         self._engine: Engine = build_engine(model, case.shape, options)
         self._watch = PlanWatch(self._engine.runner)
         self._engine.runner = self._watch
-        self._runs = 0
+        self._runs = self._left = 0
 
-    def run(self, case: Case, seed: int) -> dict[str, Figures]:
-        """One round by each clock: all requests at once, until the last is answered."""
+    def begin(self, case: Case, seed: int) -> None:
+        """All requests of a round at once."""
         self._submit(case, seed)
-        seen, ended = {name: Served() for name in CLOCKS}, 0
-        begin = _now()
-        while ended < case.requests:
-            before = _now()
-            events = self._engine.step()
-            now, plan = _now(), self._watch.plan
-            for name, served in seen.items():
-                if is_decode(plan):
-                    served.decoded(plan.num_logits, now[name] - before[name])
-                served.told(events, now[name] - begin[name])
-            ended += sum(isinstance(event, Finished) for event in events)
-        return {name: served.figures(case) for name, served in seen.items()}
+        self._case, self._left = case, case.requests
+        self._seen = {name: Served() for name in CLOCKS}
+        self._elapsed = dict.fromkeys(CLOCKS, 0.0)
+
+    @property
+    def is_done(self) -> bool:
+        """Is every request of the round answered?"""
+        return self._left == 0
+
+    def step(self) -> None:
+        """One step; time stands still for this engine while others step."""
+        before = {name: clock() for name, clock in CLOCKS.items()}
+        events = self._engine.step()
+        took = {name: clock() - before[name] for name, clock in CLOCKS.items()}
+        plan = self._watch.plan
+        for name, served in self._seen.items():
+            self._elapsed[name] += took[name]
+            if is_decode(plan):
+                served.decoded(plan.num_logits, took[name])
+            served.told(events, self._elapsed[name])
+        self._left -= sum(isinstance(event, Finished) for event in events)
+
+    def figures(self) -> dict[str, Figures]:
+        """Of a round that is done, by clock."""
+        return {name: served.figures(self._case) for name, served in self._seen.items()}
 
     def _submit(self, case: Case, seed: int) -> None:
         self._runs += 1
@@ -132,21 +145,30 @@ class Contender:
 
 
 def alternated(case: Case, rounds: int, *, pressed: bool) -> dict[str, dict[str, list[Figures]]]:
-    """By clock and manager, round by round; whoever was first is last in the next round."""
+    """By clock and manager, round by round; both step in turn, so that both meet every disturbance.
+
+    A first round touches all memory and does not count.
+    """
     if not pressed:
         case = replace(case, requests=WANTED)
     managers: tuple[Manager, ...] = ("kvell", "paged")
     contenders = {name: Contender(case, name, pressed=pressed) for name in managers}
-    for contender in contenders.values():
-        contender.run(replace(case, output_tokens=WARM_TOKENS), WARM_SEED)
     found: dict[str, dict[str, list[Figures]]]
     found = {clock: {name: [] for name in managers} for clock in CLOCKS}
+    in_turn(contenders.values(), replace(case, output_tokens=WARM_TOKENS), WARM_SEED)
     for turn in range(rounds):
-        for name in managers if turn % 2 else managers[::-1]:
-            for clock, figures in contenders[name].run(case, turn).items():
+        in_turn(contenders.values(), case, turn)
+        for name, contender in contenders.items():
+            for clock, figures in contender.figures().items():
                 found[clock][name].append(figures)
     return found
 
 
-def _now() -> dict[str, float]:
-    return {name: clock() for name, clock in CLOCKS.items()}
+def in_turn(contenders: Collection[Contender], case: Case, seed: int) -> None:
+    """One round of all, a step of each at a time."""
+    for contender in contenders:
+        contender.begin(case, seed)
+    while not all(contender.is_done for contender in contenders):
+        for contender in contenders:
+            if not contender.is_done:
+                contender.step()
