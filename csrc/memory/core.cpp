@@ -170,6 +170,7 @@ void Core::watch(const Holder& h) {
 void Core::claim(int32_t handle, int64_t expected_tokens) {
   Holder& h = holder(handle);
   if (handle == turned_away_.handle) turned_away_ = {};
+  h.claimed = true;
   h.prompt.keep();
   h.lease_until.reset();
   leases_.erase(handle);
@@ -480,6 +481,8 @@ void Core::close(int32_t handle, bool renew) {
     turned_away_.freed = store_.pool.freed();
   store_.pool.close_holder(handle);
   store_.tree.let_go(gone->node);
+  // How often one was turned away shows in no plan.
+  if (handle == next_handle_ - 1 && !gone->claimed && !gone->lease_until) --next_handle_;
 }
 
 }  // namespace kvell::memory

@@ -77,6 +77,7 @@ struct Holder {
   std::optional<int64_t> lease_until;
   int64_t renewed_step;  // when what its later turns resume from last counted as accessed
   bool drops;      // tokens of its prompt will be dropped
+  bool claimed = false;  // a request has begun with it
   bool publishes;  // the index keeps what it computes
   // What lets most steps end after a comparison or two:
   Room room;               // lengths that the pages held are enough for in every group

@@ -103,6 +103,35 @@ def test_the_pass_of_transformers_own_code(smollm2_path: Path, oracle: list[Answ
     assert_same(llm.generate([answer.prompt for answer in few], params), few)
 
 
+def test_fifty_prompts_by_the_four_bits_that_the_model_is_packaged_in(
+    smollm2_path: Path, oracle: list[Answer]
+) -> None:
+    """Transformers' answers come from those blocks unpacked: they are the same numbers."""
+    llm = smollm2(smollm2_path.parent, quantization="int4")
+    assert_same(llm.generate([answer.prompt for answer in oracle], GREEDY), oracle)
+    [weights] = [line for line in llm.contract.lines() if "weights" in line]
+    assert "92" in weights, "MiB, not the 513 of float32"
+
+
+def test_eight_bits_answer_too(smollm2_path: Path, oracle: list[Answer]) -> None:
+    """Not the same numbers, so not all the same tokens; but each answer is that of the model
+    asked again alone, whatever the batch."""
+    llm, params = (
+        smollm2(smollm2_path.parent, quantization="int8"),
+        SamplingParams(temperature=0, max_tokens=16),
+    )
+    prompts = [answer.prompt for answer in oracle[20:26]]
+    together = [output.token_ids for output in llm.generate(prompts, params)]
+    alone = [output.token_ids for output in llm.generate(prompts, params, sequential=True)]
+    assert together == alone
+    same = [
+        ours == theirs
+        for answer, tokens in zip(oracle[20:26], together, strict=True)
+        for ours, theirs in zip(tokens, answer.tokens, strict=False)
+    ]
+    assert sum(same) > 0.6 * len(same)
+
+
 @pytest.mark.parametrize("chunk", [7])
 def test_chunked_prefill(smollm2_path: Path, oracle: list[Answer], chunk: int) -> None:
     few = [cut(answer, 12) for answer in sorted(oracle, key=lambda a: len(a.prompt))[6:10]]

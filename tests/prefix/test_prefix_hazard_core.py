@@ -7,11 +7,15 @@ from hypothesis import strategies as st
 
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, Layout
+from kvell.pages.pool import SHARED, PagePool
 from kvell.pages.snapshot import PoolSnapshot
+from kvell.prefix.checkpoints import Usefulness
 from kvell.prefix.core import ReferenceCore
-from kvell.prefix.evictor import NORMAL, SPARE, Ending, EvictionRule, class_at
+from kvell.prefix.evictor import NORMAL, SPARE, Ending, EvictionRule, Evictor, class_at
 from kvell.prefix.hazard import NUM_CLASSES, REFIT_REQUESTS, HazardTable, Run
 from kvell.prefix.hazard_rule import CHUNK_TOKENS, LearnedHazard, capacity_tokens
+from kvell.prefix.placement import Placer
+from kvell.prefix.radix import RadixTree
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.rehearsal import Rehearsal
 from tests.prefix.story import ints
@@ -123,6 +127,24 @@ def test_who_says_that_he_will_not_return_goes_first() -> None:
     told = later_hits(LearnedHazard(capacity), hinted=True)
     assert told > 0.9 * REFIT_REQUESTS / 2 * (2 * CHUNK_TOKENS - 1)
     assert told >= later_hits(LearnedHazard(capacity), hinted=False)
+
+
+def test_what_is_younger_stays_beside_what_goes_though_worth_no_more() -> None:
+    """As with the least recently used: worth is equal before anything is learned."""
+    rule = LearnedHazard(1_000)
+    old, young = rule.key(NORMAL, 1, 8), rule.key(NORMAL, 2, 8)
+    evictor = Evictor(1, rule)
+    pool = PagePool(pool_of(1, group(4, 3)), evictor)
+    evictor.watch(pool)
+    placer = Placer(pool, evictor, RadixTree(1), Usefulness())
+    large = pool.claim_large(0, SHARED)
+    assert large is not None
+    pages = [pool.take(large) for _ in range(3)]
+    for page, key in zip(pages, (old, young), strict=False):
+        pool.index(0, page, key)
+        pool.release(0, page, key)
+    assert placer._beside(0, pages[0]) == [pages[0]]
+    assert placer._beside(0, pages[1]) == pages[:2]
 
 
 # ------------------------------------------------------------------------ the rule

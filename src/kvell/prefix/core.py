@@ -138,6 +138,7 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         holder = self._holders[handle]
         holder.lease_until = None
+        holder.is_claimed = True
         holder.expected_tokens = expected_tokens
         self._hit_tokens += holder.hit_tokens
         self._publisher.note_used(holder)
@@ -327,6 +328,9 @@ class ReferenceCore:
         self._publisher.give_back(holder, renew=renew)
         self._store.pool.close_holder(handle)
         self._store.tree.let_go(holder.node)
+        # How often one was turned away shows in no plan.
+        if handle == self._next_handle - 1 and not holder.is_claimed and holder.lease_until is None:
+            self._next_handle -= 1
 
     # ------------------------------------------------- memory that others have
 

@@ -24,8 +24,8 @@ from kvell.prefix.hazard import Run
 from kvell.prefix.radix import Tokens
 
 Place = tuple[float, ...]
-"""Eviction order of a cached page now, smallest first; the first two numbers are what makes a
-page older than another."""
+"""Eviction order of a cached page now, smallest first; the last number only tells pages of one age
+and worth apart."""
 
 SPARE = 0
 COARSE = 1

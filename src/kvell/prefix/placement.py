@@ -146,7 +146,7 @@ class Placer:
         going = [
             one
             for one, place in places.items()
-            if place[0] < NORMAL or place[:2] <= places[page][:2]
+            if place[0] < NORMAL or place[:-1] <= places[page][:-1]
         ]
         return sorted(going, key=lambda one: (places[one], one))
 
