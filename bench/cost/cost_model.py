@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.cpu_time:
         torch.set_num_threads(1)
     engine = EngineOptions(options.kv_memory_mib * MIB, None, 2048, 256)
-    shapes = {}
+    shapes: dict[str, dict[str, Any]] = {}
     for name in options.shapes:
         with progress_bar(name) as progress:
             path = model_path(name, options.cache_dir, options.work_dir, progress)
@@ -169,16 +169,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rounds = 2 if options.quick else options.rounds
             shapes[name] = measured(subject, clock, progress, quick=options.quick, rounds=rounds)
         show(shapes)
-    report = {
-        "machine": machine.describe(),
-        "clock": "cpu" if options.cpu_time else "wall",
-        "quick": options.quick,
-        "shapes": shapes,
-        "missed": missed(shapes),
-    }
-    print("\n".join(report["missed"]) or "all bounds kept")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+        report = {
+            "machine": machine.describe(),
+            "clock": "cpu" if options.cpu_time else "wall",
+            "quick": options.quick,
+            "shapes": shapes,
+            "missed": missed(shapes),
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    print("\n".join(missed(shapes)) or "all bounds kept")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """States of recurrent layers, worked out by hand for every family."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import FalconH1Config
 
 from kvell.errors import ChangeSomething
-from kvell.models.configs import config_from_dict
+from kvell.models.configs import config_from_dict, read_config
 from kvell.models.description import ModelDescription, describe
 from kvell.models.state_sizes import StateShape, is_recurrent, state_bytes, state_shape
 from kvell.pages.layout import GroupKind, LayerSpec
@@ -198,3 +200,11 @@ def test_shapes_are_told_by_fields_not_by_names() -> None:
     text = SimpleNamespace(model_type="new", conv_L_cache=5, hidden_size=10)
     assert state_shape(text, "new") == StateShape(conv=40, recurrent=0)
     assert state_bytes(text, 2, "new") == 80
+
+
+def test_numbers_that_json_has_no_word_for_are_read_as_transformers_writes_them(
+    tmp_path: Path,
+) -> None:
+    FalconH1Config(architectures=["FalconH1ForCausalLM"]).save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text()
+    assert tuple(read_config(tmp_path).time_step_limit) == (0.0, float("inf"))

@@ -64,7 +64,7 @@ def read_optional_json(file: Path) -> dict[str, Any]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(file.read_bytes())
+        raw = json.loads(file.read_bytes(), object_hook=_number)
     except ValueError as error:
         raise ChangeSomething(
             "model", file, f"is not valid JSON ({_line(error)})", "fetch the file again"
@@ -72,6 +72,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ChangeSomething("model", file, "holds no JSON object", "fetch the file again")
     return raw
+
+
+def _number(found: dict[str, Any]) -> Any:
+    """What transformers writes for a number that JSON has no word for."""
+    return float(found["__float__"]) if found.keys() == {"__float__"} else found
 
 
 def _line(error: Exception) -> str:
