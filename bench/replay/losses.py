@@ -6,7 +6,6 @@ one's end: keys and values may be there, but nothing to resume from was kept so 
 prompt ended. What else is lost, states and windows had displaced.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,12 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.replay.hits import RESULTS as HITS
-from bench.replay.hits import TRACES, YARDSTICK
-from bench.replay.room import TRACE
+from bench.replay.hits import YARDSTICK
+from bench.replay.room import TRACE, asked, rows_of
 from bench.replay.shapes import layout_of, read_shape, replayed
 from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import read_trace
 
 RESULTS = Path("bench", "results", "losses.json")
 LOSING = ("gemma3-27b", "qwen3-next", "nemotron-h-8b")
@@ -77,13 +74,8 @@ def losses(
 
 def main() -> None:
     """Measure, print and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
-    parser.add_argument("--shape", action="append", default=[], help="only this shape")
-    parser.add_argument("--hits", type=Path, default=HITS, help="what bench.replay.hits wrote")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
-    args = parser.parse_args()
-    rows = read_trace(args.traces / f"{TRACE}.jsonl.gz", TRACES[TRACE])
+    args = asked(__doc__, RESULTS)
+    rows = rows_of(args.traces)
     runs = [pair["full"] for pair in json.loads(args.hits.read_text())["traces"]]
     pools = {run["shape"]: run["pool_bytes"] for run in runs if run["trace"] == TRACE}
     yardstick = hit_tokens(YARDSTICK, pools[YARDSTICK], rows)

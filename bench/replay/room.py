@@ -127,15 +127,25 @@ def measure(names: Sequence[str], rows: Sequence[TraceRow], hits: Path) -> list[
     return found
 
 
-def main() -> None:
-    """Measure, print and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def asked(about: str | None, out: Path) -> argparse.Namespace:
+    """Arguments of benches that look at the full pools of ``bench.replay.hits``."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument("--shape", action="append", default=[], help="only this shape")
     parser.add_argument("--hits", type=Path, default=HITS, help="what bench.replay.hits wrote")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
-    args = parser.parse_args()
-    rows = read_trace(args.traces / f"{TRACE}.jsonl.gz", TRACES[TRACE])
+    parser.add_argument("--out", type=Path, default=out, help="where the JSON goes")
+    return parser.parse_args()
+
+
+def rows_of(traces: Path) -> list[TraceRow]:
+    """The requests that those benches replay."""
+    return read_trace(traces / f"{TRACE}.jsonl.gz", TRACES[TRACE])
+
+
+def main() -> None:
+    """Measure, print and write JSON."""
+    args = asked(__doc__, RESULTS)
+    rows = rows_of(args.traces)
     found = measure(args.shape or SHAPES, rows, args.hits)
     table = Table(title=f"{TRACE}, full pool: hits as a part of {YARDSTICK}'s")
     for column in (
