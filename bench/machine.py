@@ -1,5 +1,6 @@
 """The machine's own limits, measured beside every comparison: what a figure is a share of."""
 
+import argparse
 import platform
 import time
 from collections.abc import Callable
@@ -39,6 +40,22 @@ class Roofline:
 
 Clock = Callable[[], float]
 """In seconds. A thread's own clock leaves out what neighbours on a shared machine took."""
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
+
+
+def add_clock_options(parser: argparse.ArgumentParser) -> None:
+    """``--threads`` and ``--clock``, for :func:`chosen_clock`."""
+    parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
+    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
+
+
+def chosen_clock(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Clock:
+    """The clock that was asked for; torch has as many threads as were asked for from here on."""
+    if options.clock == "cpu" and options.threads != 1:
+        parser.error("--clock cpu sees one thread only: use --threads 1")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return CLOCKS[options.clock]
 
 
 def read_bandwidth(

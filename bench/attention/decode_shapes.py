@@ -8,7 +8,6 @@ counts the thread's own seconds, in which busy neighbours matter only through ca
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from kvell.attention.native import NativeKernels, instruction_sets
 from kvell.memory import GroupKind, LayerSpec
 
 CONFIGS = Path("bench", "configs")
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
 PAGE_TOKENS = (16, 8)
 CONTEXTS = (1024, 2048, 4096, 8192)
 READ_BYTES = 256 << 20
@@ -159,18 +157,14 @@ def below(cells: Sequence[Cell], bandwidth: float) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
-    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
+    machine.add_clock_options(parser)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    if options.clock == "cpu" and options.threads != 1:
-        parser.error("--clock cpu sees one thread only: use --threads 1")
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    clock = machine.chosen_clock(parser, options)
     torch.manual_seed(0)
-    clock, console = CLOCKS[options.clock], Console(width=120)
+    console = Console(width=120)
     pool = torch.randn(READ_BYTES // 2, dtype=torch.bfloat16).view(torch.uint8)
     rates = [machine.read_bandwidth(options.runs, clock=clock)]
     cells: list[Cell] = []

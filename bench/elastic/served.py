@@ -15,14 +15,13 @@ import torch
 
 from bench.replay.shapes import read_shape
 from kvell.attention.choice import choose_kernels
+from kvell.calibration.rig import WatchedRunner
 from kvell.clock import MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.options import EngineOptions
-from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Finished, Submit, Tokens
-from kvell.engine.runner import Runner
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import plan_layout, request_bytes
 from kvell.models.lean.decoder import lean_decoder
@@ -65,19 +64,6 @@ class Figures:
     pool_mib: float
     reserve_mib: float
     chunks_mapped: int = 0
-
-
-class Watched:
-    """A runner that remembers its last plan."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.plan: StepPlan | None = None
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """See :class:`Runner`."""
-        self.plan = plan
-        return self._runner.run(plan)
 
 
 def narrow_config(name: str) -> Any:
@@ -134,7 +120,7 @@ def run(
 ) -> tuple[Figures, dict[str, list[int]]]:
     """All requests on one side; what was measured, and the answers."""
     engine, clock = build_engine(model, side, options), MonotonicClock()
-    watched = engine.runner = Watched(engine.runner)
+    watched = engine.runner = WatchedRunner(engine.runner)
     submit(engine, load, model.description.vocab_size)
     answers: dict[str, list[int]] = {str(index): [] for index in range(load.requests)}
     decode_seconds, decode_tokens, decode_steps = 0.0, 0, 0

@@ -16,7 +16,6 @@ prepare_process()  # the launcher's own settings; torch reads them when it is im
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,6 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.models.quantization import QUANTIZATIONS
 from kvell.models.source import resolve_model
 from kvell.vocabulary import MIB
-
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
 @dataclass(frozen=True)
@@ -192,16 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--steps", nargs="+", default=STEPS, help="requests x new x context")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
-    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
+    machine.add_clock_options(parser)
     parser.add_argument("--pool-mib", type=int, default=512)
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    if options.clock == "cpu" and options.threads != 1:
-        parser.error("--clock cpu sees one thread only: use --threads 1")
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    clock = machine.chosen_clock(parser, options)
     path, dtype = resolve_model(options.model, options.cache_dir), getattr(torch, options.dtype)
     kernels = choose_kernels(torch.device("cpu"))
     models = [load_paged_model(path, kernels, dtype, lean=lean) for lean in (True, False)]
@@ -222,12 +215,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results, bytes_read = {}, {}
     for step in options.steps:
         shape = Shape.named(step)
-        batch, clock = batch_of(shape, layout, shape.tokens), CLOCKS[options.clock]
+        batch = batch_of(shape, layout, shape.tokens)
         rounds = max(2, options.rounds // 4) if shape.new_tokens > 1 else options.rounds
         results[step] = measure(passes, batch, rounds, clock)
         read = {"lean": lean, **quantised}
         bytes_read[step] = {name: read_bytes(one, layout, shape) for name, one in read.items()}
-    about, console = machine.describe(CLOCKS[options.clock]), Console(width=150)
+    about, console = machine.describe(clock), Console(width=150)
     console.print(about)
     bandwidth = about["read_bandwidth_gb_per_second"]
     assert isinstance(bandwidth, float)

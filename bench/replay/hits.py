@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.replay.probes import probe
 from bench.replay.shapes import AMPLE_BYTES, SHAPES, Shape, layout_of, read_shape, replayed
-from kvell.memory import Eviction, GroupKind
+from kvell.memory import EVICTIONS, Eviction, GroupKind
 from kvell.simulator.generators import generate_trace
 from kvell.simulator.rows import TraceRow, ideal_hit_rate, ideal_hit_tokens
 from kvell.simulator.trace import read_trace
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--trace", action="append", default=[], help="only this trace")
     parser.add_argument(
         "--eviction",
-        choices=["lru", "hazard"],
+        choices=EVICTIONS,
         default="lru",
         help="in full pools, but for the yardstick's (hazard: the Python core, slow)",
     )

@@ -33,7 +33,7 @@ The protocol of a step, images, states and several models: ``docs/memory-library
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 from kvell.errors import ChangeSomething
 from kvell.pages.audit import audit
@@ -61,6 +61,7 @@ from kvell.prefix.policies import GroupPolicy, policy_of
 from kvell.prefix.radix import Tokens, common_prefix
 
 __all__ = [
+    "EVICTIONS",
     "MANAGERS",
     "MAX_REGISTERED_PADDING",
     "Embeddings",
@@ -110,6 +111,7 @@ Implementation = Literal["auto", "compiled", "python"]
 
 Eviction = Literal["lru", "hazard"]
 """Least recently used first, or by what is learned of who returns (the Python core alone)."""
+EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
 
 def create_core(
@@ -121,7 +123,7 @@ def create_core(
     """
     if eviction == "hazard":
         return _learning(layout, implementation)
-    if eviction != "lru":
+    if eviction not in EVICTIONS:
         raise ChangeSomething("eviction", eviction, "is not a rule", "use lru or hazard")
     if implementation == "python":
         return ReferenceCore(layout)

@@ -30,6 +30,7 @@ from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
 from kvell.memory import (
+    EVICTIONS,
     Eviction,
     GroupKind,
     LayerSpec,
@@ -99,7 +100,7 @@ MIN_MODEL_LEN = 2
 )
 @click.option(
     "--eviction",
-    type=click.Choice(["lru", "hazard"]),
+    type=click.Choice(EVICTIONS),
     default="lru",
     show_default=True,
     help="What goes first: the least recently used, or by what is learned of who returns (slow).",

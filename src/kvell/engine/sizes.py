@@ -91,12 +91,10 @@ def flag_of(sizes: Sizes, options: EngineOptions) -> PoolFlag:
     layout = sizes.layout
     if sizes.memory_bytes is None or (options.kv_memory_bytes and not sizes.shared_chunks):
         return PoolFlag("--kv-memory", layout.pool_bytes)
-    least_bytes = (layout.num_large_pages - sizes.promised.num_large_pages) * (
-        layout.large_page_bytes
-    )
     beside_bytes = sizes.weights_bytes + sizes.reserve_bytes
     if sizes.shared_chunks:  # a larger pool may have larger pages
-        beside_bytes += least_bytes + 2 * CHUNK_BYTES + 4 * layout.large_page_bytes
+        withheld = layout.num_large_pages - sizes.promised.num_large_pages
+        beside_bytes += (withheld + 4) * layout.large_page_bytes + 2 * CHUNK_BYTES
     return PoolFlag("--memory", sizes.memory_bytes, beside_bytes)
 
 
