@@ -25,7 +25,16 @@ from rich.table import Table
 from bench import machine
 from bench.load import verdicts
 from bench.load.fixed_server import MODEL, Latencies
-from bench.load.tools import Figures, GuideLlm, Kvell, Shape, Tool, VllmBench, guidellm_python
+from bench.load.tools import (
+    Figures,
+    GuideLlm,
+    Kvell,
+    Shape,
+    Tool,
+    VllmBench,
+    guidellm_python,
+    whole_run,
+)
 from bench.load.verdicts import Verdict
 from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.systems import kvell_server, vllm_server
@@ -111,14 +120,15 @@ def in_turn(
     bench: Bench, tools: Mapping[str, Tool], url: str, model: str, rounds: int, console: Console
 ) -> dict[str, list[Figures]]:
     """All tools on one server, one after the other, round by round; a first run warms up."""
-    tools[verdicts.OURS].run(url, model, bench.shape, seed=999)
+    for tool in tools.values():
+        whole_run(tool, url, model, bench.shape, 999, console.print)
     runs: dict[str, list[Figures]] = {name: [] for name in tools}
     for number in range(rounds):
         for place, (name, tool) in enumerate(tools.items()):
             console.print(f"round {number + 1}: {name} on {model}")
             # Other prompts in every run, or the second tool would find them cached.
             seed = 1 + number * len(tools) + place
-            runs[name].append(tool.run(url, model, bench.shape, seed))
+            runs[name].append(whole_run(tool, url, model, bench.shape, seed, console.print))
     return runs
 
 

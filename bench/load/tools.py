@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,27 @@ class Tool(Protocol):
         :raises ToolFailed: if not every request has its answer.
         """
         ...
+
+
+ATTEMPTS = 3
+"""A run in which another tool lost a request (GuideLLM's last one, now and then) says nothing."""
+
+
+def whole_run(
+    tool: Tool, base_url: str, model: str, shape: Shape, seed: int, told: Callable[[str], None]
+) -> Figures:
+    """The first run of a tool in which every request has its answer.
+
+    :param seed: of the first attempt; the others take seeds far from any first one.
+    :param told: hears of each attempt that failed.
+    :raises ToolFailed: if none of :data:`ATTEMPTS` is whole.
+    """
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return tool.run(base_url, model, shape, seed + 10_000 * attempt)
+        except ToolFailed as failure:
+            told(f"again: {failure}")
+    return tool.run(base_url, model, shape, seed + 10_000 * (ATTEMPTS - 1))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from bench.load.tools import (
     of_guidellm,
     of_kvell,
     of_vllm,
+    whole_run,
 )
 from bench.load.verdicts import against_known, against_others, known, spread
 from kvell.load.answers import AnswerReader
@@ -95,6 +96,34 @@ class TestReports:
 
 def runs(*ttfts: float) -> list[Figures]:
     return [{"ttft_seconds": ttft} for ttft in ttfts]
+
+
+class Failing:
+    """A tool that loses a request in its first runs."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.seeds: list[int] = []
+
+    def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
+        self.seeds.append(seed)
+        if len(self.seeds) <= self.failures:
+            raise ToolFailed("39 of 40 requests have an answer")
+        return {"ttft_seconds": 1.0, "tpot_seconds": 0.1, "e2e_seconds": 2.0}
+
+
+class TestWholeRuns:
+    def test_a_run_that_lost_a_request_is_made_again_with_other_prompts(self) -> None:
+        tool, told = Failing(2), list[str]()
+        assert whole_run(tool, "", "", SHAPE, 7, told.append)["ttft_seconds"] == 1.0
+        assert len(set(tool.seeds)) == 3
+        assert told == ["again: 39 of 40 requests have an answer"] * 2
+
+    def test_who_never_answers_all_has_failed(self) -> None:
+        tool = Failing(9)
+        with pytest.raises(ToolFailed, match="39 of 40"):
+            whole_run(tool, "", "", SHAPE, 7, lambda _: None)
+        assert len(tool.seeds) == 3
 
 
 class TestVerdicts:
