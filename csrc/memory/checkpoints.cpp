@@ -80,12 +80,13 @@ void plan_waypoints(const Groups& groups, Model& model) {
       token_bytes += model.alignment / groups[g].page_tokens * groups[g].page_bytes;
   const int64_t end_bytes = resume_bytes(groups, model, kNever);
   if (!token_bytes || !end_bytes) return;
-  for (int64_t tokens = kCoarseTokens; tokens <= kLastWaypoint; tokens *= 2)
-    if (resume_bytes(groups, model, tokens) * kWaypointPart <=
-        std::max(tokens * token_bytes, end_bytes)) {
-      model.waypoint_tokens = tokens;
-      return;
-    }
+  for (int64_t tokens = kCoarseTokens; tokens <= kLastWaypoint; tokens *= 2) {
+    const int64_t taken = resume_bytes(groups, model, tokens) * kWaypointPart;
+    if (taken > std::max(tokens * token_bytes, end_bytes)) continue;
+    model.waypoint_tokens = tokens;
+    model.waypoints_overlap = taken > tokens * token_bytes;
+    return;
+  }
   // Dear ones, for prompts that take many times as much.
   model.waypoint_tokens = kDearWaypoint;
   model.waypoint_from = ceil_div(end_bytes * kDearPart, token_bytes);

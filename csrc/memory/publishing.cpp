@@ -116,6 +116,12 @@ int64_t Publisher::end_step(const Holder& h) const {
   return store_.step + std::max<int64_t>(0, h.expected_tokens - h.num_tokens());
 }
 
+// When what is kept on the way counts as accessed: no later than now where
+// it is most of what a window leaves behind.
+int64_t Publisher::waypoint_step(const Holder& h) const {
+  return h.model->waypoints_overlap ? store_.step : end_step(h);
+}
+
 void Publisher::renew(int32_t slot, int64_t end) {
   store_.pool.renew(slot, store_.rule.key(kNormal, store_.step, end));
 }
@@ -317,10 +323,10 @@ void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
     const int64_t position = held.first + i;
     const int64_t length = is_state ? h.computed : (position + 1) * group.page_tokens;
     const bool goes_first = rank == kSpare && group.is_window();
-    if (goes_first && is_worth(h, g, position, waypoints_))
+    if (goes_first && is_worth(h, g, position, points_))
       store_.pool.release(held.slots[i], store_.rule.key(kNormal, end_step(h), length));
-    else if (goes_first && is_worth(h, g, position, points_))
-      release_page(held.slots[i], kNormal, length);
+    else if (goes_first && is_worth(h, g, position, waypoints_))
+      store_.pool.release(held.slots[i], store_.rule.key(kNormal, waypoint_step(h), length));
     else
       release_page(held.slots[i], rank, length);
   }

@@ -38,6 +38,7 @@ class Publisher {
             Sort sort = Sort::kFine);
   int64_t end_rank(int32_t group) const;
   int64_t end_step(const Holder& holder) const;
+  int64_t waypoint_step(const Holder& holder) const;
   void find_points(const Holder& holder);
   bool is_worth(const Holder& holder, int32_t group, int64_t position,
                 const std::vector<int64_t>& lengths) const;

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from kvell.pages.layout import GroupKind, GroupSpec
-from kvell.prefix.checkpoints import Sort, cuts, waypoint_tokens, waypoints
+from kvell.prefix.checkpoints import (
+    Sort,
+    cuts,
+    waypoint_tokens,
+    waypoints,
+    waypoints_overlap,
+)
 from kvell.prefix.evictor import NORMAL
 from kvell.prefix.hits import alignment_tokens
 from tests.pages.pools import Chunk, group, pool_of, state
@@ -83,6 +89,28 @@ def test_dear_ones_are_for_prompts_that_take_ten_times_as_much() -> None:
     assert nearest(full=0, prompt_tokens=1 << 20) == 0
 
 
+@pytest.mark.parametrize(
+    ("own", "overlap"),
+    [
+        (window_of(512), False),
+        (window_of(2_048), False),
+        (window_of(8_192, 3), True),
+        (window_of(1_024, 5), False),
+        (state_of(512), False),
+        (state_of(5_000), False),
+    ],
+)
+def test_windows_overlap_where_one_takes_more_than_a_fourth_of_its_tokens(
+    own: GroupSpec, *, overlap: bool
+) -> None:
+    groups = [replace(group(16, 1), page_stride_bytes=16 * TOKEN_BYTES), own]
+    alignment = alignment_tokens(groups)
+    tokens = waypoint_tokens(groups, alignment, 90_000)
+    assert tokens > 0
+    assert waypoints_overlap(groups, alignment, tokens) is overlap
+    assert not waypoints_overlap(groups, alignment, 0)
+
+
 def test_a_chunk_counts_whole() -> None:
     chunk = replace(group(16, 1, Chunk(8_192)), page_stride_bytes=16 * TOKEN_BYTES * 3)
     assert chunk.kind is GroupKind.CHUNKED
@@ -106,3 +134,26 @@ def test_a_prompt_that_parts_in_the_midst_resumes_at_the_waypoint_before(
     assert 2_560 in ends
     parted = text(*range(4_000), 7, 7)
     assert rehearsal.peek(parted) >= 2_560
+
+
+@pytest.mark.parametrize(("window", "way", "waits"), [(256, 17_920, True), (8_192, 11_776, False)])
+def test_prompt_ends_outlive_waypoints_that_overlap(
+    rehearse: MakeRehearsal, window: int, way: int, *, waits: bool
+) -> None:
+    """While the request runs its prompt's end counts as accessed when it is expected to end;
+    what is kept on the way so only where that is little."""
+    rehearsal = rehearse(pool_of(220, group(16, 12), group(16, 12, window)))
+    rehearsal.next_step()
+    request = rehearsal.open(text(*range(20_000)), "", "", extra=100)
+    rehearsal.reach(request, 20_000)
+    kept = rehearsal.check()
+    ages = {e.end: kept.keys[1][e.page][:2] for e in kept.index if e.group == 1}
+
+    def kept_for(length: int, last: int) -> set[tuple[int, int]]:
+        """Of pages that one needs who resumes there, up to one."""
+        first = (length - (window - 1)) // 16 * 16 + 16
+        return {age for at, age in ages.items() if first <= at <= last}
+
+    expected = rehearsal.step + 100
+    assert kept_for(19_968, (20_000 - window) // 16 * 16) == {(NORMAL, expected)}
+    assert kept_for(way, way) == {(NORMAL, expected if waits else rehearsal.step)}

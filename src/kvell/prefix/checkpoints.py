@@ -138,12 +138,7 @@ def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int, prompt_tokens: 
 
     :param groups: of one model; ``alignment`` tokens are whole pages in each of them.
     """
-    token_bytes = sum(
-        alignment // group.page_tokens * group.page_stride_bytes
-        for group in groups
-        if group.kind is GroupKind.FULL
-    )
-    end_bytes = _resume_bytes(groups, alignment, None)
+    token_bytes, end_bytes = _token_bytes(groups, alignment), _resume_bytes(groups, alignment, None)
     if not token_bytes or not end_bytes:
         return 0
     tokens = COARSE_TOKENS
@@ -153,6 +148,29 @@ def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int, prompt_tokens: 
             return tokens
         tokens *= 2
     return DEAR_WAYPOINT_TOKENS if prompt_tokens * token_bytes >= end_bytes * DEAR_PART else 0
+
+
+def waypoints_overlap(groups: Sequence[GroupSpec], alignment: int, nearest_tokens: int) -> bool:
+    """Does one take more than a fourth of its tokens, since neighbours' windows are the same pages?
+
+    Together they then are most of what a window leaves behind.
+
+    :param nearest_tokens: see :func:`waypoint_tokens`.
+    """
+    if not 0 < nearest_tokens <= LAST_WAYPOINT_TOKENS:
+        return False
+    taken = _resume_bytes(groups, alignment, nearest_tokens) * WAYPOINT_PART
+    end_bytes = _resume_bytes(groups, alignment, None)
+    return nearest_tokens * _token_bytes(groups, alignment) < taken <= end_bytes
+
+
+def _token_bytes(groups: Sequence[GroupSpec], alignment: int) -> int:
+    """``alignment`` times the bytes of a token's keys and values."""
+    return sum(
+        alignment // group.page_tokens * group.page_stride_bytes
+        for group in groups
+        if group.kind is GroupKind.FULL
+    )
 
 
 def _resume_bytes(groups: Sequence[GroupSpec], alignment: int, tokens: int | None) -> int:

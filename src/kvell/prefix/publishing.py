@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 from kvell.pages.layout import GroupKind
 from kvell.pages.pool import Key
-from kvell.prefix.checkpoints import Sort, prompt_end, waypoint_tokens, waypoints
+from kvell.prefix.checkpoints import (
+    Sort,
+    prompt_end,
+    waypoint_tokens,
+    waypoints,
+    waypoints_overlap,
+)
 from kvell.prefix.evictor import NORMAL, SPARE, Ending, class_at
 from kvell.prefix.facts import ImageSpan
 from kvell.prefix.hits import alignment_tokens, image_places
@@ -136,6 +142,15 @@ class Publisher:
     def _end_step(self, holder: Holder) -> int:
         """When the holder is expected to end: it answers with a token a step."""
         return self._store.step + max(0, holder.expected_tokens - holder.num_tokens)
+
+    def _waypoint_step(self, holder: Holder) -> int:
+        """When what is kept on the way counts as accessed: no later than now where it is most of
+        what a window leaves behind."""
+        own = [self._store.groups[index] for index in holder.own]
+        alignment = alignment_tokens(own)
+        nearest = waypoint_tokens(own, alignment, holder.facts.prompt_tokens)
+        overlap = waypoints_overlap(own, alignment, nearest)
+        return self._store.step if overlap else self._end_step(holder)
 
     def _needed(
         self, holder: Holder, index: int, length: int, before: int | None = None
@@ -299,9 +314,11 @@ class Publisher:
         for position, page in enumerate(pages, start=held.first):
             place = self._place_of(holder, index, position)
             length, here = self._rank_length(index, place, holder), rank
-            time = self._end_step(holder) if place in ways else self._store.step
-            if place in ways or place in worth:
-                here = NORMAL
+            time = self._store.step
+            if place in worth:
+                here, time = NORMAL, self._end_step(holder)
+            elif place in ways:
+                here, time = NORMAL, self._waypoint_step(holder)
             key = None if here is None else self._key(holder, here, time, length, place)
             self._store.pool.release(index, page, key)
 
