@@ -1,0 +1,255 @@
+"""Hits under pressure, as Jenga's slides and figure 17: what knowing the windows brings, and what
+protecting shared prefixes brings on top.
+
+Run from the repository's root: ``python -m bench.managers.shared_prefixes --traces DIR``.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
+from kvell.cli.replay import replay_limits
+from kvell.clock import MonotonicClock
+from kvell.errors import ChangeSomething
+from kvell.memory import Manager, create_core, plan_layout
+from kvell.simulator.generators import QUESTIONS_PER_ARTICLE, generate_trace
+from kvell.simulator.model_cost import model_cost
+from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay import Replay
+from kvell.simulator.rows import TraceRow, ideal_hit_rate
+from kvell.simulator.runner import Machine
+from kvell.simulator.trace import read_trace
+from kvell.vocabulary import GIB
+
+RESULTS = Path("bench", "results", "shared_prefixes.json")
+SHAPE = "gemma3-27b"
+ARTICLES, MOONCAKE = "arxiv-qa", "mooncake-conversation"
+MOONCAKE_REQUESTS = 1_000
+MOST_ARTICLES = 20
+SLIDES = {ARTICLES: 0.024, MOONCAKE: 0.141}
+"""Hit rates of "Full Attention" in Jenga's slides: the pool is chosen by them."""
+LEAST = {ARTICLES: 3.0, MOONCAKE: 1.1}
+"""What knowing the windows must at least multiply them by."""
+POOLS_GIB = {
+    ARTICLES: (56, 64, 72, 80, 96, 112, 128, 160),
+    MOONCAKE: (256, 384, 512, 768, 1024, 1280, 1536, 2048),
+}
+FITTING_ARTICLES = 3
+"""As many articles fit where least recently used over all layers is to lose nothing."""
+MOST_FITTING_GIB = 512
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is compared: which manager, and whether shared prefixes are protected."""
+
+    name: str
+    manager: Manager
+    common_pool: bool = False
+
+
+RULES = (
+    Rule("over all layers", "paged"),
+    Rule("customised", "kvell"),
+    Rule("customised + pool", "kvell", common_pool=True),
+)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Hit rates of every rule in one pool.
+
+    :param hits: part of all prompt tokens, by the rule's name.
+    :param requests_refused: longer than the pool holds, by the rule's name.
+    """
+
+    trace: str
+    pool_bytes: int
+    hits: Mapping[str, float]
+    requests_refused: Mapping[str, int]
+
+    def gain(self, rule: int) -> float:
+        """How many times the hits of the rule before it."""
+        before, after = (self.hits[RULES[i].name] for i in (rule - 1, rule))
+        return after / before if before else float("inf")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One number of articles, in the pool that holds :data:`FITTING_ARTICLES` over all layers."""
+
+    articles: int
+    pool_bytes: int
+    hits: Mapping[str, float]
+    ideal: float
+
+
+def articles(count: int) -> list[TraceRow]:
+    """So many articles, five questions each, in random order."""
+    return generate_trace(ARTICLES, count * QUESTIONS_PER_ARTICLE, SEED)
+
+
+def hit_rate(
+    shape: Shape, rows: Sequence[TraceRow], pool_bytes: int, rule: Rule
+) -> tuple[float, int]:
+    """Part of the prompt tokens that were cached, and how many requests were refused."""
+    layers = shape.description.layers
+    layout = plan_layout(layers, pool_bytes, manager=rule.manager)
+    cost = model_cost(shape.config, shape.description, ELEMENT_BYTES)
+    run = Replay(
+        create_core(layout),
+        layers,
+        replay_limits(layout, shape.description.max_model_len, common_pool=rule.common_pool),
+        rows,
+        "start",
+        Machine(load_profile(DEFAULT_HARDWARE), cost),
+        MonotonicClock(),
+        sessions=False,
+        images_in_text=shape.images_in_text,
+    )
+    run.run()
+    return float(run.report()["hit_rate"]), run.requests_refused
+
+
+def in_pool(
+    shape: Shape, trace: str, rows: Sequence[TraceRow], pool_bytes: int, done: Callable[[], None]
+) -> Pool:
+    """Every rule in one pool."""
+    hits, refused = {}, {}
+    for rule in RULES:
+        hits[rule.name], refused[rule.name] = hit_rate(shape, rows, pool_bytes, rule)
+        done()
+    return Pool(trace, pool_bytes, hits, refused)
+
+
+def closest(pools: Sequence[Pool], rate: float) -> Pool:
+    """The pool that serves all, where the first rule hits most nearly as much as that."""
+    serving = [pool for pool in pools if not any(pool.requests_refused.values())]
+    return min(serving, key=lambda pool: abs(pool.hits[RULES[0].name] - rate))
+
+
+def fitting_pool_bytes(
+    shape: Shape, rows: Sequence[TraceRow], most_gib: int, done: Callable[[], None]
+) -> int:
+    """The least pool, in whole GiB, where the first rule loses nothing of few articles."""
+    low, high = 1, most_gib
+    while low < high:
+        middle = (low + high) // 2
+        if _loses(shape, rows, middle * GIB):
+            low = middle + 1
+        else:
+            high = middle
+        done()
+    return low * GIB
+
+
+def _loses(shape: Shape, rows: Sequence[TraceRow], pool_bytes: int) -> bool:
+    try:
+        rate, refused = hit_rate(shape, rows, pool_bytes, RULES[0])
+    except ChangeSomething:  # not one request fits
+        return True
+    return refused > 0 or rate < ideal_hit_rate(rows) * 0.995
+
+
+def sweep(shape: Shape, pool_bytes: int, done: Callable[[], None]) -> Iterator[Sweep]:
+    """One to twenty articles in one pool (Jenga, figure 17)."""
+    for count in range(1, MOST_ARTICLES + 1):
+        rows = articles(count)
+        pool = in_pool(shape, ARTICLES, rows, pool_bytes, done)
+        yield Sweep(count, pool_bytes, pool.hits, ideal_hit_rate(rows))
+
+
+def pools_table(console: Console, trace: str, pools: Sequence[Pool], chosen: Pool) -> None:
+    """Print the whole sweep, with the chosen pool marked."""
+    table = Table(title=f"{SHAPE}, {trace}: hit rates; slides: {SLIDES[trace]:.3f} over all layers")
+    for column in ("pool, GiB", *(rule.name for rule in RULES), "customised ×", "pool ×", ""):
+        table.add_column(column, justify="right")
+    for pool in pools:
+        refused = max(pool.requests_refused.values())
+        remark = "chosen" if pool is chosen else f"{refused} refused" if refused else ""
+        rates = (f"{rate:.4f}" for rate in pool.hits.values())
+        gains = (f"{pool.gain(1):.2f}", f"{pool.gain(2):.2f}")
+        table.add_row(f"{pool.pool_bytes / GIB:.0f}", *rates, *gains, remark)
+    console.print(table)
+
+
+def sweep_table(console: Console, sweeps: Sequence[Sweep]) -> None:
+    """Print hits by number of articles."""
+    table = Table(title=f"Articles in {sweeps[0].pool_bytes / GIB:.0f} GiB, five questions each")
+    for column in ("articles", *(rule.name for rule in RULES), "ideal", "customised ×"):
+        table.add_column(column, justify="right")
+    for each in sweeps:
+        rates = [each.hits[rule.name] for rule in RULES]
+        ratio = rates[1] / rates[0] if rates[0] else float("inf")
+        row = (*(f"{rate:.4f}" for rate in rates), f"{each.ideal:.4f}", f"{ratio:.2f}")
+        table.add_row(str(each.articles), *row)
+    console.print(table)
+
+
+def verdicts(chosen: Mapping[str, Pool], sweeps: Sequence[Sweep]) -> dict[str, bool]:
+    """What must hold, by what it says."""
+    few = [s for s in sweeps if s.articles <= FITTING_ARTICLES]
+    plain, ours = RULES[0].name, RULES[1].name
+    best = max(s.hits[ours] / s.hits[plain] if s.hits[plain] else float("inf") for s in sweeps)
+    held = {
+        f"{trace}: customised at least {LEAST[trace]:g} times": pool.gain(1) >= LEAST[trace]
+        for trace, pool in chosen.items()
+    }
+    return held | {
+        f"equal up to {FITTING_ARTICLES} articles": all(
+            abs(s.hits[ours] - s.hits[plain]) <= 0.005 for s in few
+        ),
+        f"up to 1.6 times or more ({best:.2f})": best >= 1.6,
+    }
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 if a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    options = parser.parse_args()
+    console, shape = Console(width=140), read_shape(SHAPE)
+    rows = {
+        ARTICLES: articles(MOST_ARTICLES),
+        MOONCAKE: read_trace(options.traces / f"{MOONCAKE}.jsonl.gz", MOONCAKE_REQUESTS),
+    }
+    pools: dict[str, list[Pool]] = {}
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("replays", total=9 + len(RULES) * (MOST_ARTICLES + 16))
+
+        def done() -> None:
+            bar.advance(task)
+
+        for trace, sizes in POOLS_GIB.items():
+            pools[trace] = [in_pool(shape, trace, rows[trace], n * GIB, done) for n in sizes]
+        few = articles(FITTING_ARTICLES)
+        fitting_bytes = fitting_pool_bytes(shape, few, MOST_FITTING_GIB, done)
+        sweeps = list(sweep(shape, fitting_bytes, done))
+    chosen = {trace: closest(each, SLIDES[trace]) for trace, each in pools.items()}
+    for trace, each in pools.items():
+        pools_table(console, trace, each, chosen[trace])
+    sweep_table(console, sweeps)
+    held = verdicts(chosen, sweeps)
+    for says, holds in held.items():
+        console.print(f"{'kept' if holds else 'MISSED'}: {says}")
+    written = {
+        "pools": [asdict(pool) for each in pools.values() for pool in each],
+        "chosen_bytes": {trace: pool.pool_bytes for trace, pool in chosen.items()},
+        "articles": [asdict(each) for each in sweeps],
+        "verdicts": held,
+    }
+    options.out.write_text(json.dumps(written, indent=1) + "\n")
+    return 0 if all(held.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
