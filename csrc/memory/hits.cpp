@@ -53,11 +53,10 @@ int64_t Hits::longest(int64_t limit) {
 
 // Only where a state was kept.
 int64_t Hits::longest_state(int32_t state, int64_t limit) const {
-  const Marks& marks = found(state).marks;
+  const auto& marks = found(state).marks;
   for (size_t i = marks.size(); i-- > 0;) {
-    const int64_t end = marks[i].end;
-    if (end > limit || (i + 1 < marks.size() && marks[i + 1].end == end)) continue;
-    if (all_resume(end)) return end;
+    const int64_t end = marks[i]->end;
+    if (end <= limit && all_resume(end)) return end;
   }
   return 0;
 }
@@ -81,8 +80,8 @@ void Hits::collect_lengths(int64_t limit) {
   lengths_.clear();
   for (const int32_t g : model_->own) {
     if (!groups_[g].required_for_hit || !groups_[g].counts_tokens()) continue;
-    for (const Mark& mark : found(g).marks)
-      if (mark.end <= limit) lengths_.push_back(mark.end);
+    for (const Mark* mark : found(g).marks)
+      if (mark->end <= limit) lengths_.push_back(mark->end);
   }
   lengths_.push_back(int32_t(limit));
   for (const int32_t g : model_->own) {
@@ -105,9 +104,8 @@ bool Hits::all_resume(int64_t length) const {
 bool Hits::resumes(int32_t g, int64_t length) const {
   const Rules& group = groups_[g];
   if (group.kind == Kind::kState) {
-    for (int64_t part = 0; part < group.slices; ++part)
-      if (page_at(g, length, part) == kNoPage) return false;
-    return true;
+    const auto at = found(g).from(length);
+    return at != found(g).marks.end() && (*at)->end == length && (*at)->count == group.slices;
   }
   const Scan& scan = scans_[g];
   if (group.kind == Kind::kCross) return length < scan.images_to;
@@ -128,16 +126,13 @@ int32_t Hits::tail_page(int32_t g, int64_t length) const {
   const Found& pages = found(g);
   if (position < int64_t(pages.whole.size()) && pages.whole[position] != kNoPage)
     return pages.whole[position];
-  const Mark least{g, int32_t(length), 0, kNoPage};
-  const auto at = std::lower_bound(pages.marks.begin(), pages.marks.end(), least);
-  return at != pages.marks.end() && at->end < (position + 1) * size ? at->slot : kNoPage;
+  const auto at = pages.from(length);
+  return at != pages.marks.end() && (*at)->end < (position + 1) * size ? (*at)->at(0) : kNoPage;
 }
 
 int32_t Hits::page_at(int32_t g, int64_t end, int64_t part) const {
-  const Mark wanted{g, int32_t(end), int32_t(part), kNoPage};
-  const Marks& marks = found(g).marks;
-  const auto at = std::lower_bound(marks.begin(), marks.end(), wanted);
-  return at != marks.end() && !(wanted < *at) ? at->slot : kNoPage;
+  const auto at = found(g).from(end);
+  return at != found(g).marks.end() && (*at)->end == end ? (*at)->at(part) : kNoPage;
 }
 
 }  // namespace kvell::memory

@@ -80,7 +80,7 @@ void RadixTree::match(const std::string& root, Tokens tokens, const Model& model
       if (groups_[g].counts_tokens())
         collect(node, g, groups_[g].page_tokens, path.length, path.found[g]);
     for (const Mark& mark : node.marks)
-      if (mark.end <= path.length) path.found[mark.group].marks.push_back(mark);
+      if (mark.end <= path.length) path.found[mark.group].marks.push_back(&mark);
     if (path.length < node.end()) break;
   }
   if (!path.length) return;
@@ -132,11 +132,11 @@ void RadixTree::add_tails_of(const Node& node, int32_t group, int64_t matched,
       index < int64_t(node.pages[group].size()) && node.pages[group][index] != kNoPage &&
       int64_t(found.whole.size()) == position)
     found.whole.push_back(node.pages[group][index]);
-  const Mark first{group, int32_t(matched) + 1, 0, kNoPage};
+  const Mark first{group, int32_t(matched) + 1};
   auto mark = std::lower_bound(node.marks.begin(), node.marks.end(), first);
   for (; mark != node.marks.end() && mark->group == group && mark->end < end; ++mark) {
-    const auto at = std::lower_bound(found.marks.begin(), found.marks.end(), *mark);
-    if (at == found.marks.end() || *mark < *at) found.marks.insert(at, *mark);
+    const auto at = found.from(mark->end);
+    if (at == found.marks.end() || mark->end < (*at)->end) found.marks.insert(at, &*mark);
   }
 }
 
@@ -173,7 +173,7 @@ bool RadixTree::put(int32_t id, int32_t group, int64_t end, int32_t part, int32_
     return is_new;
   }
   Node& node = nodes_[home];
-  if (!put_mark(node, {group, int32_t(end), part, slot, tag})) return false;
+  if (!put_mark(node, group, end, part, slot, tag)) return false;
   touch(node, end, end);
   ++node.num_pages;
   PageRecord& page = pool_.page(slot);
@@ -191,23 +191,36 @@ int32_t* RadixTree::pages_from(Node& node, int32_t group, int64_t position, int6
   return &pages[index];
 }
 
-bool RadixTree::put_mark(Node& node, const Mark& mark) {
-  const auto at = std::lower_bound(node.marks.begin(), node.marks.end(), mark);
-  if (at != node.marks.end() && !(mark < *at)) return false;
-  node.marks.insert(at, mark);
+bool RadixTree::put_mark(Node& node, int32_t group, int64_t end, int32_t part, int32_t slot,
+                         int32_t tag) {
+  const Mark wanted{group, int32_t(end)};
+  auto at = std::lower_bound(node.marks.begin(), node.marks.end(), wanted);
+  if (at == node.marks.end() || wanted < *at) at = node.marks.insert(at, wanted);
+  if (at->at(part) != kNoPage) return false;
+  if (size_t(part) >= at->slots.size()) at->slots.resize(size_t(part) + 1, kNoPage);
+  at->slots[size_t(part)] = slot;
+  ++at->count;
+  if (!part) at->tag = tag;
   return true;
 }
 
-Marks::const_iterator RadixTree::mark_of(const Node& node, int32_t group, int32_t slot) const {
-  const Mark first{group, pool_.page(slot).end, 0, slot};
-  auto at = std::lower_bound(node.marks.begin(), node.marks.end(), first);
-  while (at->slot != slot) ++at;
-  return at;
+const Mark* RadixTree::mark_at(const Node& node, int32_t group, int64_t end) {
+  const Mark wanted{group, int32_t(end)};
+  const auto at = std::lower_bound(node.marks.begin(), node.marks.end(), wanted);
+  return at != node.marks.end() && !(wanted < *at) ? &*at : nullptr;
 }
 
-int32_t RadixTree::part_of(int32_t group, int32_t slot) const {
+std::pair<Mark*, size_t> RadixTree::mark_of(int32_t group, int32_t slot) {
   const PageRecord& page = pool_.page(slot);
-  return is_whole(group, page.end) ? 0 : mark_of(nodes_[page.node], group, slot)->part;
+  Marks& marks = nodes_[page.node].marks;
+  const Mark wanted{group, page.end};
+  const auto at = std::lower_bound(marks.begin(), marks.end(), wanted);
+  const auto part = std::find(at->slots.begin(), at->slots.end(), slot);
+  return {&*at, size_t(part - at->slots.begin())};
+}
+
+int32_t RadixTree::part_of(int32_t group, int32_t slot) {
+  return is_whole(group, pool_.page(slot).end) ? 0 : int32_t(mark_of(group, slot).second);
 }
 
 int32_t RadixTree::page_at(int32_t id, int32_t group, int64_t end, int32_t part) const {
@@ -218,23 +231,21 @@ int32_t RadixTree::page_at(int32_t id, int32_t group, int64_t end, int32_t part)
     const std::vector<int32_t>& pages = node.pages[group];
     return index >= 0 && index < int64_t(pages.size()) ? pages[index] : kNoPage;
   }
-  const Mark wanted{group, int32_t(end), part, kNoPage};
-  const auto found = std::lower_bound(node.marks.begin(), node.marks.end(), wanted);
-  return found != node.marks.end() && !(wanted < *found) ? found->slot : kNoPage;
+  const Mark* mark = mark_at(node, group, end);
+  return mark ? mark->at(part) : kNoPage;
 }
 
 void RadixTree::retag(int32_t group, int32_t slot, int32_t tag) {
   const PageRecord& page = pool_.page(slot);
   if (!page.node || is_whole(group, page.end)) return;
-  Node& node = nodes_[page.node];
-  const auto mark = node.marks.begin() + (mark_of(node, group, slot) - node.marks.cbegin());
-  if (mark->tag) mark->tag = tag;
+  Mark& mark = *mark_of(group, slot).first;
+  if (mark.tag) mark.tag = tag;
 }
 
-int32_t RadixTree::tag_of(int32_t group, int32_t slot) const {
+int32_t RadixTree::tag_of(int32_t group, int32_t slot) {
   const PageRecord& page = pool_.page(slot);
   if (!page.node || is_whole(group, page.end)) return 0;
-  return mark_of(nodes_[page.node], group, slot)->tag;
+  return mark_of(group, slot).first->tag;
 }
 
 Named RadixTree::drop(int32_t group, int32_t slot) {
@@ -246,9 +257,10 @@ Named RadixTree::drop(int32_t group, int32_t slot) {
   if (is_whole(group, page.end)) {
     node.pages[group][page.end / page_tokens - 1 - node.first_position(page_tokens)] = kNoPage;
   } else {
-    const auto mark = mark_of(node, group, slot);
-    named = {mark->part, mark->tag};
-    node.marks.erase(mark);
+    const auto [mark, part] = mark_of(group, slot);
+    named = {int32_t(part), mark->tag};
+    mark->slots[part] = kNoPage;
+    if (!--mark->count) node.marks.erase(node.marks.begin() + (mark - node.marks.data()));
   }
   if (!--node.num_pages) prune(page.node);
   return named;
@@ -262,7 +274,8 @@ void RadixTree::rename(int32_t group, int32_t old_slot, int32_t new_slot) {
   if (is_whole(group, old.end)) {
     node.pages[group][old.end / page_tokens - 1 - node.first_position(page_tokens)] = new_slot;
   } else {
-    node.marks[size_t(mark_of(node, group, old_slot) - node.marks.begin())].slot = new_slot;
+    const auto [mark, part] = mark_of(group, old_slot);
+    mark->slots[part] = new_slot;
   }
   renamed.key = old.key;
   renamed.node = old.node;
@@ -375,15 +388,16 @@ void RadixTree::move_pages_up(int32_t lower_id, int32_t upper_id) {
 void RadixTree::move_marks_up(int32_t lower_id, int32_t upper_id) {
   Node &upper = nodes_[upper_id], &lower = nodes_[lower_id];
   Marks staying;
-  for (const Mark& mark : lower.marks) {
+  for (Mark& mark : lower.marks) {
     if (mark.end > upper.end()) {
-      staying.push_back(mark);
+      staying.push_back(std::move(mark));
       continue;
     }
-    upper.marks.push_back(mark);
-    pool_.page(mark.slot).node = upper_id;
-    ++upper.num_pages;
-    --lower.num_pages;
+    for (const int32_t slot : mark.slots)
+      if (slot != kNoPage) pool_.page(slot).node = upper_id;
+    upper.num_pages += mark.count;
+    lower.num_pages -= mark.count;
+    upper.marks.push_back(std::move(mark));
   }
   lower.marks = std::move(staying);
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "pool.h"
@@ -31,13 +32,19 @@ struct Child {
   int32_t node;
 };
 
-struct Mark {  // a page at a place of its own: (end, part) in prefix/radix.py
-  int32_t group, end, part, slot;
-  int32_t tag = 0;  // what the page was named with
+// Pages at places of their own, (end, part) in prefix/radix.py: all of one end. A long prompt of a
+// model with states has hundreds of ends, each with a state of dozens of pages.
+struct Mark {
+  int32_t group, end;
+  int32_t tag = 0;    // what the first of its pages was named with
+  int32_t count = 0;  // of its pages that are there
+  std::vector<int32_t> slots{};  // by part; kNoPage in holes
 
   bool operator<(const Mark& other) const {
-    if (group != other.group) return group < other.group;
-    return end != other.end ? end < other.end : part < other.part;
+    return group != other.group ? group < other.group : end < other.end;
+  }
+  int32_t at(int64_t part) const {
+    return part < int64_t(slots.size()) ? slots[size_t(part)] : kNoPage;
   }
 };
 using Marks = std::vector<Mark>;  // in order
@@ -85,10 +92,16 @@ class Nodes {
 };
 
 // Along a path, of one group; with pages of which a prompt shares the first tokens, where
-// it parts from what is known.
+// it parts from what is known. It refers to the tree, and holds until that changes.
 struct Found {
   std::vector<int32_t> whole;  // by position; kNoPage in holes
-  Marks marks;
+  std::vector<const Mark*> marks;  // in order
+
+  // The first mark that ends there or later.
+  std::vector<const Mark*>::const_iterator from(int64_t end) const {
+    return std::lower_bound(marks.begin(), marks.end(), end,
+                            [](const Mark* mark, int64_t value) { return mark->end < value; });
+  }
 };
 
 // The path that a prompt shares with the tree.
@@ -161,24 +174,23 @@ class RadixTree {
   // Calls visit(page) for what was kept at an end that is no whole page of tokens: a state.
   template <class Visit>
   void each_part(int32_t id, int32_t group, int64_t end, const Visit& visit) const {
-    const Marks& marks = nodes_[at(id, end)].marks;
-    const Mark first{group, int32_t(end), 0, kNoPage};
-    for (auto mark = std::lower_bound(marks.begin(), marks.end(), first);
-         mark != marks.end() && mark->group == group && mark->end == end; ++mark)
-      visit(mark->slot);
+    const Mark* mark = mark_at(nodes_[at(id, end)], group, end);
+    for (size_t part = 0; mark && part < mark->slots.size(); ++part)
+      if (mark->slots[part] != kNoPage) visit(mark->slots[part]);
   }
   // Which of the pages of one end a named page is.
-  int32_t part_of(int32_t group, int32_t slot) const;
+  int32_t part_of(int32_t group, int32_t slot);
   // A page that has a place of its own is to be known as something else.
   void retag(int32_t group, int32_t slot, int32_t tag);
   // What a named page was named with.
-  int32_t tag_of(int32_t group, int32_t slot) const;
+  int32_t tag_of(int32_t group, int32_t slot);
   // Slots have new numbers, in the same order.
   template <class NewSlot>
   void rename(const NewSlot& new_slot) {
     for (int32_t id = 0; id < nodes_.size(); ++id) {
       Node& node = nodes_[id];
-      for (Mark& mark : node.marks) mark.slot = new_slot(mark.slot);
+      for (Mark& mark : node.marks)
+        for (int32_t& slot : mark.slots) slot = slot == kNoPage ? kNoPage : new_slot(slot);
       for (std::vector<int32_t>& pages : node.pages)
         for (int32_t& slot : pages) slot = slot == kNoPage ? kNoPage : new_slot(slot);
     }
@@ -211,8 +223,12 @@ class RadixTree {
     if (first <= watched_to_ && (node.watch == watch_ || last > watched_)) touched_ = true;
   }
   int32_t* pages_from(Node& node, int32_t group, int64_t position, int64_t count);
-  bool put_mark(Node& node, const Mark& mark);
-  Marks::const_iterator mark_of(const Node& node, int32_t group, int32_t slot) const;
+  static bool put_mark(Node& node, int32_t group, int64_t end, int32_t part, int32_t slot,
+                       int32_t tag);
+  // What lies at an end, or null.
+  static const Mark* mark_at(const Node& node, int32_t group, int64_t end);
+  // The mark of a named page that has a place of its own, and the page's part.
+  std::pair<Mark*, size_t> mark_of(int32_t group, int32_t slot);
 
   const Groups& groups_;
   Pool& pool_;
