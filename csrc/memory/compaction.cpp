@@ -77,7 +77,7 @@ void Compactor::move(Holder& h, int32_t g, std::vector<Move>& moves) {
   std::vector<int32_t> slots;
   store_.pool.take(large, int64_t(positions_.size()), slots);
   for (size_t i = 0; i < slots.size(); ++i) {
-    int32_t& slot = held.slots[positions_[i] - held.first];
+    int32_t& slot = held.slots[size_t(positions_[i] - held.first)];
     store_.tree.rename(g, slot, slots[i]);
     moves.push_back({&h, g, positions_[i], slot, slots[i]});
     h.sources.push_back({g, slot, positions_[i], 0});

@@ -60,7 +60,7 @@ void Core::add_groups(const Groups& groups, const std::vector<std::string>& name
   store_.placer.add_groups();
   publisher_.add_groups();
   group_hit_tokens_.resize(width, 0);
-  for (const auto& item : holders_) item.second->groups.resize(width);
+  for (const auto& item : by_handle_) item.second->groups.resize(width);
 }
 
 void Core::find_waypoints() {
@@ -70,10 +70,10 @@ void Core::find_waypoints() {
 void Core::rename_slots() {
   const auto rename = [this](int32_t slot) { return store_.pool.renamed(slot); };
   store_.tree.rename(rename);
-  for (const auto& item : holders_) {
+  for (const auto& item : by_handle_) {
     Holder& h = *item.second;
     for (GroupPages& held : h.groups)
-      for (int32_t& slot : held.slots) slot = rename(slot);
+      for (size_t i = 0; i < held.slots.size(); ++i) held.slots[i] = rename(held.slots[i]);
     for (Source& source : h.sources) source.slot = rename(source.slot);
     for (Checkpoint& checkpoint : h.checkpoints)
       for (int32_t& slot : checkpoint.slots) slot = rename(slot);
@@ -87,9 +87,9 @@ const Model& Core::model(const std::string& name) const {
 }
 
 Holder& Core::holder(int32_t handle) const {
-  const auto found = holders_.find(handle);
-  if (found == holders_.end()) throw UnknownHandle{handle};
-  return *found->second;
+  const std::unique_ptr<Holder>* found = holders_.find(handle);
+  if (!found) throw UnknownHandle{handle};
+  return **found;
 }
 
 // Looks all handles up before anything changes.
@@ -157,7 +157,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   foresee(store_.groups, h);
   const int32_t handle = h.handle;
   by_handle_.emplace_hint(by_handle_.end(), handle, made.get());
-  holders_.emplace(handle, std::move(made));
+  holders_.insert(handle, std::move(made));
   return handle;
 }
 
@@ -212,7 +212,8 @@ int64_t Core::grow(Ints handles, Ints until, PageRows& rows) {
   }
   if (wants_.empty()) return handles.size;
   const int64_t served = longest_feasible(handles.size);
-  Counts left(width, 0);
+  Counts& left = sums_;
+  left.assign(width, 0);
   size_t count = 0;
   for (; count < wants_.size() && wants_[count].index < served; ++count)
     for (size_t g = 0; g < width; ++g) left[g] += needs_[count * width + g];
@@ -223,10 +224,10 @@ int64_t Core::grow(Ints handles, Ints until, PageRows& rows) {
 
 int64_t Core::longest_feasible(int64_t calls) {
   const size_t width = store_.groups.size();
-  Counts total(width, 0);
+  sums_.assign(width, 0);
   for (size_t i = 0; i < wants_.size(); ++i) {
-    for (size_t g = 0; g < width; ++g) total[g] += needs_[i * width + g];
-    if (!store_.pool.feasible(total)) return wants_[i].index;
+    for (size_t g = 0; g < width; ++g) sums_[g] += needs_[i * width + g];
+    if (!store_.pool.feasible(sums_)) return wants_[i].index;
   }
   return calls;
 }
@@ -241,7 +242,7 @@ void Core::place(const Want& want, const int64_t* need, Counts& left, PageRows& 
     const int64_t demand =
         demand_pages(store_.groups[g], h.facts, h.expected_tokens, begin, need[g]);
     const size_t known = held.slots.size();
-    store_.placer.place(h.handle, g, need[g], demand, left, held.slots);
+    store_.placer.place(h.handle, g, need[g], demand, left, held.slots.tail());
     for (size_t i = known; i < held.slots.size(); ++i)
       rows.push_back({int32_t(want.index), g, int32_t(held.first + int64_t(i)),
                       store_.pool.page_of(g, held.slots[i])});
@@ -468,10 +469,10 @@ void Core::check_advance(const Holder& h, int64_t computed) {
 }
 
 void Core::close(int32_t handle, bool renew) {
-  const auto found = holders_.find(handle);
-  if (found == holders_.end()) throw UnknownHandle{handle};
-  const std::unique_ptr<Holder> gone = std::move(found->second);
-  holders_.erase(found);
+  std::unique_ptr<Holder>* found = holders_.find(handle);
+  if (!found) throw UnknownHandle{handle};
+  const std::unique_ptr<Holder> gone = std::move(*found);
+  holders_.erase(handle);
   by_handle_.erase(handle);
   leases_.erase(handle);
   publisher_.give_back(*gone, renew);

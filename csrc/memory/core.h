@@ -6,6 +6,7 @@
 
 #include "checkpoints.h"
 #include "compaction.h"
+#include "handles.h"
 #include "lookup.h"
 #include "publishing.h"
 
@@ -107,7 +108,7 @@ class Core {
   Compactor compactor_;
   Lookup lookup_;
   Models models_;
-  std::unordered_map<int32_t, std::unique_ptr<Holder>> holders_;
+  HandleMap<std::unique_ptr<Holder>> holders_;
   std::map<int32_t, Holder*> by_handle_;  // the same, in order
   std::map<int32_t, int64_t> leases_;     // handle to last step
   int32_t next_handle_ = 1;
@@ -118,6 +119,7 @@ class Core {
   // Scratch that keeps its memory from call to call.
   std::vector<Want> wants_;
   Counts needs_;  // one row of groups for each of wants_
+  Counts sums_;   // by group
   std::vector<Holder*> called_;
   std::vector<Cut> cuts_;
 };

@@ -10,10 +10,39 @@
 
 namespace kvell::memory {
 
+// Slots of neighbouring pages. They are taken from the front, a page at a time, as a window goes
+// on: those behind stay where they are until half of the room is empty.
+class Slots {
+ public:
+  size_t size() const { return all_.size() - front_; }
+  bool empty() const { return !size(); }
+  int32_t operator[](size_t at) const { return all_[front_ + at]; }
+  int32_t& operator[](size_t at) { return all_[front_ + at]; }
+  const int32_t* begin() const { return all_.data() + front_; }
+  const int32_t* end() const { return all_.data() + all_.size(); }
+  void assign(const int32_t* from, const int32_t* to) {
+    front_ = 0;
+    all_.assign(from, to);
+  }
+  // Where more are put; its size counts those taken too.
+  std::vector<int32_t>& tail() { return all_; }
+  void drop_front(size_t count) {
+    front_ += count;
+    if (front_ * 2 <= all_.size()) return;
+    all_.erase(all_.begin(), all_.begin() + int64_t(front_));
+    front_ = 0;
+  }
+  void keep_front(size_t count) { all_.resize(front_ + count); }
+
+ private:
+  std::vector<int32_t> all_;
+  size_t front_ = 0;
+};
+
 struct GroupPages {  // a holder's pages in one group: positions first … end-1
   int64_t first = 0;
   int64_t published = 0;  // positions before it are in the index, or not to be
-  std::vector<int32_t> slots;
+  Slots slots;
 
   int64_t end() const { return first + int64_t(slots.size()); }
 };
@@ -65,24 +94,24 @@ class Text {
   std::vector<int32_t> copy_;
 };
 
-struct Holder {
+struct alignas(64) Holder {
+  // What lets most steps end after a comparison or two, in one cache line:
+  Room room;               // lengths that the pages held are enough for in every group
+  int64_t next_event = 0;  // computed tokens at which there is something to do
+  int64_t next_cut = 0;    // the next state worth keeping ends here or later
+  int64_t computed;
+  int64_t hit_tokens;
   int32_t handle;
+  bool drops;            // tokens of its prompt will be dropped
+  bool claimed = false;  // a request has begun with it
+  bool publishes;        // the index keeps what it computes
   int32_t node;
   const Model* model;
-  int64_t hit_tokens;
   int64_t matched_tokens;  // how far the tokens were known to the index
-  int64_t computed;
   int64_t published;
   int64_t expected_tokens;
   std::optional<int64_t> lease_until;
   int64_t renewed_step;  // when what its later turns resume from last counted as accessed
-  bool drops;      // tokens of its prompt will be dropped
-  bool claimed = false;  // a request has begun with it
-  bool publishes;  // the index keeps what it computes
-  // What lets most steps end after a comparison or two:
-  Room room;               // lengths that the pages held are enough for in every group
-  int64_t next_event = 0;  // computed tokens at which there is something to do
-  int64_t next_cut = 0;    // the next state worth keeping ends here or later
   std::vector<GroupPages> groups;
   Facts facts;
   std::vector<Source> sources;

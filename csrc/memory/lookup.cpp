@@ -34,7 +34,7 @@ void Lookup::resume_images(Holder& h, int32_t g, int64_t length) {
     if (image.end() > length) return;
     const int64_t pages = image_pages(store_.groups[g], image);
     for (int64_t part = 0; part < pages; ++part)
-      h.groups[g].slots.push_back(hits_.page_at(g, image.end(), part));
+      h.groups[g].slots.tail().push_back(hits_.page_at(g, image.end(), part));
   }
 }
 
@@ -51,7 +51,7 @@ void Lookup::resume_embeddings(Holder& h, int32_t g, int64_t length, Ints tokens
       slots.push_back(store_.tree.page_at(node, g, told, int32_t(part)));
       if (slots.back() == kNoPage) return;
     }
-    std::vector<int32_t>& held = h.groups[g].slots;
+    std::vector<int32_t>& held = h.groups[g].slots.tail();
     held.insert(held.end(), slots.begin(), slots.end());
   }
 }
@@ -63,13 +63,13 @@ void Lookup::resume_tokens(Holder& h, int32_t g, int64_t length) {
   const int64_t size = group.page_tokens, end = length / size;
   if (!hits_.resumes(g, length)) {
     const int64_t run = group.is_window() ? 0 : hits_.whole_run(g, length);
-    held.slots.assign(whole.begin(), whole.begin() + run);
+    held.slots.assign(whole.data(), whole.data() + run);
     return;
   }
   if (dropped_tokens(group, h.facts)) {
     for (int64_t p = held.first; p < end; ++p) copy(h, g, p, (p + 1) * size, whole[p]);
   } else if (held.first < end) {
-    held.slots.assign(whole.begin() + held.first, whole.begin() + end);
+    held.slots.assign(whole.data() + held.first, whole.data() + end);
   }
   if (length % size) copy(h, g, end, length, hits_.tail_page(g, length));
 }

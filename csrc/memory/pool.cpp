@@ -58,7 +58,7 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
     throw std::invalid_argument("shares of " + std::to_string(shares) +
                                 " large pages in a pool of " + std::to_string(num_large));
   add_lists();
-  for (const int64_t rank : {0, 1, 2}) live_.insert(keeper(rank));
+  for (const int64_t rank : {0, 1, 2}) live_.insert(keeper(rank), true);
 }
 
 void Pool::check_size(const Groups& more) const { slots_for(shift_for(more), num_large_); }
@@ -152,20 +152,21 @@ void Pool::close_holder(int32_t holder) {
   live_.erase(holder);
   const uint64_t first = rank_of_owner(holder);
   for (GroupLists& lists : lists_) {
-    auto mine = lists.owned.lower_bound(first);
-    while (mine != lists.owned.end() && *mine >> 32 == first >> 32) {
-      const int32_t id = id_of(*mine);
-      mine = lists.owned.erase(mine);
+    const auto mine = first_of(lists.owned, first);
+    auto end = mine;
+    for (; end != lists.owned.end() && *end >> 32 == first >> 32; ++end) {
+      const int32_t id = id_of(*end);
       larges_[id].owner = kShared;
       lists.shared.insert(by_room(larges_[id].room, id));
     }
+    lists.owned.erase(mine, end);
   }
 }
 
 int32_t Pool::own_large(int32_t group, int32_t holder, bool in_use) const {
   const auto& owned = lists_[group].owned;
   const uint64_t first = rank_of_owner(holder);
-  for (auto at = owned.lower_bound(first); at != owned.end() && *at >> 32 == first >> 32; ++at)
+  for (auto at = first_of(owned, first); at != owned.end() && *at >> 32 == first >> 32; ++at)
     if (usable(id_of(*at), in_use)) return id_of(*at);
   return -1;
 }
@@ -254,7 +255,7 @@ void Pool::list(int32_t id) {
   if (large.owner == kShared)
     lists.shared.insert(by_room(large.room, id));
   else
-    lists.owned.insert(by_owner(large.owner, id));
+    lists.owned.insert(first_of(lists.owned, by_owner(large.owner, id)), by_owner(large.owner, id));
   large.listed = 1;
 }
 
@@ -265,7 +266,7 @@ void Pool::unlist(int32_t id) {
   if (large.owner == kShared)
     lists.shared.erase(by_room(large.room, id));
   else
-    lists.owned.erase(by_owner(large.owner, id));
+    lists.owned.erase(first_of(lists.owned, by_owner(large.owner, id)));
   large.listed = 0;
 }
 
@@ -274,7 +275,8 @@ void Pool::unlist(int32_t id) {
 void Pool::take(int32_t id, int64_t count, std::vector<int32_t>& out) {
   LargeRecord& large = larges_[id];
   const int32_t taken = int32_t(std::min<int64_t>(count, large.room));
-  unlist(id);
+  // Those of an owner do not lie by room.
+  if (large.owner == kShared || taken == large.room) unlist(id);
   uint64_t* words = &masks_[size_t(id) * words_];
   for (int32_t left = taken, word = 0; left; ) {
     if (!words[word]) {
@@ -405,8 +407,8 @@ void Pool::uncache(int32_t slot) {
 
 void Pool::make_empty(int32_t id, const int32_t* slots, size_t count) {
   LargeRecord& large = larges_[id];
-  if (!large.room && !live_.count(large.owner)) large.owner = kShared;
-  unlist(id);
+  if (!large.room && !live_.find(large.owner)) large.owner = kShared;
+  if (large.owner == kShared) unlist(id);
   for (size_t i = 0; i < count; ++i) {
     const int32_t index = slots[i] - first_slot(id);
     masks_[size_t(id) * words_ + index / 64] |= uint64_t(1) << index % 64;

@@ -1,9 +1,7 @@
 // Large pages carved into small ones: who uses, who keeps, what is empty, what goes
 // first. The state machine is drawn in pages/pool.py; decisions equal its, to the id.
 #pragma once
-#include <set>
-#include <unordered_set>
-
+#include "handles.h"
 #include "idset.h"
 #include "queue.h"
 #include "rules.h"
@@ -55,7 +53,7 @@ class Pool {
   bool is_alone(int32_t group) const { return per_large(group) == 1 && !has_shares(); }
 
   // ---- association of holders
-  void open_holder(int32_t holder) { live_.insert(holder); }
+  void open_holder(int32_t holder) { live_.insert(holder, true); }
   void close_holder(int32_t holder);
   // The picks: a large page with an empty page, or -1. With `in_use` it has a used page too.
   int32_t own_large(int32_t group, int32_t holder, bool in_use) const;
@@ -130,7 +128,7 @@ class Pool {
         : shared(rooms), cached(pages), aside(pages) {}
     // Large pages with an empty page.
     IdSet shared;              // by room: see by_room
-    std::set<uint64_t> owned;  // by owner: see by_owner
+    std::vector<uint64_t> owned;  // in order of by_owner: few, and looked at most often
     RunQueue<PageRecord> cached;
     // Cached pages of large pages without a used page, met while only others were wanted;
     // they come back when their large page is used again.
@@ -138,6 +136,10 @@ class Pool {
   };
 
   void add_lists();
+  using Owned = std::vector<uint64_t>;
+  static Owned::const_iterator first_of(const Owned& owned, uint64_t entry) {
+    return std::lower_bound(owned.begin(), owned.end(), entry);
+  }
   bool usable(int32_t id, bool in_use) const { return !in_use || larges_[id].used; }
   void rename_slots(int32_t shift);
   void widen_masks(int32_t words);
@@ -176,7 +178,7 @@ class Pool {
   Counts in_use_;   // of these, with a used page
   Counts cached_pages_;
   Counts unwritten_;  // pages of large pages with a used page
-  std::unordered_set<int32_t> live_;
+  HandleMap<bool> live_;  // holders, and keepers
 };
 
 }  // namespace kvell::memory

@@ -295,7 +295,7 @@ void Publisher::leave_behind(Holder& h) {
     if (count <= 0) continue;
     find_points(h);
     release(h, g, count, kSpare);
-    held.slots.erase(held.slots.begin(), held.slots.begin() + count);
+    held.slots.drop_front(size_t(count));
     held.first += count;
   }
 }
@@ -304,10 +304,10 @@ void Publisher::leave_behind(Holder& h) {
 void Publisher::drop(Holder& h) {
   for (const int32_t g : h.model->own) {
     if (!dropped_tokens(store_.groups[g], h.facts)) continue;
-    std::vector<int32_t>& slots = h.groups[g].slots;
+    Slots& slots = h.groups[g].slots;
     const size_t keep = size_t(kept_to(store_.groups[g], h.facts, h.computed));
     for (size_t i = keep; i < slots.size(); ++i) store_.pool.release(slots[i]);
-    if (keep < slots.size()) slots.resize(keep);
+    if (keep < slots.size()) slots.keep_front(keep);
   }
 }
 
