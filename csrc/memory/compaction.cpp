@@ -4,7 +4,7 @@ namespace kvell::memory {
 namespace {
 
 // The names and values of prefix/compaction.py.
-constexpr int64_t kSpread = 64, kSpareLarge = 16, kSparse = 2, kScanPages = 4096;
+constexpr int64_t kSpread = 64, kSpareLarge = 16, kScanPages = 4096;
 
 }  // namespace
 
@@ -50,25 +50,47 @@ void Compactor::visit(Holder& h, int64_t& most_large, std::vector<Move>& moves) 
 }
 
 // Positions whose pages fill a large page, and lie in sparse ones; none if too few.
-void Compactor::find_scattered(int32_t g, const GroupPages& held) {
-  Pool& pool = store_.pool;
-  const int64_t per_large = pool.per_large(g);
-  const int64_t count = std::min<int64_t>(held.slots.size(), kScanPages);
+void Compactor::find_scattered(int32_t g, GroupPages& held) {
+  const int64_t per_large = store_.pool.per_large(g);
+  const int64_t end = held.first + std::min<int64_t>(held.slots.size(), kScanPages);
   positions_.clear();
   if (per_large == 1) return;
-  int32_t large = -1;  // that the page before lies in: most often this one does too
-  bool is_sparse = false;
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t slot = held.slots[i];
-    if (pool.large_of(slot) != large) {
-      large = pool.large_of(slot);
-      is_sparse = pool.large(large).used * kSparse <= per_large;
-    }
-    if (!is_sparse || pool.page(slot).users() != 1) continue;
-    positions_.push_back(held.first + i);
-    if (int64_t(positions_.size()) == per_large) return;
+  // Most often nothing became sparse since it was looked through, and only new pages count.
+  if (held.thinned == store_.pool.thinned(g)) {
+    scan(held, std::max(held.first, held.scanned_to), end, per_large);
+    if (held.scattered + int64_t(positions_.size()) < per_large) return note_scanned(g, held, end);
   }
   positions_.clear();
+  held.scattered = 0;
+  held.thinned = -1;
+  scan(held, held.first, end, per_large);
+  if (int64_t(positions_.size()) < per_large) note_scanned(g, held, end);
+}
+
+// Too few were found.
+void Compactor::note_scanned(int32_t g, GroupPages& held, int64_t end) {
+  held.thinned = store_.pool.thinned(g);
+  held.scanned_to = end;
+  held.scattered += int64_t(positions_.size());
+  positions_.clear();
+}
+
+// Adds positions from one to another of pages that lie in sparse large pages, until there are
+// so many.
+void Compactor::scan(const GroupPages& held, int64_t from, int64_t end, int64_t most) {
+  Pool& pool = store_.pool;
+  int32_t large = -1;  // that the page before lies in: most often this one does too
+  bool is_sparse = false;
+  for (int64_t position = from; position < end; ++position) {
+    const int32_t slot = held.slots[size_t(position - held.first)];
+    if (pool.large_of(slot) != large) {
+      large = pool.large_of(slot);
+      is_sparse = pool.is_sparse(large);
+    }
+    if (!is_sparse || pool.page(slot).users() != 1) continue;
+    positions_.push_back(position);
+    if (int64_t(positions_.size()) == most) return;
+  }
 }
 
 void Compactor::move(Holder& h, int32_t g, std::vector<Move>& moves) {

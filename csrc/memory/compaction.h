@@ -25,7 +25,9 @@ class Compactor {
   bool is_worth_it() const;
   bool is_spare() const;
   void visit(Holder& holder, int64_t& most_large, std::vector<Move>& moves);
-  void find_scattered(int32_t group, const GroupPages& held);
+  void find_scattered(int32_t group, GroupPages& held);
+  void note_scanned(int32_t group, GroupPages& held, int64_t end);
+  void scan(const GroupPages& held, int64_t from, int64_t end, int64_t most);
   void move(Holder& holder, int32_t group, std::vector<Move>& moves);
 
   Store& store_;

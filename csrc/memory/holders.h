@@ -43,6 +43,9 @@ struct GroupPages {  // a holder's pages in one group: positions first … end-1
   int64_t first = 0;
   int64_t published = 0;  // positions before it are in the index, or not to be
   Slots slots;
+  // Of those before `scanned_to` no more than `scattered` could be gathered, as long as the pool
+  // says `thinned` (compaction.h).
+  int64_t scanned_to = 0, scattered = 0, thinned = -1;
 
   int64_t end() const { return first + int64_t(slots.size()); }
 };

@@ -52,7 +52,8 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
       claimed_(groups.size(), 0),
       in_use_(groups.size(), 0),
       cached_pages_(groups.size(), 0),
-      unwritten_(groups.size(), 0) {
+      unwritten_(groups.size(), 0),
+      thinned_(groups.size(), 0) {
   const int64_t shares = std::accumulate(quotas.begin(), quotas.end(), int64_t(0));
   if (shares > num_large)
     throw std::invalid_argument("shares of " + std::to_string(shares) +
@@ -64,7 +65,8 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
 void Pool::check_size(const Groups& more) const { slots_for(shift_for(more), num_large_); }
 
 bool Pool::add_groups() {
-  for (Counts* counts : {&partial_, &claimed_, &in_use_, &cached_pages_, &unwritten_}) counts->resize(groups_.size(), 0);
+  for (Counts* counts : {&partial_, &claimed_, &in_use_, &cached_pages_, &unwritten_, &thinned_})
+    counts->resize(groups_.size(), 0);
   add_lists();
   widen_masks(words_for(groups_));
   if (shift_for(groups_) == shift_) return false;
@@ -315,7 +317,10 @@ void Pool::release(int32_t slot, const Key& renewed) {
 
 void Pool::release(int32_t slot) {
   PageRecord& page = pages_[slot];
-  if (--page.refs) return;
+  if (--page.refs) {
+    if (page.refs == 1 && is_sparse(large_of(slot))) ++thinned_[larges_[large_of(slot)].group()];
+    return;
+  }
   ++freed_;
   const int32_t id = large_of(slot);
   unuse(id);
@@ -450,7 +455,9 @@ void Pool::bring_back(int32_t id) {
 void Pool::unuse(int32_t id) {
   LargeRecord& large = larges_[id];
   int64_t& partial = partial_[large.group()];
+  const bool was_sparse = is_sparse(id);
   if (--large.used) {
+    if (!was_sparse && is_sparse(id)) ++thinned_[large.group()];
     ++partial;
   } else {
     partial -= per_large(large.group()) - 1;

@@ -48,6 +48,13 @@ class Pool {
   // Are there few large pages without a used page?
   bool is_scarce() const { return whole_ * kScarce < num_large_; }
   bool has_shares() const { return !quotas_.empty(); }
+  // Is at most one page in kSparse of the large page used?
+  bool is_sparse(int32_t id) const {
+    return larges_[id].used * kSparse <= per_large(larges_[id].group());
+  }
+  // How often one of the group's pages in use came to lie in a sparse large page, or had a single
+  // user left there.
+  int64_t thinned(int32_t group) const { return thinned_[group]; }
   // Are pages of the group large pages? Those of them that are cached are in no queue: whoever
   // may have a page of the group may have a large page, and finds it among these.
   bool is_alone(int32_t group) const { return per_large(group) == 1 && !has_shares(); }
@@ -111,6 +118,7 @@ class Pool {
   static constexpr uint32_t kAside = uint32_t(1) << 31;
   static constexpr uint32_t kAlone = uint32_t(1) << 30;  // instead of a run: see is_alone
   static constexpr int64_t kScarce = 8;  // SCARCE in prefix/placement.py
+  static constexpr int32_t kSparse = 2;  // SPARSE in prefix/compaction.py
   // Keepers come before holders, the one of the higher rank first.
   static uint64_t rank_of_owner(int32_t owner) {
     return uint64_t(uint32_t(owner - keeper(2))) << 32;
@@ -178,6 +186,7 @@ class Pool {
   Counts in_use_;   // of these, with a used page
   Counts cached_pages_;
   Counts unwritten_;  // pages of large pages with a used page
+  Counts thinned_;
   HandleMap<bool> live_;  // holders, and keepers
 };
 

@@ -308,6 +308,7 @@ void Publisher::drop(Holder& h) {
     const size_t keep = size_t(kept_to(store_.groups[g], h.facts, h.computed));
     for (size_t i = keep; i < slots.size(); ++i) store_.pool.release(slots[i]);
     if (keep < slots.size()) slots.keep_front(keep);
+    h.groups[g].scanned_to = std::min(h.groups[g].scanned_to, h.groups[g].end());
   }
 }
 

@@ -332,7 +332,7 @@ int32_t RadixTree::make(int64_t start, int32_t parent) {
 }
 
 void RadixTree::forget(int32_t id) {
-  nodes_[id] = Node{};
+  nodes_[id].reset();
   free_.push_back(id);
   --num_nodes_;
 }

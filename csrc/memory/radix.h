@@ -68,6 +68,24 @@ struct Node {
   // Position of the first page whose last token is at `start` or later.
   int64_t first_position(int32_t page_tokens) const { return int32_t(start) / page_tokens; }
   bool needed() const { return holders || num_pages || !children.empty(); }
+  // As new, but for the room of what was small: the next node takes it over.
+  void reset() {
+    empty(tokens);
+    for (std::vector<int32_t>& of_group : pages) empty(of_group);
+    marks.clear();
+    children.clear();
+    start = 0;
+    parent = kNoNode;
+    holders = num_pages = 0;
+    watch = 0;
+  }
+
+ private:
+  static constexpr size_t kKept = 256;  // numbers that there may be room for
+  static void empty(std::vector<int32_t>& numbers) {
+    numbers.clear();
+    if (numbers.capacity() > kKept) std::vector<int32_t>().swap(numbers);
+  }
 };
 
 // Nodes by number; they stay where they are.

@@ -10,6 +10,10 @@
 #include <memory>
 #include <new>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace kvell::memory {
 
 constexpr int32_t kNoGroup = -1;
@@ -80,6 +84,7 @@ class ZeroArray {
     if (!memory_) throw std::bad_alloc();
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.get());
     data_ = reinterpret_cast<T*>((address + kLine - 1) / kLine * kLine);
+    ask_for_huge_pages((address + kHuge - 1) / kHuge * kHuge, address + count * sizeof(T));
   }
   T& operator[](size_t index) { return data_[index]; }
   const T& operator[](size_t index) const { return data_[index]; }
@@ -88,6 +93,14 @@ class ZeroArray {
 
  private:
   static constexpr size_t kLine = 64;  // bytes of a cache line: no record straddles two
+  static constexpr size_t kHuge = size_t(1) << 21;
+  // A step that takes pages for the first time would wait for the system every 4 KiB of records,
+  // which is as long as placing a dozen pages takes; and records lie far apart.
+  static void ask_for_huge_pages([[maybe_unused]] uintptr_t begin, [[maybe_unused]] uintptr_t end) {
+#ifdef MADV_HUGEPAGE
+    if (begin + kHuge <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+  }
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
