@@ -1,0 +1,167 @@
+"""What the compiled core keeps beside its tables, so that a step costs little: it shows in no plan.
+
+Everything is asked of both cores, which must agree.
+"""
+
+import numpy as np
+import pytest
+
+from kvell.pages.layout import GroupKind, GroupSpec
+from tests.pages.pools import Chunk, dropping, group, images, state
+from tests.prefix.test_prefix_compiled import Pair, filled, ints, pool_of
+
+
+def decoded(both: Pair, handles: list[int], lengths: dict[int, int], token: int) -> list[int]:
+    """One token more for each; those that the pool had no room for are closed, and not returned."""
+    who, until = ints(*handles), ints(*(lengths[h] + 1 for h in handles))
+    both("append", who, np.full(len(handles), token, np.int32))
+    served, _ = both("grow", who, until)
+    for handle in handles[served:]:
+        both("close", handle)
+    both("advance", who[:served], until[:served])
+    lengths.update(zip(handles[:served], until[:served].tolist(), strict=True))
+    return handles[:served]
+
+
+# ------------------------------------------------------------------------ handles
+
+
+def test_handles_are_found_among_many_that_came_and_went() -> None:
+    """One outlives hundreds of others, whose places in the map are taken and left in any order."""
+    both, draw = Pair(pool_of(4, group(4, 2))), np.random.default_rng(0)
+    first = filled(both, [1, 2, 3])
+    running: list[int] = []
+    for round_number in range(300):
+        running.append(both("open", ints(round_number), ""))
+        both("claim", running[-1], 2)
+        if len(running) > draw.integers(1, 40):
+            gone = running.pop(int(draw.integers(0, len(running))))
+            both("close", gone)
+            both.refused(KeyError, str(gone), "hit_tokens", gone)
+        for handle in (first, *running):
+            both("hit_tokens", handle)
+    both("append", ints(first, *running), np.zeros(len(running) + 1, np.int32))
+    assert len(both.check().holders) == len(running) + 1
+
+
+# ------------------------------------------------------------------- page tables
+
+
+@pytest.mark.parametrize("window", [1, 3, 40, Chunk(24)])
+def test_a_window_goes_on_for_many_times_its_length(window: int) -> None:
+    both = Pair(pool_of(40, group(2, 3), group(2, 5, window)))
+    handle = filled(both, list(range(30)))
+    lengths = {handle: 30}
+    for step in range(160):
+        both("begin_step", step)
+        assert decoded(both, [handle], lengths, step) == [handle]
+        both("held_pages", handle)
+        if step % 16 == 0:
+            both.check()
+    assert both.check().holders[0].groups[1][0] > 60
+    both("close", handle)
+    assert both("peek", ints(*range(30), *range(160), 7), "") == 190
+
+
+def test_a_budget_cuts_a_table_that_was_looked_through() -> None:
+    """Positions behind the cut are filled again, and what lies there is gathered like the rest."""
+    both, moved = Pair(pool_of(150, dropping(1, 4, 2), group(1, 2))), 0
+    both("begin_step", 0)
+    handles = [both("open", np.full(20, n, np.int32), "") for n in range(4)]
+    for handle in handles:
+        both("claim", handle, 1)  # nothing is known of what it will want: its pages lie anywhere
+    for until in range(1, 21):
+        who = np.asarray(handles, np.int32)
+        assert both("grow", who, np.full(4, until, np.int32))[0] == 4
+        assert not len(both("compact", 2))
+        both("advance", who, np.full(4, until, np.int32))
+    lengths = dict.fromkeys(handles, 20)
+    for step in range(1, 26):
+        both("begin_step", step)
+        if step == 12:
+            for other in handles[1:]:
+                both("close", other, renew=False)
+        running = handles if step < 12 else handles[:1]
+        assert decoded(both, running, lengths, step) == running
+        rows = both("compact", 2)
+        moved += sum(group == 0 for _, group, _, _ in rows.tolist())
+        both("copies")
+        both.check()
+    assert moved
+
+
+# -------------------------------------------------------------------- compaction
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [group(1, 4)],
+        [group(1, 5), group(1, 3, window=9)],
+        [group(2, 7), group(1, 2, Chunk(6))],
+        [group(1, 6), state(2, 3)],
+    ],
+)
+def test_pages_are_gathered_as_soon_as_they_are_scattered(
+    groups: list[GroupSpec], seed: int
+) -> None:
+    """Looking only at what may have changed finds what looking at everything finds."""
+    both, draw = Pair(pool_of(90, *groups)), np.random.default_rng(seed)
+    lengths: dict[int, int] = {}
+    running: list[int] = []
+    moved = quiet = 0
+    for step in range(140):
+        both("begin_step", step)
+        if len(running) < 10 and draw.random() < 0.4:
+            prompt = [*range(int(draw.integers(0, 9))), 50 + step]
+            handle = filled(both, prompt)
+            running.append(handle)
+            lengths[handle] = len(prompt)
+        if running and draw.random() < 0.12:
+            gone = running.pop(int(draw.integers(0, len(running))))
+            both("close", gone, renew=bool(draw.random() < 0.5))
+        running = decoded(both, running, lengths, int(draw.integers(0, 3)))
+        found = len(both("compact", int(draw.integers(1, 4))))
+        both("copies")
+        moved, quiet = moved + found, quiet + (not found)
+        if step % 7 == 0:
+            both.check()
+    both.check()
+    assert moved
+    assert quiet
+
+
+# ------------------------------------------------------------- pages of one end
+
+
+@pytest.mark.parametrize(
+    "spec", [state(5, 1), state(3, 4), images(GroupKind.CROSS, 2, 1), images(GroupKind.CROSS, 1, 3)]
+)
+def test_pages_of_one_end_are_evicted_one_by_one(spec: GroupSpec) -> None:
+    """While some of them are gone nothing resumes there; named again, they do."""
+    both = Pair(pool_of(40, group(4, 3), spec))
+    shown = np.asarray([[2, 5, 5]], np.int32)
+    prompt = list(range(24))
+    for round_number in range(3):
+        both("begin_step", 4 * round_number)
+        handle = both("open", ints(*prompt), "", images=shown)
+        both("claim", handle, 24)
+        assert both("grow", ints(handle), ints(24))[0] == 1
+        both("checkpoint", ints(handle), ints(24))
+        both("copies")
+        both("advance", ints(handle), ints(24))
+        both("close", handle)
+        assert both("peek", ints(*prompt, 9), "", images=shown) == 24
+        hits = set()
+        other, lengths = both("open", ints(1000 + round_number), ""), {}
+        lengths[other] = 0
+        both("begin_step", 4 * round_number + 1)
+        for step in range(600):
+            if not decoded(both, [other], lengths, step):
+                break
+            hits.add(both("peek", ints(*prompt, 9), "", images=shown))
+            if step % 20 == 0:
+                both.check()
+        assert 0 in hits
+        assert 24 in hits
