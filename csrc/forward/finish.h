@@ -61,6 +61,9 @@ KVELL_INLINE void finish_row(const kvell::Product& product, Activation activatio
   const kvell::Finish& finish = product.finish;
   const kvell::Matrix& matrix = *product.matrix;
   const int64_t column = panel * kvell::kPanel;
+  if (matrix.factors)
+    for (int i = 0; i < kvell::kPanel; i += L::kWidth)
+      L::store(sums + i, times<L>(L::load(sums + i), L::load(matrix.factors + column + i)));
   if (matrix.bias)
     for (int i = 0; i < kvell::kPanel; i += L::kWidth)
       L::store(sums + i, L::madd(L::load(matrix.bias + column + i), L::set(1.0f), L::load(sums + i)));

@@ -16,6 +16,7 @@ constexpr int64_t kFewRows = 4;               // of norms and the like, in one s
 constexpr int64_t kShareBytes = 64 << 10;     // of weights, at least, in one share
 constexpr int64_t kSharedRowsBytes = 288 << 10;  // of x, at most, in one share: half a second cache
 constexpr int64_t kPass = 12;                 // rows that kernels take at a time
+constexpr int64_t kShareChannels = 256;       // of a request's convolution, in one share
 
 int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -44,7 +45,8 @@ Call bare_call(const Decoder& decoder) {
 
 int64_t slice_bytes(const Decoder& decoder) {
   const int32_t rows = most_task_rows(int32_t(decoder.heads), int32_t(decoder.kv_heads));
-  return decoder.attention->scratch_bytes(bare_call(decoder), rows);
+  const int64_t attention_bytes = decoder.attention->scratch_bytes(bare_call(decoder), rows);
+  return std::max(attention_bytes, 4 * decoder.mixer.state_numbers());
 }
 
 class Pass {
@@ -61,6 +63,7 @@ class Pass {
       Plan& plan = plans_[layer.group];
       if (plan.tasks.empty()) plan = make_plan_in(scratch_.records, call_of(layer), threads);
     }
+    for (const StateBatch& batch : step.states) tracks_.emplace_back(batch);
   }
 
   int64_t used_bytes() const { return work_.bytes + scratch_.used_bytes(); }
@@ -91,10 +94,13 @@ class Pass {
   struct Rows {
     int64_t count;
     float* stream;
-    void* attended;
+    void *attended, *gated;
+    const int64_t* tokens;  // which they are; null: all, in order
   };
 
-  Rows all_rows() const { return {step_.tokens, work_.stream, work_.attended}; }
+  Rows all_rows() const {
+    return {step_.tokens, work_.stream, work_.attended, work_.gated, nullptr};
+  }
 
   template <class Body>
   void each_row(Team& team, int self, int64_t rows, Body body) {
@@ -113,7 +119,7 @@ class Pass {
     each_row(team, self, step_.tokens, [&](int64_t row) {
       float* h = work_.stream + row * decoder_.hidden;
       decoder_.kernels->embed(decoder_.embedding, step_.ids[row], h);
-      norm(row, work_.stream, nullptr, {}, decoder_.layers[0].before_attention);
+      norm(row, work_.stream, nullptr, {}, 1.0f, decoder_.layers[0].before_attention);
       float* to = work_.rotations + row * rotated();
       for (const Rope& rope : decoder_.ropes) to = rotate(rope, step_.positions[row], to);
     });
@@ -142,10 +148,11 @@ class Pass {
     return {at, int64_t(decoder_.ropes[rope].frequencies.size())};
   }
 
-  void norm(int64_t row, float* stream, const float* branch, Norm branch_norm, Norm norm) const {
+  void norm(int64_t row, float* stream, const float* branch, Norm branch_norm, float factor,
+            Norm norm) const {
     const int64_t hidden = decoder_.hidden;
     decoder_.kernels->norm(stream + row * hidden, branch ? branch + row * hidden : nullptr,
-                           branch_norm, decoder_.branch_factor, norm,
+                           branch_norm, factor, norm,
                            elements(work_.normed, row, hidden), hidden);
   }
 
@@ -153,11 +160,11 @@ class Pass {
   void before(Team& team, int self, const DecoderLayer& layer) {
     product(team, self,
             {&layer.qkv, items(work_.normed), decoder_.items(decoder_.hidden), step_.tokens,
-             {Goal::store, work_.qkv, decoder_.qkv_size()}},
-            &layer.out);
+             {Goal::store, work_.projected, decoder_.projected()}},
+            layer.mixer ? &layer.mixer.out : &layer.out);
     const GroupStep& group = step_.groups[layer.group];
     each_row(team, self, step_.tokens, [&](int64_t row) {
-      decoder_.kernels->place({work_.qkv + row * decoder_.qkv_size(), decoder_.heads,
+      decoder_.kernels->place({work_.projected + row * decoder_.projected(), decoder_.heads,
                                layer.query_norm, layer.key_norm, rotation(row, layer.rope),
                                elements(work_.query, row, decoder_.heads * decoder_.head_size),
                                &layer.pages, group.write_page_ids[row], group.write_offsets[row]});
@@ -177,41 +184,100 @@ class Pass {
   void attend(Team& team, int self, const DecoderLayer& layer) {
     const Call call = call_of(layer);
     const Plan& plan = plans_[layer.group];
-    team.each(self, plan.tasks.size(), [&](int64_t task) {
-      decoder_.attention->run(call, plan.tasks[task], scratch_.of(self));
+    const int64_t tasks = plan.tasks.size(), folds = plan.folds.size();
+    team.each(self, tasks + convolutions(layer), [&](int64_t share) {
+      if (share >= tasks) return convolve(layer, share - tasks);
+      decoder_.attention->run(call, plan.tasks[share], scratch_.of(self));
     });
-    if (plan.folds.empty()) return;
-    team.each(self, plan.folds.size(), [&](int64_t fold) {
-      decoder_.attention->fold(call, plan.folds[fold], scratch_.of(self));
+    const int64_t heads = scans(layer);
+    if (heads + folds == 0) return;
+    team.each(self, heads + folds, [&](int64_t share) {
+      if (share < heads) return scan(layer, share, scratch_.of(self));
+      decoder_.attention->fold(call, plan.folds[share - heads], scratch_.of(self));
     });
+  }
+
+  int64_t channel_shares() const { return up(decoder_.mixer.channels(), kShareChannels); }
+
+  int64_t convolutions(const DecoderLayer& layer) const {
+    return layer.mixer ? tracks_[layer.mixer.pages.group].tracks.size() * channel_shares() : 0;
+  }
+
+  int64_t scans(const DecoderLayer& layer) const {
+    return layer.mixer ? tracks_[layer.mixer.pages.group].tracks.size() * decoder_.mixer.heads : 0;
+  }
+
+  // What a mixer reads of a token: its gates come first.
+  float* mixer_input(int64_t row) const {
+    return work_.projected + row * decoder_.projected() + decoder_.qkv_size();
+  }
+
+  void convolve(const DecoderLayer& layer, int64_t share) const {
+    const Mixer& mixer = layer.mixer;
+    const MixerShape& shape = decoder_.mixer;
+    const Track& track = tracks_[mixer.pages.group].tracks[share / channel_shares()];
+    const int64_t channel = share % channel_shares() * kShareChannels;
+    decoder_.kernels->convolve({&shape, mixer.convolution, mixer.convolution_bias,
+                                mixer_input(track.row) + shape.inner(), decoder_.projected(),
+                                work_.mixed + track.row * shape.mixed(), &track, mixer.pages.window,
+                                mixer.pages.part, channel,
+                                std::min(channel + kShareChannels, shape.channels())});
+  }
+
+  void scan(const DecoderLayer& layer, int64_t share, void* state) const {
+    const Mixer& mixer = layer.mixer;
+    const MixerShape& shape = decoder_.mixer;
+    const Track& track = tracks_[mixer.pages.group].tracks[share / shape.heads];
+    const int64_t head = share % shape.heads;
+    decoder_.kernels->scan({&shape, &mixer, head, work_.mixed + track.row * shape.mixed(),
+                            mixer_input(track.row) + shape.inner() + shape.channels() + head,
+                            decoder_.projected(), &track, mixer.pages.recurrent, mixer.pages.part,
+                            static_cast<float*>(state)});
+  }
+
+  // Gates and output projection of a mixer.
+  void mix(Team& team, int self, const DecoderLayer& layer, Rows rows) {
+    const Mixer& mixer = layer.mixer;
+    const MixerShape& shape = decoder_.mixer;
+    each_row(team, self, rows.count, [&](int64_t row) {
+      const int64_t token = rows.tokens ? rows.tokens[row] : row;
+      decoder_.kernels->gate({work_.mixed + token * shape.mixed(), mixer_input(token), shape.inner(),
+                              shape.groups, mixer.norm, mixer.norm_before_gate,
+                              elements(rows.gated, row, shape.inner())});
+    });
+    product(team, self,
+            {&mixer.out, items(rows.gated), decoder_.items(shape.inner()), rows.count,
+             {Goal::add, rows.stream, decoder_.hidden, mixer.out_factor}},
+            &layer.out);
   }
 
   // Output projection and MLP of some rows; then the norm that the next layer begins with.
   void after(Team& team, int self, const DecoderLayer& layer, Rows rows, const DecoderLayer* next) {
+    if (layer.mixer) mix(team, self, layer, rows);
     branch(team, self,
            {&layer.out, items(rows.attended), decoder_.items(decoder_.heads * decoder_.head_size),
             rows.count, {}},
-           rows, layer.after_attention, layer.before_mlp, &layer.gate_up);
+           rows, layer.out_factor, layer.after_attention, layer.before_mlp, &layer.gate_up);
     product(team, self,
             {&layer.gate_up, items(work_.normed), decoder_.items(decoder_.hidden), rows.count,
              {Goal::gate, work_.inner, decoder_.intermediate}},
             &layer.down);
     branch(team, self,
            {&layer.down, items(work_.inner), decoder_.items(decoder_.intermediate), rows.count, {}},
-           rows, layer.after_mlp, next ? next->before_attention : decoder_.final_norm,
-           next ? &next->qkv : &decoder_.head);
+           rows, layer.down_factor, layer.after_mlp,
+           next ? next->before_attention : decoder_.final_norm, next ? &next->qkv : &decoder_.head);
   }
 
   // A product that joins the stream, through a norm of its own if it has one; then `norm`.
-  void branch(Team& team, int self, Product made, Rows rows, Norm own, Norm after,
+  void branch(Team& team, int self, Product made, Rows rows, float factor, Norm own, Norm after,
               const Matrix* following) {
     if (own)
       made.finish = {Goal::store, work_.branch, decoder_.hidden};
     else
-      made.finish = {Goal::add, rows.stream, decoder_.hidden, decoder_.branch_factor};
+      made.finish = {Goal::add, rows.stream, decoder_.hidden, factor};
     product(team, self, made, following);
     each_row(team, self, rows.count, [&](int64_t row) {
-      norm(row, rows.stream, own ? work_.branch : nullptr, own, after);
+      norm(row, rows.stream, own ? work_.branch : nullptr, own, factor, after);
     });
   }
 
@@ -224,7 +290,8 @@ class Pass {
       std::memcpy(elements(work_.rows_attended, row, size), elements(work_.attended, from, size),
                   size * decoder_.element_size());
     });
-    return {step_.rows, work_.rows_stream, work_.rows_attended};
+    return {step_.rows, work_.rows_stream, work_.rows_attended, work_.rows_gated,
+            step_.logits_rows};
   }
 
   void head(Team& team, int self) {
@@ -280,6 +347,7 @@ class Pass {
   SeamHook* const hook_;
   const Workspace work_;
   std::vector<Plan> plans_;
+  std::vector<Tracks> tracks_;  // by group of states
   Scratch scratch_;
   std::exception_ptr failure_;
 };

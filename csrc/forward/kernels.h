@@ -2,6 +2,7 @@
 // and panels; no share changes a bit of a result.
 #pragma once
 #include "matrix.h"
+#include "mixer.h"
 
 namespace kvell {
 
@@ -30,6 +31,42 @@ struct Embedding {
   float scale;
 };
 
+// Some channels of one request, convolved over its tokens; its windows are stored at its stops.
+struct Convolution {
+  const MixerShape* shape;
+  const float *weight, *bias;  // [window + 1, mixed], [mixed]
+  const float* inputs;         // of its first token, which others follow
+  int64_t inputs_stride;
+  float* outputs;  // [tokens, mixed]
+  const Track* track;
+  StateRows rows;
+  int32_t part;
+  int64_t channel_begin, channel_end;
+};
+
+// One head of one request, through all its tokens; x becomes y where it lies.
+struct Scan {
+  const MixerShape* shape;
+  const Mixer* mixer;
+  int64_t head;
+  float* mixed;        // [tokens, mixed]: x, B and C, convolved
+  const float* steps;  // the head's number of its first token
+  int64_t steps_stride;
+  const Track* track;
+  StateRows rows;
+  int32_t part;
+  float* state;  // [head_size, state_size], to compute in
+};
+
+// One token's y and gates [size]; what they make, as elements.
+struct Gated {
+  const float *y, *gates;
+  int64_t size, groups;
+  Norm norm;
+  bool norm_before_gate;
+  void* to;
+};
+
 struct Kernels {
   const char* name;
   Element element;
@@ -42,6 +79,9 @@ struct Kernels {
                int64_t size);
   void (*place)(const Placement&);
   void (*embed)(const Embedding&, int64_t id, float* h);
+  void (*convolve)(const Convolution&);
+  void (*scan)(const Scan&);
+  void (*gate)(const Gated&);
 };
 
 // Best first; null past the end. By name: null if this processor or build has none of it.

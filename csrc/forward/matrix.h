@@ -37,6 +37,7 @@ struct Matrix {
   int64_t steps;  // items of a row
   Form form;
   int64_t groups;  // of a row; 0 of plain weights
+  const float* factors;  // [panels · 32], of sums before the bias, or null
 
   int64_t panels() const { return (out + kPanel - 1) / kPanel; }
   int64_t panel_bytes() const {
@@ -69,7 +70,7 @@ struct Finish {
   float softcap = 0.0f;
 };
 
-// y = finish(x · Wᵀ + bias)
+// y = finish(x · Wᵀ · factors + bias)
 struct Product {
   const Matrix* matrix;
   const uint32_t* x;  // items

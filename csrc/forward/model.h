@@ -1,9 +1,11 @@
-// A dense decoder: what its layers are made of, where a step's numbers lie.
+// A dense decoder, or one with state mixers beside attention: what its layers are made of, where
+// a step's numbers lie.
 #pragma once
 #include <vector>
 
 #include "attention/backend.h"
 #include "kernels.h"
+#include "mixer.h"
 
 namespace kvell {
 
@@ -15,10 +17,12 @@ struct Rope {
 struct DecoderLayer {
   Norm before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp;
   Matrix qkv, out, gate_up, down;
+  float out_factor, down_factor;  // of what attention and MLP add to the stream
   int rope;  // index; -1: none
   Rule rule;
   int group;    // whose metadata, of the step's
   Layer pages;  // set by attach
+  Mixer mixer;  // beside attention, if there is one
 };
 
 struct Decoder {
@@ -26,16 +30,18 @@ struct Decoder {
   const Backend* attention;
   int64_t hidden, heads, kv_heads, head_size, intermediate;
   Activation activation;
-  float branch_factor;  // of what attention and MLP add to the stream
   Embedding embedding;
   Norm final_norm;
   Matrix head;
+  MixerShape mixer;  // all zero without any
   float softcap;  // of logits
   std::vector<Rope> ropes;
   std::vector<DecoderLayer> layers;
 
   int64_t element_size() const { return kernels->element == Element::float32 ? 4 : 2; }
   int64_t qkv_size() const { return (heads + 2 * kv_heads) * head_size; }
+  // Queries, keys, values, and what a mixer reads, of a token.
+  int64_t projected() const { return qkv_size() + mixer.projected(); }
   int64_t items(int64_t numbers) const { return numbers * element_size() / 4; }
 };
 
@@ -45,14 +51,17 @@ struct Workspace {
 
   float* stream;     // [tokens, hidden]
   void* normed;      // [tokens, hidden] elements
-  float* qkv;        // [tokens, qkv]
+  float* projected;  // [tokens, projected]
   void* query;       // [tokens, heads · head_size] elements
   void* attended;    // the same
   void* inner;       // [tokens, intermediate] elements
   float* branch;     // [tokens, hidden]
   float* rotations;  // by rope: [tokens, cosines and sines]
+  float* mixed;      // [tokens, mixed]
+  void* gated;       // [tokens, inner of the mixer] elements
   float* rows_stream;  // [rows, hidden]: of those whose logits are wanted
   void* rows_attended;  // [rows, heads · head_size] elements
+  void* rows_gated;     // [rows, inner of the mixer] elements
   int64_t bytes;
 };
 
@@ -67,6 +76,7 @@ struct Step {
   int64_t rows;
   const int64_t* logits_rows;
   std::vector<GroupStep> groups;
+  std::vector<StateBatch> states;  // by group of states
   uint8_t* workspace;
   uint8_t* scratch;  // for attention
   int64_t scratch_bytes;
@@ -74,7 +84,7 @@ struct Step {
   int threads;
 };
 
-// What attention gets beside a step's workspace, for contexts of so many tokens.
+// What attention, and scans, get beside a step's workspace, for contexts of so many tokens.
 int64_t attention_bytes(const Decoder& decoder, int threads, int64_t longest_tokens);
 
 // Called at the seams of every layer, by the thread that called `forward`, while the others wait.

@@ -15,6 +15,7 @@
 
 #include "attention/arguments.h"
 #include "model.h"
+#include "state_arguments.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,8 +24,8 @@ namespace kvell {
 namespace {
 
 using NormArgs = std::tuple<uintptr_t, float>;                          // weight (0: none), epsilon
-// data, bias, out, in, form
-using MatrixArgs = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int>;
+// data, factors (0: none), bias (0: none), out, in, form
+using MatrixArgs = std::tuple<uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int>;
 using RuleArgs = std::tuple<float, float, int32_t>;                     // scale, softcap, window
 using Memory = std::tuple<uintptr_t, int64_t>;                          // address, bytes
 using EmbeddingArgs = std::tuple<uintptr_t, int64_t, float>;  // table (0: the head's), vocab, scale
@@ -48,8 +49,8 @@ class Forward {
   // sizes: hidden, heads, kv_heads, head_size, intermediate
   Forward(const std::string& instruction_set, int element,
           const std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>& sizes, int activation,
-          float branch_factor, float softcap, const EmbeddingArgs& embedding,
-          const NormArgs& final_norm, const MatrixArgs& head) {
+          float softcap, const EmbeddingArgs& embedding, const NormArgs& final_norm,
+          const MatrixArgs& head) {
     decoder_.kernels = kernels_named(instruction_set.c_str(), static_cast<Element>(element));
     decoder_.attention = backend_named(instruction_set.c_str());
     if (!decoder_.kernels || !decoder_.attention)
@@ -57,7 +58,6 @@ class Forward {
     std::tie(decoder_.hidden, decoder_.heads, decoder_.kv_heads, decoder_.head_size,
              decoder_.intermediate) = sizes;
     decoder_.activation = static_cast<Activation>(activation);
-    decoder_.branch_factor = branch_factor;
     decoder_.softcap = softcap;
     decoder_.final_norm = norm_of(final_norm);
     decoder_.head = matrix_of(head);
@@ -72,29 +72,55 @@ class Forward {
   }
 
   // norms: before attention, query, key, after attention, before MLP, after MLP
-  // matrices: qkv, out, gate and up, down
+  // matrices: qkv, out, gate and up, down; factors: of what attention and MLP add to the stream
   void add_layer(const std::vector<NormArgs>& norms, const std::vector<MatrixArgs>& matrices,
-                 int rope, const RuleArgs& rule, int group) {
+                 const std::tuple<float, float>& factors, int rope, const RuleArgs& rule) {
     if (norms.size() != 6 || matrices.size() != 4) refuse("layer: six norms and four matrices");
     if (rope >= int(decoder_.ropes.size())) refuse("layer: no such rope");
     const auto& [scale, softcap, window_tokens] = rule;
     decoder_.layers.push_back({norm_of(norms[0]), norm_of(norms[1]), norm_of(norms[2]),
                                norm_of(norms[3]), norm_of(norms[4]), norm_of(norms[5]),
                                matrix_of(matrices[0]), matrix_of(matrices[1]),
-                               matrix_of(matrices[2]), matrix_of(matrices[3]), rope,
-                               {scale, softcap, window_tokens, 0, nullptr}, group, {}});
+                               matrix_of(matrices[2]), matrix_of(matrices[3]),
+                               std::get<0>(factors), std::get<1>(factors), rope,
+                               {scale, softcap, window_tokens, 0, nullptr}, 0, {}, {}});
   }
 
-  void attach(const std::vector<LayerArgs>& layers, const std::vector<int>& groups) {
+  // Beside the attention of the layer that was added last, whose first matrix makes its input too.
+  void add_mixer(const MixerSizes& sizes, const MixerConstants& constants, const MixerRule& rule,
+                 const NormArgs& norm, const MatrixArgs& out) {
+    if (decoder_.layers.empty()) refuse("mixer: add its layer first");
+    decoder_.mixer = shape_of(sizes);
+    const auto& [convolution, bias, step_bias, decays, skips] = constants;
+    const auto& [least_step, most_step, norm_before_gate, factor] = rule;
+    decoder_.layers.back().mixer = {at<const float>(convolution), at<const float>(bias),
+                                    at<const float>(step_bias), at<const float>(decays),
+                                    at<const float>(skips), least_step, most_step, norm_of(norm),
+                                    norm_before_gate, matrix_of(out), factor, {}};
+  }
+
+  // layers: pages of each, and which of a step's groups is its own; states: of each mixer
+  void attach(const std::vector<LayerArgs>& layers, const std::vector<int>& groups,
+              const std::vector<StatePagesArgs>& states) {
     if (layers.size() != decoder_.layers.size() || groups.size() != layers.size())
       refuse("attach: pages and a group for every layer");
     for (size_t i = 0; i < layers.size(); ++i) {
       const Layer pages = layer_of(layers[i]);
       if (pages.kv_heads != decoder_.kv_heads || pages.head_size != decoder_.head_size)
         refuse("attach: pages of another shape");
+      const DecoderLayer& layer = decoder_.layers[i];
+      if (layer.qkv.out != decoder_.qkv_size() + (layer.mixer ? decoder_.mixer.projected() : 0))
+        refuse("attach: a layer's first matrix makes its queries, keys, values, and its mixer's input");
       decoder_.layers[i].pages = pages;
       decoder_.layers[i].group = groups[i];
     }
+    size_t next = 0;
+    for (DecoderLayer& layer : decoder_.layers)
+      if (layer.mixer) {
+        if (next == states.size()) refuse("attach: states for every mixer");
+        layer.mixer.pages = pages_of(states[next++]);
+      }
+    if (next != states.size()) refuse("attach: states for every mixer, and no others");
     attached_ = true;
   }
 
@@ -113,22 +139,24 @@ class Forward {
   }
 
   // tokens: (count, ids, positions); rows: (count, logits_rows)
-  // groups: (metadata as of attention, write_page_ids, write_offsets); hook: called or None
+  // groups: (metadata as of attention, write_page_ids, write_offsets); states: of groups of states
+  // hook: called or None
   // workspace, scratch: (address, bytes). Returns how many bytes of both it used.
   int64_t run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
            const std::tuple<int64_t, uintptr_t>& rows,
            const std::vector<std::tuple<BatchArgs, uintptr_t, uintptr_t>>& groups,
-           const Memory& workspace, const Memory& scratch, uintptr_t logits, int threads,
-           nb::object hook) {
+           const std::vector<StateBatchArgs>& states, const Memory& workspace, const Memory& scratch,
+           uintptr_t logits, int threads, nb::object hook) {
     if (!attached_) refuse("run: attach pages first");
     const auto& [count, ids, positions] = tokens;
     const auto& [rows_count, logits_rows] = rows;
     Step step{count, at<const int64_t>(ids), at<const int64_t>(positions), rows_count,
-              at<const int64_t>(logits_rows), {}, at<uint8_t>(std::get<0>(workspace)),
+              at<const int64_t>(logits_rows), {}, {}, at<uint8_t>(std::get<0>(workspace)),
               at<uint8_t>(std::get<0>(scratch)), std::get<1>(scratch), at<float>(logits), threads};
     for (const auto& [batch, write_page_ids, write_offsets] : groups)
       step.groups.push_back({batch_of(batch), at<const int32_t>(write_page_ids),
                              at<const int32_t>(write_offsets)});
+    for (const StateBatchArgs& batch : states) step.states.push_back(states_of(batch));
     check(step, groups);
     const int64_t need = workspace_bytes(count, rows_count), room = std::get<1>(workspace);
     if (need > room)
@@ -143,12 +171,12 @@ class Forward {
 
  private:
   Matrix matrix_of(const MatrixArgs& args) const {
-    const auto& [data, bias, out, in, form] = args;
+    const auto& [data, factors, bias, out, in, form] = args;
     if (decoder_.items(in) * 4 != in * decoder_.element_size())
       refuse("matrix: rows must be whole items");
     if (form < int(Form::plain) || form > int(Form::fours)) refuse("matrix: no such form");
     return {at<const uint8_t>(data), at<const float>(bias), out, decoder_.items(in),
-            static_cast<Form>(form), form ? (in + kGroup - 1) / kGroup : 0};
+            static_cast<Form>(form), form ? (in + kGroup - 1) / kGroup : 0, at<const float>(factors)};
   }
 
   void check(const Step& step,
@@ -156,8 +184,9 @@ class Forward {
     check_all("token_ids", step.ids, step.tokens, decoder_.embedding.vocab);
     check_all("positions", step.positions, step.tokens, INT32_MAX);
     check_all("logits_rows", step.logits_rows, step.rows, step.tokens);
-    std::vector<bool> seen(step.groups.size());
+    std::vector<bool> seen(step.groups.size()), seen_states(step.states.size());
     for (const DecoderLayer& layer : decoder_.layers) {
+      check_mixer(step, layer.mixer, seen_states);
       if (layer.group < 0 || layer.group >= int(groups.size())) refuse("groups: one is missing");
       if (seen[layer.group]) continue;
       seen[layer.group] = true;
@@ -167,6 +196,15 @@ class Forward {
       check_below("write_page_ids", group.write_page_ids, step.tokens, layer.pages.num_pages());
       check_below("write_offsets", group.write_offsets, step.tokens, layer.pages.page_tokens);
     }
+  }
+
+  static void check_mixer(const Step& step, const Mixer& mixer, std::vector<bool>& seen) {
+    if (!mixer) return;
+    const StatePages& pages = mixer.pages;
+    if (pages.group >= int(step.states.size())) refuse("states: a group is missing");
+    if (pages.part >= step.states[pages.group].slices) refuse("states: requests have fewer pages");
+    if (!seen[pages.group]) check_states(pages, step.states[pages.group], step.tokens);
+    seen[pages.group] = true;
   }
 
   static void check_all(const char* name, const int64_t* values, int64_t count, int64_t limit) {
@@ -192,22 +230,23 @@ std::vector<std::string> instruction_sets() {
 
 NB_MODULE(_forward, m) {
   using kvell::Forward;
-  m.doc() = "Dense decoders over paged memory, compiled. Use kvell.models.lean.";
+  m.doc() = "Decoders over paged memory, compiled. Use kvell.models.lean.";
   m.def("instruction_sets", &kvell::instruction_sets,
         "Names of the instruction sets this processor can run, best first.");
   nb::class_<Forward>(m, "Forward")
       .def(nb::init<const std::string&, int,
                     const std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>&, int, float,
-                    float, const kvell::EmbeddingArgs&, const kvell::NormArgs&,
+                    const kvell::EmbeddingArgs&, const kvell::NormArgs&,
                     const kvell::MatrixArgs&>(),
-           "instruction_set"_a, "element"_a, "sizes"_a, "activation"_a, "branch_factor"_a,
-           "softcap"_a, "embedding"_a, "final_norm"_a, "head"_a)
+           "instruction_set"_a, "element"_a, "sizes"_a, "activation"_a, "softcap"_a,
+           "embedding"_a, "final_norm"_a, "head"_a)
       .def("add_rope", &Forward::add_rope, "frequencies"_a, "factor"_a)
-      .def("add_layer", &Forward::add_layer, "norms"_a, "matrices"_a, "rope"_a, "rule"_a, "group"_a)
-      .def("attach", &Forward::attach, "layers"_a, "groups"_a)
+      .def("add_layer", &Forward::add_layer, "norms"_a, "matrices"_a, "factors"_a, "rope"_a, "rule"_a)
+      .def("add_mixer", &Forward::add_mixer, "sizes"_a, "constants"_a, "rule"_a, "norm"_a, "out"_a)
+      .def("attach", &Forward::attach, "layers"_a, "groups"_a, "states"_a)
       .def("workspace_bytes", &Forward::workspace_bytes, "tokens"_a, "rows"_a)
       .def("attention_bytes", &Forward::attention_bytes, "threads"_a, "longest_tokens"_a)
       .def("attention_offsets", &Forward::attention_offsets, "tokens"_a, "rows"_a)
-      .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "workspace"_a, "scratch"_a,
-           "logits"_a, "threads"_a, "hook"_a.none());
+      .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "states"_a, "workspace"_a,
+           "scratch"_a, "logits"_a, "threads"_a, "hook"_a.none());
 }

@@ -1,8 +1,10 @@
 // One instruction set's kernels, for either element of a model.
 #pragma once
+#include "gate.h"
 #include "grouped.h"
 #include "product.h"
 #include "rows.h"
+#include "scan.h"
 
 namespace {
 
@@ -19,7 +21,8 @@ void product(const Product& made, kvell::Activation activation, int64_t panel_be
 template <class K>
 const kvell::Kernels* kernels_of(const char* name) {
   static const kvell::Kernels kernels{name,           K::kElement,    product<K>,
-                                      norm_row<K>,    place_token<K>, embed_row<K>};
+                                      norm_row<K>,    place_token<K>, embed_row<K>,
+                                      convolve<K>,    scan_head<K>,   gate_row<K>};
   return &kernels;
 }
 

@@ -27,14 +27,17 @@ Workspace::Workspace(const Decoder& decoder, int64_t tokens, int64_t rows, uint8
   for (const Rope& rope : decoder.ropes) rotated += 2 * int64_t(rope.frequencies.size());
   stream = cut.take<float>(tokens * decoder.hidden * 4);
   normed = cut.take(tokens * decoder.hidden * size);
-  qkv = cut.take<float>(tokens * decoder.qkv_size() * 4);
+  projected = cut.take<float>(tokens * decoder.projected() * 4);
   query = cut.take(tokens * attended_size * size);
   attended = cut.take(tokens * attended_size * size);
   inner = cut.take(tokens * decoder.intermediate * size);
   branch = cut.take<float>(tokens * decoder.hidden * 4);
   rotations = cut.take<float>(tokens * rotated * 4);
+  mixed = cut.take<float>(tokens * decoder.mixer.mixed() * 4);
+  gated = cut.take(tokens * decoder.mixer.inner() * size);
   rows_stream = cut.take<float>(rows * decoder.hidden * 4);
   rows_attended = cut.take(rows * attended_size * size);
+  rows_gated = cut.take(rows * decoder.mixer.inner() * size);
   bytes = cut.used;
 }
 

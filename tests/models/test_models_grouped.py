@@ -127,5 +127,5 @@ def test_a_store_holds_forms_side_by_side(dtype: torch.dtype) -> None:
     for out, width, form in shapes:
         weight = drawn(out, width).to(dtype)
         matrix = store.add(weight if form is Form.PLAIN else grouped(weight, form), None, dtype)
-        assert matrix.args == (matrix.address, 0, out, width, int(form))
+        assert matrix.args == (matrix.address, 0, 0, out, width, int(form))
     assert store.used_bytes == store_bytes(shapes, dtype)

@@ -13,7 +13,7 @@ from tests.models.harness import PagedRunner, prompt_ids, runner_over, tiny_conf
 from tests.models.lean_models import lean_model
 
 SHAPES = [(0, 0), (1, 1), (7, 3), (100, 0), (333, 77), (2000, 200)]
-FAMILIES = ["LlamaForCausalLM", "Gemma3ForCausalLM", "Qwen3ForCausalLM"]
+FAMILIES = ["FalconH1ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM", "Qwen3ForCausalLM"]
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

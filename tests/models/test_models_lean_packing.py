@@ -65,7 +65,7 @@ def test_a_store_holds_its_matrices_side_by_side(dtype: torch.dtype) -> None:
         size = packed_bytes((weight.shape[0], weight.shape[1], Form.PLAIN), dtype)
         there = store._bytes[start : start + size].view(dtype)
         assert torch.equal(there, packed(weight).flatten())
-        assert matrix.args == (matrix.address, 0, weight.shape[0], weight.shape[1], 0)
+        assert matrix.args == (matrix.address, 0, 0, weight.shape[0], weight.shape[1], 0)
 
 
 def test_a_bias_is_float32_and_filled_up() -> None:

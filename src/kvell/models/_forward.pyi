@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 
 Norm = tuple[int, float]
-Matrix = tuple[int, int, int, int, int]
+Matrix = tuple[int, int, int, int, int, int]
 Layer = tuple[int, int, int, int, int, int, int, int, int]
 Memory = tuple[int, int]
 Batch = tuple[int, int, int, int, int, int, int, int]
+StateRows = tuple[int, int, int]
+StatePages = tuple[StateRows, StateRows, int, int, int]
+StateBatch = tuple[tuple[int, int, int], Sequence[int]]
 
 def instruction_sets() -> list[str]: ...
 
@@ -17,7 +20,6 @@ class Forward:
         element: int,
         sizes: tuple[int, int, int, int, int],
         activation: int,
-        branch_factor: float,
         softcap: float,
         embedding: tuple[int, int, float],
         final_norm: Norm,
@@ -28,11 +30,21 @@ class Forward:
         self,
         norms: Sequence[Norm],
         matrices: Sequence[Matrix],
+        factors: tuple[float, float],
         rope: int,
         rule: tuple[float, float, int],
-        group: int,
     ) -> None: ...
-    def attach(self, layers: Sequence[Layer], groups: Sequence[int]) -> None: ...
+    def add_mixer(
+        self,
+        sizes: tuple[int, int, int, int, int],
+        constants: tuple[int, int, int, int, int],
+        rule: tuple[float, float, bool, float],
+        norm: Norm,
+        out: Matrix,
+    ) -> None: ...
+    def attach(
+        self, layers: Sequence[Layer], groups: Sequence[int], states: Sequence[StatePages]
+    ) -> None: ...
     def workspace_bytes(self, tokens: int, rows: int) -> int: ...
     def attention_bytes(self, threads: int, longest_tokens: int) -> int: ...
     def attention_offsets(self, tokens: int, rows: int) -> tuple[int, int]: ...
@@ -41,6 +53,7 @@ class Forward:
         tokens: tuple[int, int, int],
         rows: tuple[int, int],
         groups: Sequence[tuple[Batch, int, int]],
+        states: Sequence[StateBatch],
         workspace: Memory,
         scratch: Memory,
         logits: int,

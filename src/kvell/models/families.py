@@ -73,14 +73,27 @@ class LeanFamily:
 
     :param norm_offset: added to the weights of its norms.
     :param caps_scores: is ``attn_logit_softcapping`` of its attention heeded?
+    :param mlp: what a layer calls its MLP; ``before_mlp`` the norm before it.
+    :param final_norm: what the body calls the norm before the head.
+    :param mixer: what a layer calls its state mixer beside attention; empty if it has none.
     """
 
     norm_offset: float = 0.0
     caps_scores: bool = False
+    mlp: str = "mlp"
+    before_mlp: str = "post_attention_layernorm"
+    final_norm: str = "norm"
+    mixer: str = ""
 
 
 LEAN: Mapping[str, LeanFamily] = MappingProxyType(
     {
+        "FalconH1ForCausalLM": LeanFamily(
+            mlp="feed_forward",
+            before_mlp="pre_ff_layernorm",
+            final_norm="final_layernorm",
+            mixer="mamba",
+        ),
         "Gemma2ForCausalLM": LeanFamily(norm_offset=1.0, caps_scores=True),
         "Gemma3ForCausalLM": LeanFamily(norm_offset=1.0),
         "GemmaForCausalLM": LeanFamily(norm_offset=1.0),
@@ -92,7 +105,7 @@ LEAN: Mapping[str, LeanFamily] = MappingProxyType(
         "SmolLM3ForCausalLM": LeanFamily(),
     }
 )
-"""Dense decoders whose modules are those of a recipe (``lean/recipe``)."""
+"""Decoders whose modules are those of a recipe (``lean/recipe``)."""
 
 OWN_CLASSES: Mapping[str, str] = MappingProxyType({"parallel_heads": "ParallelHeadsForCausalLM"})
 """Classes that transformers has not, by model type; it learns them from us."""

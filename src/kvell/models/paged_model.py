@@ -148,7 +148,7 @@ class PagedModel:
         if self._image_side:
             self._image_side.attach(layout, pool, pages)
         if self.lean:
-            self.lean.attach(pages, groups)
+            self.lean.attach(pages, groups, self._memory.states)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
@@ -174,9 +174,8 @@ class PagedModel:
     def _run_lean(
         lean: LeanDecoder, batch: ForwardBatch, callbacks: LayerCallbacks | None
     ) -> torch.Tensor:
-        groups = [group for group in batch.groups if isinstance(group, GroupBatch)]
         ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
-        return lean.forward(ids, positions, rows, groups, callbacks)
+        return lean.forward(ids, positions, rows, batch.groups, callbacks)
 
     def _run(self, batch: ForwardBatch, step: "_PagedStep") -> torch.Tensor:
         """transformers' own forward pass; logits [rows, vocab]."""

@@ -1,27 +1,24 @@
-"""A dense decoder's compiled pass: built once from a recipe, then one call for each step."""
+"""A decoder's compiled pass: built once from a recipe, then one call for each step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
+from kvell.attention.states import StateBatch
 from kvell.elastic.arena import StepBuffers
 from kvell.models.description import ModelDescription
-from kvell.models.lean.forms import Weight, WeightForms, join, widen
+from kvell.models.lean.forms import WeightForms
 from kvell.models.lean.grouped import GroupedWeight
 from kvell.models.lean.need import DecoderShape, StepParts, aligned
-from kvell.models.lean.packing import (
-    PANEL,
-    PackedMatrix,
-    Shape,
-    WeightStore,
-    gated,
-    store_bytes,
-)
-from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe, NormRecipe, recipe_of, weights_of
+from kvell.models.lean.parts import NormRecipe
+from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
+from kvell.models.lean.states import batch_args as state_batch_args
+from kvell.models.lean.states import state_args
+from kvell.models.lean.weights import LayerMatrices, PackedWeights, packed_inner
 from kvell.models.segments import LayerCallbacks
+from kvell.models.state_step import StateMemory
 
 if TYPE_CHECKING:
     from kvell.attention.native import NativeKernels
@@ -36,7 +33,8 @@ class LeanDecoder:
     """All layers of a step in one call of compiled code.
 
     A token's logits depend on its own context alone, to the last bit: neither the batch, nor
-    prefill chunks, nor where pages lie, nor threads change them.
+    prefill chunks, nor where pages lie, nor threads change them.  One thing does beside a mixer
+    whose states are kept in 16 bits: where a step ends, for there they are rounded.
 
     Not for concurrent use.
     """
@@ -58,13 +56,17 @@ class LeanDecoder:
         self._vocab_size: int = recipe.head.weight.shape[0]
         self._heads, self._head_size = recipe.heads, recipe.head_size
         self._kept: list[Any] = []
-        self._forms = forms
-        self._store = WeightStore(_store_bytes(recipe, forms))
+        self._groups: list[int] = []
+        self._state_groups: list[int] = []
+        table = recipe.embedding.weight.detach()
+        tied = table.data_ptr() == recipe.head.weight.data_ptr()
+        self._weights = PackedWeights(recipe, forms)
+        self._table = None if tied else table
+        self._shape = _shape(recipe)
         self._forward = self._build(recipe, kernels.instruction_set)
         self._attention_bytes = aligned(
             self._forward.attention_bytes(self._threads, longest_tokens)
         )
-        self._shape = _shape(recipe)
         self._lent: torch.Tensor | None = None
         self._own = torch.empty(0, dtype=torch.uint8)
         self.used_bytes = 0
@@ -72,7 +74,7 @@ class LeanDecoder:
     @property
     def weight_bytes(self) -> int:
         """Of packed weights; embeddings of their own are the module's."""
-        return self._store.used_bytes
+        return self._weights.used_bytes
 
     @property
     def buffers(self) -> StepBuffers:
@@ -87,14 +89,30 @@ class LeanDecoder:
         """
         self._lent = lent
 
-    def attach(self, pages: Mapping[int, LayerPages], groups: Mapping[int, int]) -> None:
-        """Say where each layer's keys and values lie, and which group's metadata is its own."""
+    def attach(
+        self,
+        pages: Mapping[int, LayerPages],
+        groups: Mapping[int, int],
+        states: StateMemory | None = None,
+    ) -> None:
+        """Say where each layer's keys and values lie, and which group's metadata is its own.
+
+        :param states: likewise of layers with a mixer.
+        """
         from kvell.attention.native import layer_args
 
-        self._kept_pages = list(pages.values())
-        order = sorted(pages)
+        held = states.pages if states is not None else {}
+        of_states = states.groups if states is not None else {}
+        self._kept_pages = [*pages.values(), *held.values()]
+        self._groups = sorted(set(groups.values()))
+        self._state_groups = sorted(set(of_states.values()))
         self._forward.attach(
-            [layer_args(pages[index]) for index in order], [groups[index] for index in order]
+            [layer_args(pages[index]) for index in sorted(pages)],
+            [self._groups.index(groups[index]) for index in sorted(pages)],
+            [
+                state_args(held[index], self._state_groups.index(of_states[index]))
+                for index in sorted(held)
+            ],
         )
 
     def forward(
@@ -102,16 +120,15 @@ class LeanDecoder:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         logits_rows: torch.Tensor,
-        groups: Sequence[GroupBatch],
+        groups: Sequence[GroupBatch | StateBatch | None],
         callbacks: LayerCallbacks | None = None,
     ) -> torch.Tensor:
         """Compute a step; parameters as in ``ForwardBatch``; logits, float32 [rows, vocab].
 
         :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
             needs more memory than it was lent.
+        :raises RuntimeError: if a group has metadata of another kind than its layers.
         """
-        from kvell.attention.native import batch_args
-
         tokens, rows = token_ids.numel(), logits_rows.numel()
         parts = self._parts(tokens, rows)
         memory = self._memory(parts)
@@ -121,10 +138,8 @@ class LeanDecoder:
         used_bytes = self._forward.run(
             (tokens, ids.data_ptr(), places.data_ptr()),
             (rows, wanted.data_ptr()),
-            [
-                (batch_args(g, tokens), g.write_page_ids.data_ptr(), g.write_offsets.data_ptr())
-                for g in groups
-            ],
+            [_group_args(groups[index], tokens) for index in self._groups],
+            [_states_args(groups[index]) for index in self._state_groups],
             (at + parts.attention_bytes, parts.rows_bytes),
             (at, parts.attention_bytes),
             logits.data_ptr(),
@@ -185,54 +200,59 @@ class LeanDecoder:
     def _build(self, recipe: DecoderRecipe, instruction_set: str) -> "_forward.Forward":
         from kvell.models import _forward
 
-        layers = [self._matrices(layer) for layer in recipe.layers]
-        table = recipe.embedding.weight.detach()
-        tied = table.data_ptr() == recipe.head.weight.data_ptr()
-        head = self._add(self._forms.weight(recipe.head), None)
-        _give_up(recipe.head)
-        self._kept += [layers, head, table if not tied else None]
-        vocab, hidden = table.shape
+        table = 0 if self._table is None else self._table.data_ptr()
         forward = _forward.Forward(
             instruction_set,
             _DTYPES.index(self._dtype),
-            (hidden, recipe.heads, recipe.kv_heads, recipe.head_size, layers[0][3].width),
+            (
+                self._shape.hidden,
+                recipe.heads,
+                recipe.kv_heads,
+                recipe.head_size,
+                self._shape.inner,
+            ),
             _ACTIVATIONS[recipe.activation],
-            1.0,
             recipe.softcap,
-            (0 if tied else table.data_ptr(), vocab, recipe.embedding_scale),
+            (table, recipe.embedding.num_embeddings, recipe.embedding_scale),
             self._norm(recipe.final_norm),
-            head.args,
+            self._weights.head.args,
         )
         for rope in recipe.ropes:
             forward.add_rope(rope.frequencies.tolist(), rope.factor)
-        for layer, matrices in zip(recipe.layers, layers, strict=True):
-            forward.add_layer(
-                [self._norm(norm) for norm in layer.norms],
-                [matrix.args for matrix in matrices],
-                layer.rope,
-                (layer.scale, layer.softcap, layer.window_tokens),
-                0,
-            )
+        for layer, matrices in zip(recipe.layers, self._weights.layers, strict=True):
+            self._add_layer(forward, layer, matrices)
         return forward
 
-    def _matrices(self, layer: LayerRecipe) -> list[PackedMatrix]:
-        """Packed in the order of their use; the layer's own weights are given up."""
-        attention, mlp, forms = layer.attention, layer.mlp, self._forms
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        pair = None if gate.bias is None else gated(gate.bias, up.bias)
-        made = [
-            self._add(join(forms.weights(qkv), torch.cat), _joined(qkv)),
-            self._add(forms.weight(attention.o_proj), attention.o_proj.bias),
-            self._add(join(forms.weights((gate, up)), lambda both: gated(*both)), pair),
-            self._add(widen(forms.weight(down), _inner(mlp)), down.bias),
-        ]
-        for linear in (*qkv, attention.o_proj, gate, up, down):
-            _give_up(linear)
-        return made
-
-    def _add(self, weight: Weight, bias: torch.Tensor | None) -> PackedMatrix:
-        return self._store.add(weight, bias, self._dtype)
+    def _add_layer(
+        self, forward: "_forward.Forward", layer: LayerRecipe, matrices: LayerMatrices
+    ) -> None:
+        made = (matrices.inputs, matrices.out, matrices.gates, matrices.down)
+        forward.add_layer(
+            [self._norm(norm) for norm in layer.norms],
+            [matrix.args for matrix in made],
+            (layer.out_factor, layer.down_factor),
+            layer.rope,
+            (layer.scale, layer.softcap, layer.window_tokens),
+        )
+        mixer = layer.mixer
+        if mixer is None or matrices.mixed is None:
+            return
+        shape = mixer.shape
+        constants = (
+            mixer.convolution,
+            mixer.convolution_bias,
+            mixer.step_bias,
+            mixer.decays,
+            mixer.skips,
+        )
+        self._kept.append(constants)
+        forward.add_mixer(
+            (shape.heads, shape.head_size, shape.groups, shape.state_size, shape.window),
+            tuple(values.data_ptr() for values in constants),  # type: ignore[arg-type]
+            (*mixer.steps, mixer.norm_before_gate, mixer.out_factor),
+            self._norm(mixer.norm),
+            matrices.mixed.args,
+        )
 
     def _norm(self, norm: NormRecipe | None) -> tuple[int, float]:
         if norm is None:
@@ -276,58 +296,36 @@ def _recipe(
     return recipe
 
 
-def _store_bytes(recipe: DecoderRecipe, forms: WeightForms) -> int:
-    shapes: list[Shape] = []
-    for layer in recipe.layers:
-        attention, mlp = layer.attention, layer.mlp
-        width = attention.q_proj.in_features
-        inner = _inner(mlp)
-        qkv, o_proj = (attention.q_proj, attention.k_proj, attention.v_proj), attention.o_proj
-        pair = (mlp.gate_proj, mlp.up_proj)
-        shapes += [
-            (sum(linear.out_features for linear in qkv), width, forms.form(qkv)),
-            (o_proj.out_features, o_proj.in_features, forms.form((o_proj,))),
-            (2 * inner, width, forms.form(pair)),
-            (mlp.down_proj.out_features, inner, forms.form((mlp.down_proj,))),
-        ]
-    head = recipe.head
-    shapes.append((head.out_features, head.in_features, forms.form((head,))))
-    return store_bytes(shapes, head.weight.dtype)
-
-
 def _shape(recipe: DecoderRecipe) -> DecoderShape:
-    first, heads = recipe.layers[0], recipe.heads
+    first, mixer = recipe.layers[0], recipe.mixer
     return DecoderShape(
-        hidden=first.attention.q_proj.in_features,
-        attended=heads * recipe.head_size,
-        qkv_size=(heads + 2 * recipe.kv_heads) * recipe.head_size,
-        inner=_inner(first.mlp),
+        hidden=recipe.head.in_features,
+        attended=recipe.heads * recipe.head_size,
+        projected=sum(part.linear.out_features for part in first.inputs),
+        inner=packed_inner(first),
         rotated=sum(2 * rope.frequencies.numel() for rope in recipe.ropes),
         vocab=recipe.head.out_features,
         element_bytes=recipe.head.weight.dtype.itemsize,
+        mixed=0 if mixer is None else mixer.mixed,
+        gated=0 if mixer is None else mixer.inner,
     )
 
 
-def _inner(mlp: Any) -> int:
-    """Width of an MLP, in whole halves of a panel."""
-    half = PANEL // 2
-    return -(-int(mlp.gate_proj.out_features) // half) * half
+def _group_args(
+    group: object, tokens: int
+) -> tuple[tuple[int, int, int, int, int, int, int, int], int, int]:
+    from kvell.attention.native import batch_args
+
+    if not isinstance(group, GroupBatch):
+        raise RuntimeError("a group has keys and values, the step has none for it")
+    writes = (group.write_page_ids.data_ptr(), group.write_offsets.data_ptr())
+    return (batch_args(group, tokens), *writes)
 
 
-def _joined(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
-    if all(linear.bias is None for linear in linears):
-        return None
-    return torch.cat(
-        [
-            torch.zeros(linear.out_features) if linear.bias is None else linear.bias.float()
-            for linear in linears
-        ]
-    )
-
-
-def _give_up(linear: nn.Linear) -> None:
-    """Let go of a weight (of all that share it)."""
-    linear.weight.data = linear.weight.new_empty(0)
+def _states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
+    if not isinstance(group, StateBatch):
+        raise RuntimeError("a group has states, the step has none for it")
+    return state_batch_args(group)
 
 
 def _int64(values: torch.Tensor) -> torch.Tensor:

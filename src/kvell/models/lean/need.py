@@ -17,18 +17,22 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What sizes of a dense decoder's buffers follow from.
+    """What sizes of a decoder's buffers follow from.
 
-    :param qkv_size: numbers of a token's queries, keys and values.
+    :param projected: numbers of a token's queries, keys and values, and of a mixer's inputs.
     :param inner: width of the MLP, as it is packed.
+    :param mixed: numbers of a token that a mixer's convolution makes, as they lie; 0 without one.
+    :param gated: numbers of a token that a mixer's output projection reads.
     :param rotated: cosines and sines of a token, of all rotations.
     :param element_bytes: of what products read: 4 in float32, 2 in bfloat16.
     """
 
     hidden: int
     attended: int
-    qkv_size: int
+    projected: int
     inner: int
+    mixed: int
+    gated: int
     rotated: int
     vocab: int
     element_bytes: int
@@ -39,14 +43,16 @@ class DecoderShape:
         by_token = (
             FLOAT_BYTES * hidden,  # stream
             size * hidden,  # normed
-            FLOAT_BYTES * self.qkv_size,
+            FLOAT_BYTES * self.projected,
             size * attended,  # query
             size * attended,
             size * self.inner,
             FLOAT_BYTES * hidden,  # branch
             FLOAT_BYTES * self.rotated,
+            FLOAT_BYTES * self.mixed,
+            size * self.gated,
         )
-        return by_token, (FLOAT_BYTES * hidden, size * attended)
+        return by_token, (FLOAT_BYTES * hidden, size * attended, size * self.gated)
 
     def buffers(self, attention_bytes: int) -> StepBuffers:
         """All of a step.

@@ -26,20 +26,23 @@ Shape = tuple[int, int, Form]
 class PackedMatrix:
     """Where a weight lies, and its float32 bias [outputs, padded to panels], if it has one.
 
+    :param factors: of sums before the bias, likewise.
     :param out: outputs that mean anything; those of the last panel beyond it are zero.
     """
 
     address: int
+    factors: torch.Tensor | None
     bias: torch.Tensor | None
     out: int
     width: int
     form: Form
 
     @property
-    def args(self) -> tuple[int, int, int, int, int]:
+    def args(self) -> tuple[int, int, int, int, int, int]:
         """As the compiled module takes it."""
+        factors = 0 if self.factors is None else self.factors.data_ptr()
         bias = 0 if self.bias is None else self.bias.data_ptr()
-        return self.address, bias, self.out, self.width, int(self.form)
+        return self.address, factors, bias, self.out, self.width, int(self.form)
 
 
 def item_numbers(dtype: torch.dtype) -> int:
@@ -133,9 +136,11 @@ class WeightStore:
         weight: torch.Tensor | GroupedWeight,
         bias: torch.Tensor | None = None,
         dtype: torch.dtype = torch.float32,
+        factors: torch.Tensor | None = None,
     ) -> PackedMatrix:
         """Pack a weight [out, width] behind the others.
 
+        :param factors: of its sums before the bias, [out] as the bias.
         :param dtype: the model's, if the weight is a grouped one.
         :raises ValueError: if it does not fit.
         """
@@ -150,15 +155,20 @@ class WeightStore:
         place = self._bytes[self._used : self._used + size]
         place.view(made.dtype).view(made.shape).copy_(made)
         self._used += -(-size // ALIGN_BYTES) * ALIGN_BYTES
-        if bias is not None:
-            bias = torch.nn.functional.pad(bias.detach().float(), (0, -out % PANEL)).contiguous()
-        return PackedMatrix(place.data_ptr(), bias, out, _whole_items(width, dtype), form)
+        columns = (_by_column(factors, out), _by_column(bias, out))
+        return PackedMatrix(place.data_ptr(), *columns, out, _whole_items(width, dtype), form)
 
 
 def store_bytes(shapes: list[Shape], dtype: torch.dtype) -> int:
     """A store for weights of these shapes in a model of a dtype."""
     sizes = (packed_bytes(shape, dtype) for shape in shapes)
     return sum(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
+
+
+def _by_column(values: torch.Tensor | None, out: int) -> torch.Tensor | None:
+    if values is None:
+        return None
+    return torch.nn.functional.pad(values.detach().float(), (0, -out % PANEL)).contiguous()
 
 
 def _panels(out: int) -> int:

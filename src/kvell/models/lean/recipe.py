@@ -1,18 +1,19 @@
-"""What a dense decoder is made of, read from its modules; None where anything is unusual.
+"""What a decoder is made of, read from its modules; None where anything is unusual.
 
 A recipe is made only if every part of every layer is one that the compiled pass has, under
 the name it has there: a part that nobody asked about would otherwise be left out in silence.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from kvell.models.description import ModelDescription
 from kvell.models.families import LEAN, LeanFamily
+from kvell.models.lean.mixer_recipe import MixerRecipe, MixerShape, mixer_recipe
+from kvell.models.lean.parts import NormRecipe, RopeRecipe, ScaledLinear
 from kvell.pages.layout import GroupKind, LayerSpec
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -29,7 +30,6 @@ STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotation whose frequencies do not follow the length of a request."""
 
 _KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING})
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}
@@ -37,36 +37,40 @@ _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 @dataclass(frozen=True)
-class NormRecipe:
-    """weight: float32 [size], what a normalised row is multiplied by."""
-
-    weight: torch.Tensor
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class RopeRecipe:
-    """frequencies: float32 [head_size / 2]; factor: of cosines and sines."""
-
-    frequencies: torch.Tensor
-    factor: float
-
-
-@dataclass(frozen=True)
 class LayerRecipe:
     """One layer's modules, and what it does with its scores.
 
     :param norms: before attention, of queries, of keys, after attention, before the MLP, after it.
+    :param attention: queries, keys and values; ``gates`` likewise, gates and ups of the MLP.
+    :param out_factor: of what attention adds to the stream; ``down_factor`` of what the MLP does.
+    :param mixer: beside attention, over the same normalised rows.
     :param rope: index of its rotation; -1 for none.
     """
 
     norms: tuple[NormRecipe | None, ...]
-    attention: Any
-    mlp: Any
+    attention: tuple[ScaledLinear, ...]
+    out_proj: Any
+    out_factor: float
+    gates: tuple[ScaledLinear, ScaledLinear]
+    down_proj: Any
+    down_factor: float
+    mixer: MixerRecipe | None
     rope: int
     scale: float
     softcap: float
     window_tokens: int
+
+    @property
+    def inputs(self) -> tuple[ScaledLinear, ...]:
+        """What reads the layer's first norm, packed as one weight."""
+        return self.attention if self.mixer is None else (*self.attention, self.mixer.in_proj)
+
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        """All of them."""
+        made = [one.linear for one in (*self.inputs, *self.gates)]
+        made += [] if self.mixer is None else [self.mixer.out_proj]
+        return (*made, self.out_proj, self.down_proj)
 
 
 @dataclass(frozen=True)
@@ -84,90 +88,148 @@ class DecoderRecipe:
     final_norm: NormRecipe
     head: Any
     softcap: float
+    mixer: MixerShape | None
 
 
 def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | None:
-    """A transformers causal LM as a recipe; None if it is not one of plain dense layers."""
+    """A transformers causal LM as a recipe; None if it is not one of plain layers."""
     family = LEAN.get(type(module).__name__)
-    layers = description.layers
-    if family is None or any(
-        layer.kind not in _KINDS or layer.kv_of is not None for layer in layers
-    ):
+    if family is None or not _plain(module, family):
         return None
-    shapes = {(layer.kv_heads, layer.head_size) for layer in layers}
     body = module.model
-    if len(shapes) != 1 or len(body.layers) != len(layers) or not _plain(body, module):
+    specs = _attention_specs(description, family)
+    shapes = {(layer.kv_heads, layer.head_size) for layer in specs}
+    if len(shapes) != 1 or len(body.layers) != len(specs):
         return None
     (kv_heads, head_size), ropes = shapes.pop(), _Ropes(body.rotary_emb)
     made = [
-        _layer(layer, spec, family, ropes) for layer, spec in zip(body.layers, layers, strict=True)
+        _layer(layer, spec, family, ropes) for layer, spec in zip(body.layers, specs, strict=True)
     ]
-    activations = {ACTIVATIONS.get(type(layer.mlp.act_fn).__name__) for layer in body.layers}
-    activation = activations.pop() if len(activations) == 1 else None
+    found = tuple(layer for layer in made if layer is not None)
+    mixers = {layer.mixer.shape for layer in found if layer.mixer is not None}
+    if len(found) != len(made) or len(mixers) > 1:
+        return None
+    activation = _activation(body.layers, family)
     if activation is None or any(rope.frequencies.numel() * 2 != head_size for rope in ropes.used):
         return None
-    found = tuple(layer for layer in made if layer is not None)
-    if len(found) != len(made):
-        return None
+    final_norm = _norm(getattr(body, family.final_norm), family)
     return DecoderRecipe(
         heads=description.query_heads,
         kv_heads=kv_heads,
         head_size=head_size,
         activation=activation,
         embedding=body.embed_tokens,
-        embedding_scale=float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0)),
+        embedding_scale=_embedding_scale(body),
         layers=found,
         ropes=tuple(ropes.used),
-        final_norm=_norm(body.norm, family),
+        # The head reads this norm alone: a factor of its logits is one of the norm's weight.
+        final_norm=replace(
+            final_norm, weight=final_norm.weight * _factor(body, "lm_head_multiplier")
+        ),
         head=module.lm_head,
         softcap=float(getattr(module.config, "final_logit_softcapping", None) or 0.0),
+        mixer=mixers.pop() if mixers else None,
     )
 
 
-def _plain(body: Any, module: Any) -> bool:
+def _attention_specs(description: ModelDescription, family: LeanFamily) -> list[LayerSpec]:
+    """Of layers that have attention, and a state where the family has mixers; else none."""
+    specs = [layer for layer in description.layers if layer.kind in _KINDS and layer.kv_of is None]
+    states = [layer for layer in description.layers if layer.kind is GroupKind.STATE]
+    wanted = [layer.index for layer in specs] if family.mixer else []
+    known = len(specs) + len(states) == len(description.layers)
+    return specs if known and wanted == [layer.index for layer in states] else []
+
+
+def _plain(module: Any, family: LeanFamily) -> bool:
     """No part beside the usual ones, and a head without a bias."""
     return (
         _names(module) == {"model", "lm_head"}
-        and _names(body) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and _names(module.model) == {"embed_tokens", "layers", family.final_norm, "rotary_emb"}
         and type(module.lm_head) is nn.Linear
         and module.lm_head.bias is None
     )
 
 
+def _activation(layers: Iterable[Any], family: LeanFamily) -> Activation | None:
+    """Of all layers' MLPs, if it is the same."""
+    found = {ACTIVATIONS.get(type(getattr(one, family.mlp).act_fn).__name__) for one in layers}
+    return found.pop() if len(found) == 1 else None
+
+
 def _layer(layer: Any, spec: LayerSpec, family: LeanFamily, ropes: "_Ropes") -> LayerRecipe | None:
-    attention, mlp, sandwich = layer.self_attn, layer.mlp, _names(layer) >= _SANDWICH
-    linears = [getattr(attention, name, None) for name in sorted(_ATTENTION)]
-    linears += [getattr(mlp, name, None) for name in sorted(_MLP - {"act_fn"})]
-    rope = ropes.index_of(attention)
-    usual = (
-        _names(layer) - _SANDWICH == _LAYER
-        and _names(attention) - _HEAD_NORMS == _ATTENTION
-        and _names(mlp) == _MLP
-        and all(type(linear) is nn.Linear for linear in linears)
-    )
-    if not usual or rope is None:
+    if not _is_usual(layer, family):
         return None
-    between = (
-        (layer.post_attention_layernorm, layer.pre_feedforward_layernorm)
-        if sandwich
-        else (None, layer.post_attention_layernorm)
-    )
-    norms = (
-        layer.input_layernorm,
-        getattr(attention, "q_norm", None),
-        getattr(attention, "k_norm", None),
-        *between,
-        layer.post_feedforward_layernorm if sandwich else None,
-    )
+    attention, mlp = layer.self_attn, getattr(layer, family.mlp)
+    rope = ropes.index_of(attention)
+    mixer = None
+    if family.mixer:
+        mixer = mixer_recipe(getattr(layer, family.mixer), _factor(layer, "ssm_out_multiplier"))
+    if rope is None or (mixer is None) is bool(family.mixer):
+        return None
+    inputs, keys = _factor(layer, "attention_in_multiplier"), _factor(attention, "key_multiplier")
     return LayerRecipe(
-        norms=tuple(None if norm is None else _norm(norm, family) for norm in norms),
-        attention=attention,
-        mlp=mlp,
+        norms=_norms(layer, family),
+        attention=(
+            ScaledLinear(attention.q_proj, inputs),
+            ScaledLinear(attention.k_proj, inputs, keys),
+            ScaledLinear(attention.v_proj, inputs),
+        ),
+        out_proj=attention.o_proj,
+        out_factor=_factor(layer, "attn_out_multiplier"),
+        gates=(
+            ScaledLinear(mlp.gate_proj, outputs=_factor(mlp, "gate_multiplier")),
+            ScaledLinear(mlp.up_proj),
+        ),
+        down_proj=mlp.down_proj,
+        down_factor=_factor(mlp, "down_multiplier"),
+        mixer=mixer,
         rope=rope,
         scale=float(attention.scaling),
         softcap=float(attention.attn_logit_softcapping or 0.0) if family.caps_scores else 0.0,
         window_tokens=spec.window_tokens if spec.kind is GroupKind.SLIDING else 0,
     )
+
+
+def _is_usual(layer: Any, family: LeanFamily) -> bool:
+    """The parts of a layer by name, with or without norms behind attention and MLP."""
+    names = {"self_attn", family.mlp, "input_layernorm", family.before_mlp, family.mixer} - {""}
+    if _names(layer) not in (names, names | _SANDWICH):
+        return False
+    attention, mlp = layer.self_attn, getattr(layer, family.mlp)
+    if _names(attention) - _HEAD_NORMS != _ATTENTION or _names(mlp) != _MLP:
+        return False
+    linears = [getattr(attention, name) for name in _ATTENTION]
+    linears += [getattr(mlp, name) for name in _MLP - {"act_fn"}]
+    return all(type(linear) is nn.Linear for linear in linears)
+
+
+def _norms(layer: Any, family: LeanFamily) -> tuple[NormRecipe | None, ...]:
+    attention = layer.self_attn
+    before_mlp, after = getattr(layer, family.before_mlp), (None, None)
+    if _names(layer) >= _SANDWICH:
+        after = (before_mlp, layer.post_feedforward_layernorm)
+        before_mlp = layer.pre_feedforward_layernorm
+    norms = (
+        layer.input_layernorm,
+        getattr(attention, "q_norm", None),
+        getattr(attention, "k_norm", None),
+        after[0],
+        before_mlp,
+        after[1],
+    )
+    return tuple(None if norm is None else _norm(norm, family) for norm in norms)
+
+
+def _embedding_scale(body: Any) -> float:
+    """Of its own, or of the body that reads it."""
+    own = float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0))
+    return own * _factor(body, "embedding_multiplier")
+
+
+def _factor(module: Any, name: str) -> float:
+    """A multiplier, where the module has one."""
+    return float(getattr(module, name, 1.0))
 
 
 def _norm(norm: Any, family: LeanFamily) -> NormRecipe:
@@ -208,7 +270,5 @@ class _Ropes:
 def weights_of(recipe: DecoderRecipe) -> Iterable[nn.Linear]:
     """Every linear that is packed, the head last."""
     for layer in recipe.layers:
-        attention, mlp = layer.attention, layer.mlp
-        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        yield from layer.linears
     yield recipe.head

@@ -1,0 +1,75 @@
+"""The parts of a recipe: norms, rotations, and linears between two factors.
+
+Factors, which models with multipliers have, stay beside a weight in float32: multiplied into
+16 bits they would be rounded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Joined = Callable[[list[torch.Tensor]], torch.Tensor]
+"""How the outputs of linears that are packed together lie."""
+
+
+@dataclass(frozen=True)
+class NormRecipe:
+    """weight: float32 [size], what a normalised row is multiplied by."""
+
+    weight: torch.Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class RopeRecipe:
+    """frequencies: float32 [head_size / 2]; factor: of cosines and sines."""
+
+    frequencies: torch.Tensor
+    factor: float
+
+
+@dataclass(frozen=True)
+class ScaledLinear:
+    """``outputs · (W (inputs · x) + bias)``.
+
+    :param outputs: one factor, or float32 [out].
+    """
+
+    linear: Any
+    inputs: float = 1.0
+    outputs: float | torch.Tensor = 1.0
+
+    @property
+    def factors(self) -> torch.Tensor:
+        """Of sums, before the bias: float32 [out]."""
+        return self._by_output() * self.inputs
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """What is added behind the factors: float32 [out]."""
+        bias = self.linear.bias
+        return None if bias is None else bias.detach().float() * self._by_output()
+
+    def _by_output(self) -> torch.Tensor:
+        return torch.ones(self.linear.out_features) * self.outputs
+
+
+def joined_factors(linears: Sequence[ScaledLinear], join: Joined) -> torch.Tensor | None:
+    """Of linears that are packed together; None if all are 1."""
+    factors = [one.factors for one in linears]
+    return None if all(bool((one == 1).all()) for one in factors) else join(factors)
+
+
+def joined_bias(linears: Sequence[ScaledLinear], join: Joined) -> torch.Tensor | None:
+    """Of linears that are packed together; None if none has one."""
+    biases = [one.bias for one in linears]
+    if all(bias is None for bias in biases):
+        return None
+    return join(
+        [
+            torch.zeros(one.linear.out_features) if bias is None else bias
+            for one, bias in zip(linears, biases, strict=True)
+        ]
+    )
