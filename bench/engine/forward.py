@@ -1,6 +1,8 @@
 """The forward pass alone: the lean one, the same with callbacks that do nothing, and transformers'.
 
-``--quantization int8 int4`` adds lean passes over weights of eight and four bits.
+``--quantization int8 int4`` adds lean passes over weights of eight and four bits; ``--model
+falcon-h1-small`` is a shape with states (``bench/cost/shapes``), written on first use, and
+``--transformers`` adds transformers' own step over a cache of its own.
 
 Rounds alternate.  Of a decode step it says what share of the read bandwidth of the same run the
 weights and pages were read at; of a prefill, the rate of the products with weights.
@@ -19,15 +21,18 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from bench import machine
+from bench.cost.shapes import NAMES, model_path
 from kvell.attention.choice import choose_kernels
 from kvell.attention.interface import GroupBatch
-from kvell.memory import GroupSpec, Layout, plan_layout
+from kvell.attention.states import StateBatch
+from kvell.memory import GroupKind, GroupSpec, Layout, plan_layout
 from kvell.models.loading import load_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.models.quantization import QUANTIZATIONS
@@ -86,10 +91,14 @@ def batch_of(shape: Shape, layout: Layout, seed: int) -> ForwardBatch:
     ends, new = shape.context_tokens, shape.new_tokens
     positions = torch.arange(ends - new, ends).repeat(shape.requests)
     requests = torch.arange(shape.requests + 1)
+    make = {GroupKind.STATE: _states}
     return ForwardBatch(
         torch.randint(10, 40_000, (shape.tokens,), generator=draw),
         positions,
-        tuple(_group(shape, positions, group, layout.pool_bytes, draw) for group in layout.groups),
+        tuple(
+            make.get(group.kind, _group)(shape, positions, group, layout.pool_bytes, draw)
+            for group in layout.groups
+        ),
         requests[1:] * new - 1,
     )
 
@@ -116,6 +125,52 @@ def _group(
     )
 
 
+def _states(
+    shape: Shape, positions: torch.Tensor, group: GroupSpec, pool_bytes: int, draw: torch.Generator
+) -> StateBatch:
+    """Running states that go on where they are; nothing is kept on the way."""
+    count, available = shape.requests * group.slices, pool_bytes // group.page_stride_bytes
+    if count > available:
+        raise ValueError(f"{shape} needs more than {available} pages")
+    none = torch.zeros(0, dtype=torch.int32)
+    return StateBatch(
+        query_starts=torch.arange(shape.requests + 1, dtype=torch.int32) * shape.new_tokens,
+        starts=positions[:: shape.new_tokens].int(),
+        page_ids=torch.randperm(count, generator=draw).int().view(shape.requests, group.slices),
+        cut_requests=none,
+        cut_tokens=none,
+        cut_page_ids=none.view(0, group.slices),
+    )
+
+
+class Transformers:
+    """The model in transformers' own hands: a step over a cache that it grows."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._module: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        self._caches: dict[int, Any] = {}
+
+    @torch.inference_mode()
+    def __call__(self, batch: ForwardBatch) -> object:
+        """The same tokens at the end of as long contexts, of random tokens."""
+        rows = batch.logits_rows.numel()
+        new = batch.token_ids.view(rows, -1)
+        before = int(batch.positions[0])
+        if before == 0:
+            return self._step(new, None)
+        if id(batch) not in self._caches:
+            ids = torch.randint(10, 40_000, (rows, before))
+            self._caches = {id(batch): self._step(ids, None)}  # only the newest is of use
+        self._caches[id(batch)] = self._step(new, self._caches[id(batch)])
+        return None
+
+    def _step(self, ids: torch.Tensor, cache: Any) -> Any:
+        made = self._module(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return made.past_key_values
+
+
 def measure(
     passes: dict[str, Callable[[ForwardBatch], object]],
     batch: ForwardBatch,
@@ -133,9 +188,14 @@ def measure(
 
 
 def read_bytes(model: PagedModel, layout: Layout, shape: Shape) -> int:
-    """Weights once, and the pages of every context."""
+    """Weights once, the pages of every context, and states twice."""
     pages = sum(
-        -(-shape.context_tokens // group.page_tokens) * group.page_stride_bytes
+        group.page_stride_bytes
+        * (
+            2 * group.slices  # read and written
+            if group.kind is GroupKind.STATE
+            else -(-shape.context_tokens // group.page_tokens)
+        )
         for group in layout.groups
     )
     return model.weight_bytes + shape.requests * pages
@@ -151,9 +211,11 @@ def show(
     table = Table(title="ms of a step: best (median)")
     names = list(next(iter(results.values())))
     forms = [name for name in names if name in QUANTIZATIONS]
+    theirs = [name for name in names if name == "transformers"]
     shares = [f"{name} of bandwidth" for name in ("lean", *forms)]
     for column in (
         *("step", *names, "lean tokens/s", "generic / lean", "callbacks"),
+        *(f"{name} / lean" for name in theirs),
         *(f"lean / {name}" for name in forms),
         *shares,
     ):
@@ -173,6 +235,7 @@ def show(
             f"{requests * new / lean:.0f}",
             f"{generic / lean:.2f}×",
             f"{cost:+.1%}",
+            *(f"{min(rounds[name]) / lean:.2f}×" for name in theirs),
             *(f"{lean / min(rounds[name]):.2f}×" for name in forms),
             *shares,
         )
@@ -188,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--quantization", nargs="*", choices=QUANTIZATIONS[1:], default=(), help="beside --dtype"
     )
     parser.add_argument("--steps", nargs="+", default=STEPS, help="requests x new x context")
+    parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--rounds", type=int, default=10)
     machine.add_clock_options(parser)
     parser.add_argument("--pool-mib", type=int, default=512)
@@ -195,7 +259,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     clock = machine.chosen_clock(parser, options)
-    path, dtype = resolve_model(options.model, options.cache_dir), getattr(torch, options.dtype)
+    work, dtype = options.cache_dir / "bench", getattr(torch, options.dtype)
+    named = options.model in NAMES
+    path = (
+        model_path(options.model, options.cache_dir, work)
+        if named
+        else resolve_model(options.model, options.cache_dir)
+    )
     kernels = choose_kernels(torch.device("cpu"))
     models = [load_paged_model(path, kernels, dtype, lean=lean) for lean in (True, False)]
     quantised = {
@@ -212,6 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "with callbacks": lambda batch: lean.forward(batch, NoCallbacks()),
         "generic": generic.forward,
     }
+    if options.transformers:
+        passes["transformers"] = Transformers(path, dtype)
     results, bytes_read = {}, {}
     for step in options.steps:
         shape = Shape.named(step)

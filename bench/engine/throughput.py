@@ -1,7 +1,8 @@
 """Kvell, transformers ``generate`` and transformers' continuous batching, side by side.
 
 Every round gives each system the same fresh random prompts, so no prefix cache helps.
-Tokens per second count output tokens over the whole call, prefill included.
+Tokens per second count output tokens over the whole call, prefill included.  ``--model`` may be a
+shape of ``bench/cost/shapes`` too; ``--eager`` adds Kvell over transformers' own code.
 """
 
 from kvell.cli.environment import prepare_process
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
+from bench.cost.shapes import NAMES, model_path
 from kvell.engine.sampling_params import SamplingParams
 from kvell.llm import LLM
 from kvell.models.source import resolve_model
@@ -31,9 +33,17 @@ System = Callable[[Prompts, int], int]
 """Answers all prompts with exactly so many tokens each; returns the tokens made."""
 
 
-def kvell_system(model: str, dtype: str, cache_dir: Path, kv_bytes: int) -> System:
+def kvell_system(
+    model: str, dtype: str, cache_dir: Path, kv_bytes: int, *, eager: bool = False
+) -> System:
     """Kvell as a library."""
-    llm = LLM(model, kv_memory_bytes=kv_bytes, dtype=dtype, cache_dir=cache_dir)
+    llm = LLM(
+        model,
+        kv_memory_bytes=kv_bytes,
+        dtype=dtype,
+        cache_dir=cache_dir,
+        enforce_eager=eager,
+    )
 
     def run(prompts: Prompts, max_tokens: int) -> int:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -128,18 +138,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kv-memory-mib", type=int, default=512)
     parser.add_argument("--skip-continuous-batching", action="store_true")
+    parser.add_argument("--eager", action="store_true")
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    module = load_module(
-        resolve_model(options.model, options.cache_dir), getattr(torch, options.dtype)
+    path = (
+        model_path(options.model, options.cache_dir, options.cache_dir / "bench")
+        if options.model in NAMES
+        else resolve_model(options.model, options.cache_dir)
     )
+    module = load_module(path, getattr(torch, options.dtype))
+    ours = (str(path), options.dtype, options.cache_dir, options.kv_memory_mib << 20)
     systems = {
-        "kvell": kvell_system(
-            options.model, options.dtype, options.cache_dir, options.kv_memory_mib << 20
-        ),
+        "kvell": kvell_system(*ours),
         "transformers": transformers_system(module),
     }
+    if options.eager:
+        systems["kvell eager"] = kvell_system(*ours, eager=True)
     if not options.skip_continuous_batching:
         systems["continuous batching"] = continuous_batching_system(module)
     for run in systems.values():
