@@ -11,6 +11,9 @@
 #include "finish.h"
 #include "kernels.h"
 #include "store.h"
+#if defined(__AVX512F__)
+#include "sums_avx512.h"
+#endif
 
 namespace {
 
@@ -138,6 +141,26 @@ struct Piece {
   }
 };
 
+template <class L, int R>
+KVELL_INLINE void sums_of(const typename L::Vec (&sums)[R], float* to) {
+#if defined(__AVX512F__)
+  if constexpr (R == 8) return sums_of_eight(sums, to);
+#endif
+  for (int r = 0; r < R; ++r) to[r] = L::sum(sums[r]);
+}
+
+// Numbers of the state beyond whole registers.
+template <int R>
+void advance_rest(const float* added, float decay, const float* write, const float* read,
+                  int64_t begin, int64_t size, float* state, float* y) {
+  for (int r = 0; r < R; ++r)
+    for (int64_t i = begin; i < size; ++i) {
+      float& now = state[r * size + i];
+      now = now * decay + added[r] * write[i];
+      y[r] += now * read[i];
+    }
+}
+
 // R rows of the state through a piece; each row's number of x becomes its number of y.
 template <class L, int R>
 void advance_rows(const kvell::Scan& scan, const Piece& piece, int64_t row, float* state) {
@@ -151,26 +174,22 @@ void advance_rows(const kvell::Scan& scan, const Piece& piece, int64_t row, floa
     const float *write = mixed + shape.inner() + group * size, *read = write + shape.written();
     const float step = piece.steps[token - piece.begin], decay = piece.decays[token - piece.begin];
     const auto decays = L::set(decay);
-    typename L::Vec added[R], sums[R];
-    for (int r = 0; r < R; ++r) added[r] = L::set(step * x[r]), sums[r] = L::zero();
+    float added[R], y[R];
+    typename L::Vec all[R], sums[R];
+    for (int r = 0; r < R; ++r) added[r] = step * x[r];
+    for (int r = 0; r < R; ++r) all[r] = L::set(added[r]), sums[r] = L::zero();
     for (int64_t i = 0; i < whole; i += L::kWidth) {
       const auto writes = L::load(write + i), reads = L::load(read + i);
       for (int r = 0; r < R; ++r) {
         float* at = state + r * size + i;
-        const auto now = L::madd(L::load(at), decays, times<L>(added[r], writes));
+        const auto now = L::madd(L::load(at), decays, times<L>(all[r], writes));
         L::store(at, now);
         sums[r] = L::madd(now, reads, sums[r]);
       }
     }
-    for (int r = 0; r < R; ++r) {
-      float sum = L::sum(sums[r]);
-      for (int64_t i = whole; i < size; ++i) {
-        float& now = state[r * size + i];
-        now = now * decay + step * x[r] * write[i];
-        sum += now * read[i];
-      }
-      x[r] = sum + skip * x[r];
-    }
+    sums_of<L, R>(sums, y);
+    if (whole < size) advance_rest<R>(added, decay, write, read, whole, size, state, y);
+    for (int r = 0; r < R; ++r) x[r] = y[r] + skip * x[r];
   }
 }
 

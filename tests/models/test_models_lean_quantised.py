@@ -20,7 +20,7 @@ from tests.models.harness import (
 )
 from tests.models.lean_models import every_set, lean_model
 
-FAMILIES = ("Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM")
+FAMILIES = ("FalconH1ForCausalLM", "Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM")
 every_form = pytest.mark.parametrize("quantization", ["int8", "int4"])
 
 
