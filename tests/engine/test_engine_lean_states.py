@@ -1,4 +1,4 @@
-"""A compiled pass with states in the whole engine: hits, preemption, and one pool with activations."""
+"""A lean pass with states in the whole engine: hits, preemption, one pool with activations."""
 
 import pytest
 import torch
