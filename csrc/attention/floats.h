@@ -45,7 +45,7 @@ struct Float8 {
 template <class Pool>
 KVELL_INLINE float scale_of(const uint8_t* row, int32_t head_size) {
   float scale = 1.0f;
-  if (Pool::kScaled && row)
+  if (Pool::kScaled)
     __builtin_memcpy(&scale, row + head_size * sizeof(typename Pool::Stored), sizeof(scale));
   return scale;
 }
@@ -63,7 +63,7 @@ struct FloatKernel {
   using Items = typename Lanes::Vec;
   using Stored = typename Pool::Stored;
   static constexpr int kPerItem = 1, kRows = Rows, kColumns = Columns;
-  static constexpr bool kReadsPages = false;
+  static constexpr int kChains = 1, kPageRows = 0;
 
   KVELL_INLINE Items load(const float* p) { return Lanes::load(p); }
   KVELL_INLINE Items broadcast(const float* p) { return Lanes::set(*p); }
@@ -77,7 +77,7 @@ struct FloatKernel {
       const float scale = scale_of<Pool>(rows[i], lay.head_size);
       float* to = lay.keys + i;
       for (int32_t d = 0; d < lay.head_size; ++d, to += kvell::kSpan)
-        *to = row ? Pool::read(row + d) * scale : 0.0f;
+        *to = Pool::read(row + d) * scale;
     }
   }
 
@@ -88,9 +88,8 @@ struct FloatKernel {
       const Stored* row = reinterpret_cast<const Stored*>(rows[i]);
       const float scale = scale_of<Pool>(rows[i], lay.head_size);
       float* to = lay.values + int64_t(i) * lay.padded_size;
-      const int32_t size = row ? lay.value_size : 0;
-      for (int32_t d = 0; d < size; ++d) to[d] = Pool::read(row + d) * scale;
-      for (int32_t d = size; d < lay.padded_size; ++d) to[d] = 0.0f;
+      for (int32_t d = 0; d < lay.value_size; ++d) to[d] = Pool::read(row + d) * scale;
+      for (int32_t d = lay.value_size; d < lay.padded_size; ++d) to[d] = 0.0f;
     }
   }
 

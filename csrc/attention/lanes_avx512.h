@@ -17,6 +17,7 @@ struct Avx512Lanes {
   KVELL_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
   KVELL_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
   KVELL_INLINE Vec madd(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  KVELL_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
   KVELL_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
   KVELL_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
   KVELL_INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }

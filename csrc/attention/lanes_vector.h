@@ -25,6 +25,7 @@ struct VectorLanes {
   KVELL_INLINE void store(float* p, Vec x) { *reinterpret_cast<Unaligned*>(p) = x; }
   // The flags of the translation unit decide whether this is one rounding or two.
   KVELL_INLINE Vec madd(Vec a, Vec b, Vec c) { return a * b + c; }
+  KVELL_INLINE Vec add(Vec a, Vec b) { return a + b; }
   KVELL_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
   KVELL_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
   KVELL_INLINE Vec div(Vec a, Vec b) { return a / b; }

@@ -8,13 +8,8 @@
 
 namespace {
 
-// Rows of a span for one head: null, or `rows[i] + offset_bytes`.
-struct SpanRows {
-  const uint8_t* const* rows;
-  int64_t offset_bytes;
-
-  const uint8_t* operator[](int i) const { return rows[i] ? rows[i] + offset_bytes : nullptr; }
-};
+// Rows of a span for one head; what is not to be read is a row of zeros.
+using SpanRows = const uint8_t* const*;
 
 static inline uint16_t to_bfloat16(float x) {
   uint32_t bits;
@@ -41,12 +36,14 @@ struct Lay {
     take(at, keys, int64_t(kvell::kSpan) * query_items);
     take(at, values, int64_t(kvell::kSpan) / K::kPerItem * padded_size);
     take(at, query, int64_t(rows) * query_items);
+    take(at, wide_query, K::kPageRows > 0 ? page_rows(call) * query_items * 4 : 0);
     take(at, output, int64_t(rows) * padded_size);
     take(at, sums, int64_t(rows) * kWidth);
     take(at, maximum, rows);
     take(at, total_output, int64_t(rows) * padded_size);
     take(at, total_sum, rows);
     take(at, total_maximum, rows);
+    take(at, zeros, int64_t(head_size) * 4 + 4);
     used_bytes = at - static_cast<uint8_t*>(scratch);
   }
 
@@ -55,6 +52,7 @@ struct Lay {
   }
 
   void clear_section() { clear(output, maximum, sums, int64_t(rows) * kWidth); }
+  void clear_zeros() { __builtin_memset(zeros, 0, size_t(head_size) * 4 + 4); }
   void clear_totals() { clear(total_output, total_maximum, total_sum, rows); }
 
   // Folds one section's state of a row into its total; sections must come in order.
@@ -92,10 +90,18 @@ struct Lay {
   const int32_t rows, head_size, value_size, padded_size, query_items;
   const int64_t record_floats;
   Item *keys, *values, *query;
+  Item* wide_query;  // as rows that read pages multiply it
   float *output, *sums, *maximum, *total_output, *total_sum, *total_maximum;
+  uint8_t* zeros;  // stands for rows that nobody may read
   size_t used_bytes;
 
  private:
+  // As many rows as a task has at most that reads pages.
+  int64_t page_rows(const kvell::Call& call) const {
+    const int64_t most = int64_t(K::kPageRows) * call.layer.kv_heads;
+    return rows < most ? rows : most;
+  }
+
   template <class T>
   static void take(uint8_t*& at, T*& pointer, int64_t count) {
     pointer = reinterpret_cast<T*>(at);

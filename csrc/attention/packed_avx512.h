@@ -34,7 +34,7 @@ template <class Pool>
 struct Float16Kernel : FloatKernel<Avx512Lanes, Pool, 6, 4> {
   using Base = FloatKernel<Avx512Lanes, Pool, 6, 4>;
   using Own = Lay<Float16Kernel>;
-  static constexpr bool kReadsPages = true;
+  static constexpr int kChains = 4, kPageRows = 8;
   static constexpr int kItemBytes = sizeof(typename Pool::Stored);
 
   KVELL_INLINE __m512 items_of(__m512i x) { return _mm512_castsi512_ps(x); }
@@ -57,10 +57,14 @@ struct Float16Kernel : FloatKernel<Avx512Lanes, Pool, 6, 4> {
     }
   }
 
+  static void widen_query(const Own& lay, int32_t rows_per_head) {
+    ::widen_query<Float16Kernel>(lay, rows_per_head);
+  }
+
   template <int R>
   KVELL_INLINE void scores_from_pages(const Own& lay, int32_t row, SpanRows keys, Stream& next,
                                       float (*scores)[kvell::kSpan]) {
-    transposed_scores<Float16Kernel, R>(lay, row, keys, next, scores);
+    chained_scores<Float16Kernel, R>(lay, row, keys, next, scores);
   }
 
   template <int R, int C>
@@ -81,7 +85,6 @@ struct Float16Kernel : FloatKernel<Avx512Lanes, Pool, 6, 4> {
 
  private:
   KVELL_INLINE __m512 read(const uint8_t* row, int32_t d, __mmask16 mask, int32_t head_size) {
-    if (!row) return _mm512_setzero_ps();
     const __m512 numbers = load_floats(Pool{}, row, d, mask);
     if constexpr (Pool::kScaled)
       return _mm512_mul_ps(numbers, _mm512_set1_ps(scale_of<Pool>(row, head_size)));

@@ -13,7 +13,7 @@ struct PairKernel {
   using Item = uint32_t;
   using Items = __m512bh;
   static constexpr int kPerItem = 2, kRows = 6, kColumns = 4;
-  static constexpr bool kReadsPages = true;
+  static constexpr int kChains = 4, kPageRows = 8;
   static constexpr int kItemBytes = 4;
 
   KVELL_INLINE Items load(const uint32_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -46,14 +46,18 @@ struct PairKernel {
     }
   }
 
+  static void widen_query(const Lay<PairKernel>& lay, int32_t rows_per_head) {
+    ::widen_query<PairKernel>(lay, rows_per_head);
+  }
+
   template <int R>
   KVELL_INLINE void scores_from_pages(const Lay<PairKernel>& lay, int32_t row, SpanRows keys,
                                       Stream& next, float (*scores)[kvell::kSpan]) {
-    transposed_scores<PairKernel, R>(lay, row, keys, next, scores);
+    chained_scores<PairKernel, R>(lay, row, keys, next, scores);
   }
 
   KVELL_INLINE __m512i read_items(const uint8_t* row, int32_t item, __mmask16 mask, int32_t) {
-    return load_items(row, item, mask);
+    return _mm512_maskz_loadu_epi32(mask, row + item * 4);
   }
 
   // Adds weights × V for dimensions [column, column + 16 C), as far as they exist.
@@ -61,24 +65,11 @@ struct PairKernel {
   KVELL_INLINE void add_from_pages(__m512 (&acc)[R][C], const uint32_t* weights,
                                    const Lay<PairKernel>& lay, SpanRows values, int32_t column,
                                    int32_t depth, Stream& next) {
-    const int32_t left = lay.value_size - column;
-    const __m512i first = pair_order(0), second = pair_order(16);
-    for (int32_t k = 0; k < depth; ++k) {
-      const uint8_t *even = values[2 * k], *odd = values[2 * k + 1];
-      next.advance(C);
-      Items items[C];
-      for (int c = 0; c < C; c += 2) {
-        const __mmask32 mask = elements_left(left - c * 16);
-        const __m512i a = load_row(even, column + c * 16, mask);
-        const __m512i b = load_row(odd, column + c * 16, mask);
-        items[c] = items_of(_mm512_permutex2var_epi16(a, first, b));
-        if (c + 1 < C) items[c + 1] = items_of(_mm512_permutex2var_epi16(a, second, b));
-      }
-      for (int r = 0; r < R; ++r) {
-        const Items weight = broadcast(weights + r * (kvell::kSpan / 2) + k);
-        for (int c = 0; c < C; ++c) acc[r][c] = multiply_add(acc[r][c], weight, items[c]);
-      }
-    }
+    if (lay.value_size - column >= (C + 1) / 2 * 32)
+      add_pairs<R, C>(acc, weights, values, column, depth, next, [](int) { return 0xffffffffu; });
+    else
+      add_pairs<R, C>(acc, weights, values, column, depth, next,
+                      [&](int c) { return elements_left(lay.value_size - column - c * 16); });
   }
 
   static void pack_query(const kvell::Call& call, const kvell::Task& task,
@@ -110,6 +101,27 @@ struct PairKernel {
   }
 
  private:
+  template <int R, int C, class Mask>
+  KVELL_INLINE void add_pairs(__m512 (&acc)[R][C], const uint32_t* weights, SpanRows values,
+                              int32_t column, int32_t depth, Stream& next, Mask mask) {
+    const __m512i first = pair_order(0), second = pair_order(16);
+    for (int32_t k = 0; k < depth; ++k) {
+      const uint8_t *even = values[2 * k], *odd = values[2 * k + 1];
+      next.advance(C);
+      Items items[C];
+      for (int c = 0; c < C; c += 2) {
+        const __m512i a = load_row(even, column + c * 16, mask(c));
+        const __m512i b = load_row(odd, column + c * 16, mask(c));
+        items[c] = items_of(_mm512_permutex2var_epi16(a, first, b));
+        if (c + 1 < C) items[c + 1] = items_of(_mm512_permutex2var_epi16(a, second, b));
+      }
+      for (int r = 0; r < R; ++r) {
+        const Items weight = broadcast(weights + r * (kvell::kSpan / 2) + k);
+        for (int c = 0; c < C; ++c) acc[r][c] = multiply_add(acc[r][c], weight, items[c]);
+      }
+    }
+  }
+
   // Indices that interleave elements [from, from+16) of two rows of 32.
   KVELL_INLINE __m512i pair_order(int from) {
     alignas(64) uint16_t order[32];
@@ -123,7 +135,7 @@ struct PairKernel {
     return n >= 32 ? 0xffffffffu : (1u << n) - 1;
   }
   KVELL_INLINE __m512i load_row(const uint8_t* row, int32_t element, __mmask32 mask) {
-    return row ? _mm512_maskz_loadu_epi16(mask, row + element * 2) : _mm512_setzero_si512();
+    return _mm512_maskz_loadu_epi16(mask, row + element * 2);
   }
 };
 

@@ -76,7 +76,7 @@ static inline __attribute__((always_inline)) float weigh(float* scores, int begi
   const bool nothing = maximum == -__builtin_inff();
   const auto shift = L::set(nothing ? 0.0f : -maximum);
   for (int i = 0; i < kVectors; ++i)
-    L::store(scores + i * L::kWidth, exp_of<L>(L::madd(x[i], L::set(1.0f), shift)));
+    L::store(scores + i * L::kWidth, exp_of<L>(L::add(x[i], shift)));
   return before == maximum ? 1.0f : exp_of_one<L>(before - maximum);
 }
 

@@ -11,7 +11,10 @@ namespace {
 
 class Stream {
  public:
-  void clear() { count_ = next_ = 0; }
+  void clear() {
+    count_ = taken_ = 0;
+    at_ = end_ = nullptr;
+  }
 
   // Appends `bytes` from `begin`; runs that touch become one.
   void add(const uint8_t* begin, int64_t bytes) {
@@ -23,16 +26,10 @@ class Stream {
   }
 
   // Prefetches the next `lines` cache lines into the second-level cache.
-  void advance(int lines) {
-    while (lines > 0 && next_ < count_) {
-      Run& run = runs_[next_];
-      const int left = static_cast<int>((run.end - run.begin + kLineBytes - 1) / kLineBytes);
-      const int now = lines < left ? lines : left;
-      for (int i = 0; i < now; ++i) __builtin_prefetch(run.begin + i * kLineBytes, 0, 2);
-      run.begin += now * kLineBytes;
-      lines -= now;
-      if (now == left) ++next_;
-    }
+  inline __attribute__((always_inline)) void advance(int lines) {
+    if (end_ - at_ < lines * kLineBytes) return advance_over_runs(lines);
+    for (int i = 0; i < lines; ++i) __builtin_prefetch(at_ + i * kLineBytes, 0, 2);
+    at_ += lines * kLineBytes;
   }
 
  private:
@@ -40,8 +37,22 @@ class Stream {
   struct Run {
     const uint8_t *begin, *end;
   };
+
+  __attribute__((noinline)) void advance_over_runs(int lines) {
+    for (; lines > 0; --lines) {
+      if (at_ >= end_) {
+        if (taken_ == count_) return;
+        at_ = runs_[taken_].begin;
+        end_ = runs_[taken_++].end;
+      }
+      __builtin_prefetch(at_, 0, 2);
+      at_ += kLineBytes;
+    }
+  }
+
   Run runs_[kRuns];
-  int count_ = 0, next_ = 0;
+  const uint8_t *at_ = nullptr, *end_ = nullptr;  // what is left of the run that is being fetched
+  int count_ = 0, taken_ = 0;
 };
 
 }  // namespace

@@ -5,8 +5,9 @@
 //   K::Lanes, K::Item, K::kPerItem, K::kRows × K::kColumns registers of accumulators
 //   K::multiply_add(acc, item, items), K::pack_keys, K::pack_values, K::pack_query,
 //   K::pack_weights (weights → items, adds what it packed to the row's lane sums),
-//   K::kReadsPages: it also has read_items, scores_from_pages and add_from_pages, which do
-//   the same arithmetic in the same order without packing
+//   K::kChains: how many sums a score consists of
+//   K::kPageRows > 0: so many rows read pages, through widen_query, scores_from_pages and
+//   add_from_pages, which do the same arithmetic in the same order without packing
 #pragma once
 #include <cstdint>
 
@@ -23,12 +24,12 @@ using kvell::kSpan;
 using kvell::Range;
 using kvell::Task;
 
-// acc[r][c] += Σ_k a[r][k] · b[k][c], in the order of k, whatever R and C are.
-template <class K, int R, int C>
+// acc[r][c] += Σ_k a[r][k] · b[k][c] for k = 0, Step, 2 Step …, in this order, whatever R and C are.
+template <class K, int R, int C, int Step = 1>
 static inline __attribute__((always_inline)) void multiply(
     typename K::Lanes::Vec (&acc)[R][C], const typename K::Item* a, int64_t a_stride,
     const typename K::Item* b, int64_t b_stride, int32_t depth) {
-  for (int32_t k = 0; k < depth; ++k) {
+  for (int32_t k = 0; k < depth; k += Step) {
     typename K::Items column[C];
     for (int c = 0; c < C; ++c) column[c] = K::load(b + k * b_stride + c * K::Lanes::kWidth);
     for (int r = 0; r < R; ++r) {
@@ -44,6 +45,7 @@ class Tile {
   using Vec = typename L::Vec;
   using Item = typename K::Item;
   static constexpr int kWidth = L::kWidth;
+  static constexpr int64_t kAheadBytes = 64 << 10;
 
  public:
   Tile(const Call& call, const Task& task, void* scratch)
@@ -53,7 +55,8 @@ class Tile {
         rows_per_head_(task.tokens() * group_),
         rows_(rows_per_head_ * task.heads()),
         first_position_(call.batch.position(task.request, task.token_begin)),
-        lay_(call, rows_, scratch) {}
+        lay_(call, rows_, scratch),
+        heads_ahead_(heads_ahead(call.layer)) {}
 
   void run() {
     Range range = kvell::readable(call_, task_);
@@ -61,6 +64,8 @@ class Tile {
     range.end = min(range.end, task_.section_end * kSection);
     if (!task_.record) lay_.clear_totals();
     K::pack_query(call_, task_, lay_);
+    if constexpr (K::kPageRows > 0)
+      if (rows_per_head_ <= K::kPageRows) K::widen_query(lay_, rows_per_head_);
     spans(range);
     if (!task_.record) lay_.finish(task_, rows_per_head_);
   }
@@ -74,17 +79,29 @@ class Tile {
   }
 
  private:
+  // Heads whose rows of a span are fetched together: a page's are neighbours in memory, but
+  // what is fetched must stay in the second-level cache until its turn.
+  static int32_t heads_ahead(const kvell::Layer& layer) {
+    const int64_t head = kSpan * layer.row_bytes() * (layer.latent_size > 0 ? 1 : 2);
+    return head < kAheadBytes ? static_cast<int32_t>(kAheadBytes / head) : 1;
+  }
+
   static int32_t min(int32_t a, int32_t b) { return a < b ? a : b; }
   static int32_t max(int32_t a, int32_t b) { return a > b ? a : b; }
 
   void spans(Range range) {
-    const uint8_t* rows[kSpan];
     const int32_t first = range.begin / kSpan * kSpan;
     for (int32_t position = first; position < range.end; position += kSpan) {
       if (position == first || position % kSection == 0) lay_.clear_section();
-      find_rows(position, range, rows);
-      stream_span(position + kSpan, range.end);
-      for (int32_t head = 0; head < task_.heads(); ++head) attend_head(head, position, rows);
+      find_rows(position, range);
+      for (int32_t head = 0; head < task_.heads(); head += heads_ahead_) {
+        const int32_t after = min(head + heads_ahead_, task_.heads());
+        if (after < task_.heads())
+          stream(position, min(position + kSpan, range.end), after);
+        else
+          stream(position + kSpan, min(position + 2 * kSpan, range.end), 0);
+        for (int32_t h = head; h < after; ++h) attend_head(h, position);
+      }
       const int32_t after = position + kSpan;
       if (after % kSection == 0 || after >= range.end) task_.record ? keep_record() : fold_section();
     }
@@ -92,21 +109,30 @@ class Tile {
 
   // Address of the task's first head's K row of each position of a span, null where
   // nothing is to be read.
-  void find_rows(int32_t position, Range range, const uint8_t** rows) const {
+  void find_rows(int32_t position, Range range) {
     const int32_t page_tokens = call_.layer.page_tokens;
     const int64_t row_bytes = call_.layer.row_bytes();
     const int64_t at = task_.head_begin * call_.layer.head_bytes();
-    const uint8_t* row = nullptr;
-    for (int32_t i = 0; i < kSpan; ++i, ++position) {
-      const bool inside = position >= range.begin && position < range.end;
-      if (!inside)
-        row = nullptr;
-      else if (row && position % page_tokens != 0)
-        row += row_bytes;
-      else
-        row = page_of(position) + at + position % page_tokens * row_bytes;
-      rows[i] = row;
+    const int32_t begin = max(range.begin - position, 0), end = min(range.end - position, kSpan);
+    whole_ = begin == 0 && end == kSpan;
+    if (!whole_) {
+      for (const uint8_t*& row : rows_of_span_) row = nullptr;
+      lay_.clear_zeros();
     }
+    for (int32_t i = begin; i < end;) {
+      const int32_t in_page = (position + i) % page_tokens;
+      const uint8_t* row = page_of(position + i) + at + in_page * row_bytes;
+      for (const int32_t stop = min(end, i + page_tokens - in_page); i < stop; row += row_bytes)
+        rows_of_span_[i++] = row;
+    }
+  }
+
+  // The span's rows of one head, `at` bytes behind the first head's.
+  void shift_rows(int64_t at, const uint8_t** rows) const {
+    for (int i = 0; i < kSpan; ++i) rows[i] = rows_of_span_[i] + at;
+    if (whole_) return;
+    for (int i = 0; i < kSpan; ++i)
+      if (!rows_of_span_[i]) rows[i] = lay_.zeros;
   }
 
   const uint8_t* page_of(int32_t position) const {
@@ -116,20 +142,21 @@ class Tile {
     return call_.layer.page(batch.page_ids[batch.table_starts[task_.request] + entry]);
   }
 
-  // Lines up the task's heads of positions [position, position + kSpan) to be prefetched.
-  void stream_span(int32_t position, int32_t range_end) {
+  // Lines up positions [position, end) of the task's next heads from `first` on.
+  void stream(int32_t position, int32_t end, int32_t first) {
     const int32_t page_tokens = call_.layer.page_tokens;
     const int64_t row_bytes = call_.layer.row_bytes(), head_bytes = call_.layer.head_bytes();
+    const int32_t head_begin = task_.head_begin + first;
+    const int32_t head_end = min(head_begin + heads_ahead_, task_.head_end);
     next_.clear();
-    const int32_t end = min(position + kSpan, range_end);
     while (position < end) {
       const int32_t row = position % page_tokens;
       const int32_t rows = min(page_tokens - row, end - position);
       const uint8_t* keys = page_of(position) + row * row_bytes;
       const uint8_t* values = keys + call_.layer.value_offset_bytes();
-      for (int32_t head = task_.head_begin; head < task_.head_end; ++head)
+      for (int32_t head = head_begin; head < head_end; ++head)
         next_.add(keys + head * head_bytes, rows * row_bytes);
-      for (int32_t head = task_.head_begin; head < task_.head_end && values != keys; ++head)
+      for (int32_t head = head_begin; head < head_end && values != keys; ++head)
         next_.add(values + head * head_bytes, rows * row_bytes);
       position += rows;
     }
@@ -137,12 +164,14 @@ class Tile {
 
   // One head's rows × one span. A few rows read the pages themselves; for more, K and V
   // are packed once and read from cache by every group of rows.
-  void attend_head(int32_t head, int32_t position, const uint8_t* const* rows) {
+  void attend_head(int32_t head, int32_t position) {
     const int64_t at = head * call_.layer.head_bytes();
-    const SpanRows keys{rows, at}, values{rows, at + call_.layer.value_offset_bytes()};
-    if constexpr (K::kReadsPages) {
-      if (rows_per_head_ <= K::kRows)
-        return remainder<K::kRows, true>(head, 0, position, keys, values);
+    const uint8_t *keys[kSpan], *values[kSpan];
+    shift_rows(at, keys);
+    shift_rows(at + call_.layer.value_offset_bytes(), values);
+    if constexpr (K::kPageRows > 0) {
+      if (rows_per_head_ <= K::kPageRows)
+        return remainder<K::kPageRows, true>(head, 0, position, keys, values);
     }
     K::pack_keys(lay_, keys, next_);
     K::pack_values(lay_, values, next_);
@@ -196,24 +225,32 @@ class Tile {
             call_.batch.table_end(task_.request, page_tokens)};
   }
 
+  // A score is the sum of K::kChains sums, each over every K::kChains-th item, in this order.
   template <int R>
   void scores_of(int32_t row, float (*scores)[kSpan]) const {
-    constexpr int C = K::kColumns;
+    constexpr int C = K::kChains > 1 ? K::kColumns / 2 : K::kColumns;
     for (int32_t column = 0; column < kSpan; column += C * kWidth) {
-      Vec acc[R][C];
+      Vec total[R][C];
+      for (int chain = 0; chain < K::kChains; ++chain) {
+        Vec acc[R][C];
+        for (int r = 0; r < R; ++r)
+          for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
+        multiply<K, R, C, K::kChains>(acc, lay_.query + row * lay_.query_items + chain,
+                                      lay_.query_items, lay_.keys + chain * kSpan + column, kSpan,
+                                      lay_.query_items - chain);
+        for (int r = 0; r < R; ++r)
+          for (int c = 0; c < C; ++c)
+            total[r][c] = chain == 0 ? acc[r][c] : L::add(total[r][c], acc[r][c]);
+      }
       for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
-      multiply<K, R, C>(acc, lay_.query + row * lay_.query_items, lay_.query_items,
-                        lay_.keys + column, kSpan, lay_.query_items);
-      for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) L::store(scores[r] + column + c * kWidth, acc[r][c]);
+        for (int c = 0; c < C; ++c) L::store(scores[r] + column + c * kWidth, total[r][c]);
     }
   }
 
   template <int R, bool FromPages>
   void values_of(int32_t row, const Item* weights, const float* factor, int32_t depth,
                  SpanRows values) {
-    constexpr int C = K::kColumns;
+    constexpr int C = FromPages && R > 6 ? K::kColumns / 2 : K::kColumns;  // as registers allow
     int32_t column = 0;
     for (; column + C * kWidth <= lay_.padded_size; column += C * kWidth)
       values_columns<R, C, FromPages>(row, column, weights, factor, depth, values);
@@ -259,6 +296,9 @@ class Tile {
   const Task& task_;
   const int32_t group_, rows_per_head_, rows_, first_position_;
   Lay<K> lay_;
+  const int32_t heads_ahead_;
+  bool whole_ = false;  // no row of the span is null
+  const uint8_t* rows_of_span_[kSpan];
   Stream next_;
 };
 
