@@ -62,16 +62,23 @@ def read_bandwidth(
     rounds: int = ROUNDS, size_bytes: int = FAR_BYTES, clock: Clock = time.perf_counter
 ) -> float:
     """Bytes per second, best of ``rounds``; with torch's threads."""
-    words = torch.ones(size_bytes // 4, dtype=torch.float32)
+    return read_rate(torch.ones(size_bytes // 4, dtype=torch.float32), rounds, clock)
+
+
+def read_rate(words: torch.Tensor, rounds: int = ROUNDS, clock: Clock = time.perf_counter) -> float:
+    """The same for memory that is there: bytes per second of summing ``words``, float32."""
     return words.nbytes / best_seconds(words.sum, rounds, clock)
 
 
 def gemm_rate(
-    dtype: torch.dtype = torch.bfloat16, rounds: int = ROUNDS, size: int = GEMM_SIZE
+    dtype: torch.dtype = torch.bfloat16,
+    rounds: int = ROUNDS,
+    size: int = GEMM_SIZE,
+    clock: Clock = time.perf_counter,
 ) -> float:
     """Floating-point operations per second of a square product, best of ``rounds``."""
     left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
-    return 2 * size**3 / best_seconds(lambda: left @ right, rounds)
+    return 2 * size**3 / best_seconds(lambda: left @ right, rounds, clock)
 
 
 def measured_roofline(rounds: int = ROUNDS) -> Roofline:

@@ -1,12 +1,17 @@
 """How near is decode to the read bandwidth, for every head shape, 1 K to 8 K of context?
 
 The shapes are those of ``bench/configs`` and of the packaged model; of each, pages of 8 and of 16
-tokens take turns.  Everything read in a run is larger than the caches.  ``--clock cpu --threads 1``
-counts the thread's own seconds, in which busy neighbours matter only through caches and memory.
+tokens take turns.  Everything read in a run is larger than the caches and lies in huge pages, as
+the engine's pool does.  ``--clock cpu --threads 1`` counts the thread's own seconds, in which busy
+neighbours matter only through caches and memory.
+
+Beside the share of the bandwidth stands the share of the roofline: where a byte asks for more
+arithmetic than the machine does while it reads one, the products' peak is the limit.
 """
 
 import argparse
 import json
+import mmap
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +48,17 @@ class Shape(Heads):
     def token_bytes(self) -> int:
         """Bytes of one token in one layer, bf16."""
         return super().token_bytes // (2 if self.value_size else 1)
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Of a token's keys and values; a multiply and add is two."""
+        sizes = self.head_size + (self.value_size or self.head_size)
+        return 2 * self.heads * sizes / self.token_bytes
+
+    def limit(self, roofline: machine.Roofline) -> float:
+        """Bytes per second that memory and arithmetic both allow."""
+        arithmetic = roofline.gemm_flops_per_second / self.flops_per_byte
+        return min(roofline.read_bytes_per_second, arithmetic)
 
     @property
     def label(self) -> str:
@@ -131,27 +147,58 @@ def measured(
     return Cell(shape, context, read_bytes, {size: taken[1:] for size, taken in seconds.items()})
 
 
-def show(console: Console, cells: Sequence[Cell], bandwidth: float) -> None:
+def show(console: Console, cells: Sequence[Cell], roofline: machine.Roofline) -> None:
     """A row for each shape; shares are of the best run."""
-    table = Table(title=f"decode, share of {bandwidth / 1e9:.1f} GB/s: pages of 16 (of 8)")
+    bandwidth, flops = roofline.read_bytes_per_second, roofline.gemm_flops_per_second
+    limits = f"{bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s"
+    table = Table(title=f"decode, share of bandwidth: pages of 16 (of 8); {limits}")
     contexts = sorted({cell.context for cell in cells})
-    for name in ("heads", "from", *map(str, contexts), "8 over 16"):
-        table.add_column(name, justify="left" if name in ("heads", "from") else "right")
+    left = ("heads", "from", "bound by")
+    for name in (*left, "flops/byte", *map(str, contexts), "of roofline", "8 over 16"):
+        table.add_column(name, justify="left" if name in left else "right")
     for shape in dict.fromkeys(cell.shape for cell in cells):
         own = [cell for cell in cells if cell.shape == shape]
         shares = [f"{c.rate(16) / bandwidth:.0%} ({c.rate(8) / bandwidth:.0%})" for c in own]
-        small = statistics.median(cell.small_over_large for cell in own)
-        table.add_row(shape.label, shape.name, *shares, f"{small - 1:+.1%}")
+        rates = sorted(cell.rate(16) / shape.limit(roofline) for cell in own)
+        table.add_row(
+            *(shape.label, shape.name, _bound(shape, roofline), f"{shape.flops_per_byte:.1f}"),
+            *shares,
+            f"{rates[0]:.0%} to {rates[-1]:.0%}",
+            f"{statistics.median(cell.small_over_large for cell in own) - 1:+.1%}",
+        )
     console.print(table)
 
 
-def below(cells: Sequence[Cell], bandwidth: float) -> list[str]:
-    """Shapes and contexts that do not reach what is wanted."""
+def _bound(shape: Shape, roofline: machine.Roofline) -> str:
+    return "memory" if shape.limit(roofline) == roofline.read_bytes_per_second else "arithmetic"
+
+
+def below(cells: Sequence[Cell], roofline: machine.Roofline) -> list[str]:
+    """Shapes and contexts that do not reach what is wanted of the bandwidth."""
     return [
         f"{cell.shape.label} at {cell.context}: {cell.rate(16) / bandwidth:.0%}"
+        + f", of its roofline {cell.rate(16) / cell.shape.limit(roofline):.0%}"
+        for bandwidth in (roofline.read_bytes_per_second,)
         for cell in cells
         if cell.rate(16) < WANTED * bandwidth
     ]
+
+
+def random_pool(size_bytes: int) -> torch.Tensor:
+    """Normal numbers in bf16, as bytes, in huge pages where the system has them."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    pool = torch.frombuffer(memory, dtype=torch.bfloat16)
+    return pool.normal_().view(torch.uint8)
+
+
+def limits(pool: torch.Tensor, runs: int, clock: machine.Clock) -> machine.Roofline:
+    """Both limits now; what is read is the pool itself."""
+    words = pool.view(torch.float32)
+    return machine.Roofline(
+        machine.read_rate(words, runs, clock), machine.gemm_rate(rounds=runs, clock=clock)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -165,25 +212,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     clock = machine.chosen_clock(parser, options)
     torch.manual_seed(0)
     console = Console(width=120)
-    pool = torch.randn(READ_BYTES // 2, dtype=torch.bfloat16).view(torch.uint8)
-    rates = [machine.read_bandwidth(options.runs, clock=clock)]
+    pool = random_pool(READ_BYTES)
+    seen = [limits(pool, options.runs, clock)]
     cells: list[Cell] = []
     for shape in shapes():
         cells += [
             measured(shape, context, pool, options.runs, clock) for context in options.contexts
         ]
-        rates.append(machine.read_bandwidth(options.runs, clock=clock))
-    bandwidth = max(rates)
-    show(console, cells, bandwidth)
-    console.print(f"below {WANTED:.0%}: {'; '.join(below(cells, bandwidth)) or 'none'}")
+        seen.append(limits(pool, options.runs, clock))
+    roofline = machine.best_of(seen)
+    show(console, cells, roofline)
+    console.print(f"below {WANTED:.0%}: {'; '.join(below(cells, roofline)) or 'none'}")
     if options.json:
-        found = [
-            {"heads": cell.shape.label, "from": cell.shape.name, "context": cell.context}
-            | {f"share_of_{size}": cell.rate(size) / bandwidth for size in PAGE_TOKENS}
-            for cell in cells
-        ]
-        about = machine.describe(clock) | {"clock": options.clock, "best_of_run": bandwidth}
+        about = machine.describe(clock) | {
+            "clock": options.clock,
+            "best_of_run": roofline.read_bytes_per_second,
+            "flops_of_run": roofline.gemm_flops_per_second,
+        }
+        found = [_facts(cell, roofline) for cell in cells]
         options.json.write_text(json.dumps({"machine": about, "cells": found}, indent=1) + "\n")
+
+
+def _facts(cell: Cell, roofline: machine.Roofline) -> dict[str, object]:
+    bandwidth, limit = roofline.read_bytes_per_second, cell.shape.limit(roofline)
+    return {
+        "heads": cell.shape.label,
+        "from": cell.shape.name,
+        "context": cell.context,
+        "flops_per_byte": cell.shape.flops_per_byte,
+        "bound_by": _bound(cell.shape, roofline),
+        **{f"share_of_{size}": cell.rate(size) / bandwidth for size in PAGE_TOKENS},
+        **{f"roofline_share_of_{size}": cell.rate(size) / limit for size in PAGE_TOKENS},
+    }
 
 
 if __name__ == "__main__":

@@ -1,9 +1,22 @@
 """Head shapes of the configs, and what a run of each reads."""
 
+from io import StringIO
+
 import pytest
 import torch
+from rich.console import Console
 
-from bench.attention.decode_shapes import Cell, Shape, below, layers_of, measured, shapes
+from bench.attention.decode_shapes import (
+    Cell,
+    Shape,
+    below,
+    layers_of,
+    measured,
+    random_pool,
+    shapes,
+    show,
+)
+from bench.machine import Roofline
 
 LLAMA = Shape("llama", 32, 8, 128)
 LATENT = Shape("deepseek", 16, 1, 576, 512)
@@ -40,7 +53,35 @@ def test_a_run_reads_whole_contexts_and_pages_take_turns() -> None:
 
 
 def test_only_what_is_slow_is_named() -> None:
+    roofline = Roofline(read_bytes_per_second=140.0, gemm_flops_per_second=30.0 * 70)
     fast = Cell(LLAMA, 1024, 100, {16: [1.0, 2.0], 8: [1.5, 2.0]})
     slow = Cell(LATENT, 2048, 100, {16: [2.0, 2.0], 8: [2.0, 2.0]})
-    assert below([fast, slow], 140.0) == ["16/1 x 576 latent at 2048: 36%"]
+    [named] = below([fast, slow], roofline)
+    assert named == "16/1 x 576 latent at 2048: 36%, of its roofline 72%"
     assert fast.small_over_large == 1.25
+
+
+def test_arithmetic_of_a_byte_is_query_heads_over_kv_heads_unless_keys_are_values_too() -> None:
+    assert LLAMA.flops_per_byte == 32 / 8
+    assert LATENT.flops_per_byte == 2 * 16 * (576 + 512) / (576 * 2)
+
+
+def test_the_lower_of_two_limits_counts() -> None:
+    roofline = Roofline(read_bytes_per_second=10.0, gemm_flops_per_second=100.0)
+    assert LLAMA.limit(roofline) == 10.0
+    assert LATENT.limit(roofline) == 100.0 / LATENT.flops_per_byte
+
+
+def test_a_table_says_what_bounds_each_shape() -> None:
+    console = Console(width=150, record=True, file=StringIO())
+    cells = [Cell(shape, 1024, 100, {16: [10.0], 8: [20.0]}) for shape in (LLAMA, LATENT)]
+    show(console, cells, Roofline(read_bytes_per_second=20.0, gemm_flops_per_second=400.0))
+    llama, latent = (line for line in console.export_text().splitlines() if " x " in line)
+    assert "memory" in llama and "50% (25%)" in llama
+    assert "arithmetic" in latent and "76% to 76%" in latent
+
+
+def test_a_pool_is_random_and_finite() -> None:
+    numbers = random_pool(1 << 16).view(torch.bfloat16)
+    assert numbers.numel() == 1 << 15
+    assert bool(numbers.isfinite().all()) and 0.9 < float(numbers.float().std()) < 1.1
