@@ -8,7 +8,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 from rich.console import Console
@@ -23,13 +22,13 @@ from bench.managers.chunk_cache import (
     hit_rate,
     prompt_of,
 )
+from kvell.simulator.hints import is_wrong
 from kvell.simulator.trace import read_trace
 
 RESULTS = Path("bench", "results", "eviction.json")
 TRACES = ("mooncake-conversation", "mooncake-synthetic", "coding-assistant")
 PERCENTS = (5, 10)
 WRONG_HINTS = 0.1
-_HINT_KEY = b"kvell"
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,9 @@ def hints(prompts: Sequence[Prompt]) -> list[bool]:
         prompt = prompts[index]
         full = prompt.prompt_tokens // prompt.chunk_tokens
         returns = 0 < full <= len(prompt.chain) and prompt.chain[full - 1] in later
-        told.append(returns != is_wrong(index))
+        told.append(returns != is_wrong(index, WRONG_HINTS))
         later.update(prompt.chain)
     return told[::-1]
-
-
-def is_wrong(index: int) -> bool:
-    """Is the hint of request number ``index`` flipped?"""
-    digest = blake2b(str(index).encode(), key=_HINT_KEY, digest_size=8).digest()
-    return int.from_bytes(digest, "little") < WRONG_HINTS * 2**64
 
 
 def measured(trace: str, prompts: Sequence[Prompt], percent: int) -> Outcome:

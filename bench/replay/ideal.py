@@ -79,7 +79,9 @@ class IdealCore:
         self._held[self._last_handle] = Held(facts, own, lease_until)
         return self._last_handle
 
-    def claim(self, handle: int, expected_tokens: int) -> None:
+    def claim(
+        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
+    ) -> None:
         """It is no lease any more; what is expected needs nothing yet."""
         self._held[handle].lease_until = None
 
@@ -145,7 +147,7 @@ class IdealCore:
             held = self._held[handle]
             held.computed, held.until = length, max(length, held.until)
 
-    def close(self, handle: int, *, renew: bool = True) -> None:
+    def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
         """Its bytes are free."""
         del self._held[handle]
 

@@ -36,8 +36,8 @@ void add_to(Model& model, int32_t index, const Rules& group) {
 }  // namespace
 
 Core::Core(Groups groups, const std::vector<std::string>& names, int32_t num_large,
-           const Sharing& sharing)
-    : store_(std::move(groups), num_large, sharing),
+           const Sharing& sharing, const HazardSettings& learning)
+    : store_(std::move(groups), num_large, sharing, learning),
       publisher_(store_),
       compactor_(store_),
       lookup_(store_),
@@ -111,6 +111,7 @@ void Core::begin_step(int64_t step) {
     throw std::invalid_argument("steps only grow: " + std::to_string(step) + " after " +
                                 std::to_string(store_.step));
   store_.step = step;
+  store_.rule.set_time(step);
   for (auto lease = leases_.begin(); lease != leases_.end();) {
     const auto here = lease++;
     if (here->second < step) close(here->first, false);
@@ -142,6 +143,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
     h.drops |= dropped_tokens(store_.groups[g], h.facts) > 0;
     lookup_.resume(h, g, length, prompt.tokens);
   }
+  if (store_.rule.learns()) h.root = root;
   h.publishes = !h.drops && !(h.model->counts_images && !h.facts.images.empty());
   h.handle = next_handle_++;
   h.hit_tokens = h.computed = h.published = length;
@@ -167,8 +169,9 @@ void Core::watch(const Holder& h) {
   store_.tree.watch(lookup_.path().node, lookup_.path().length, *h.model);
 }
 
-void Core::claim(int32_t handle, int64_t expected_tokens) {
+void Core::claim(int32_t handle, int64_t expected_tokens, Hint hint) {
   Holder& h = holder(handle);
+  h.hint = hint;
   if (handle == turned_away_.handle) turned_away_ = {};
   h.claimed = true;
   h.prompt.keep();
@@ -336,7 +339,6 @@ void Core::checkpoint(Ints handles, Ints until, StateRows& rows) {
 
 // Reserves pages for the states worth keeping, the most valuable first.
 void Core::keep_states(Holder& h, int32_t g, int64_t index, StateRows& rows) {
-  constexpr int64_t kEveryPrefix = int64_t(1) << 31;
   const Rules& group = store_.groups[g];
   std::stable_sort(cuts_.begin(), cuts_.end(), [this](const Cut& a, const Cut& b) {
     return store_.usefulness.rank(a.sort) > store_.usefulness.rank(b.sort);
@@ -345,8 +347,8 @@ void Core::keep_states(Holder& h, int32_t g, int64_t index, StateRows& rows) {
     const bool is_worth = cut.end - h.hit_tokens >= group.worth_tokens;
     const int64_t asked = store_.usefulness.rank(cut.sort);
     const int64_t rank = is_worth ? asked : std::min(asked, kCoarse);
-    const Key limit = store_.rule.key(rank, store_.step, kEveryPrefix);
-    std::vector<int32_t> slots = store_.placer.keep(g, group.slices, rank, limit);
+    std::vector<int32_t> slots =
+        store_.placer.keep(g, group.slices, rank, store_.rule.limit(rank));
     if (slots.empty()) continue;
     for (int32_t part = 0; part < group.slices; ++part)
       rows.push_back({int32_t(index), g, int32_t(cut.end), part,
@@ -382,7 +384,7 @@ std::vector<int64_t> Core::reclaim_order() const {
     if (large.used) {
       order[id] = std::numeric_limits<int64_t>::max();
     } else if (large.cached) {
-      const Key& key = pool.youngest_of(id);
+      const Key key = pool.youngest(id);
       order[id] = kCached + (rank_of(key) << kOrderRankShift) + time_of(key);
     } else {
       order[id] = pool.is_withheld(id) ? kWithheld : kEmpty;
@@ -468,14 +470,14 @@ void Core::check_advance(const Holder& h, int64_t computed) {
                                 std::to_string(h.handle));
 }
 
-void Core::close(int32_t handle, bool renew) {
+void Core::close(int32_t handle, bool renew, bool returns) {
   std::unique_ptr<Holder>* found = holders_.find(handle);
   if (!found) throw UnknownHandle{handle};
   const std::unique_ptr<Holder> gone = std::move(*found);
   holders_.erase(handle);
   by_handle_.erase(handle);
   leases_.erase(handle);
-  publisher_.give_back(*gone, renew);
+  publisher_.give_back(*gone, renew, returns);
   if (handle != turned_away_.handle || !turned_away_.short_large || turned_away_.freed >= 0)
     turned_away_ = {};
   else
@@ -484,6 +486,11 @@ void Core::close(int32_t handle, bool renew) {
   store_.tree.let_go(gone->node);
   // How often one was turned away shows in no plan.
   if (handle == next_handle_ - 1 && !gone->claimed && !gone->lease_until) --next_handle_;
+}
+
+void Core::learn(std::vector<double> index, double fading, int64_t next_refit) {
+  store_.rule.table().learn(std::move(index), fading, next_refit);
+  store_.rule.learned();
 }
 
 }  // namespace kvell::memory

@@ -48,13 +48,13 @@ class Core {
  public:
   // `names`: the model of each group.
   Core(Groups groups, const std::vector<std::string>& names, int32_t num_large,
-       const Sharing& sharing);
+       const Sharing& sharing, const HazardSettings& learning);
 
   void begin_step(int64_t step);
   void add_groups(const Groups& groups, const std::vector<std::string>& names);
   int64_t peek(const Prompt& prompt);
   int32_t open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse);
-  void claim(int32_t handle, int64_t expected_tokens);
+  void claim(int32_t handle, int64_t expected_tokens, Hint hint);
   int64_t hit_tokens(int32_t handle) const { return holder(handle).hit_tokens; }
   int64_t grow(Ints handles, Ints until, PageRows& rows);
   int64_t largest(int32_t handle, int64_t until);
@@ -72,7 +72,12 @@ class Core {
   void restore(Ints larges);
   void append(Ints handles, Ints tokens);
   void advance(Ints handles, Ints computed);
-  void close(int32_t handle, bool renew);
+  // `returns`: its request comes again, so nothing has ended.
+  void close(int32_t handle, bool renew, bool returns = false);
+
+  // What the rule has counted since it learned last is enough to learn from.
+  bool is_learning_due() const { return store_.rule.learns() && store_.rule.table().is_due(); }
+  void learn(std::vector<double> index, double fading, int64_t next_refit);
 
   // For snapshots.
   Store& store() { return store_; }

@@ -1,18 +1,75 @@
-// What an access makes of a page's place in the eviction order (prefix/evictor.py). Another
-// rule is another struct with this function; pool, heaps and placer only compare keys.
+// What an access makes of a page's place in the eviction order (prefix/evictor.py): the least
+// recently used goes first, or, of what counts like any page, what is worth least by what was
+// learned (prefix/hazard_rule.py). Pool, queues and placer compare keys within a class, and
+// places between classes.
 #pragma once
+#include <limits>
+#include <memory>
+
+#include "hazard.h"
 #include "records.h"
 
 namespace kvell::memory {
 
 constexpr int64_t kSpare = 0, kCoarse = 1, kNormal = 2;
 
-struct LeastRecentlyUsed {
-  Key key(int64_t rank, int64_t time, int64_t prefix_length) const {
-    return make_key(make_stamp(rank, time), prefix_length);
+// Eviction order of a cached page now; the smallest goes first.
+struct Place {
+  int64_t rank;
+  double worth;
+  int64_t time;
+  uint32_t shortness;
+
+  bool operator<(const Place& other) const {
+    if (rank != other.rank) return rank < other.rank;
+    if (worth != other.worth) return worth < other.worth;
+    return time != other.time ? time < other.time : shortness < other.shortness;
+  }
+  // As soon as the other, whatever their lengths.
+  bool is_no_younger(const Place& other) const {
+    if (rank != other.rank) return rank < other.rank;
+    return worth != other.worth ? worth < other.worth : time <= other.time;
   }
 };
 
-using EvictionRule = LeastRecentlyUsed;
+class EvictionRule {
+ public:
+  // Settings without keys to remember: the least recently used.
+  explicit EvictionRule(const HazardSettings& settings) {
+    if (settings.most_keys) table_ = std::make_unique<HazardTable>(settings);
+  }
+
+  bool learns() const { return bool(table_); }
+  HazardTable& table() const { return *table_; }
+  int32_t num_classes() const { return learns() ? kClasses : 1; }
+  // Worth changed: by time, or because of what was learned.
+  void set_time(int64_t step) {
+    if (step != step_) ++epoch_;
+    step_ = step;
+  }
+  void learned() { ++epoch_; }
+  int64_t epoch() const { return epoch_; }
+
+  Key key(int64_t rank, int64_t time, int64_t prefix_length, int32_t eviction_class = 0) const {
+    const int32_t number = rank == kNormal ? eviction_class : 0;  // the others go by age
+    return make_key(make_stamp(rank, time, number), prefix_length);
+  }
+  double worth(const Key& key) const {
+    if (!learns() || rank_of(key) != kNormal) return 0.0;
+    return table_->value(class_of(key), std::max<int64_t>(0, step_ - time_of(key)));
+  }
+  Place place(const Key& key) const {
+    return {rank_of(key), worth(key), time_of(key), key.shortness};
+  }
+  // Places below this one may give way to what is kept now with this rank.
+  Place limit(int64_t rank) const {
+    if (learns()) return {rank, std::numeric_limits<double>::infinity(), 0, 0};
+    return {rank, 0.0, step_, 0};
+  }
+
+ private:
+  std::unique_ptr<HazardTable> table_;
+  int64_t step_ = 0, epoch_ = 0;
+};
 
 }  // namespace kvell::memory

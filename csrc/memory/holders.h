@@ -121,6 +121,9 @@ struct alignas(64) Holder {
   std::vector<Checkpoint> checkpoints;
   Text prompt;
   std::vector<int32_t> generated;
+  std::string root;       // its prompts', where what returns is learned
+  std::vector<Run> runs;  // classes of its prefixes, once it ends
+  Hint hint = Hint::kNone;
   std::string images_root;  // where the index knows embeddings by what they show
 
   // Are the pages held enough to compute so many tokens?

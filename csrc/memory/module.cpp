@@ -4,6 +4,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <cstring>
+
 #include "state.h"
 
 namespace nb = nanobind;
@@ -87,9 +89,11 @@ struct GivenGroups {
 class Bound {
  public:
   Bound(const GivenGroups& given, int32_t num_large, int64_t large_page_bytes,
-        bool literal_order, const nb::sequence& quotas)
+        bool literal_order, const nb::sequence& quotas, const nb::tuple& learning,
+        nb::object refit)
       : core_(given.groups, given.names, num_large,
-              {large_page_bytes, literal_order, counts(quotas)}),
+              {large_page_bytes, literal_order, counts(quotas)}, settings(learning)),
+        refit_(std::move(refit)),
         no_pages_(array_of(PageRows())),
         no_states_(array_of(StateRows())) {}
 
@@ -115,6 +119,16 @@ class Bound {
     return page_rows(std::move(rows));
   }
 
+  void claim(int32_t handle, int64_t expected_tokens, std::optional<bool> will_return) {
+    const Hint hint = !will_return ? Hint::kNone : *will_return ? Hint::kReturns : Hint::kEnds;
+    core_.claim(handle, expected_tokens, hint);
+  }
+
+  void close(int32_t handle, bool renew, bool returns) {
+    core_.close(handle, renew, returns);
+    if (core_.is_learning_due()) learn();
+  }
+
   nb::object copies() { return page_rows(core_.copies()); }
 
   nb::object checkpoint(nb::handle handles, nb::handle until) {
@@ -135,7 +149,30 @@ class Bound {
     return all;
   }
 
+  static HazardSettings settings(const nb::tuple& learning) {
+    if (!learning.size()) return {};
+    const auto number = [&](int at) { return nb::cast<int64_t>(learning[at]); };
+    return {number(0), number(1), number(2), counts(nb::cast<nb::sequence>(learning[3]))};
+  }
+
+  // Rare, and in Python: there is one way to turn counts into worth.
+  void learn() {
+    const HazardTable& table = core_.store().rule.table();
+    const auto given = [](const std::vector<double>& counts) {
+      return nb::bytes(reinterpret_cast<const char*>(counts.data()), counts.size() * 8);
+    };
+    const nb::tuple told = nb::cast<nb::tuple>(refit_(given(table.entered()),
+                                                      given(table.returned()),
+                                                      given(table.events()), table.requests()));
+    const nb::bytes index = nb::cast<nb::bytes>(told[0]);
+    std::vector<double> values(size_t(kClasses) * kAges);
+    if (index.size() != values.size() * 8) throw nb::value_error("an index of another size");
+    std::memcpy(values.data(), index.c_str(), index.size());
+    core_.learn(std::move(values), nb::cast<double>(told[1]), nb::cast<int64_t>(told[2]));
+  }
+
   Core core_;
+  nb::object refit_;  // a function of a module: nothing that refers back
   nb::object no_pages_, no_states_;
 };
 
@@ -157,12 +194,13 @@ NB_MODULE(_core, m) {
   nb::class_<Bound>(m, "CompiledCore")
       .def("__init__",
            [](Bound* self, const nb::sequence& groups, int32_t num_large,
-              int64_t large_page_bytes, bool literal_order, const nb::sequence& quotas) {
-             new (self)
-                 Bound(GivenGroups(groups), num_large, large_page_bytes, literal_order, quotas);
+              int64_t large_page_bytes, bool literal_order, const nb::sequence& quotas,
+              const nb::tuple& learning, nb::object refit) {
+             new (self) Bound(GivenGroups(groups), num_large, large_page_bytes, literal_order,
+                              quotas, learning, std::move(refit));
            },
            "groups"_a, "num_large_pages"_a, "large_page_bytes"_a, "literal_order"_a,
-           "quota_large_pages"_a)
+           "quota_large_pages"_a, "learning"_a = nb::tuple(), "refit"_a = nb::none())
       .def("add_groups",
            [](Bound& b, const nb::sequence& groups) {
              const GivenGroups given(groups);
@@ -189,8 +227,8 @@ NB_MODULE(_core, m) {
            },
            "tokens"_a, "root"_a, "lease_until"_a = nb::none(), nb::kw_only(), "reuse"_a = true,
            "images"_a = nb::none(), "prompt_tokens"_a = nb::none(), "model"_a = "")
-      .def("claim", [](Bound& b, int32_t h, int64_t expected) { b.core().claim(h, expected); },
-           "handle"_a, "expected_tokens"_a)
+      .def("claim", &Bound::claim, "handle"_a, "expected_tokens"_a, nb::kw_only(),
+           "will_return"_a = nb::none())
       .def("hit_tokens", [](Bound& b, int32_t h) { return b.core().hit_tokens(h); }, "handle"_a)
       .def("grow", &Bound::grow, "handles"_a, "until"_a)
       .def("largest", [](Bound& b, int32_t h, int64_t until) { return b.core().largest(h, until); },
@@ -219,8 +257,8 @@ NB_MODULE(_core, m) {
              b.core().advance(who.ints(), length.ints());
            },
            "handles"_a, "computed"_a)
-      .def("close", [](Bound& b, int32_t h, bool renew) { b.core().close(h, renew); }, "handle"_a,
-           nb::kw_only(), "renew"_a = true)
+      .def("close", &Bound::close, "handle"_a, nb::kw_only(), "renew"_a = true,
+           "returns"_a = false)
       .def("reclaim_order", [](Bound& b) { return array_of(b.core().reclaim_order()); })
       .def("withhold",
            [](Bound& b, nb::handle larges) {

@@ -86,7 +86,8 @@ void Placer::make_room(int32_t group, int64_t demand, const Counts& left, int64_
   const Entry* large = may_whole && !pool_.has_shares() ? pool_.oldest_large() : nullptr;
   if (large && fills) return evict_large(large->id());
   const Entry* page = pool_.oldest_page(group, !may_whole);
-  if (large && (!page || large->key() < page->key())) return evict_large(large->id());
+  if (large && (!page || pool_.place(large->key()) < pool_.place(page->key())))
+    return evict_large(large->id());
   if (!page) throw_infeasible();
   evict_beside(group, page->id(), need);
 }
@@ -97,20 +98,26 @@ void Placer::make_room(int32_t group, int64_t demand, const Counts& left, int64_
 void Placer::evict_beside(int32_t group, int32_t slot, int64_t need) {
   const int32_t id = pool_.large_of(slot);
   if (need == 1 || literal_order_ || !pool_.large(id).used) return evict_page(group, slot);
-  const uint64_t stamp = pool_.page(slot).key.stamp;
+  const Place first = pool_.place(pool_.page(slot).key);
   victims_.clear();
   for (int32_t i = 0; i < pool_.per_large(group); ++i) {
     const PageRecord& page = pool_.page(pool_.first_slot(id) + i);
-    const bool may_go = rank_of(page.key) < kNormal || page.key.stamp <= stamp;
-    if (page.cached() && may_go) victims_.push_back(pool_.first_slot(id) + i);
+    if (!page.cached()) continue;
+    const Place place = pool_.place(page.key);
+    if (place.rank < kNormal || place.is_no_younger(first))
+      victims_.push_back({place, pool_.first_slot(id) + i});
   }
-  std::sort(victims_.begin(), victims_.end(), [this](int32_t a, int32_t b) {
-    return Entry(pool_.page(a).key, a) < Entry(pool_.page(b).key, b);
+  std::sort(victims_.begin(), victims_.end(), [](const Victim& a, const Victim& b) {
+    return a.place < b.place || (!(b.place < a.place) && a.slot < b.slot);
   });
-  if (int64_t(victims_.size()) > need) victims_.resize(size_t(need));
-  for (const int32_t victim : victims_) forget(group, victim);
-  rungs_[kEvictPage] += int64_t(victims_.size());
-  pool_.evict_beside(victims_);
+  going_.clear();
+  for (const Victim& victim : victims_) {
+    if (int64_t(going_.size()) == need) break;
+    going_.push_back(victim.slot);
+    forget(group, victim.slot);
+  }
+  rungs_[kEvictPage] += int64_t(going_.size());
+  pool_.evict_beside(going_);
 }
 
 int32_t Placer::vacate(int32_t group, int32_t holder) {
@@ -136,7 +143,8 @@ void Placer::evict_page(int32_t group, int32_t slot) {
   evict(group, slot);
 }
 
-std::vector<int32_t> Placer::keep(int32_t group, int64_t count, int64_t rank, const Key& limit) {
+std::vector<int32_t> Placer::keep(int32_t group, int64_t count, int64_t rank,
+                                  const Place& limit) {
   std::vector<int32_t> slots;
   while (int64_t(slots.size()) < count) {
     const int32_t large = find_kept(group, count - int64_t(slots.size()), keeper(rank));
@@ -160,12 +168,14 @@ int32_t Placer::find_kept(int32_t group, int64_t count, int32_t keeper) {
 }
 
 // Evicts the large page or page of the group that goes first, if below `limit`.
-bool Placer::displace(int32_t group, const Key& limit) {
+bool Placer::displace(int32_t group, const Place& limit) {
   const Entry* large = pool_.has_shares() ? nullptr : pool_.oldest_large();
   const Entry* page = pool_.oldest_page(group, false);
-  if (large && large->key() < limit && (!page || !(page->key() < large->key())))
+  const Place of_large = large ? pool_.place(large->key()) : limit;
+  const Place of_page = page ? pool_.place(page->key()) : limit;
+  if (of_large < limit && (!page || !(of_page < of_large)))
     evict_large(large->id());
-  else if (page && page->key() < limit)
+  else if (of_page < limit)
     evict_page(group, page->id());
   else
     return false;

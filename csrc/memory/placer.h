@@ -39,7 +39,7 @@ class Placer {
 
   // Slots for something to be cached with this rank; none if there are not enough. Nobody
   // who is running is in its way, and only cached pages below `limit` give way.
-  std::vector<int32_t> keep(int32_t group, int64_t count, int64_t rank, const Key& limit);
+  std::vector<int32_t> keep(int32_t group, int64_t count, int64_t rank, const Place& limit);
 
   // An empty large page for the holder alone; there is one, or one that may be evicted.
   int32_t vacate(int32_t group, int32_t holder);
@@ -64,7 +64,7 @@ class Placer {
   void make_room(int32_t group, int64_t demand, const Counts& left, int64_t need);
   void evict_beside(int32_t group, int32_t slot, int64_t need);
   int32_t find_kept(int32_t group, int64_t count, int32_t keeper);
-  bool displace(int32_t group, const Key& limit);
+  bool displace(int32_t group, const Place& limit);
   void evict_page(int32_t group, int32_t slot);
   void evict(int32_t group, int32_t slot);
   void forget(int32_t group, int32_t slot);
@@ -80,7 +80,12 @@ class Placer {
   const bool literal_order_;
   Counts evicted_;
   std::array<int64_t, kRungs> rungs_{};
-  std::vector<int32_t> victims_;  // scratch
+  struct Victim {
+    Place place;
+    int32_t slot;
+  };
+  std::vector<Victim> victims_;  // scratch
+  std::vector<int32_t> going_;   // scratch
 };
 
 }  // namespace kvell::memory

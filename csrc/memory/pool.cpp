@@ -34,8 +34,10 @@ int32_t id_of(uint64_t entry) { return int32_t(uint32_t(entry)); }
 
 }  // namespace
 
-Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
+Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas,
+           const EvictionRule& rule)
     : groups_(groups),
+      rule_(rule),
       num_large_(num_large),
       large_bits_(bits_for(num_large)),
       shift_(shift_for(groups)),
@@ -43,7 +45,7 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas)
       pages_(slots_for(shift_, num_large)),
       larges_(num_large),
       masks_(size_t(num_large) * words_),
-      evictable_(larges_),
+      evictable_(larges_, rule),
       returned_(num_large),
       withheld_(num_large),
       whole_(num_large),
@@ -76,7 +78,7 @@ bool Pool::add_groups() {
 
 void Pool::add_lists() {
   while (lists_.size() < groups_.size())
-    lists_.emplace_back(pages_, by_room(per_large(int32_t(lists_.size())), 0));
+    lists_.emplace_back(pages_, by_room(per_large(int32_t(lists_.size())), 0), rule_);
 }
 
 void Pool::rename_slots(int32_t shift) {
@@ -352,15 +354,18 @@ void Pool::renew(int32_t slot, const Key& key) {
     page.key = key;
     lists.cached.push(slot);
   }
-  if (!larges_[id].run || !(larges_[id].key < key)) return;
+  if (!larges_[id].run) return;
+  // By age alone it goes later or where it did; by worth it may go sooner.
+  if (!rule_.learns() && !(larges_[id].key < key)) return;
   evictable_.remove(id);
-  make_evictable(id, key);
+  make_evictable(id, rule_.learns() ? youngest(id) : key);
 }
 
 void Pool::evict(int32_t slot) {
   const int32_t id = large_of(slot);
   // Its youngest page gives an evictable large page its place.
-  if (larges_[id].run && !(pages_[slot].key < larges_[id].key)) evictable_.remove(id);
+  if (larges_[id].run && (rule_.learns() || !(pages_[slot].key < larges_[id].key)))
+    evictable_.remove(id);
   uncache(slot);
   pages_[slot].node = 0;
   make_empty(id, &slot, 1);
@@ -497,12 +502,40 @@ void Pool::give_back(int32_t id) {
 Key Pool::youngest(int32_t id) const {
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
   Key key;
-  for (int32_t slot = first; slot < end; ++slot)
-    if (pages_[slot].cached() && key < pages_[slot].key) key = pages_[slot].key;
+  if (!rule_.learns()) {
+    for (int32_t slot = first; slot < end; ++slot)
+      if (pages_[slot].cached() && key < pages_[slot].key) key = pages_[slot].key;
+    return key;
+  }
+  Place last{-1, 0.0, 0, 0};
+  double worth = 0.0;
+  uint64_t of = 0;  // the stamp that this is the worth of: neighbours have the same
+  for (int32_t slot = first; slot < end; ++slot) {
+    const PageRecord& page = pages_[slot];
+    if (!page.cached()) continue;
+    if (page.key.stamp != of) worth = rule_.worth(page.key);
+    of = page.key.stamp;
+    const Place place{rank_of(page.key), worth, time_of(page.key), page.key.shortness};
+    if (!(last < place)) continue;
+    last = place;
+    key = page.key;
+  }
   return key;
 }
 
 // ------------------------------------------------------------- who goes first
+
+const Entry* Pool::oldest_large() {
+  if (evictable_.empty()) return nullptr;
+  while (rule_.learns()) {
+    const int32_t id = evictable_.top().id();
+    const Key last = youngest(id);
+    if (last == larges_[id].key) break;
+    evictable_.remove(id);  // since then another of its pages became the last to go
+    make_evictable(id, last);
+  }
+  return &evictable_.top();
+}
 
 const Entry* Pool::oldest_page(int32_t group, bool in_use) {
   GroupLists& lists = lists_[group];
@@ -518,8 +551,11 @@ const Entry* Pool::oldest_page(int32_t group, bool in_use) {
   }
   if (lists.aside.empty()) return lists.cached.empty() ? nullptr : &lists.cached.top();
   if (lists.cached.empty()) return &lists.aside.top();
-  return std::min(&lists.cached.top(), &lists.aside.top(),
-                  [](const Entry* a, const Entry* b) { return *a < *b; });
+  const Entry *cached = &lists.cached.top(), *aside = &lists.aside.top();
+  if (!rule_.learns()) return *aside < *cached ? aside : cached;
+  const Place one = place(cached->key()), other = place(aside->key());
+  if (one < other) return cached;
+  return other < one || aside->id() < cached->id() ? aside : cached;
 }
 
 }  // namespace kvell::memory

@@ -1,9 +1,9 @@
 // Large pages carved into small ones: who uses, who keeps, what is empty, what goes
 // first. The state machine is drawn in pages/pool.py; decisions equal its, to the id.
 #pragma once
+#include "classes.h"
 #include "handles.h"
 #include "idset.h"
-#include "queue.h"
 #include "rules.h"
 
 namespace kvell::memory {
@@ -17,7 +17,7 @@ struct Division {  // of the pool; pages of each group
 class Pool {
  public:
   // `quotas`: large pages that each group may take; empty: any.
-  Pool(const Groups& groups, int32_t num_large, const Counts& quotas);
+  Pool(const Groups& groups, int32_t num_large, const Counts& quotas, const EvictionRule& rule);
 
   // Before groups are added: may there be pages of theirs in this pool?
   void check_size(const Groups& more) const;
@@ -98,8 +98,9 @@ class Pool {
   // ---- who goes first
   // Cached page, with `in_use` in a large page with a used page; never a whole large page.
   const Entry* oldest_page(int32_t group, bool in_use);
-  const Key& youngest_of(int32_t id) const { return larges_[id].key; }  // if evictable
-  const Entry* oldest_large() const { return evictable_.empty() ? nullptr : &evictable_.top(); }
+  Key youngest(int32_t id) const;  // if evictable: of its pages the last to go
+  const Entry* oldest_large();
+  Place place(const Key& key) const { return rule_.place(key); }
   // Gives an evictable large page back; nothing names its pages any more.
   void empty_large(int32_t large);
 
@@ -132,15 +133,15 @@ class Pool {
   }
 
   struct GroupLists {
-    GroupLists(ZeroArray<PageRecord>& pages, int64_t rooms)
-        : shared(rooms), cached(pages), aside(pages) {}
+    GroupLists(ZeroArray<PageRecord>& pages, int64_t rooms, const EvictionRule& rule)
+        : shared(rooms), cached(pages, rule), aside(pages, rule) {}
     // Large pages with an empty page.
     IdSet shared;              // by room: see by_room
     std::vector<uint64_t> owned;  // in order of by_owner: few, and looked at most often
-    RunQueue<PageRecord> cached;
+    ClassQueue<PageRecord> cached;
     // Cached pages of large pages without a used page, met while only others were wanted;
     // they come back when their large page is used again.
-    RunQueue<PageRecord, kAside> aside;
+    ClassQueue<PageRecord, kAside> aside;
   };
 
   void add_lists();
@@ -163,9 +164,9 @@ class Pool {
   void make_empty(int32_t id, const int32_t* slots, size_t count);
   void cache(int32_t slot);
   void uncache(int32_t slot);
-  Key youngest(int32_t id) const;
 
   const Groups& groups_;
+  const EvictionRule& rule_;
   const int32_t num_large_;
   const int32_t large_bits_;  // of the id of a large page
   int32_t shift_ = 0, old_shift_ = 0, words_ = 1;
@@ -173,7 +174,7 @@ class Pool {
   ZeroArray<LargeRecord> larges_;
   ZeroArray<uint64_t> masks_;  // empty pages of large pages that are in a group
   std::vector<GroupLists> lists_;
-  RunQueue<LargeRecord> evictable_;  // by their youngest page
+  ClassQueue<LargeRecord> evictable_;  // by their youngest page, or one that goes before it
   IdSet returned_;  // large pages that are to be had again
   std::vector<bool> withheld_;
   int64_t num_withheld_ = 0;

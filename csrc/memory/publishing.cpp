@@ -27,7 +27,12 @@ void Publisher::advance(Holder& h, int64_t computed) {
   if (before < prompt && prompt <= computed) drop(h);
 }
 
-void Publisher::give_back(Holder& h, bool renew) {
+void Publisher::give_back(Holder& h, bool renew, bool returns) {
+  const bool has_ended = renew && !returns && h.claimed;
+  if (has_ended && h.computed <= h.num_tokens() && store_.rule.learns()) {
+    const Ending ending{h.root, h.prompt.data(), h.prompt.size(), h.generated, h.computed, h.hint};
+    store_.rule.table().access(ending, store_.step, h.runs);
+  }
   if (renew && h.computed > h.hit_tokens && h.publishes) publish_end(h);
   let_sources_go(h, renew);
   for (const Checkpoint& checkpoint : h.checkpoints)
@@ -101,12 +106,12 @@ void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths) {
       const Rules& group = store_.groups[g];
       const int64_t size = group.page_tokens;
       if (group.kind == Kind::kState)
-        store_.tree.each_part(h.node, g, length, [&](int32_t slot) { renew(slot, length); });
+        store_.tree.each_part(h.node, g, length, [&](int32_t slot) { renew(h, slot, length); });
       else if (group.is_window())
         store_.tree.each_page(
             h.node, g, resumed_from(group, h.facts, length),
             std::min(length / size, h.groups[g].first),
-            [&](int32_t slot, int64_t position) { renew(slot, (position + 1) * size); });
+            [&](int32_t slot, int64_t position) { renew(h, slot, (position + 1) * size); });
     }
   }
 }
@@ -122,8 +127,17 @@ int64_t Publisher::waypoint_step(const Holder& h) const {
   return h.model->waypoints_overlap ? store_.step : end_step(h);
 }
 
-void Publisher::renew(int32_t slot, int64_t end) {
-  store_.pool.renew(slot, store_.rule.key(kNormal, store_.step, end));
+void Publisher::renew(const Holder& h, int32_t slot, int64_t end) {
+  store_.pool.renew(slot, store_.rule.key(kNormal, store_.step, end, class_at(h, end)));
+}
+
+// Class of the prefix that ends at a token.
+int32_t Publisher::class_at(const Holder& h, int64_t token) const {
+  if (!store_.rule.learns()) return 0;
+  for (const Run& run : h.runs)
+    if (token <= run.end) return run.eviction_class;
+  return h.runs.empty() ? HazardTable::running_class(h.hit_tokens, h.hint)
+                        : h.runs.back().eviction_class;
 }
 
 // ------------------------------------------------------------- named in the index
@@ -248,7 +262,8 @@ void Publisher::publish_states(Holder& h) {
     if (end > h.published) extend(h, end);
     int32_t part = 0;
     const bool waits = checkpoint.sort == Sort::kWaypoint;
-    const Key key = store_.rule.key(checkpoint.rank, waits ? end_step(h) : store_.step, end);
+    const int64_t time = waits ? end_step(h) : store_.step;
+    const Key key = store_.rule.key(checkpoint.rank, time, end, class_at(h, end));
     for (const int32_t slot : checkpoint.slots) {
       name(h, checkpoint.group, end, part++, slot, end, checkpoint.sort);
       store_.pool.release(slot, key);
@@ -324,12 +339,16 @@ void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
     const int64_t position = held.first + i;
     const int64_t length = is_state ? h.computed : (position + 1) * group.page_tokens;
     const bool goes_first = rank == kSpare && group.is_window();
+    const auto kept_until = [&](int64_t step) {
+      const Key key = store_.rule.key(kNormal, step, length, class_at(h, length));
+      store_.pool.release(held.slots[i], key);
+    };
     if (goes_first && is_worth(h, g, position, points_))
-      store_.pool.release(held.slots[i], store_.rule.key(kNormal, end_step(h), length));
+      kept_until(end_step(h));
     else if (goes_first && is_worth(h, g, position, waypoints_))
-      store_.pool.release(held.slots[i], store_.rule.key(kNormal, waypoint_step(h), length));
+      kept_until(waypoint_step(h));
     else
-      release_page(held.slots[i], rank, length);
+      release_page(h, held.slots[i], rank, length, length);
   }
 }
 
@@ -341,22 +360,23 @@ void Publisher::release_images(Holder& h, int32_t g, int64_t count, int64_t rank
     const int64_t pages = image_pages(store_.groups[g], image);
     const int64_t end = std::min(position + pages, held.first + count);
     for (int64_t p = std::max(position, held.first); p < end; ++p)
-      release_page(held.slots[p - held.first], rank, length);
+      release_page(h, held.slots[p - held.first], rank, length, image.end());
     position += pages;
   }
 }
 
-void Publisher::release_page(int32_t slot, int64_t rank, int64_t length) {
+void Publisher::release_page(const Holder& h, int32_t slot, int64_t rank, int64_t length,
+                             int64_t token) {
   if (rank == kKeepKey)
     store_.pool.release(slot);
   else
-    store_.pool.release(slot, store_.rule.key(rank, store_.step, length));
+    store_.pool.release(slot, store_.rule.key(rank, store_.step, length, class_at(h, token)));
 }
 
 // Copies of these pages are made, or will never be; `renew`: they were accessed.
 void Publisher::let_sources_go(Holder& h, bool renew) {
   for (const Source& source : h.sources)
-    release_page(source.slot, renew ? kNormal : kKeepKey, source.length);
+    release_page(h, source.slot, renew ? kNormal : kKeepKey, source.length, source.length);
   h.sources.clear();
 }
 

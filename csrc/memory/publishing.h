@@ -14,7 +14,7 @@ class Publisher {
   // The holder has so many tokens computed, all of them known.
   void advance(Holder& holder, int64_t computed);
   // The holder uses nothing any more; `renew` keeps what ends with it.
-  void give_back(Holder& holder, bool renew);
+  void give_back(Holder& holder, bool renew, bool returns);
   // The holder is a request from now on.
   void note_used(const Holder& holder);
   // Tokens up to which the index will know the holder's once so many are computed.
@@ -43,12 +43,14 @@ class Publisher {
   bool is_worth(const Holder& holder, int32_t group, int64_t position,
                 const std::vector<int64_t>& lengths) const;
   void renew_points(Holder& holder, const std::vector<int64_t>& lengths);
-  void renew(int32_t slot, int64_t end);
+  void renew(const Holder& holder, int32_t slot, int64_t end);
+  int32_t class_at(const Holder& holder, int64_t token) const;
   void leave_behind(Holder& holder);
   void drop(Holder& holder);
   void release(Holder& holder, int32_t group, int64_t count, int64_t rank);
   void release_images(Holder& holder, int32_t group, int64_t count, int64_t rank);
-  void release_page(int32_t slot, int64_t rank, int64_t length);
+  void release_page(const Holder& holder, int32_t slot, int64_t rank, int64_t length,
+                    int64_t token);
   void let_sources_go(Holder& holder, bool renew);
   Tokens tokens_between(const Holder& holder, int64_t begin, int64_t end);
 

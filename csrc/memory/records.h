@@ -24,7 +24,7 @@ constexpr int32_t keeper(int64_t rank) { return -2 - int32_t(rank); }
 
 // Place in the eviction order; the smallest goes first. Packed, it leaves a record room.
 struct __attribute__((packed, aligned(4))) Key {
-  uint64_t stamp = 0;     // rank and time
+  uint64_t stamp = 0;      // rank, time and class
   uint32_t shortness = 0;  // longer prefixes have less of it
 
   bool operator<(const Key& other) const {
@@ -35,14 +35,17 @@ struct __attribute__((packed, aligned(4))) Key {
   }
 };
 
-constexpr int kRankShift = 56;
-inline uint64_t make_stamp(int64_t rank, int64_t time) {
-  return uint64_t(rank) << kRankShift | uint64_t(time);
+constexpr int kRankShift = 56, kTimeShift = 7;
+inline uint64_t make_stamp(int64_t rank, int64_t time, int32_t eviction_class) {
+  return uint64_t(rank) << kRankShift | uint64_t(time) << kTimeShift | uint64_t(eviction_class);
 }
 inline Key make_key(uint64_t stamp, int64_t prefix) { return {stamp, ~uint32_t(prefix)}; }
 inline int64_t rank_of(const Key& key) { return int64_t(key.stamp >> kRankShift); }
 inline int64_t time_of(const Key& key) {
-  return int64_t(key.stamp & ((uint64_t(1) << kRankShift) - 1));
+  return int64_t((key.stamp & ((uint64_t(1) << kRankShift) - 1)) >> kTimeShift);
+}
+inline int32_t class_of(const Key& key) {
+  return int32_t(key.stamp & ((uint64_t(1) << kTimeShift) - 1));
 }
 inline int64_t prefix_of(const Key& key) { return int64_t(uint32_t(~key.shortness)); }
 

@@ -5,6 +5,8 @@ namespace nb = nanobind;
 namespace kvell::memory {
 namespace {
 
+constexpr int kPrefixBits = 32;  // PREFIX_BITS in prefix/hazard_rule.py
+
 nb::object mask_of(const Pool& pool, int32_t large) {
   nb::object mask = nb::int_(0);
   for (int32_t word = pool.mask_words(); word-- > 0;)
@@ -50,7 +52,8 @@ nb::tuple pages_of(Store& store) {
       if (const int32_t users = record.users()) refs[group][nb::int_(page)] = users;
       if (!record.node) continue;
       const Key key = record.key;
-      keys[group][nb::int_(page)] = nb::make_tuple(rank_of(key), time_of(key), -prefix_of(key));
+      keys[group][nb::int_(page)] = nb::make_tuple(
+          rank_of(key), time_of(key), (int64_t(class_of(key)) << kPrefixBits) - prefix_of(key));
       index.append(entry_of(store, group, slot));
     }
   }

@@ -7,9 +7,10 @@
 namespace kvell::memory {
 
 struct Store {
-  Store(Groups all, int32_t num_large, const Sharing& sharing)
+  Store(Groups all, int32_t num_large, const Sharing& sharing, const HazardSettings& learning)
       : groups(std::move(all)),
-        pool(groups, num_large, sharing.quotas),
+        rule(learning),
+        pool(groups, num_large, sharing.quotas, rule),
         tree(groups, pool),
         placer(groups, pool, tree, usefulness, sharing.literal_order),
         large_page_bytes(sharing.large_page_bytes) {}
@@ -17,12 +18,12 @@ struct Store {
   Store& operator=(const Store&) = delete;
 
   Groups groups;  // of all models; the parts refer to them
+  EvictionRule rule;
   Pool pool;
   RadixTree tree;
   Usefulness usefulness;
   Placer placer;
   const int64_t large_page_bytes;
-  EvictionRule rule{};
   int64_t step = 0;  // the time
 };
 

@@ -110,7 +110,7 @@ Implementation = Literal["auto", "compiled", "python"]
 
 
 Eviction = Literal["lru", "hazard"]
-"""Least recently used first, or by what is learned of who returns (the Python core alone)."""
+"""Least recently used first, or by what is learned of who returns."""
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
 
@@ -121,17 +121,15 @@ def create_core(
 
     :raises ChangeSomething: for ``compiled`` where there is no extension, or an unknown name.
     """
-    if eviction == "hazard":
-        return _learning(layout, implementation)
     if eviction not in EVICTIONS:
         raise ChangeSomething("eviction", eviction, "is not a rule", "use lru or hazard")
     if implementation == "python":
-        return ReferenceCore(layout)
+        return ReferenceCore(layout, _rule(layout, eviction))
     if implementation not in ("auto", "compiled"):
         raise ChangeSomething(
             "implementation", implementation, "is not one", "use auto, compiled or python"
         )
-    compiled = _compiled(layout)
+    compiled = _compiled(layout, eviction)
     if compiled is not None:
         return compiled
     if implementation == "compiled":
@@ -141,18 +139,11 @@ def create_core(
             "was not built: there was no C++ compiler when Kvell was installed",
             "install a compiler and reinstall, or use python",
         )
-    return ReferenceCore(layout)
+    return ReferenceCore(layout, _rule(layout, eviction))
 
 
-def _learning(layout: Layout, implementation: Implementation) -> ReferenceCore:
-    if implementation not in ("auto", "python"):
-        raise ChangeSomething(
-            "implementation",
-            implementation,
-            "evicts the least recently used only",
-            "use auto or python with hazard",
-        )
-    return ReferenceCore(layout, LearnedHazard(capacity_tokens(layout)))
+def _rule(layout: Layout, eviction: Eviction) -> LearnedHazard | None:
+    return LearnedHazard(capacity_tokens(layout)) if eviction == "hazard" else None
 
 
 def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple[GroupSpec, ...]:
@@ -180,9 +171,9 @@ def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple
     return groups
 
 
-def _compiled(layout: Layout) -> LendingCore | None:
+def _compiled(layout: Layout, eviction: Eviction) -> LendingCore | None:
     try:
         from kvell.prefix.compiled import CompiledCore
     except ImportError:
         return None
-    return CompiledCore(layout)
+    return CompiledCore(layout, _rule(layout, eviction))

@@ -58,6 +58,10 @@ class TestJson:
         learned, plain = replay("--eviction", "hazard"), replay()
         assert learned["hit_rate"] == plain["hit_rate"], "nothing had to go"
 
+    def test_clients_may_say_whether_they_return(self, replay: Any) -> None:
+        told = replay("--eviction", "hazard", "--hints", "0.1")
+        assert told["hit_rate"] == replay()["hit_rate"], "nothing had to go"
+
     def test_figures(self, replay: Any) -> None:
         found = replay()
         assert (found["requests_finished"], found["requests_refused"]) == (2, 1)

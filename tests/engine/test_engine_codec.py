@@ -45,6 +45,7 @@ samplings = st.builds(
     top_k=st.integers(-1, 1000),
     top_p=st.floats(0, 1, exclude_min=True),
     seed=st.none() | st.integers(0, MAX_SEED),
+    will_return=st.none() | st.booleans(),
     max_tokens=st.none() | st.integers(1, 2**40),
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
     stop_token_ids=ids,

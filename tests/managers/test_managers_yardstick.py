@@ -17,8 +17,9 @@ from bench.managers.chunk_cache import (
     hit_rate,
     prompt_of,
 )
-from bench.managers.yardstick import Outcome, hints, is_wrong, main, measured
+from bench.managers.yardstick import WRONG_HINTS, Outcome, hints, main, measured
 from kvell.prefix.hazard import REFIT_REQUESTS
+from kvell.simulator.hints import is_wrong
 from kvell.simulator.rows import TraceRow
 from kvell.simulator.trace import write_trace
 
@@ -100,11 +101,11 @@ def test_a_hint_says_whether_the_last_full_chunk_comes_back() -> None:
     prompts = [prompt(1, 2, 3, tokens=9), prompt(1, 2), prompt(1, 9, tokens=7), prompt(1, 8)]
     prompts += [prompt(50, tokens=3)]
     truth = [True, False, True, False, False]
-    assert [told != is_wrong(i) for i, told in enumerate(hints(prompts))] == truth
+    assert [told != is_wrong(i, WRONG_HINTS) for i, told in enumerate(hints(prompts))] == truth
 
 
 def test_one_hint_in_ten_is_wrong() -> None:
-    assert np.mean([is_wrong(i) for i in range(5_000)]) == pytest.approx(0.1, abs=0.01)
+    assert np.mean([is_wrong(i, WRONG_HINTS) for i in range(5_000)]) == pytest.approx(0.1, abs=0.01)
 
 
 def test_the_gap_is_from_least_recently_used_to_belady() -> None:

@@ -17,6 +17,7 @@ from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.compiled import CompiledCore
 from kvell.prefix.core import ReferenceCore
+from kvell.prefix.hazard_rule import LearnedHazard
 from kvell.prefix.interface import USED, WITHHELD, MemoryCore
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
@@ -57,12 +58,19 @@ def same(left: object, right: object) -> bool:
     return type(left) is type(right) and left == right
 
 
+def nothing() -> None:
+    """No rule that learns."""
+
+
 class Pair:
     """Both implementations behind one call that compares what they say."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, rule: Callable[[], LearnedHazard | None] = nothing) -> None:
         self.layout = layout
-        self.cores: tuple[MemoryCore, ...] = (ReferenceCore(layout), CompiledCore(layout))
+        self.cores: tuple[MemoryCore, ...] = (
+            ReferenceCore(layout, rule()),
+            CompiledCore(layout, rule()),
+        )
 
     def __call__(self, name: str, *args: object, **options: object) -> Any:
         expected, answer = (getattr(core, name)(*args, **options) for core in self.cores)
@@ -175,7 +183,7 @@ class LockStep(RuleBasedStateMachine):
         sharing: Callable[[Layout], Layout],
     ) -> None:
         layout = pool_of(num_large, *groups, *of_model("other", *others))
-        self.both = Pair(sharing(layout))
+        self.both = self.pair(sharing(layout))
         self.models = sorted({spec.model for spec in layout.groups})
         self.step = 0
         self.known: dict[int, int] = {}
@@ -183,6 +191,9 @@ class LockStep(RuleBasedStateMachine):
         self.leases: dict[int, tuple[int, int]] = {}
         self.past: list[tuple[list[int], str, dict[str, Any]]] = []
         self.turned_away: tuple[list[int], str, dict[str, Any], int] | None = None
+
+    def pair(self, layout: Layout) -> Pair:
+        return Pair(layout)
 
     def some(self, chosen: int) -> list[int]:
         """Running requests by the bits of a number, the youngest first if it is odd."""
@@ -193,7 +204,7 @@ class LockStep(RuleBasedStateMachine):
         return sorted(self.known)[chosen % len(self.known)]
 
     def running(self, handle: int, num_tokens: int, expected: int) -> None:
-        self.both("claim", handle, expected)
+        self.both("claim", handle, expected, will_return=(None, True, False)[handle % 3])
         self.known[handle] = num_tokens
         self.computed[handle] = self.both("hit_tokens", handle)
 
@@ -287,8 +298,8 @@ class LockStep(RuleBasedStateMachine):
         self.both("advance", ints(*handles[:served]), ints(*until[:served]))
         self.computed.update(zip(handles[:served], until, strict=False))
 
-    def forget(self, handle: int, renew: bool) -> None:
-        self.both("close", handle, renew=renew)
+    def forget(self, handle: int, renew: bool, returns: bool = False) -> None:
+        self.both("close", handle, renew=renew, returns=returns)
         del self.known[handle], self.computed[handle]
 
     @precondition(lambda self: self.leases)
@@ -340,9 +351,9 @@ class LockStep(RuleBasedStateMachine):
             self.known[handle] += 1
 
     @precondition(lambda self: self.known)
-    @rule(chosen=st.integers(0, 63), renew=st.booleans())
-    def close(self, chosen: int, renew: bool) -> None:
-        self.forget(self.one(chosen), renew)
+    @rule(chosen=st.integers(0, 63), renew=st.booleans(), returns=st.sampled_from([False] * 3 + [True]))
+    def close(self, chosen: int, renew: bool, returns: bool) -> None:
+        self.forget(self.one(chosen), renew, returns)
 
     @precondition(lambda self: self.known)
     @rule(chosen=st.integers(0, 63), until=st.integers(0, 60), chunk=st.integers(1, 9))

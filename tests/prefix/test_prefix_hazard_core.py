@@ -52,8 +52,7 @@ class Server:
         self.step += 1
         self.core.begin_step(self.step)
         handle = self.core.open(ints(tokens), "")
-        self.core.claim(handle, len(tokens))
-        self.core.hint(handle, will_return=will_return)
+        self.core.claim(handle, len(tokens), will_return=will_return)
         served, _ = self.core.grow(ints([handle]), ints([len(tokens)]))
         assert served == 1
         self.core.advance(ints([handle]), ints([len(tokens)]))
@@ -159,7 +158,7 @@ def test_what_is_younger_stays_beside_what_goes_though_worth_no_more() -> None:
 def test_a_key_tells_its_class(rank: int, time: int, length: int, number: int) -> None:
     rule = LearnedHazard(1_000)
     key = rule.key(rank, time, length, number)
-    assert rule.eviction_class(key) == number
+    assert rule.eviction_class(key) == (number if rank == NORMAL else 0)
     assert rule.place(key, 100) == (rank, 0.0, time, -length)
     assert rule.place(key, 100) < rule.limit(NORMAL, 100)
 
@@ -171,18 +170,18 @@ def test_ranks_come_before_worth() -> None:
     assert not rule.place(normal, 100) < rule.limit(SPARE, 100)
 
 
-def ending(tokens: int, *, hit: int = 0) -> Ending:
-    return Ending(np.zeros(tokens, np.int32), "", hit, 40, None)
+def ending(tokens: int) -> Ending:
+    return Ending(np.zeros(tokens, np.int32), "", 0, None)
 
 
 def test_classes_are_told_in_tokens_by_whole_chunks() -> None:
     rule = LearnedHazard(10_000)
     (run,) = rule.accessed(ending(5 * CHUNK_TOKENS + 7), 1)
     assert run.end == 5 * CHUNK_TOKENS
-    assert run.eviction_class == rule.running_class(ending(7))
+    assert run.eviction_class == rule.running_class(0, None)
     first, rest = rule.accessed(ending(6 * CHUNK_TOKENS), 2)
     assert (first.end, rest.end) == (5 * CHUNK_TOKENS, 6 * CHUNK_TOKENS)
-    assert rest.eviction_class == rule.running_class(ending(7, hit=5))
+    assert rest.eviction_class == rule.running_class(5, None)
     assert not rule.accessed(ending(CHUNK_TOKENS - 1), 3)
 
 

@@ -46,9 +46,17 @@ def test_every_sampling_field_reaches_the_engine() -> None:
         "stop_token_ids": [1, 2],
         "ignore_eos": True,
         "n": 4,
+        "will_return": True,
     }
     sampling = completion(**given_fields).sampling(100)
-    assert sampling == SamplingParams(0.5, 40, 0.9, 7, 3, ("a", "b"), (1, 2), True, 4)
+    assert sampling == SamplingParams(0.5, 40, 0.9, 7, 3, ("a", "b"), (1, 2), True, 4, True)
+
+
+@pytest.mark.parametrize("hint", ["yes", 1, 0.0, [True]])
+def test_a_hint_is_true_or_false(hint: Any) -> None:
+    with pytest.raises(ValidationError, match="will_return"):
+        chat(will_return=hint)
+    assert chat(will_return=None).sampling(9).will_return is None
 
 
 @pytest.mark.parametrize("n", [0, -1, 129])

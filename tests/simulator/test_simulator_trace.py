@@ -103,6 +103,7 @@ class TestImagesAndTurns:
         ("change", "said"),
         [
             ({"continues": 1}, "neither true nor false"),
+            ({"will_return": "yes"}, "neither true nor false"),
             ({"session": "other"}, "no earlier line"),
             ({"session": None}, "no earlier line"),
             ({"prompt_tokens": 11}, "ends at 11 tokens"),

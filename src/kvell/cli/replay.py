@@ -103,7 +103,14 @@ MIN_MODEL_LEN = 2
     type=click.Choice(EVICTIONS),
     default="lru",
     show_default=True,
-    help="What goes first: the least recently used, or by what is learned of who returns (slow).",
+    help="What goes first: the least recently used, or by what is learned of who returns.",
+)
+@click.option(
+    "--hints",
+    "wrong_hints",
+    type=click.FloatRange(0, 1),
+    metavar="WRONG",
+    help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
 )
 @speculation_options
 @click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
@@ -139,6 +146,7 @@ def replay(
     seed: int,
     common_pool: bool,
     eviction: Eviction,
+    wrong_hints: float | None,
     guesses: Guesses,
     ignore_sessions: bool,
     requests_out: Path | None,
@@ -150,6 +158,7 @@ def replay(
     from kvell.cli.replay_latency import latencies, outcomes
     from kvell.load.arrivals import retimed
     from kvell.load.report import Objectives
+    from kvell.simulator.hints import hinted
     from kvell.simulator.replay import Replay
     from kvell.simulator.rows import repeated
     from kvell.simulator.runner import Acceptance
@@ -160,6 +169,8 @@ def replay(
     rows = repeated(load_rows(trace, limit, seed), repeat)
     if rate is not None:
         rows, arrivals = retimed(rows, rate=rate, seed=seed), "trace"
+    if wrong_hints is not None:
+        rows = hinted(rows, wrong_hints)
     models = read_models(model, guesses.speculative_model, ELEMENT_BYTES[dtype], session)
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     layout = plan_layout(models.layers, pool_bytes, manager=manager)

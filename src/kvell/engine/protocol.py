@@ -24,7 +24,7 @@ from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True)

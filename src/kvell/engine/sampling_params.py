@@ -23,6 +23,9 @@ class SamplingParams:
     :param ignore_eos: go on past the model's end-of-sequence token.
     :param n: answers to one prompt; each is a request of its own, and they share the
         prompt's pages.
+    :param will_return: a hint that changes no answer: will a later prompt begin with this one
+        (the conversation goes on)? False ends a session; None says nothing. What returns is
+        kept longer, where eviction learns who does.
     :raises ChangeSomething: naming the field that is out of range.
     """
 
@@ -35,6 +38,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1
+    will_return: bool | None = None
 
     def __post_init__(self) -> None:
         def refuse(field: str, problem: str, remedy: str) -> None:
@@ -52,6 +56,8 @@ class SamplingParams:
             refuse("n", f"must be between 1 and {MAX_CHOICES}", "use 1 for one answer")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             refuse("seed", f"must be between 0 and {MAX_SEED}", "use a smaller whole number")
+        if not isinstance(self.will_return, bool | None):
+            refuse("will_return", "is neither true nor false", "leave it out if you do not know")
         if any(not text for text in self.stop):
             refuse("stop", "holds an empty string", "leave it out")
         if len(self.stop) > 16:

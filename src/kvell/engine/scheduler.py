@@ -276,7 +276,9 @@ class Scheduler:
         return self._admit_one(request, draft)
 
     def _start(self, request: Request, draft: PlanDraft) -> bool:
-        self.core.claim(request.handle, request.num_tokens + self._expected_output(request))
+        expected_tokens = request.num_tokens + self._expected_output(request)
+        will_return = request.sampling.will_return
+        self.core.claim(request.handle, expected_tokens, will_return=will_return)
         held = self.core.held_pages(request.handle)
         request.embedded = embedded_images(self.core.layout.groups, held, request.image_rows)
         if not self._plan_chunk(request, draft):
@@ -355,7 +357,7 @@ class Scheduler:
         victim = self.running.pop()
         victim.runs_alone |= not self.running
         draft.forget(victim)
-        self._close(victim)
+        self._close(victim, returns=True)
         victim.state = RequestState.WAITING
         victim.computed = victim.repeats = 0
         victim.preemptions += 1
@@ -371,8 +373,8 @@ class Scheduler:
             self._plan_decodes(draft)
             self._plan_prefills(draft)
 
-    def _close(self, request: Request) -> None:
-        self.core.close(request.handle)
+    def _close(self, request: Request, *, returns: bool = False) -> None:
+        self.core.close(request.handle, returns=returns)
         self._released.append(request.handle)
         request.handle = NO_HANDLE
 

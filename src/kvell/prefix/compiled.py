@@ -11,6 +11,7 @@ from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix import _core
 from kvell.prefix.checkpoints import WORTH_TOKENS, is_worth_displacing
+from kvell.prefix.hazard_rule import LearnedHazard
 from kvell.prefix.placement import RUNGS
 from kvell.prefix.policies import policy_of
 from kvell.prefix.store import check_new_groups
@@ -24,13 +25,16 @@ class CompiledCore(_core.CompiledCore):
     tokens computed beyond a holder's pages or known tokens.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, rule: LearnedHazard | None = None) -> None:
+        """:param rule: fresh; the compiled twin of it is used. None: the least recently used."""
         super().__init__(
             _all_rules(layout.groups),
             layout.num_large_pages,
             layout.large_page_bytes,
             layout.association == "literal",
             layout.quota_large_pages or (),
+            rule.settings if rule else (),
+            rule.refit if rule else None,
         )
         self.layout = layout
 

@@ -134,9 +134,12 @@ class ReferenceCore:
         )
         return handle
 
-    def claim(self, handle: int, expected_tokens: int) -> None:
+    def claim(
+        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
+    ) -> None:
         """See :class:`MemoryCore`."""
         holder = self._holders[handle]
+        holder.will_return = will_return
         holder.lease_until = None
         holder.is_claimed = True
         holder.expected_tokens = expected_tokens
@@ -147,13 +150,6 @@ class ReferenceCore:
             if group.kind.counts_tokens and group.required_for_hit:
                 taken = holder.hit_tokens - held.first * group.page_tokens
                 self._group_hit_tokens[index] += max(0, taken)
-
-    def hint(self, handle: int, *, will_return: bool | None) -> None:
-        """The client's word on whether the holder's conversation goes on after it.
-
-        May change until the holder is closed; False is the end of a session.
-        """
-        self._holders[handle].will_return = will_return
 
     def hit_tokens(self, handle: int) -> int:
         """See :class:`MemoryCore`."""
@@ -322,10 +318,10 @@ class ReferenceCore:
             holder = self._holders[int(handle)]
             self._publisher.advance(holder, int(length))
 
-    def close(self, handle: int, *, renew: bool = True) -> None:
+    def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
         """See :class:`MemoryCore`."""
         holder = self._holders.pop(handle)
-        self._publisher.give_back(holder, renew=renew)
+        self._publisher.give_back(holder, renew=renew, returns=returns)
         self._store.pool.close_holder(handle)
         self._store.tree.let_go(holder.node)
         # How often one was turned away shows in no plan.

@@ -34,16 +34,14 @@ NORMAL = 2
 
 @dataclass(frozen=True)
 class Ending:
-    """What is known of a request beside its pages when it ends, or before.
+    """What is known of a request beside its pages when it ends.
 
     :ivar tokens: those that are computed, int32.
-    :ivar hit_tokens: how many of them its prefix hit.
     :ivar will_return: its client's word on whether the conversation goes on; None: nothing said.
     """
 
     tokens: Tokens
     root: str
-    hit_tokens: int
     output_tokens: int
     will_return: bool | None
 
@@ -74,8 +72,12 @@ class EvictionRule(Protocol):
         """Places below this one may give way to what is kept now with this rank."""
         ...
 
-    def running_class(self, ending: Ending) -> int:
-        """The class of what a request leaves behind while it runs."""
+    def running_class(self, hit_tokens: int, will_return: bool | None) -> int:
+        """The class of what a request leaves behind while it runs.
+
+        :param hit_tokens: those that its prefix hit.
+        :param will_return: see :class:`Ending`.
+        """
         ...
 
     def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
@@ -108,7 +110,7 @@ class LeastRecentlyUsed:
         """See :class:`EvictionRule`: what was accessed before now."""
         return (rank, now)
 
-    def running_class(self, ending: Ending) -> int:
+    def running_class(self, hit_tokens: int, will_return: bool | None) -> int:
         """See :class:`EvictionRule`."""
         return 0
 

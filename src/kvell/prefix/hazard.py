@@ -21,9 +21,9 @@ Time is any integer that grows.  Memory is bounded: ``REMEMBERED`` times the cac
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import sqrt
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from kvell.prefix.hazard_fit import (
     KINDS,
     OUTPUTS,
     PARTIAL,
+    Floats,
     age_bounds,
     hazards,
     index_of,
@@ -42,6 +43,11 @@ NUM_CLASSES = KINDS * HINTS * OUTPUTS
 REMEMBERED = 8
 """Keys that are remembered, cached or not, for each chunk that the cache holds."""
 REFIT_REQUESTS = 50
+"""Requests from one look at the counts to the next, at first …"""
+REFIT_PART = 32
+"""… and later a part of all there were: counts that have been taken for long change slowly …"""
+MOST_REFIT_REQUESTS = 500
+"""… but no more than so many."""
 HALF_LIFE_REQUESTS = 4_000
 _MOST_USES = 4
 _LEAST_OUTPUT_LOG2 = 4
@@ -55,6 +61,20 @@ class Run:
 
     end: int
     eviction_class: int
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What was learned from counts.
+
+    :ivar index: what a chunk is worth, float64 [NUM_CLASSES, AGES].
+    :ivar fading: the part of each count that stays.
+    :ivar next_refit: requests in all at which to look again.
+    """
+
+    index: Floats
+    fading: float
+    next_refit: int
 
 
 @dataclass(slots=True, eq=False)
@@ -72,17 +92,46 @@ def class_of(kind: int, will_return: bool | None, output_tokens: int) -> int:
     if kind == PARTIAL:
         return PARTIAL
     hint = 0 if will_return is None else 1 if will_return else 2
-    output = min(max(int(log2(output_tokens + 1)) - _LEAST_OUTPUT_LOG2, 0), OUTPUTS - 1)
+    log2 = (output_tokens + 1).bit_length() - 1
+    output = min(max(log2 - _LEAST_OUTPUT_LOG2, 0), OUTPUTS - 1)
     return (kind * HINTS + hint) * OUTPUTS + output
+
+
+def learned(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
+    """What the counts after so many requests say; rare, for either core.
+
+    :param entered: float64 [NUM_CLASSES * AGES], as :func:`hazards` has them.
+    :param returned: in the same shape.
+    :param events: float64 [NUM_CLASSES].
+    """
+    shape = (KINDS, HINTS, OUTPUTS, AGES)
+    chances = hazards(entered.reshape(shape), returned.reshape(shape), events.reshape(shape[:-1]))
+    return Learned(
+        index_of(chances.reshape(NUM_CLASSES, AGES)),
+        0.5 ** (_refit_requests(requests) / HALF_LIFE_REQUESTS),
+        requests + _refit_requests(requests),
+    )
+
+
+Learn = Callable[[Floats, Floats, Floats, int], Learned]
+"""From what is counted to what is worth keeping: :func:`learned`."""
+
+
+def _refit_requests(requests: int) -> int:
+    return min(max(REFIT_REQUESTS, requests // REFIT_PART), MOST_REFIT_REQUESTS)
 
 
 class HazardTable:
     """Classes of what requests leave behind, and what each is worth by age.
 
     :param capacity_chunks: how many chunks the cache holds, about.
+    :param first_refit: requests after which it looks at the counts first.
+    :param learn: how it learns from them, and when again.
     """
 
-    def __init__(self, capacity_chunks: int) -> None:
+    def __init__(
+        self, capacity_chunks: int, first_refit: int = REFIT_REQUESTS, learn: Learn = learned
+    ) -> None:
         self._most_keys = REMEMBERED * max(1, capacity_chunks)
         self._known: dict[int, tuple[int, _Past]] = {}
         self._aging: list[deque[_Past]] = [deque() for _ in range(AGES)]
@@ -91,6 +140,7 @@ class HazardTable:
         self._events = np.zeros(NUM_CLASSES)
         self._index: list[list[float]] | None = None
         self._requests = 0
+        self._next_refit, self._learn_from = first_refit, learn
 
     def value(self, eviction_class: int, age: int) -> float:
         """What a chunk of this class and age is worth; the least goes first.
@@ -137,9 +187,10 @@ class HazardTable:
             runs.append(Run(end, class_of(kind, will_return, output_tokens)))
         self._enter(chain, uses, runs, now)
         self._requests += 1
-        if self._requests % REFIT_REQUESTS == 0:
-            self._refit()
-        return self._promoted(runs)
+        promoted = self._promoted(runs)
+        if self._requests >= self._next_refit:
+            self._learn()
+        return promoted
 
     def _leave_past_runs(self, chain: Sequence[int], now: int) -> list[int]:
         """Count returns; how often each chunk was used, this time too."""
@@ -198,15 +249,8 @@ class HazardTable:
                 found.append(Run(run.end, best))
         return found[::-1]
 
-    def _refit(self) -> None:
-        shape = (KINDS, HINTS, OUTPUTS, AGES)
-        chances = hazards(
-            self._entered.reshape(shape),
-            self._returned.reshape(shape),
-            self._events.reshape(shape[:-1]),
-        )
-        self._index = index_of(chances.reshape(NUM_CLASSES, AGES)).tolist()
-        fading = 0.5 ** (REFIT_REQUESTS / HALF_LIFE_REQUESTS)
-        self._entered *= fading
-        self._returned *= fading
-        self._events *= fading
+    def _learn(self) -> None:
+        found = self._learn_from(self._entered, self._returned, self._events, self._requests)
+        self._index, self._next_refit = found.index.tolist(), found.next_refit
+        for counts in (self._entered, self._returned, self._events):
+            counts *= found.fading

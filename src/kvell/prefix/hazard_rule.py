@@ -1,19 +1,32 @@
 """The learned rule over pages: classes of what a request leaves, by what ``hazard`` knows.
 
-A key's class is part of it (``prefix_length`` and class make its last number), so that pool and
+A key's class is part of it (class and ``prefix_length`` make its last number), so that pool and
 index need not know of classes.  Only pages of rank ``NORMAL`` are ordered by worth: what is kept
-while memory is idle goes first, as ever.
+while memory is idle goes first, as ever, the least recently used before the others.
 """
 
 from math import inf
 
+import numpy as np
+
 from kvell.pages.layout import GroupKind, Layout
 from kvell.pages.pool import Key
 from kvell.prefix.evictor import NORMAL, Ending, Place
-from kvell.prefix.hazard import NUM_CLASSES, HazardTable, Run, class_of
+from kvell.prefix.hazard import (
+    BOUNDS,
+    REFIT_REQUESTS,
+    REMEMBERED,
+    HazardTable,
+    Learn,
+    Run,
+    class_of,
+    learned,
+)
 from kvell.prefix.shadow import chain_of
 
 CHUNK_TOKENS = 128
+PREFIX_BITS = 32
+"""Of a key's last number: prefixes are shorter than 4 G tokens."""
 _ONCE, _LATER = 1, 2
 
 
@@ -21,44 +34,68 @@ class LearnedHazard:
     """:class:`kvell.prefix.evictor.EvictionRule` that learns; one pool's own.
 
     Time is the step; ages are steps.
+
+    :param capacity_tokens: how many the pool keeps, about.
+    :param chunk_tokens: of a prompt that are counted together.
+    :param first_refit: see :class:`HazardTable`, and ``learn``.
     """
 
-    def __init__(self, capacity_tokens: int) -> None:
-        self._table = HazardTable(-(-capacity_tokens // CHUNK_TOKENS))
+    def __init__(
+        self,
+        capacity_tokens: int,
+        *,
+        chunk_tokens: int = CHUNK_TOKENS,
+        first_refit: int = REFIT_REQUESTS,
+        learn: Learn = learned,
+    ) -> None:
+        chunks = max(1, -(-capacity_tokens // chunk_tokens))
+        self._chunk_tokens = chunk_tokens
+        self._table = HazardTable(chunks, first_refit, learn)
+        self._learn = learn
+        self.settings = (REMEMBERED * chunks, chunk_tokens, first_refit, BOUNDS)
+        """What the compiled twin is made with (``HazardSettings`` in hazard.h)."""
 
     def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
-        """By rank, time and the longest prefix; the class breaks what ties are left."""
-        return (rank, time, eviction_class - prefix_length * NUM_CLASSES)
+        """By rank, time and the longest prefix; of those worth something, a class has its own."""
+        number = eviction_class if rank == NORMAL else 0
+        return (rank, time, (number << PREFIX_BITS) - prefix_length)
 
     def eviction_class(self, key: Key) -> int:
         """The class that a key was made with."""
-        return key[2] % NUM_CLASSES
+        return -(-key[2] >> PREFIX_BITS)
 
     def place(self, key: Key, now: int) -> Place:
         """By rank, what it is worth at its age, time and the longest prefix."""
         rank, time, last = key
-        minus_length, number = divmod(last, NUM_CLASSES)
+        number = self.eviction_class(key)
         worth = self._table.value(number, max(0, now - time)) if rank == NORMAL else 0.0
-        return (rank, worth, time, minus_length)
+        return (rank, worth, time, last - (number << PREFIX_BITS))
 
     def limit(self, rank: int, now: int) -> Place:
         """Whatever is cached with this rank may go, and all below."""
         return (rank, inf)
 
-    def running_class(self, ending: Ending) -> int:
+    def running_class(self, hit_tokens: int, will_return: bool | None) -> int:
         """What a request leaves before it ends: used once, as far as is known."""
-        kind = _LATER if ending.hit_tokens else _ONCE
-        return class_of(kind, ending.will_return, ending.output_tokens)
+        return class_of(_LATER if hit_tokens else _ONCE, will_return, 0)
 
     def accessed(self, ending: Ending, now: int) -> list[Run]:
         """The request ends: its classes, by tokens."""
         runs = self._table.access(
-            chain_of(ending.tokens, ending.root, CHUNK_TOKENS),
+            chain_of(ending.tokens, ending.root, self._chunk_tokens),
             now,
             output_tokens=ending.output_tokens,
             will_return=ending.will_return,
         )
-        return [Run(run.end * CHUNK_TOKENS, run.eviction_class) for run in runs]
+        return [Run(run.end * self._chunk_tokens, run.eviction_class) for run in runs]
+
+    def refit(
+        self, entered: bytes, returned: bytes, events: bytes, requests: int
+    ) -> tuple[bytes, float, int]:
+        """``learn`` for the compiled twin, whose arrays of float64 come and go as bytes."""
+        counts = [np.frombuffer(each) for each in (entered, returned, events)]
+        found = self._learn(counts[0], counts[1], counts[2], requests)
+        return np.ascontiguousarray(found.index).tobytes(), found.fading, found.next_refit
 
 
 def capacity_tokens(layout: Layout) -> int:
@@ -68,3 +105,4 @@ def capacity_tokens(layout: Layout) -> int:
     counted = whole or [group for group in layout.groups if group.kind.counts_tokens]
     sizes = [g.page_stride_bytes / g.page_tokens for g in counted or layout.groups]
     return max(1, int(layout.pool_bytes / sum(sizes)))
+

@@ -56,7 +56,6 @@ class Holder:
     :ivar matched_tokens: how far the tokens were known to the index when it was opened.
     :ivar will_return: its client's hint.
     :ivar runs: classes of its prefixes, once it ends.
-    :ivar running_class: of what it leaves behind before.
     :ivar is_claimed: has a request begun with it?
     :ivar renewed_step: when what its later turns resume from was last counted as accessed.
     """
@@ -77,7 +76,6 @@ class Holder:
     renewed_step: int = 0
     will_return: bool | None = None
     runs: Sequence[Run] = ()
-    running_class: int | None = None
     is_claimed: bool = False
     generated: list[int] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)

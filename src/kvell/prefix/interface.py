@@ -99,8 +99,14 @@ class MemoryCore(Protocol):
         """
         ...
 
-    def claim(self, handle: int, expected_tokens: int) -> None:
-        """Turn a lease into a request that is expected to reach so many tokens in all."""
+    def claim(
+        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
+    ) -> None:
+        """Turn a lease into a request that is expected to reach so many tokens in all.
+
+        :param will_return: the client's word on whether its conversation goes on; None: nothing
+            said.
+        """
         ...
 
     def hit_tokens(self, handle: int) -> int:
@@ -173,9 +179,12 @@ class MemoryCore(Protocol):
         """The holders have this many tokens computed: publish full pages, leave windows behind."""
         ...
 
-    def close(self, handle: int, *, renew: bool = True) -> None:
+    def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
         """Give everything back; ``renew`` counts it as an access now, and keeps what ends here:
-        the state after the last computed token, and pages that it left half full."""
+        the state after the last computed token, and pages that it left half full.
+
+        :param returns: nothing has ended: the same request comes again (it was preempted).
+        """
         ...
 
     def totals(self) -> PoolTotals:

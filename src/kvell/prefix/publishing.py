@@ -58,10 +58,12 @@ class Publisher:
         if before < holder.facts.prompt_tokens <= computed:
             self._drop(holder)
 
-    def give_back(self, holder: Holder, *, renew: bool) -> None:
-        """The holder uses nothing any more; ``renew`` keeps what ends with it."""
+    def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
+        """The holder uses nothing any more; ``renew`` keeps what ends with it, and unless it
+        ``returns`` its request has ended."""
         is_known = holder.hit_tokens < holder.computed <= holder.num_tokens
-        if renew and holder.computed <= holder.num_tokens:
+        has_ended = renew and not returns and holder.is_claimed
+        if has_ended and holder.computed <= holder.num_tokens:
             holder.runs = self._store.rule.accessed(self._ending(holder), self._store.step)
         if renew and is_known and self.publishes(holder):
             self.publish_end(holder)
@@ -81,7 +83,6 @@ class Publisher:
         return Ending(
             holder.tokens_to(known),
             holder.root,
-            holder.hit_tokens,
             len(holder.generated),
             holder.will_return,
         )
@@ -89,10 +90,8 @@ class Publisher:
     def _key(self, holder: Holder, rank: int, time: int, length: int, place: Place) -> Key:
         """What an access of the holder makes of a page at ``place``."""
         rule = self._store.rule
-        if not holder.runs and holder.running_class is None:
-            holder.running_class = rule.running_class(self._ending(holder))
-        number = class_at(holder.runs, place[0], holder.running_class or 0)
-        return rule.key(rank, time, length, number)
+        before = rule.running_class(holder.hit_tokens, holder.will_return)
+        return rule.key(rank, time, length, class_at(holder.runs, place[0], before))
 
     def _needs_an_end(self, holder: Holder) -> bool:
         """Can the model resume only where something was kept for it?"""

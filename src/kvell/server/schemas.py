@@ -6,7 +6,7 @@ that only accompany a request (``user``, ``metadata`` …) are accepted and unus
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
@@ -44,6 +44,7 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool = False
     max_tokens: Count | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
+    will_return: StrictBool | None = None
     return_token_ids: bool | None = False
 
     n: int | None = 1
@@ -88,6 +89,7 @@ class GenerationRequest(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             n=self.choices(),
+            will_return=self.will_return,
         )
 
     def choices(self) -> int:

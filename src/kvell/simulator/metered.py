@@ -104,9 +104,11 @@ class MeteredCore:
         """How far each open holder has come."""
         return list(self._watched.values())
 
-    def claim(self, handle: int, expected_tokens: int) -> None:
+    def claim(
+        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
+    ) -> None:
         """Passed on."""
-        self._timed(self._core.claim, handle, expected_tokens)
+        self._timed(self._core.claim, handle, expected_tokens, will_return=will_return)
 
     def hit_tokens(self, handle: int) -> int:
         """Passed on."""
@@ -157,9 +159,9 @@ class MeteredCore:
             self._watched[handle] = replace(self._watched[handle], computed=length)
         self.on_advanced()
 
-    def close(self, handle: int, *, renew: bool = True) -> None:
+    def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
         """Passed on; the holder is watched no more."""
-        self._timed(self._core.close, handle, renew=renew)
+        self._timed(self._core.close, handle, renew=renew, returns=returns)
         self._watched.pop(handle, None)
 
     def totals(self) -> PoolTotals:

@@ -204,7 +204,12 @@ class Replay:
     def _submit(self, index: int) -> None:
         row, place = self._rows[index], self._placed[index]
         self.requests[index].came_seconds = self._pending.came_seconds(index)
-        sampling = SamplingParams(temperature=0, max_tokens=row.output_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=row.output_tokens,
+            ignore_eos=True,
+            will_return=row.will_return,
+        )
         prompt = self._prompts.prompt(index).astype("<i4", copy=False)
         command = Submit(RequestId(str(index)), prompt.tobytes(), sampling)
         if self._journaled.tell(with_images(command, place.images)):

@@ -46,6 +46,7 @@ class TraceRow:
     :param session: rows of one session are turns: each is sent after the answer to the last.
     :param images: by position in the text.
     :param continues: the prompt begins with the prompt and the output of the session's last row.
+    :param will_return: its client's hint: will a later prompt begin with this one?
     """
 
     arrival_s: float
@@ -56,6 +57,7 @@ class TraceRow:
     session: str | None = None
     images: tuple[ImageRow, ...] = ()
     continues: bool = False
+    will_return: bool | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -68,7 +68,9 @@ def _as_dict(row: TraceRow) -> dict[str, Any]:
         written["session"] = row.session
     if row.images:
         written["images"] = [asdict(image) for image in row.images]
-    return written | {"continues": True} if row.continues else written
+    if row.continues:
+        written["continues"] = True
+    return written if row.will_return is None else written | {"will_return": row.will_return}
 
 
 def _rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRow]:
@@ -133,7 +135,8 @@ class _Line:
             self._whole("block_tokens") if len(ids) else 0,
             self._session(),
             self._images(prompt_tokens),
-            self._flag("continues"),
+            self._flag("continues") or False,
+            self._flag("will_return"),
         )
         if len(ids) > -(-row.prompt_tokens // max(1, row.block_tokens)):
             raise self._wrong("block_hashes", "are more than the prompt has blocks")
@@ -162,9 +165,9 @@ class _Line:
             raise self._wrong(name, f"is {value!r}, above {high}")
         return value
 
-    def _flag(self, name: str) -> bool:
-        value = self.raw.get(name, False)
-        if not isinstance(value, bool):
+    def _flag(self, name: str) -> bool | None:
+        value = self.raw.get(name)
+        if not isinstance(value, bool | None):
             raise self._wrong(name, f"is {value!r}, neither true nor false")
         return value
 

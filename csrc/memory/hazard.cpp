@@ -1,0 +1,261 @@
+#include "hazard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace kvell::memory {
+namespace {
+
+constexpr int32_t kHints = 3, kOutputs = 6, kMostUses = 4, kLeastOutputLog2 = 4;
+constexpr int32_t kOnce = 1, kLater = 2;
+
+int32_t log2_of(uint64_t value) { return 63 - __builtin_clzll(value); }
+
+int32_t class_of(int32_t kind, Hint hint, int64_t output_tokens) {
+  const int32_t length = log2_of(uint64_t(output_tokens) + 1) - kLeastOutputLog2;
+  const int32_t output = std::min(std::max(length, 0), kOutputs - 1);
+  return (kind * kHints + int32_t(hint)) * kOutputs + output;
+}
+
+// Multiplied to 128 bits, both halves count.
+uint64_t mixed(uint64_t a, uint64_t b) {
+  const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+  return uint64_t(product) ^ uint64_t(product >> 64);
+}
+
+constexpr uint64_t kOdd[] = {0xa0761d6478bd642f, 0xe7037ed1a0b428db, 0x8ebc6af09c88c6e3,
+                             0x589965cc75374cc3};
+
+uint64_t word_at(const char* bytes) {
+  uint64_t word;
+  std::memcpy(&word, bytes, sizeof word);
+  return word;
+}
+
+// Names bytes together with all before them (`seed`). What is at stake is statistics alone.
+uint64_t hash_of(const char* bytes, size_t count, uint64_t seed) {
+  uint64_t left = seed ^ kOdd[0], right = seed ^ kOdd[1];
+  size_t at = 0;
+  for (; at + 32 <= count; at += 32) {
+    left = mixed(word_at(bytes + at) ^ kOdd[1], word_at(bytes + at + 8) ^ left);
+    right = mixed(word_at(bytes + at + 16) ^ kOdd[2], word_at(bytes + at + 24) ^ right);
+  }
+  uint64_t tail[4] = {0, 0, 0, 0};
+  if (at < count) std::memcpy(tail, bytes + at, count - at);
+  left = mixed(tail[0] ^ kOdd[1], tail[1] ^ left);
+  right = mixed(tail[2] ^ kOdd[2], tail[3] ^ right);
+  return mixed(left ^ kOdd[3], right ^ count);
+}
+
+}  // namespace
+
+HazardTable::HazardTable(HazardSettings settings)
+    : settings_(std::move(settings)),
+      known_(1),
+      pasts_(1),
+      aging_(kAges),
+      entered_(kClasses * kAges),
+      returned_(kClasses * kAges),
+      events_(kClasses),
+      next_refit_(settings_.first_refit) {}
+
+int32_t HazardTable::bucket_of(int64_t age) const {
+  const auto& bounds = settings_.bounds;
+  return int32_t(std::upper_bound(bounds.begin(), bounds.end(), age) - bounds.begin()) - 1;
+}
+
+double HazardTable::value(int32_t eviction_class, int64_t age) const {
+  if (index_.empty()) return 0.0;
+  const double* row = &index_[size_t(eviction_class) * kAges];
+  int32_t bucket = std::min(bucket_of(age), kAges - 1);
+  const int64_t from = settings_.bounds[bucket], to = settings_.bounds[bucket + 1];
+  double part = double(age - from) / double(to - from) - 0.5;
+  if (part < 0 && bucket) {
+    --bucket;
+    part += 1;
+  }
+  const double after = row[std::min(bucket + 1, kAges - 1)];
+  part = std::min(std::max(part, 0.0), 1.0);
+  return row[bucket] + part * (after - row[bucket]);
+}
+
+int32_t HazardTable::running_class(int64_t hit_tokens, Hint hint) {
+  return class_of(hit_tokens ? kLater : kOnce, hint, 0);
+}
+
+void HazardTable::access(const Ending& ending, int64_t now, std::vector<Run>& runs) {
+  age(now);
+  runs.clear();
+  if (ending.tokens < settings_.chunk_tokens) return;
+  find(ending);
+  leave_past_runs(now);
+  const int64_t output = int64_t(ending.generated.size());
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    if (i && uses_[i] == uses_[i - 1]) {
+      ++runs.back().end;
+      continue;
+    }
+    const int32_t kind = uses_[i] + (uses_[i] > 1 || found_ > 1);
+    runs.push_back({int64_t(i) + 1, class_of(kind, ending.hint, output)});
+  }
+  enter(runs, now);
+  ++requests_;
+  promote(runs);
+  for (Run& run : runs) run.end *= settings_.chunk_tokens;
+}
+
+// The chunks of a request, new ones too, and how many at its beginning were known.
+void HazardTable::find(const Ending& ending) {
+  const int64_t size = settings_.chunk_tokens, prompt = ending.prompt_tokens;
+  std::vector<int32_t> seam;
+  uint64_t key = hash_of(ending.root.data(), ending.root.size(), 0);
+  chain_.clear();
+  found_ = 0;
+  for (int64_t start = 0; start + size <= ending.tokens; start += size) {
+    const int32_t* text = ending.prompt + start;
+    if (start >= prompt) {
+      text = ending.generated.data() + (start - prompt);
+    } else if (start + size > prompt) {
+      seam.assign(text, ending.prompt + prompt);
+      seam.insert(seam.end(), ending.generated.begin(), ending.generated.begin() + (start + size - prompt));
+      text = seam.data();
+    }
+    key = hash_of(reinterpret_cast<const char*>(text), size_t(size) * sizeof *text, key);
+    const uint32_t at = remember(key);
+    found_ += known_[at].uses && found_ == int64_t(chain_.size());
+    chain_.push_back(at);
+  }
+}
+
+uint32_t HazardTable::remember(uint64_t key) {
+  const auto [item, is_new] = where_.try_emplace(key, 0);
+  if (!is_new) return item->second;
+  uint32_t at = uint32_t(known_.size());
+  if (free_known_.empty()) {
+    known_.emplace_back();
+  } else {
+    at = free_known_.back();
+    free_known_.pop_back();
+  }
+  known_[at] = {key, 0, 0, at, at};
+  item->second = at;
+  return at;
+}
+
+// Counts returns; how often each chunk was used, this time too.
+void HazardTable::leave_past_runs(int64_t now) {
+  uses_.clear();
+  uint32_t last = 0;
+  for (const uint32_t at : chain_) {
+    Known& chunk = known_[at];
+    uses_.push_back(std::min(chunk.uses + 1, kMostUses));
+    if (!chunk.past) continue;
+    Past& past = pasts_[chunk.past];
+    const int32_t bucket = bucket_of(now - past.time);
+    if (bucket < kAges) returned_[size_t(past.eviction_class) * kAges + bucket] += past.weight;
+    if (chunk.past != last) events_[past.eviction_class] += 1;
+    last = chunk.past;
+  }
+  for (const uint32_t at : chain_)
+    if (known_[at].past) let_go(known_[at].past);
+}
+
+void HazardTable::enter(const std::vector<Run>& runs, int64_t now) {
+  int64_t start = 0;
+  for (const Run& run : runs) {
+    const int64_t size = run.end - start;
+    const double weight = 1 / std::sqrt(double(size));
+    const uint32_t past = new_past({now, weight, run.eviction_class, int32_t(size), true});
+    aging_[0].push_back(past);
+    entered_[size_t(run.eviction_class) * kAges] += weight * double(size);
+    for (int64_t i = start; i < run.end; ++i) known_[chain_[i]].past = past;
+    start = run.end;
+  }
+  for (size_t i = chain_.size(); i-- > 0;) {  // a prompt's end is forgotten before its beginning
+    known_[chain_[i]].uses = uses_[i];
+    unlink(chain_[i]);
+    push_newest(chain_[i]);
+  }
+  while (int64_t(where_.size()) > settings_.most_keys) forget_oldest();
+}
+
+// Runs that reached their next bucket are counted there.
+void HazardTable::age(int64_t now) {
+  for (int32_t bucket = 0; bucket < kAges; ++bucket) {
+    std::deque<uint32_t>& aging = aging_[bucket];
+    while (!aging.empty() && now - pasts_[aging.front()].time >= settings_.bounds[bucket + 1]) {
+      const uint32_t at = aging.front();
+      aging.pop_front();
+      Past& past = pasts_[at];
+      if (past.left && bucket + 1 < kAges) {
+        entered_[size_t(past.eviction_class) * kAges + bucket + 1] += past.weight * past.left;
+        aging_[bucket + 1].push_back(at);
+        continue;
+      }
+      past.ages = false;
+      if (!past.left) free_pasts_.push_back(at);
+    }
+  }
+}
+
+// A prefix is worth at least what goes on from it; neighbours of one class are one.
+void HazardTable::promote(std::vector<Run>& runs) const {
+  size_t first = runs.size() - 1;
+  for (size_t i = runs.size() - 1; i-- > 0;) {
+    int32_t best = runs[first].eviction_class;
+    if (value(runs[i].eviction_class, 0) >= value(best, 0)) best = runs[i].eviction_class;
+    if (best != runs[first].eviction_class) runs[--first] = {runs[i].end, best};
+  }
+  runs.erase(runs.begin(), runs.begin() + int64_t(first));
+}
+
+void HazardTable::learn(std::vector<double> index, double fading, int64_t next_refit) {
+  index_ = std::move(index);
+  for (std::vector<double>* counts : {&entered_, &returned_, &events_})
+    for (double& count : *counts) count *= fading;
+  next_refit_ = next_refit;
+}
+
+// ------------------------------------------------------------------ what is remembered
+
+void HazardTable::forget_oldest() {
+  const uint32_t at = known_[0].newer;
+  let_go(known_[at].past);
+  unlink(at);
+  where_.erase(known_[at].key);
+  free_known_.push_back(at);
+}
+
+void HazardTable::unlink(uint32_t at) {
+  const Known& chunk = known_[at];
+  if (chunk.older == at) return;  // in no list yet
+  known_[chunk.older].newer = chunk.newer;
+  known_[chunk.newer].older = chunk.older;
+}
+
+void HazardTable::push_newest(uint32_t at) {
+  const uint32_t before = known_[0].older;
+  known_[at].older = before;
+  known_[at].newer = 0;
+  known_[before].newer = at;
+  known_[0].older = at;
+}
+
+uint32_t HazardTable::new_past(const Past& past) {
+  if (free_pasts_.empty()) {
+    pasts_.push_back(past);
+    return uint32_t(pasts_.size()) - 1;
+  }
+  const uint32_t at = free_pasts_.back();
+  free_pasts_.pop_back();
+  pasts_[at] = past;
+  return at;
+}
+
+void HazardTable::let_go(uint32_t at) {
+  Past& past = pasts_[at];
+  if (!--past.left && !past.ages) free_pasts_.push_back(at);
+}
+
+}  // namespace kvell::memory

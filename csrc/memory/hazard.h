@@ -1,0 +1,106 @@
+// Who returns, counted: classes of what requests leave behind, and what each is worth by age
+// (prefix/hazard.py, which says what and why). Counts are turned into worth by whoever is
+// asked to (prefix/hazard_fit.py); every sum here is taken in the order of the Python one, so
+// that both hold the same numbers to the bit.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+
+namespace kvell::memory {
+
+constexpr int32_t kClasses = 108, kAges = 36;  // NUM_CLASSES, AGES
+
+enum class Hint : int32_t { kNone, kReturns, kEnds };  // a client's word on its conversation
+
+struct Run {  // prefixes of one class, up to `end` tokens
+  int64_t end;
+  int32_t eviction_class;
+};
+
+// What is known of a request when it ends (Ending in prefix/evictor.py).
+struct Ending {
+  const std::string& root;
+  const int32_t* prompt;
+  int64_t prompt_tokens;
+  const std::vector<int32_t>& generated;
+  int64_t tokens;  // of both, that are computed
+  Hint hint;
+};
+
+// The numbers of prefix/hazard.py.
+struct HazardSettings {
+  int64_t most_keys = 0;  // that are remembered; 0: nothing is learned
+  int64_t chunk_tokens = 0;
+  int64_t first_refit = 0;  // requests until the first
+  std::vector<int64_t> bounds;  // of ages, kAges + 1
+};
+
+class HazardTable {
+ public:
+  explicit HazardTable(HazardSettings settings);
+
+  // What a chunk of this class and age is worth; the least goes first.
+  double value(int32_t eviction_class, int64_t age) const;
+  // Of what a request leaves behind before it ends.
+  static int32_t running_class(int64_t hit_tokens, Hint hint);
+  // A request ends now: classes of its prefixes.
+  void access(const Ending& ending, int64_t now, std::vector<Run>& runs);
+
+  // ---- learning
+  bool is_due() const { return requests_ >= next_refit_; }
+  int64_t requests() const { return requests_; }
+  const std::vector<double>& entered() const { return entered_; }    // [kClasses][kAges]
+  const std::vector<double>& returned() const { return returned_; }  // [kClasses][kAges]
+  const std::vector<double>& events() const { return events_; }      // [kClasses]
+  // What was learned from these; older counts fade.
+  void learn(std::vector<double> index, double fading, int64_t next_refit);
+
+ private:
+  // A run, as long as some of its chunks are neither accessed anew nor forgotten.
+  struct Past {
+    int64_t time;
+    double weight;
+    int32_t eviction_class;
+    int32_t left;
+    bool ages;  // it has not reached the last age
+  };
+  // A chunk that is remembered, between one accessed before it and one after.
+  struct Known {
+    uint64_t key;
+    int32_t uses;
+    uint32_t past, older, newer;
+  };
+
+  void find(const Ending& ending);
+  uint32_t remember(uint64_t key);
+  void leave_past_runs(int64_t now);
+  void enter(const std::vector<Run>& runs, int64_t now);
+  void age(int64_t now);
+  void promote(std::vector<Run>& runs) const;
+  void forget_oldest();
+  void unlink(uint32_t at);
+  void push_newest(uint32_t at);
+  uint32_t new_past(const Past& past);
+  void let_go(uint32_t past);
+  int32_t bucket_of(int64_t age) const;
+
+  const HazardSettings settings_;
+  std::unordered_map<uint64_t, uint32_t> where_;  // keys are as good as random: see find
+  std::vector<Known> known_;  // [0] is before the oldest and after the newest
+  std::vector<uint32_t> free_known_;
+  std::vector<Past> pasts_;  // [0] stands for none
+  std::vector<uint32_t> free_pasts_;
+  std::vector<std::deque<uint32_t>> aging_;
+  std::vector<double> entered_, returned_, events_, index_;
+  int64_t requests_ = 0, next_refit_;
+  // Scratch: the chunks of a request, and how often each was used.
+  std::vector<uint32_t> chain_;
+  std::vector<int32_t> uses_;
+  int64_t found_ = 0;  // leading chunks that were known
+};
+
+}  // namespace kvell::memory
