@@ -17,7 +17,7 @@ from rich.table import Table
 from bench.managers.cells import SIZES, memory_bytes
 from bench.managers.ours import replayed
 from bench.replay.shapes import Shape, read_shape
-from kvell.memory import EVICTIONS, Eviction, create_core
+from kvell.memory import Eviction, create_core
 from kvell.simulator.hints import hinted
 from kvell.simulator.rows import TraceRow
 from kvell.simulator.trace import read_trace
@@ -84,7 +84,11 @@ def _outcome(
     eviction: Eviction,
 ) -> Outcome:
     run = replayed(
-        shape, rows, pool_bytes, "kvell", core_of=lambda layout: create_core(layout, "auto", eviction)
+        shape,
+        rows,
+        pool_bytes,
+        "kvell",
+        core_of=lambda layout: create_core(layout, "auto", eviction),
     )
     report = run.report()
     return Outcome(

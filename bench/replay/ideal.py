@@ -79,9 +79,7 @@ class IdealCore:
         self._held[self._last_handle] = Held(facts, own, lease_until)
         return self._last_handle
 
-    def claim(
-        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
-    ) -> None:
+    def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
         """It is no lease any more; what is expected needs nothing yet."""
         self._held[handle].lease_until = None
 

@@ -56,10 +56,15 @@ class EvictionRule {
   }
   double worth(const Key& key) const {
     if (!learns() || rank_of(key) != kNormal) return 0.0;
-    return table_->value(class_of(key), std::max<int64_t>(0, step_ - time_of(key)));
+    return table_->worth(class_of(key), std::max<int64_t>(0, step_ - time_of(key)));
   }
   Place place(const Key& key) const {
     return {rank_of(key), worth(key), time_of(key), key.shortness};
+  }
+  // The time of a renewal at the end of a request that was expected to end then. By its age
+  // alone what was to be young until then stays so; else its class is another now, too.
+  int64_t ended_at(int64_t now, int64_t expected) const {
+    return learns() ? std::max(now, expected) : now;
   }
   // Places below this one may give way to what is kept now with this rank.
   Place limit(int64_t rank) const {

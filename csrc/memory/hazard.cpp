@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace kvell::memory {
 namespace {
 
 constexpr int32_t kHints = 3, kOutputs = 6, kMostUses = 4, kLeastOutputLog2 = 4;
-constexpr int32_t kOnce = 1, kLater = 2;
+constexpr int32_t kRunning = 0, kOnce = 1;  // kinds: no chunk here is partial
+constexpr int64_t kRunningSteps = 64;  // RUNNING_STEPS in prefix/hazard_rule.py
 
 int32_t log2_of(uint64_t value) { return 63 - __builtin_clzll(value); }
 
@@ -80,8 +82,14 @@ double HazardTable::value(int32_t eviction_class, int64_t age) const {
   return row[bucket] + part * (after - row[bucket]);
 }
 
-int32_t HazardTable::running_class(int64_t hit_tokens, Hint hint) {
-  return class_of(hit_tokens ? kLater : kOnce, hint, 0);
+int32_t HazardTable::class_before(int64_t expected_output, Hint hint, bool is_running) {
+  return class_of(is_running ? kRunning : kOnce, hint, expected_output);
+}
+
+double HazardTable::worth(int32_t eviction_class, int64_t age) const {
+  if (eviction_class >= kOnce * kHints * kOutputs) return value(eviction_class, age);
+  if (age <= kRunningSteps) return std::numeric_limits<double>::infinity();
+  return value(eviction_class + kOnce * kHints * kOutputs, age);
 }
 
 void HazardTable::access(const Ending& ending, int64_t now, std::vector<Run>& runs) {

@@ -45,8 +45,10 @@ class HazardTable {
 
   // What a chunk of this class and age is worth; the least goes first.
   double value(int32_t eviction_class, int64_t age) const;
-  // Of what a request leaves behind before it ends.
-  static int32_t running_class(int64_t hit_tokens, Hint hint);
+  // The same of a cached page: what a running request left behind stays as its other pages do.
+  double worth(int32_t eviction_class, int64_t age) const;
+  // Of what a request leaves behind of which no end is known.
+  static int32_t class_before(int64_t expected_output, Hint hint, bool is_running);
   // A request ends now: classes of its prefixes.
   void access(const Ending& ending, int64_t now, std::vector<Run>& runs);
 

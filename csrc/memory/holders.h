@@ -115,6 +115,7 @@ struct alignas(64) Holder {
   int64_t expected_tokens;
   std::optional<int64_t> lease_until;
   int64_t renewed_step;  // when what its later turns resume from last counted as accessed
+  bool is_over = false;  // it gives everything back
   std::vector<GroupPages> groups;
   Facts facts;
   std::vector<Source> sources;

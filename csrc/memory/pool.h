@@ -91,6 +91,7 @@ class Pool {
   // What acquire and release would do to a named page, where it lies.
   void renew(int32_t slot, const Key& key);
   void index(int32_t slot, const Key& key) { pages_[slot].key = key; }
+  const Key& key_of(int32_t slot) const { return pages_[slot].key; }  // while it is named
   void evict(int32_t slot);
   // Cached pages of one large page that has a used page too.
   void evict_beside(const std::vector<int32_t>& slots);

@@ -28,6 +28,7 @@ void Publisher::advance(Holder& h, int64_t computed) {
 }
 
 void Publisher::give_back(Holder& h, bool renew, bool returns) {
+  h.is_over = true;
   const bool has_ended = renew && !returns && h.claimed;
   if (has_ended && h.computed <= h.num_tokens() && store_.rule.learns()) {
     const Ending ending{h.root, h.prompt.data(), h.prompt.size(), h.generated, h.computed, h.hint};
@@ -41,8 +42,8 @@ void Publisher::give_back(Holder& h, bool renew, bool returns) {
   for (const int32_t g : h.model->own)
     release(h, g, int64_t(h.groups[g].slots.size()), renew ? end_rank(g) : kKeepKey);
   if (!renew || !h.publishes) return;
-  renew_points(h, points_);
-  renew_points(h, waypoints_);
+  renew_points(h, points_, store_.step);
+  renew_points(h, waypoints_, store_.rule.ended_at(store_.step, end_step(h)));
   if (h.computed > h.hit_tokens && h.computed <= h.num_tokens() && needs_an_end(*h.model))
     store_.usefulness.note_wasted(Sort::kTurnEnd, store_.usefulness.rank(Sort::kTurnEnd));
 }
@@ -98,7 +99,7 @@ bool Publisher::is_worth(const Holder& h, int32_t g, int64_t position,
 
 // What one resumes from where the prompt ended or branched off is as young as the rest. Of
 // windows only what has been left behind: the rest is in use.
-void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths) {
+void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths, int64_t time) {
   h.renewed_step = store_.step;
   for (const int64_t length : lengths) {
     if (length > h.published) continue;
@@ -106,12 +107,12 @@ void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths) {
       const Rules& group = store_.groups[g];
       const int64_t size = group.page_tokens;
       if (group.kind == Kind::kState)
-        store_.tree.each_part(h.node, g, length, [&](int32_t slot) { renew(h, slot, length); });
+        store_.tree.each_part(h.node, g, length, [&](int32_t slot) { renew(h, slot, length, time); });
       else if (group.is_window())
         store_.tree.each_page(
             h.node, g, resumed_from(group, h.facts, length),
             std::min(length / size, h.groups[g].first),
-            [&](int32_t slot, int64_t position) { renew(h, slot, (position + 1) * size); });
+            [&](int32_t slot, int64_t position) { renew(h, slot, (position + 1) * size, time); });
     }
   }
 }
@@ -127,17 +128,24 @@ int64_t Publisher::waypoint_step(const Holder& h) const {
   return h.model->waypoints_overlap ? store_.step : end_step(h);
 }
 
-void Publisher::renew(const Holder& h, int32_t slot, int64_t end) {
-  store_.pool.renew(slot, store_.rule.key(kNormal, store_.step, end, class_at(h, end)));
+void Publisher::renew(const Holder& h, int32_t slot, int64_t end, int64_t time) {
+  store_.pool.renew(slot, key(h, slot, kNormal, time, end, end));
 }
 
-// Class of the prefix that ends at a token.
-int32_t Publisher::class_at(const Holder& h, int64_t token) const {
-  if (!store_.rule.learns()) return 0;
+// What an access of the holder makes of the page that ends the prefix of so many tokens. Unless
+// a request has ended, others' pages keep their class; `own`: it accesses the page again.
+Key Publisher::key(const Holder& h, int32_t slot, int64_t rank, int64_t time, int64_t length,
+                   int64_t token, bool own) const {
+  const EvictionRule& rule = store_.rule;
+  if (!rule.learns() || rank != kNormal) return rule.key(rank, time, length);
   for (const Run& run : h.runs)
-    if (token <= run.end) return run.eviction_class;
-  return h.runs.empty() ? HazardTable::running_class(h.hit_tokens, h.hint)
-                        : h.runs.back().eviction_class;
+    if (token <= run.end) return rule.key(rank, time, length, run.eviction_class);
+  if (!h.runs.empty()) return rule.key(rank, time, length, h.runs.back().eviction_class);
+  const Key& old = store_.pool.key_of(slot);
+  if (rank_of(old) == kNormal) return rule.key(rank, time, length, class_of(old));
+  const int64_t output = std::max<int64_t>(0, h.expected_tokens - h.facts.prompt_tokens);
+  const int32_t number = HazardTable::class_before(output, h.hint, own && !h.is_over);
+  return rule.key(rank, time, length, number);
 }
 
 // ------------------------------------------------------------- named in the index
@@ -173,7 +181,7 @@ void Publisher::publish(Holder& h) {
   }
   if (store_.step - h.renewed_step < h.model->renew_steps) return;
   find_points(h);
-  renew_points(h, points_);
+  renew_points(h, points_, store_.step);
 }
 
 // The tree knows the holder's tokens up to `length`.
@@ -263,10 +271,9 @@ void Publisher::publish_states(Holder& h) {
     int32_t part = 0;
     const bool waits = checkpoint.sort == Sort::kWaypoint;
     const int64_t time = waits ? end_step(h) : store_.step;
-    const Key key = store_.rule.key(checkpoint.rank, time, end, class_at(h, end));
     for (const int32_t slot : checkpoint.slots) {
       name(h, checkpoint.group, end, part++, slot, end, checkpoint.sort);
-      store_.pool.release(slot, key);
+      store_.pool.release(slot, key(h, slot, checkpoint.rank, time, end, end));
     }
     checkpoint_pages_[checkpoint.group] += part;
   }
@@ -340,8 +347,7 @@ void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
     const int64_t length = is_state ? h.computed : (position + 1) * group.page_tokens;
     const bool goes_first = rank == kSpare && group.is_window();
     const auto kept_until = [&](int64_t step) {
-      const Key key = store_.rule.key(kNormal, step, length, class_at(h, length));
-      store_.pool.release(held.slots[i], key);
+      store_.pool.release(held.slots[i], key(h, held.slots[i], kNormal, step, length, length));
     };
     if (goes_first && is_worth(h, g, position, points_))
       kept_until(end_step(h));
@@ -366,17 +372,17 @@ void Publisher::release_images(Holder& h, int32_t g, int64_t count, int64_t rank
 }
 
 void Publisher::release_page(const Holder& h, int32_t slot, int64_t rank, int64_t length,
-                             int64_t token) {
+                             int64_t token, bool own) {
   if (rank == kKeepKey)
     store_.pool.release(slot);
   else
-    store_.pool.release(slot, store_.rule.key(rank, store_.step, length, class_at(h, token)));
+    store_.pool.release(slot, key(h, slot, rank, store_.step, length, token, own));
 }
 
 // Copies of these pages are made, or will never be; `renew`: they were accessed.
 void Publisher::let_sources_go(Holder& h, bool renew) {
   for (const Source& source : h.sources)
-    release_page(h, source.slot, renew ? kNormal : kKeepKey, source.length, source.length);
+    release_page(h, source.slot, renew ? kNormal : kKeepKey, source.length, source.length, false);
   h.sources.clear();
 }
 

@@ -42,15 +42,16 @@ class Publisher {
   void find_points(const Holder& holder);
   bool is_worth(const Holder& holder, int32_t group, int64_t position,
                 const std::vector<int64_t>& lengths) const;
-  void renew_points(Holder& holder, const std::vector<int64_t>& lengths);
-  void renew(const Holder& holder, int32_t slot, int64_t end);
-  int32_t class_at(const Holder& holder, int64_t token) const;
+  void renew_points(Holder& holder, const std::vector<int64_t>& lengths, int64_t time);
+  void renew(const Holder& holder, int32_t slot, int64_t end, int64_t time);
+  Key key(const Holder& holder, int32_t slot, int64_t rank, int64_t time, int64_t length,
+          int64_t token, bool own = true) const;
   void leave_behind(Holder& holder);
   void drop(Holder& holder);
   void release(Holder& holder, int32_t group, int64_t count, int64_t rank);
   void release_images(Holder& holder, int32_t group, int64_t count, int64_t rank);
   void release_page(const Holder& holder, int32_t slot, int64_t rank, int64_t length,
-                    int64_t token);
+                    int64_t token, bool own = true);
   void let_sources_go(Holder& holder, bool renew);
   Tokens tokens_between(const Holder& holder, int64_t begin, int64_t end);
 

@@ -351,7 +351,11 @@ class LockStep(RuleBasedStateMachine):
             self.known[handle] += 1
 
     @precondition(lambda self: self.known)
-    @rule(chosen=st.integers(0, 63), renew=st.booleans(), returns=st.sampled_from([False] * 3 + [True]))
+    @rule(
+        chosen=st.integers(0, 63),
+        renew=st.booleans(),
+        returns=st.sampled_from([False] * 3 + [True]),
+    )
     def close(self, chosen: int, renew: bool, returns: bool) -> None:
         self.forget(self.one(chosen), renew, returns)
 

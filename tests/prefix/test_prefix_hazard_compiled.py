@@ -51,7 +51,9 @@ TestLongLearningLockStep.settings = settings(FEW, max_examples=3000)
 
 def noting(seen: list[Counts]) -> Callable[[Floats, Floats, Floats, int], Learned]:
     def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
-        seen.append((entered.ravel().tolist(), returned.ravel().tolist(), events.tolist(), requests))
+        seen.append(
+            (entered.ravel().tolist(), returned.ravel().tolist(), events.tolist(), requests)
+        )
         return eager(entered, returned, events, requests)
 
     return learn

@@ -1,5 +1,7 @@
 """The learned rule in a memory core: least recently used until it knows better, and then better."""
 
+from math import inf
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +13,22 @@ from kvell.pages.pool import SHARED, PagePool
 from kvell.pages.snapshot import PoolSnapshot
 from kvell.prefix.checkpoints import Usefulness
 from kvell.prefix.core import ReferenceCore
-from kvell.prefix.evictor import NORMAL, SPARE, Ending, EvictionRule, Evictor, class_at
-from kvell.prefix.hazard import NUM_CLASSES, REFIT_REQUESTS, HazardTable, Run
-from kvell.prefix.hazard_rule import CHUNK_TOKENS, LearnedHazard, capacity_tokens
+from kvell.prefix.evictor import (
+    NORMAL,
+    SPARE,
+    Ending,
+    EvictionRule,
+    Evictor,
+    LeastRecentlyUsed,
+    class_at,
+)
+from kvell.prefix.hazard import NUM_CLASSES, REFIT_REQUESTS, HazardTable, Run, class_of
+from kvell.prefix.hazard_rule import (
+    CHUNK_TOKENS,
+    RUNNING_STEPS,
+    LearnedHazard,
+    capacity_tokens,
+)
 from kvell.prefix.placement import Placer
 from kvell.prefix.radix import RadixTree
 from tests.pages.pools import group, pool_of, state
@@ -21,6 +36,7 @@ from tests.prefix.rehearsal import Rehearsal
 from tests.prefix.story import ints
 from tests.prefix.test_prefix_core_machine import FEW, CoreMachine
 
+FIRST_ONCE = class_of(1, None, 0)
 PAGE = 32
 CHUNK_PAGES = CHUNK_TOKENS // PAGE
 
@@ -153,7 +169,7 @@ def test_what_is_younger_stays_beside_what_goes_though_worth_no_more() -> None:
     st.sampled_from([SPARE, NORMAL]),
     st.integers(0, 99),
     st.integers(1, 1 << 20),
-    st.integers(0, NUM_CLASSES - 1),
+    st.integers(FIRST_ONCE, NUM_CLASSES - 1),
 )
 def test_a_key_tells_its_class(rank: int, time: int, length: int, number: int) -> None:
     rule = LearnedHazard(1_000)
@@ -163,9 +179,27 @@ def test_a_key_tells_its_class(rank: int, time: int, length: int, number: int) -
     assert rule.place(key, 100) < rule.limit(NORMAL, 100)
 
 
+def test_what_a_running_request_leaves_is_of_the_most_worth_for_a_while() -> None:
+    rule = ruled_by(Taught(10))
+    running, ended = (rule.class_before(100, True, is_running=one) for one in (True, False))
+    assert running < FIRST_ONCE
+    assert ended == class_of(1, True, 100)
+    young, old = (rule.key(NORMAL, time, 8, running) for time in (RUNNING_STEPS, RUNNING_STEPS - 1))
+    now = 2 * RUNNING_STEPS
+    assert rule.place(young, now)[1] == inf
+    assert not rule.place(young, now) < rule.limit(NORMAL, now), "it gives way to nothing kept"
+    as_ended = rule.key(NORMAL, RUNNING_STEPS - 1, 8, ended)
+    assert rule.place(old, now) == rule.place(as_ended, now)
+
+
+def test_an_end_is_no_earlier_than_was_expected() -> None:
+    assert [LearnedHazard(10).ended_at(5, then) for then in (3, 9)] == [5, 9]
+    assert [LeastRecentlyUsed().ended_at(5, then) for then in (3, 9)] == [5, 5]
+
+
 def test_ranks_come_before_worth() -> None:
     rule = ruled_by(Taught(10))
-    spare, normal = rule.key(SPARE, 99, 8, 7), rule.key(NORMAL, 1, 8, 7)
+    spare, normal = rule.key(SPARE, 99, 8, 70), rule.key(NORMAL, 1, 8, 70)
     assert rule.place(spare, 100) < rule.place(normal, 100)
     assert not rule.place(normal, 100) < rule.limit(SPARE, 100)
 
@@ -178,10 +212,10 @@ def test_classes_are_told_in_tokens_by_whole_chunks() -> None:
     rule = LearnedHazard(10_000)
     (run,) = rule.accessed(ending(5 * CHUNK_TOKENS + 7), 1)
     assert run.end == 5 * CHUNK_TOKENS
-    assert run.eviction_class == rule.running_class(0, None)
+    assert run.eviction_class == class_of(1, None, 0)
     first, rest = rule.accessed(ending(6 * CHUNK_TOKENS), 2)
     assert (first.end, rest.end) == (5 * CHUNK_TOKENS, 6 * CHUNK_TOKENS)
-    assert rest.eviction_class == rule.running_class(5, None)
+    assert rest.eviction_class == class_of(2, None, 0)
     assert not rule.accessed(ending(CHUNK_TOKENS - 1), 3)
 
 

@@ -134,9 +134,7 @@ class ReferenceCore:
         )
         return handle
 
-    def claim(
-        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
-    ) -> None:
+    def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
         """See :class:`MemoryCore`."""
         holder = self._holders[handle]
         holder.will_return = will_return

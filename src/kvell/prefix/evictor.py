@@ -54,7 +54,7 @@ class EvictionRule(Protocol):
 
         :param rank: ``SPARE``, ``COARSE`` or ``NORMAL``.
         :param prefix_length: tokens up to the page's end, as its group's policy ranks them.
-        :param eviction_class: as :meth:`accessed` or :meth:`running_class` said.
+        :param eviction_class: as :meth:`accessed` or :meth:`class_before` said.
 
         A page of several accesses keeps the largest of their keys.
         """
@@ -72,12 +72,17 @@ class EvictionRule(Protocol):
         """Places below this one may give way to what is kept now with this rank."""
         ...
 
-    def running_class(self, hit_tokens: int, will_return: bool | None) -> int:
-        """The class of what a request leaves behind while it runs.
+    def class_before(
+        self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
+    ) -> int:
+        """The class of what a request leaves behind of which no end is known.
 
-        :param hit_tokens: those that its prefix hit.
-        :param will_return: see :class:`Ending`.
+        :param is_running: it will access it again, while it runs and when it ends.
         """
+        ...
+
+    def ended_at(self, now: int, expected: int) -> int:
+        """The time of an access by a request that ends now and was expected to end then."""
         ...
 
     def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
@@ -110,9 +115,15 @@ class LeastRecentlyUsed:
         """See :class:`EvictionRule`: what was accessed before now."""
         return (rank, now)
 
-    def running_class(self, hit_tokens: int, will_return: bool | None) -> int:
+    def class_before(
+        self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
+    ) -> int:
         """See :class:`EvictionRule`."""
         return 0
+
+    def ended_at(self, now: int, expected: int) -> int:
+        """See :class:`EvictionRule`: what was to be young until then stays so."""
+        return now
 
     def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
         """See :class:`EvictionRule`."""

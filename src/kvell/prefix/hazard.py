@@ -252,5 +252,6 @@ class HazardTable:
     def _learn(self) -> None:
         found = self._learn_from(self._entered, self._returned, self._events, self._requests)
         self._index, self._next_refit = found.index.tolist(), found.next_refit
-        for counts in (self._entered, self._returned, self._events):
-            counts *= found.fading
+        self._entered *= found.fading
+        self._returned *= found.fading
+        self._events *= found.fading

@@ -27,7 +27,13 @@ from kvell.prefix.shadow import chain_of
 CHUNK_TOKENS = 128
 PREFIX_BITS = 32
 """Of a key's last number: prefixes are shorter than 4 G tokens."""
-_ONCE, _LATER = 1, 2
+RUNNING_STEPS = 64
+"""What a running request leaves behind is renewed more often than that, and stays as its other
+pages do, which it uses."""
+_ONCE = 1
+"""A kind."""
+_FIRST_ONCE = class_of(_ONCE, None, 0)
+"""Numbers below are what running requests leave: no chunk here is partial."""
 
 
 class LearnedHazard:
@@ -68,16 +74,28 @@ class LearnedHazard:
         """By rank, what it is worth at its age, time and the longest prefix."""
         rank, time, last = key
         number = self.eviction_class(key)
-        worth = self._table.value(number, max(0, now - time)) if rank == NORMAL else 0.0
+        worth = self._worth(number, max(0, now - time)) if rank == NORMAL else 0.0
         return (rank, worth, time, last - (number << PREFIX_BITS))
+
+    def _worth(self, eviction_class: int, age: int) -> float:
+        if eviction_class >= _FIRST_ONCE:
+            return self._table.value(eviction_class, age)
+        return inf if age <= RUNNING_STEPS else self._table.value(eviction_class + _FIRST_ONCE, age)
 
     def limit(self, rank: int, now: int) -> Place:
         """Whatever is cached with this rank may go, and all below."""
         return (rank, inf)
 
-    def running_class(self, hit_tokens: int, will_return: bool | None) -> int:
-        """What a request leaves before it ends: used once, as far as is known."""
-        return class_of(_LATER if hit_tokens else _ONCE, will_return, 0)
+    def class_before(
+        self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
+    ) -> int:
+        """Used once, as far as is known; while it runs, for a while worth more than all else."""
+        once = class_of(_ONCE, will_return, expected_output_tokens)
+        return once - _FIRST_ONCE if is_running else once
+
+    def ended_at(self, now: int, expected: int) -> int:
+        """No earlier than was expected: what it left has another class now."""
+        return max(now, expected)
 
     def accessed(self, ending: Ending, now: int) -> list[Run]:
         """The request ends: its classes, by tokens."""
@@ -105,4 +123,3 @@ def capacity_tokens(layout: Layout) -> int:
     counted = whole or [group for group in layout.groups if group.kind.counts_tokens]
     sizes = [g.page_stride_bytes / g.page_tokens for g in counted or layout.groups]
     return max(1, int(layout.pool_bytes / sum(sizes)))
-

@@ -57,6 +57,7 @@ class Holder:
     :ivar will_return: its client's hint.
     :ivar runs: classes of its prefixes, once it ends.
     :ivar is_claimed: has a request begun with it?
+    :ivar is_over: is it giving everything back?
     :ivar renewed_step: when what its later turns resume from was last counted as accessed.
     """
 
@@ -77,6 +78,7 @@ class Holder:
     will_return: bool | None = None
     runs: Sequence[Run] = ()
     is_claimed: bool = False
+    is_over: bool = False
     generated: list[int] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
 

@@ -99,9 +99,7 @@ class MemoryCore(Protocol):
         """
         ...
 
-    def claim(
-        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
-    ) -> None:
+    def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
         """Turn a lease into a request that is expected to reach so many tokens in all.
 
         :param will_return: the client's word on whether its conversation goes on; None: nothing

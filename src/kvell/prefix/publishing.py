@@ -61,6 +61,7 @@ class Publisher:
     def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
         """The holder uses nothing any more; ``renew`` keeps what ends with it, and unless it
         ``returns`` its request has ended."""
+        holder.is_over = True
         is_known = holder.hit_tokens < holder.computed <= holder.num_tokens
         has_ended = renew and not returns and holder.is_claimed
         if has_ended and holder.computed <= holder.num_tokens:
@@ -73,7 +74,10 @@ class Publisher:
         for group, held in holder.own_groups():
             self.release(holder, group, held, held.pages, self._end_rank(group) if renew else None)
         if renew and self.publishes(holder):
-            self._renew(holder, [*self.points(holder), *self.waypoints(holder)])
+            rule, now = self._store.rule, self._store.step
+            self._renew(holder, self.points(holder), now)
+            ended = rule.ended_at(now, self._end_step(holder))
+            self._renew(holder, self.waypoints(holder), ended)
             if is_known and self._needs_an_end(holder):
                 useful = self._store.usefulness
                 useful.note_wasted(Sort.TURN_END, useful.rank(Sort.TURN_END))
@@ -87,11 +91,33 @@ class Publisher:
             holder.will_return,
         )
 
-    def _key(self, holder: Holder, rank: int, time: int, length: int, place: Place) -> Key:
-        """What an access of the holder makes of a page at ``place``."""
-        rule = self._store.rule
-        before = rule.running_class(holder.hit_tokens, holder.will_return)
-        return rule.key(rank, time, length, class_at(holder.runs, place[0], before))
+    def _key(
+        self,
+        holder: Holder,
+        index: int,
+        page: int,
+        rank: int,
+        time: int,
+        length: int,
+        place: Place,
+        *,
+        own: bool = True,
+    ) -> Key:
+        """What an access of the holder makes of a page at ``place``.
+
+        Unless a request has ended, others' pages keep their class.
+
+        :param own: the holder accesses the page again before it ends, and then.
+        """
+        rule, old = self._store.rule, self._store.pool.indexed[index].get(page)
+        if holder.runs:
+            return rule.key(rank, time, length, class_at(holder.runs, place[0], 0))
+        if old is not None and old[0] == NORMAL:
+            return rule.key(rank, time, length, rule.eviction_class(old))
+        output_tokens = max(0, holder.expected_tokens - holder.facts.prompt_tokens)
+        is_running = own and not holder.is_over
+        number = rule.class_before(output_tokens, holder.will_return, is_running=is_running)
+        return rule.key(rank, time, length, number)
 
     def _needs_an_end(self, holder: Holder) -> bool:
         """Can the model resume only where something was kept for it?"""
@@ -104,7 +130,7 @@ class Publisher:
             return self._store.usefulness.rank(Sort.TURN_END)
         return NORMAL
 
-    def _renew(self, holder: Holder, lengths: Sequence[int]) -> None:
+    def _renew(self, holder: Holder, lengths: Sequence[int], time: int) -> None:
         """What one resumes from where the prompt ended or branched off is as young as the rest.
 
         Of windows only what has been left behind: the rest is in use.
@@ -115,7 +141,7 @@ class Publisher:
                 for place in self._needed(holder, index, length, held.first):
                     page = self._store.tree.page_at(holder.node, index, place)
                     if page is not None:
-                        key = self._key(holder, NORMAL, self._store.step, place[0], place)
+                        key = self._key(holder, index, page, NORMAL, time, place[0], place)
                         self._store.pool.acquire(index, page)
                         self._store.pool.release(index, page, key)
 
@@ -188,7 +214,7 @@ class Publisher:
             for index, held in holder.own_groups():
                 self._publish_whole(holder, index, held)
             if self._store.step - holder.renewed_step >= self._renew_steps(holder):
-                self._renew(holder, self.points(holder))
+                self._renew(holder, self.points(holder), self._store.step)
 
     def _renew_steps(self, holder: Holder) -> int:
         groups = (self._store.groups[index] for index in holder.own)
@@ -270,8 +296,9 @@ class Publisher:
             for part, page in enumerate(checkpoint.pages):
                 place = (checkpoint.end, part)
                 self._name(holder, checkpoint.group, place, page, checkpoint.sort)
-                key = self._key(holder, checkpoint.rank, time, checkpoint.end, place)
-                self._store.pool.release(checkpoint.group, page, key)
+                group, rank = checkpoint.group, checkpoint.rank
+                key = self._key(holder, group, page, rank, time, checkpoint.end, place)
+                self._store.pool.release(group, page, key)
             self.checkpoint_pages[checkpoint.group] += len(checkpoint.pages)
         holder.checkpoints.clear()
 
@@ -318,7 +345,9 @@ class Publisher:
                 here, time = NORMAL, self._end_step(holder)
             elif place in ways:
                 here, time = NORMAL, self._waypoint_step(holder)
-            key = None if here is None else self._key(holder, here, time, length, place)
+            key = None
+            if here is not None:
+                key = self._key(holder, index, page, here, time, length, place)
             self._store.pool.release(index, page, key)
 
     def _places(self, holder: Holder, index: int, lengths: Sequence[int]) -> set[Place]:
@@ -342,7 +371,10 @@ class Publisher:
         """Copies of these pages are made, or will never be; ``renew``: they were accessed."""
         for index, held in holder.own_groups():
             for place, page in held.sources.values():
-                key = self._key(holder, NORMAL, self._store.step, place[0], place)
+                now = self._store.step
+                key = self._key(
+                    holder, index, page, NORMAL, now, place[0], place, own=False
+                )
                 self._store.pool.release(index, page, key if renew else None)
             held.sources.clear()
 

@@ -104,9 +104,7 @@ class MeteredCore:
         """How far each open holder has come."""
         return list(self._watched.values())
 
-    def claim(
-        self, handle: int, expected_tokens: int, *, will_return: bool | None = None
-    ) -> None:
+    def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
         """Passed on."""
         self._timed(self._core.claim, handle, expected_tokens, will_return=will_return)
 
