@@ -116,7 +116,7 @@ def main() -> None:
         "--eviction",
         choices=EVICTIONS,
         default="lru",
-        help="in full pools, but for the yardstick's (hazard: the Python core, slow)",
+        help="in full pools, but for the yardstick's",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     args = parser.parse_args()

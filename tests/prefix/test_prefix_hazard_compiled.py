@@ -8,8 +8,8 @@ from hypothesis import settings
 
 from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout
 from kvell.pages.layout import GroupSpec, Layout
-from kvell.prefix.hazard import AGES, NUM_CLASSES, Learned
-from kvell.prefix.hazard_fit import Floats
+from kvell.prefix.hazard import NUM_CLASSES, Learned
+from kvell.prefix.hazard_fit import AGES, Floats
 from kvell.prefix.hazard_rule import LearnedHazard
 from tests.pages.pools import group, state
 from tests.prefix.test_prefix_compiled import FEW, LockStep, Pair, ints, pool_of

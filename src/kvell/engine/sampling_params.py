@@ -56,7 +56,8 @@ class SamplingParams:
             refuse("n", f"must be between 1 and {MAX_CHOICES}", "use 1 for one answer")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             refuse("seed", f"must be between 0 and {MAX_SEED}", "use a smaller whole number")
-        if not isinstance(self.will_return, bool | None):
+        hint: object = self.will_return
+        if not isinstance(hint, bool | None):
             refuse("will_return", "is neither true nor false", "leave it out if you do not know")
         if any(not text for text in self.stop):
             refuse("stop", "holds an empty string", "leave it out")

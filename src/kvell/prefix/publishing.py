@@ -372,9 +372,7 @@ class Publisher:
         for index, held in holder.own_groups():
             for place, page in held.sources.values():
                 now = self._store.step
-                key = self._key(
-                    holder, index, page, NORMAL, now, place[0], place, own=False
-                )
+                key = self._key(holder, index, page, NORMAL, now, place[0], place, own=False)
                 self._store.pool.release(index, page, key if renew else None)
             held.sources.clear()
 
