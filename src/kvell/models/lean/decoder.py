@@ -270,8 +270,9 @@ def lean_decoder(
 ) -> LeanDecoder | None:
     """A compiled pass over a module's weights, which it takes over; None if there is none.
 
-    There is one for dense models in float32 or bfloat16 on a CPU, where the package was
-    compiled; their module then keeps its config, but no linear's weight.
+    There is one for dense models, and hybrids with Mamba 2 beside attention in every layer, in
+    float32 or bfloat16 on a CPU, where the package was compiled; their module then keeps its
+    config, but no linear's weight.
 
     :param quantization: one of ``quantization.QUANTIZATIONS``.
     :param blocks: weights by the names of the module's parameters, which are kept as they are.
