@@ -198,7 +198,8 @@ def read_bytes(model: PagedModel, layout: Layout, shape: Shape) -> int:
         )
         for group in layout.groups
     )
-    return model.weight_bytes + shape.requests * pages
+    assert model.lean is not None, "an embedding of its own is not read"
+    return model.lean.weight_bytes + shape.requests * pages
 
 
 def show(
