@@ -24,6 +24,7 @@ struct Pairs512 : GroupedPairs512 {
   static constexpr auto kElement = kvell::Element::bfloat16;
 
   KVELL_INLINE Items load(const uint8_t* p) { return (Items)_mm512_loadu_si512(p); }
+  KVELL_INLINE void store_items(uint8_t* p, Items x) { _mm512_storeu_si512(p, (__m512i)x); }
   KVELL_INLINE Items broadcast(uint32_t item) { return (Items)_mm512_set1_epi32(int(item)); }
   KVELL_INLINE __m512 madd(__m512 sum, Items a, Items b) { return _mm512_dpbf16_ps(sum, a, b); }
   KVELL_INLINE float value(uint16_t x) { return bf16_value(x); }
@@ -43,6 +44,7 @@ struct Floats512 : GroupedFloats512 {
   static constexpr auto kElement = kvell::Element::float32;
 
   KVELL_INLINE Items load(const uint8_t* p) { return _mm512_loadu_ps(p); }
+  KVELL_INLINE void store_items(uint8_t* p, Items x) { _mm512_storeu_ps(p, x); }
   KVELL_INLINE Items broadcast(uint32_t item) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(int(item)));
   }

@@ -30,6 +30,9 @@ struct PairsVector : GroupedPairs<PairItems> {
     return {(Lanes::Vec)(words << 16), (Lanes::Vec)(words & 0xffff0000u)};
   }
   KVELL_INLINE Items load(const uint8_t* p) { return halves(*reinterpret_cast<const WordsAt*>(p)); }
+  KVELL_INLINE void store_items(uint8_t* p, const Items& x) {
+    *reinterpret_cast<WordsAt*>(p) = (Words)x.low >> 16 | (Words)x.high;
+  }
   KVELL_INLINE Items broadcast(uint32_t item) { return halves(Words{} + item); }
   KVELL_INLINE Lanes::Vec madd(Lanes::Vec sum, const Items& a, const Items& b) {
     return Lanes::madd(a.high, b.high, Lanes::madd(a.low, b.low, sum));
@@ -53,6 +56,7 @@ struct FloatsVector : GroupedFloats {
   KVELL_INLINE Items load(const uint8_t* p) {
     return Lanes::load(reinterpret_cast<const float*>(p));
   }
+  KVELL_INLINE void store_items(uint8_t* p, Items x) { Lanes::store(reinterpret_cast<float*>(p), x); }
   KVELL_INLINE Items broadcast(uint32_t item) {
     float x;
     std::memcpy(&x, &item, 4);

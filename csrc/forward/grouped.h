@@ -6,7 +6,9 @@
 // scales are used once. The order of sums depends on the row's length alone, as everywhere.
 //
 // K says how q is unpacked: K::eights and K::fours make the items of one step for register c,
-// K::scales_at reads a register of scales. Layouts are those of matrix.h.
+// K::store_items puts them where K::load finds them, K::scales_at reads a register of scales.
+// Layouts are those of matrix.h. Rows of one pass multiply items as they are made; for more, a panel
+// is unpacked once. It is the same arithmetic in the same order.
 #pragma once
 #include <cstring>
 #include <vector>
@@ -34,18 +36,45 @@ struct GroupedWeights {
 
   template <int R>
   static void sums(const Tile& tile, float* to) {
+    if constexpr (R <= K::kUnpackedRows)
+      if (tile.items) return unpacked_sums<R>(tile, to);
     using L = typename K::Lanes;
     std::memset(to, 0, R * kPanel * sizeof(float));
     const uint8_t* group = tile.panel;
     for (int64_t begin = 0; begin < tile.steps; begin += kSteps, group += kBytes) {
       typename L::Vec acc[R][C];
-      for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
-      const int64_t count = std::min(kSteps, tile.steps - begin);
-      sum_group<R>(acc, tile, group, begin, count);
-      for (int c = 0; c < C; ++c) finish_group<R>(acc, tile, group, begin / kSteps, c, to);
+      sum_group<R>(acc, tile, group, begin, [&](int64_t step, int c) {
+        return items(group + kvell::scales_bytes(F), step, c);
+      });
+      for (int c = 0; c < C; ++c) {
+        const Scales scales = scales_of(group, c);
+        for (int r = 0; r < R; ++r) {
+          float* at = to + r * kPanel + c * L::kWidth;
+          L::store(at, with_group(L::load(at), acc[r][c], scales, tile, begin / kSteps, r));
+        }
+      }
       asm volatile("" ::: "memory");  // totals stay in one place: gcc keeps a second copy of each
     }
+  }
+
+  // Rows of one pass.
+  static int64_t most_rows(int64_t rows) {
+    return rows < kRowsToUnpack ? K::kRows : K::kUnpackedRows;
+  }
+
+  // The items of a panel, if so many rows are worth it; good until the thread's next panel.
+  static const uint8_t* unpacked(const uint8_t* panel, int64_t steps, int64_t rows) {
+    if (rows < kRowsToUnpack) return nullptr;
+    thread_local std::vector<uint8_t> memory;
+    memory.resize(steps * kvell::kStepBytes + 64);
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    uint8_t* const items_begin = memory.data() + (64 - address % 64) % 64;
+    uint8_t* to = items_begin;
+    for (int64_t begin = 0; begin < steps; begin += kSteps, panel += kBytes)
+      for (int64_t step = 0; step < std::min(kSteps, steps - begin); ++step, to += kvell::kStepBytes)
+        for (int c = 0; c < C; ++c)
+          K::store_items(to + c * K::Lanes::kWidth * 4, items(panel + kvell::scales_bytes(F), step, c));
+    return items_begin;
   }
 
   // Σ x of every group of some rows: [rows, groups].
@@ -62,21 +91,49 @@ struct GroupedWeights {
   }
 
  private:
+  static constexpr int64_t kRowsToUnpack = 13;  // below, one pass is enough, and making items hides behind it
+
   KVELL_INLINE typename K::Items items(const uint8_t* quants, int64_t step, int c) {
     if constexpr (F == kvell::Form::eights) return K::eights(quants, step, c);
     return K::fours(quants, step, c);
   }
 
+  // The same of a panel that is unpacked; the rows are few enough for totals in registers.
   template <int R>
+  static void unpacked_sums(const Tile& tile, float* to) {
+    using L = typename K::Lanes;
+    typename L::Vec total[R][C];
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) total[r][c] = L::zero();
+    const uint8_t* group = tile.panel;
+    for (int64_t begin = 0; begin < tile.steps; begin += kSteps, group += kBytes) {
+      typename L::Vec acc[R][C];
+      const uint8_t* from = tile.items + begin * kvell::kStepBytes;
+      sum_group<R>(acc, tile, group, begin, [&](int64_t step, int c) {
+        return K::load(from + step * kvell::kStepBytes + c * L::kWidth * 4);
+      });
+      for (int c = 0; c < C; ++c) {
+        const Scales scales = scales_of(group, c);
+        for (int r = 0; r < R; ++r)
+          total[r][c] = with_group(total[r][c], acc[r][c], scales, tile, begin / kSteps, r);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) L::store(to + r * kPanel + c * L::kWidth, total[r][c]);
+  }
+
+  template <int R, class Make>
   KVELL_INLINE void sum_group(typename K::Lanes::Vec (&acc)[R][C], const Tile& tile,
-                              const uint8_t* group, int64_t begin, int64_t count) {
+                              const uint8_t* group, int64_t begin, Make make) {
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) acc[r][c] = K::Lanes::zero();
+    const int64_t count = std::min(kSteps, tile.steps - begin);
     const GroupFetch fetch = fetch_at(tile.fetch, group, begin / kSteps);
     for (int64_t index = kSteps; index < fetch.lines; ++index) GroupFetch::line(fetch, index);
-    const uint8_t* quants = group + kvell::scales_bytes(F);
     for (int64_t step = 0; step < count; ++step) {
       GroupFetch::line(fetch, step);
       typename K::Items made[C];
-      for (int c = 0; c < C; ++c) made[c] = items(quants, step, c);
+      for (int c = 0; c < C; ++c) made[c] = make(step, c);
       for (int r = 0; r < R; ++r) {
         const auto item = K::broadcast(tile.x[r * tile.x_stride + begin + step]);
         for (int c = 0; c < C; ++c) acc[r][c] = K::madd(acc[r][c], item, made[c]);
@@ -84,26 +141,36 @@ struct GroupedWeights {
     }
   }
 
-  template <int R>
-  KVELL_INLINE void finish_group(typename K::Lanes::Vec (&acc)[R][C], const Tile& tile,
-                                 const uint8_t* group, int64_t index, int c, float* to) {
+  struct Scales {
+    typename K::Lanes::Vec scale, minimum;
+  };
+
+  KVELL_INLINE Scales scales_of(const uint8_t* group, int c) {
+    const uint8_t* at = group + c * K::Lanes::kWidth * 2;
+    if constexpr (F == kvell::Form::fours) return {K::scales_at(at), K::scales_at(at + kPanel * 2)};
+    return {K::scales_at(at), K::Lanes::zero()};
+  }
+
+  // A total with one group's sum: times its scale, and the minimum times the row's own sum.
+  KVELL_INLINE typename K::Lanes::Vec with_group(typename K::Lanes::Vec total,
+                                                 typename K::Lanes::Vec sum, const Scales& scales,
+                                                 const Tile& tile, int64_t index, int r) {
     using L = typename K::Lanes;
-    const auto scale = K::scales_at(group + c * L::kWidth * 2);
-    for (int r = 0; r < R; ++r) {
-      float* at = to + r * kPanel + c * L::kWidth;
-      auto total = L::madd(acc[r][c], scale, L::load(at));
-      if constexpr (F == kvell::Form::fours) {
-        const auto minimum = K::scales_at(group + (kPanel + c * L::kWidth) * 2);
-        total = L::madd(L::set(tile.row_sums[r * tile.groups + index]), minimum, total);
-      }
-      L::store(at, total);
-    }
+    total = L::madd(sum, scales.scale, total);
+    if constexpr (F == kvell::Form::fours)
+      total = L::madd(L::set(tile.row_sums[r * tile.groups + index]), scales.minimum, total);
+    return total;
   }
 
   static float sum_of(const uint32_t* x, int64_t count) {
     using L = typename K::Lanes;
-    alignas(64) uint8_t items[kSteps * 4] = {};  // bytes: they are read as floats too
-    std::memcpy(items, x, count * 4);
+    alignas(64) uint8_t rest[kSteps * 4];  // bytes: they are read as floats too
+    const uint8_t* items = reinterpret_cast<const uint8_t*>(x);
+    if (count < kSteps) {
+      std::memset(rest, 0, sizeof(rest));
+      std::memcpy(rest, x, count * 4);
+      items = rest;
+    }
     auto sum = L::zero();
     const auto ones = K::broadcast(K::kOnes);
     for (int64_t i = 0; i < kSteps; i += L::kWidth)

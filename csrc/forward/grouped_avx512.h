@@ -28,6 +28,7 @@ struct EightsTable {
 constexpr EightsTable kEightsTable;
 
 struct GroupedPairs512 {
+  static constexpr int kUnpackedRows = 6;
   static constexpr uint32_t kOnes = 0x3f803f80;
 
   KVELL_INLINE __m512 scales_at(const uint8_t* p) { return halves_of(p); }
@@ -62,6 +63,7 @@ struct GroupedPairs512 {
 };
 
 struct GroupedFloats512 {
+  static constexpr int kUnpackedRows = 6;
   static constexpr uint32_t kOnes = 0x3f800000;
 
   KVELL_INLINE __m512 scales_at(const uint8_t* p) { return halves_of(p); }

@@ -29,6 +29,7 @@ KVELL_INLINE VectorLanes::Vec halves_of(const uint8_t* p) {
 // `Items` are {low, high}: the two numbers of each output.
 template <class Items>
 struct GroupedPairs {
+  static constexpr int kUnpackedRows = 2;
   static constexpr uint32_t kOnes = 0x3f803f80;
 
   KVELL_INLINE VectorLanes::Vec scales_at(const uint8_t* p) { return halves_of(p); }
@@ -45,6 +46,7 @@ struct GroupedPairs {
 };
 
 struct GroupedFloats {
+  static constexpr int kUnpackedRows = 2;
   static constexpr uint32_t kOnes = 0x3f800000;
 
   KVELL_INLINE VectorLanes::Vec scales_at(const uint8_t* p) { return halves_of(p); }

@@ -26,6 +26,7 @@ struct Tile {
   const uint32_t* x;
   int64_t x_stride;
   const uint8_t* panel;
+  const uint8_t* items;  // the panel's, unpacked; or null: they are made as they are multiplied
   int64_t steps;
   Fetch fetch;
   const float* row_sums;  // [rows, groups], where weights have minima
@@ -79,12 +80,14 @@ struct PlainWeights {
   static constexpr int64_t kBytes = kStepBytes;
 
   static const float* row_sums(const Product&, int64_t, int64_t) { return nullptr; }
+  static int64_t most_rows(int64_t) { return K::kRows; }
+  static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 
   template <int R, int Lines>
   static void streamed(const Tile& tile, float* to) {
     using L = typename K::Lanes;
     constexpr int C = kPanel / L::kWidth;
-    const auto& [x, x_stride, panel, steps, fetch, row_sums, groups] = tile;
+    const auto& [x, x_stride, panel, items, steps, fetch, row_sums, groups] = tile;
     typename L::Vec acc[R][C];
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
@@ -122,15 +125,17 @@ template <class K, class Weights>
 void product_of(const Product& product, kvell::Activation activation, int64_t panel_begin,
                 int64_t panel_end, int64_t row_begin, int64_t row_end, const uint8_t* next) {
   const kvell::Matrix& matrix = *product.matrix;
-  const int64_t rows = row_end - row_begin, passes = (rows + K::kRows - 1) / K::kRows;
+  const int64_t rows = row_end - row_begin, most = Weights::most_rows(rows);
+  const int64_t passes = (rows + most - 1) / most;
   const float* row_sums = Weights::row_sums(product, row_begin, row_end);
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     const uint8_t* panel = matrix.panel(p);
     const uint8_t* after = p + 1 < panel_end ? panel + matrix.panel_bytes() : next;
+    const uint8_t* items = Weights::unpacked(panel, matrix.steps, rows);
     for (int64_t pass = 0; pass < passes; ++pass) {
       const int64_t above = rows * pass / passes, row = row_begin + above;
       const int64_t count = rows * (pass + 1) / passes - above;
-      const Tile tile{product.x + row * product.x_stride, product.x_stride, panel, matrix.steps,
+      const Tile tile{product.x + row * product.x_stride, product.x_stride, panel, items, matrix.steps,
                       fetch_of<Weights::kBytes>(panel, matrix.panel_bytes(), after, pass, passes),
                       row_sums ? row_sums + above * matrix.groups : nullptr, matrix.groups};
       alignas(64) float sums[K::kRows * kPanel];
