@@ -103,7 +103,6 @@ class TestImagesAndTurns:
         ("change", "said"),
         [
             ({"continues": 1}, "neither true nor false"),
-            ({"will_return": "yes"}, "neither true nor false"),
             ({"session": "other"}, "no earlier line"),
             ({"session": None}, "no earlier line"),
             ({"prompt_tokens": 11}, "ends at 11 tokens"),
@@ -115,6 +114,20 @@ class TestImagesAndTurns:
             read_trace(written(tmp_path, TURNS[0], TURNS[1] | change))
         assert caught.value.problem.startswith("continues is ")
         assert said in caught.value.problem
+
+    @pytest.mark.parametrize("hint", ["yes", 1, []])
+    def test_a_hint_is_true_or_false(self, tmp_path: Path, hint: object) -> None:
+        with pytest.raises(ChangeSomething, match="will_return is"):
+            read_trace(written(tmp_path, GOOD | {"will_return": hint}))
+
+    def test_hints_are_written_and_read(self, tmp_path: Path) -> None:
+        hints = [True, False, None]
+        path, again = (
+            written(tmp_path, *(GOOD | {"will_return": hint} for hint in hints)),
+            tmp_path / "again.jsonl",
+        )
+        write_trace(again, read_trace(path))
+        assert [row.will_return for row in read_trace(again)] == hints
 
 
 class TestRefusals:
