@@ -20,12 +20,14 @@ class ClassQueue {
 
   void push(int32_t id) {
     ++size_;
+    first_ = kUnknown;
     const int32_t number = class_of(records_[id].key);
     fill_[number / 64] |= uint64_t(1) << number % 64;
     queues_[number].push(id);
   }
   void remove(int32_t id) {
     --size_;
+    first_ = kUnknown;
     const int32_t number = class_of(records_[id].key);
     queues_[number].remove(id);
     if (queues_[number].empty()) fill_[number / 64] &= ~(uint64_t(1) << number % 64);
@@ -42,6 +44,7 @@ class ClassQueue {
   }
 
  private:
+  static constexpr int32_t kUnknown = -1;
   static constexpr size_t kWords = (kClasses + 63) / 64;
   struct Head {  // what a class' first key was worth when it was asked for last
     int64_t epoch = -1;
@@ -51,6 +54,7 @@ class ClassQueue {
 
   int32_t first() const {
     if (queues_.size() == 1) return 0;
+    if (first_ != kUnknown && first_epoch_ == rule_.epoch()) return first_;
     int32_t found = -1;
     Place least{};
     for (size_t word = 0; word < kWords; ++word)
@@ -61,7 +65,8 @@ class ClassQueue {
         found = number;
         least = place;
       }
-    return found;
+    first_epoch_ = rule_.epoch();
+    return first_ = found;
   }
 
   bool goes_before(const Place& a, int32_t of_a, const Place& b, int32_t of_b) const {
@@ -82,6 +87,8 @@ class ClassQueue {
   const EvictionRule& rule_;
   std::vector<RunQueue<Record, kTag>> queues_;
   mutable std::vector<Head> heads_;
+  mutable int32_t first_ = kUnknown;  // the class that goes first, while nothing changes
+  mutable int64_t first_epoch_ = 0;
   std::array<uint64_t, kWords> fill_{};
   size_t size_ = 0;
 };
