@@ -87,6 +87,10 @@ class IdealCore:
         """Nothing is cached."""
         return 0
 
+    def receive(self, handle: int, computed: int) -> None:
+        """Nobody is swapped here."""
+        raise ValueError("there are no pages to receive")
+
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """As long as there are bytes; there are no pages to tell of."""
         served = 0

@@ -188,6 +188,19 @@ void Core::claim(int32_t handle, int64_t expected_tokens, Hint hint) {
   }
 }
 
+void Core::receive(int32_t handle, int64_t computed) {
+  Holder& h = holder(handle);
+  if (computed < h.hit_tokens || computed >= h.num_tokens())
+    throw std::invalid_argument(std::to_string(computed) + " tokens cannot come behind " +
+                                std::to_string(h.hit_tokens));
+  if (h.lease_until || publisher_.cannot_receive(h))
+    throw std::invalid_argument("handle " + std::to_string(handle) +
+                                " cannot receive what it computes");
+  turned_away_ = {};
+  publisher_.receive(h, computed);
+  foresee(store_.groups, h);
+}
+
 // ------------------------------------------------------------------------ growth
 
 // Pages still wanted for `until` tokens, per group; false if none.
@@ -444,11 +457,12 @@ void Core::advance(Ints handles, Ints computed) {
   for (int64_t i = 0; i < handles.size; ++i) {
     const Holder& h = *called_[i];
     const bool is_plain = computed[i] < h.next_event && computed[i] <= h.room.to;
-    if (!is_plain || computed[i] < h.computed) check_advance(h, computed[i]);
+    if (!is_plain || computed[i] < h.computed || h.receiving) check_advance(h, computed[i]);
   }
   for (int64_t i = 0; i < handles.size; ++i) {
     Holder& h = *called_[i];
-    if (h.computed == h.hit_tokens || h.drops) turned_away_ = {};
+    if (h.computed == h.hit_tokens || h.drops || h.receiving) turned_away_ = {};
+    h.receiving = false;
     if (computed[i] < h.next_event && computed[i] >= h.computed) {
       h.computed = computed[i];
       continue;
@@ -462,7 +476,7 @@ void Core::advance(Ints handles, Ints computed) {
 // A caller's slip must not reach the tables.
 void Core::check_advance(const Holder& h, int64_t computed) {
   needs_.resize(store_.groups.size());
-  if (computed > h.computed && missing(h, computed, needs_.data()))
+  if ((computed > h.computed || h.receiving) && missing(h, computed, needs_.data()))
     throw std::invalid_argument("tokens computed beyond the pages held by handle " +
                                 std::to_string(h.handle));
   if (publisher_.published_at(h, computed) > h.num_tokens())

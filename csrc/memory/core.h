@@ -56,6 +56,8 @@ class Core {
   int32_t open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse);
   void claim(int32_t handle, int64_t expected_tokens, Hint hint);
   int64_t hit_tokens(int32_t handle) const { return holder(handle).hit_tokens; }
+  // What is computed of so many tokens comes from elsewhere.
+  void receive(int32_t handle, int64_t computed);
   int64_t grow(Ints handles, Ints until, PageRows& rows);
   int64_t largest(int32_t handle, int64_t until);
   void held_pages(int32_t handle, PageRows& rows) const;

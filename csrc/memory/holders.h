@@ -115,7 +115,8 @@ struct alignas(64) Holder {
   int64_t expected_tokens;
   std::optional<int64_t> lease_until;
   int64_t renewed_step;  // when what its later turns resume from last counted as accessed
-  bool is_over = false;  // it gives everything back
+  bool is_over = false;    // it gives everything back
+  bool receiving = false;  // what it has computed comes from elsewhere, maybe still
   std::vector<GroupPages> groups;
   Facts facts;
   std::vector<Source> sources;

@@ -230,6 +230,8 @@ NB_MODULE(_core, m) {
       .def("claim", &Bound::claim, "handle"_a, "expected_tokens"_a, nb::kw_only(),
            "will_return"_a = nb::none())
       .def("hit_tokens", [](Bound& b, int32_t h) { return b.core().hit_tokens(h); }, "handle"_a)
+      .def("receive", [](Bound& b, int32_t h, int64_t computed) { b.core().receive(h, computed); },
+           "handle"_a, "computed"_a)
       .def("grow", &Bound::grow, "handles"_a, "until"_a)
       .def("largest", [](Bound& b, int32_t h, int64_t until) { return b.core().largest(h, until); },
            "handle"_a, "until"_a)

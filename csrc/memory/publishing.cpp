@@ -27,14 +27,39 @@ void Publisher::advance(Holder& h, int64_t computed) {
   if (before < prompt && prompt <= computed) drop(h);
 }
 
+// Has it pages beside its hit, or some that are not found by tokens alone?
+bool Publisher::cannot_receive(const Holder& h) const {
+  if (h.computed > h.hit_tokens || !h.facts.images.empty() || h.drops) return true;
+  for (const int32_t g : h.model->own) {
+    const Rules& group = store_.groups[g];
+    const int64_t whole = group.counts_tokens() ? h.hit_tokens / group.page_tokens : 0;
+    if (!h.groups[g].slots.empty() && h.groups[g].end() > whole) return true;
+  }
+  return false;
+}
+
+// So many tokens are computed elsewhere; what windows would have left is not needed.
+void Publisher::receive(Holder& h, int64_t computed) {
+  let_sources_go(h, true);
+  h.receiving = true;
+  h.computed = computed;
+  leave_behind(h);
+  for (const int32_t g : h.model->own) {
+    GroupPages& held = h.groups[g];
+    if (held.slots.empty())
+      held.first = std::max(held.first, kept_from(store_.groups[g], h.facts, computed));
+  }
+}
+
 void Publisher::give_back(Holder& h, bool renew, bool returns) {
   h.is_over = true;
+  const bool is_new = h.computed > h.hit_tokens && !h.receiving;
   const bool has_ended = renew && !returns && h.claimed;
   if (has_ended && h.computed <= h.num_tokens() && store_.rule.learns()) {
     const Ending ending{h.root, h.prompt.data(), h.prompt.size(), h.generated, h.computed, h.hint};
     store_.rule.table().access(ending, store_.step, h.runs);
   }
-  if (renew && h.computed > h.hit_tokens && h.publishes) publish_end(h);
+  if (renew && is_new && h.publishes) publish_end(h);
   let_sources_go(h, renew);
   for (const Checkpoint& checkpoint : h.checkpoints)
     for (const int32_t slot : checkpoint.slots) store_.pool.release(slot);
@@ -42,9 +67,10 @@ void Publisher::give_back(Holder& h, bool renew, bool returns) {
   for (const int32_t g : h.model->own)
     release(h, g, int64_t(h.groups[g].slots.size()), renew ? end_rank(g) : kKeepKey);
   if (!renew || !h.publishes) return;
-  renew_points(h, points_, store_.step);
-  renew_points(h, waypoints_, store_.rule.ended_at(store_.step, end_step(h)));
-  if (h.computed > h.hit_tokens && h.computed <= h.num_tokens() && needs_an_end(*h.model))
+  const int64_t ended = store_.rule.ended_at(store_.step, end_step(h));
+  renew_points(h, points_, ended);
+  renew_points(h, waypoints_, ended);
+  if (is_new && h.computed <= h.num_tokens() && needs_an_end(*h.model))
     store_.usefulness.note_wasted(Sort::kTurnEnd, store_.usefulness.rank(Sort::kTurnEnd));
 }
 

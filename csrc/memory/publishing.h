@@ -13,6 +13,9 @@ class Publisher {
 
   // The holder has so many tokens computed, all of them known.
   void advance(Holder& holder, int64_t computed);
+  bool cannot_receive(const Holder& holder) const;
+  // What is computed of so many tokens comes from elsewhere, before the next advance.
+  void receive(Holder& holder, int64_t computed);
   // The holder uses nothing any more; `renew` keeps what ends with it.
   void give_back(Holder& holder, bool renew, bool returns);
   // The holder is a request from now on.

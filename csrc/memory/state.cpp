@@ -80,7 +80,7 @@ nb::tuple holder_of(const Pool& pool, const Holder& holder) {
   }
   return nb::make_tuple(holder.handle, holder.computed, holder.published,
                         holder.lease_until.has_value(), nb::tuple(groups),
-                        others_of(pool, holder));
+                        others_of(pool, holder), holder.receiving);
 }
 
 template <class Numbers>

@@ -17,8 +17,10 @@ from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.compiled import CompiledCore
 from kvell.prefix.core import ReferenceCore
+from kvell.prefix.facts import facts_of
 from kvell.prefix.hazard_rule import LearnedHazard
 from kvell.prefix.interface import USED, WITHHELD, MemoryCore
+from kvell.prefix.needs import dropped_tokens
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
 LARGE_PAGE_BYTES = 64 * 210
@@ -290,6 +292,43 @@ class LockStep(RuleBasedStateMachine):
         """What somebody had, and maybe something else behind it."""
         tokens, root, options = self.past[chosen % len(self.past)]
         self.begin([*tokens, *more], root, options, None, True, fill)
+
+    @precondition(lambda self: self.past)
+    @rule(
+        chosen=st.integers(0, 99),
+        reuse=st.booleans(),
+        part=st.integers(0, 9),
+        ahead=st.sampled_from([0, 1, 3, 40]),
+        what=st.sampled_from(["compute", "compute", "grow", "close", "leave"]),
+    )
+    def receive(self, chosen: int, reuse: bool, part: int, ahead: int, what: str) -> None:
+        """Somebody comes back, and what it had computed from elsewhere."""
+        tokens, root, options = self.past[chosen % len(self.past)]
+        handle = self.both("open", ints(*tokens), root, reuse=reuse, **options)
+        hit = self.both("hit_tokens", handle)
+        computed = min(len(tokens) - 1, hit + part * len(tokens) // 9)
+        facts = facts_of(len(tokens), options["prompt_tokens"], options["images"])
+        own = [g for g in self.both.layout.groups if g.model == options["model"]]
+        if facts.images or any(dropped_tokens(group, facts) for group in own):
+            self.both.refused(ValueError, "cannot receive", "receive", handle, computed)
+            self.both("close", handle, renew=False)
+            return
+        self.both("receive", handle, computed)
+        self.both("fits", handle, len(tokens), 1 + ahead, ints(), ints())
+        if what == "leave":
+            self.both("close", handle, renew=False)
+            return
+        self.running(handle, len(tokens), len(tokens) + ahead)
+        self.computed[handle] = computed
+        until = self.both("largest", handle, min(len(tokens), computed + 1 + ahead))
+        if until == computed:
+            self.forget(handle, renew=bool(ahead))
+        elif what == "compute":
+            self.compute([handle], [until], keep=True)
+        else:
+            self.both("grow", ints(handle), ints(until))
+            if what == "close":
+                self.forget(handle, renew=True)
 
     def compute(self, handles: list[int], until: list[int], keep: bool) -> None:
         served, _ = self.both("grow", ints(*handles), ints(*until))

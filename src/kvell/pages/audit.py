@@ -114,6 +114,8 @@ def _tables(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
                 yield f"holder {holder.handle}: part of a state in group {index}"
             if not _is_plain(group) or not pages:
                 continue
+            if holder.is_receiving:
+                continue
             if group.required_for_hit and (first + len(pages)) * size < _must_hold(
                 holder, index, size
             ):

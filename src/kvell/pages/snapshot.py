@@ -10,6 +10,7 @@ class HolderSnapshot:
     """One holder: per group, the first page position and the pages from there.
 
     ``others`` are (group, page) that it uses beside them: to copy from, to write states to.
+    While it ``is_receiving``, what is computed may have no pages yet.
     """
 
     handle: int
@@ -18,6 +19,7 @@ class HolderSnapshot:
     is_lease: bool
     groups: tuple[tuple[int, tuple[int, ...]], ...]
     others: tuple[tuple[int, int], ...] = ()
+    is_receiving: bool = False
 
 
 @dataclass(frozen=True)

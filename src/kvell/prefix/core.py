@@ -153,6 +153,15 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         return self._holders[handle].hit_tokens
 
+    def receive(self, handle: int, computed: int) -> None:
+        """See :class:`MemoryCore`."""
+        holder = self._holders[handle]
+        if not holder.hit_tokens <= computed < holder.num_tokens:
+            raise ValueError(f"{computed} tokens cannot come behind {holder.hit_tokens}")
+        if holder.lease_until is not None or self._publisher.cannot_receive(holder):
+            raise ValueError(f"handle {handle} cannot receive what it computes")
+        self._publisher.receive(holder, computed)
+
     # -------------------------------------------------------------------- growth
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
@@ -412,6 +421,7 @@ class ReferenceCore:
                     h.lease_until is not None,
                     tuple((held.first, tuple(held.pages)) for held in h.groups),
                     tuple(_other_pages(h)),
+                    h.is_receiving,
                 )
                 for h in self._holders.values()
             ),

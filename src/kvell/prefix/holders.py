@@ -58,6 +58,7 @@ class Holder:
     :ivar runs: classes of its prefixes, once it ends.
     :ivar is_claimed: has a request begun with it?
     :ivar is_over: is it giving everything back?
+    :ivar is_receiving: what it has computed comes from elsewhere, and may not be there yet.
     :ivar renewed_step: when what its later turns resume from was last counted as accessed.
     """
 
@@ -79,6 +80,7 @@ class Holder:
     runs: Sequence[Run] = ()
     is_claimed: bool = False
     is_over: bool = False
+    is_receiving: bool = False
     generated: list[int] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
 

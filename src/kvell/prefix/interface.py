@@ -111,6 +111,19 @@ class MemoryCore(Protocol):
         """Tokens that the handle's prefix hit covers."""
         ...
 
+    def receive(self, handle: int, computed: int) -> None:
+        """What is computed of the first ``computed`` tokens comes from elsewhere: a holder just
+        opened goes on behind it, and needs pages only for what a later step reads.
+
+        Pages of its prefix hit stay, as far as they are read; :meth:`grow` gives the others, and
+        the caller fills them, and the states, before the step that computes on.  Until that
+        step's :meth:`advance`, nothing of what came is published, whatever happens.
+
+        :raises ValueError: if it is a lease, was given pages, has images or drops tokens; if so
+            many tokens are less than its hit, or not fewer than it knows.
+        """
+        ...
+
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """Give the holders pages for tokens 0 … until-1, jointly over groups.
 

@@ -49,6 +49,7 @@ class Publisher:
     def advance(self, holder: Holder, computed: int) -> None:
         """The holder has so many tokens computed."""
         before, holder.computed = holder.computed, computed
+        holder.is_receiving = False
         if computed > before:
             self.let_sources_go(holder, renew=True)
         self._publish(holder)
@@ -58,11 +59,33 @@ class Publisher:
         if before < holder.facts.prompt_tokens <= computed:
             self._drop(holder)
 
+    def cannot_receive(self, holder: Holder) -> bool:
+        """Has it pages beside its hit, or some that are not found by tokens alone?"""
+        if holder.computed > holder.hit_tokens or holder.facts.images or self.drops(holder):
+            return True
+        for index, held in holder.own_groups():
+            group = self._store.groups[index]
+            whole = holder.hit_tokens // group.page_tokens if group.kind.counts_tokens else 0
+            if held.pages and held.end > whole:
+                return True
+        return False
+
+    def receive(self, holder: Holder, computed: int) -> None:
+        """So many tokens are computed elsewhere; what windows would have left is not needed."""
+        self.let_sources_go(holder, renew=True)
+        holder.is_receiving, holder.computed = True, computed
+        self._leave_behind(holder)
+        for index, held in holder.own_groups():
+            if not held.pages:
+                group, policy = self._store.groups[index], self._store.policies[index]
+                held.first = max(held.first, kept_from(group, policy, holder.facts, computed))
+
     def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
         """The holder uses nothing any more; ``renew`` keeps what ends with it, and unless it
         ``returns`` its request has ended."""
         holder.is_over = True
         is_known = holder.hit_tokens < holder.computed <= holder.num_tokens
+        is_known &= not holder.is_receiving
         has_ended = renew and not returns and holder.is_claimed
         if has_ended and holder.computed <= holder.num_tokens:
             holder.runs = self._store.rule.accessed(self._ending(holder), self._store.step)
@@ -75,8 +98,8 @@ class Publisher:
             self.release(holder, group, held, held.pages, self._end_rank(group) if renew else None)
         if renew and self.publishes(holder):
             rule, now = self._store.rule, self._store.step
-            self._renew(holder, self.points(holder), now)
             ended = rule.ended_at(now, self._end_step(holder))
+            self._renew(holder, self.points(holder), ended)
             self._renew(holder, self.waypoints(holder), ended)
             if is_known and self._needs_an_end(holder):
                 useful = self._store.usefulness

@@ -112,6 +112,11 @@ class MeteredCore:
         """Passed on."""
         return self._timed(self._core.hit_tokens, handle)
 
+    def receive(self, handle: int, computed: int) -> None:
+        """Passed on."""
+        self._timed(self._core.receive, handle, computed)
+        self._watched[handle] = replace(self._watched[handle], computed=computed)
+
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """Passed on."""
         return self._timed(self._core.grow, handles, until)
