@@ -79,6 +79,8 @@ class LLM:
         KV cache and activations share what the weights leave, and each takes what the other does
         not need; elsewhere activations keep a reserve of it.
     :param kv_memory_bytes: size of the KV pool; beside ``memory_bytes``, KV's share of it at first.
+    :param cpu_buffer_bytes: host memory beside all that, in which preempted requests keep their
+        pages, where that is quicker than computing their tokens again; None for none.
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
@@ -110,6 +112,7 @@ class LLM:
         beside: Sequence[str] = (),
         memory_bytes: int | None = None,
         kv_memory_bytes: int | None = None,
+        cpu_buffer_bytes: int | None = None,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
         quantization: str = "none",
@@ -165,6 +168,7 @@ class LLM:
                 prompt_lookup_max=prompt_lookup_max,
                 prompt_lookup_min=prompt_lookup_min,
                 memory_bytes=memory_bytes,
+                cpu_buffer_bytes=cpu_buffer_bytes,
             ),
             self.tokenizer.eos_token_ids,
             journal,

@@ -74,7 +74,7 @@ class Served:
     @property
     def pool(self) -> torch.Tensor:
         assert isinstance(self._runner, ModelRunner)
-        return self._runner._pool
+        return self._runner._pages._pool
 
     @property
     def stats(self) -> Stats:

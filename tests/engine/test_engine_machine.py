@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, JournaledCore, replay
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan
@@ -57,13 +58,17 @@ class EngineMachine(RuleBasedStateMachine):
             prompt_lookup_min=1,
         )
         self.journal = Journal()
-        self.engine = JournaledCore(make_engine_core(self.layout, self.limits), self.journal)
+        self.engine = JournaledCore(self.fresh(), self.journal)
         self.model = VirtualModel(self.layout, words=self.words)
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, Finished] = {}
         self.plans: list[StepPlan] = []
         self.count = 0
+
+    def fresh(self) -> EngineCore:
+        """An engine that has done nothing."""
+        return make_engine_core(self.layout, self.limits)
 
     @rule(
         family=st.integers(0, 2),
@@ -158,8 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.core.let_go()
         state = self.engine.core.memory.snapshot()
         assert not any(state.used)
-        again = make_engine_core(self.layout, self.limits)
-        assert replay(self.journal.entries, again) == self.plans
+        assert replay(self.journal.entries, self.fresh()) == self.plans
 
 
 FEW = settings(

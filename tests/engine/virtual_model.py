@@ -8,6 +8,7 @@ own prefix; a page that was evicted, shared or overwritten wrongly cannot pass.
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from kvell.engine.batching import GroupArrays, PageTables
 from kvell.engine.plan import TO_DRAFT, StepPlan, StepResult, TokenWork
@@ -15,6 +16,7 @@ from kvell.engine.proposals import verified
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.slots import SlotTable
 
+Page = npt.NDArray[np.int64]
 VOCAB = 50
 MASK = (1 << 62) - 1
 
@@ -58,12 +60,17 @@ class VirtualModel:
             np.zeros((layout.num_large_pages * g.pages_per_large, g.page_tokens), np.int64)
             for g in layout.groups
         ]
+        self._buffer: dict[tuple[int, int], Page] = {}
         self._digests: dict[int, list[int]] = {}
         self._guessed: list[TokenWork] = []
         self.tokens_computed = 0
 
     def run(self, plan: StepPlan) -> StepResult:
         self._tables.update(plan)
+        for group, page, held in plan.offloads.tolist():
+            self._buffer[group, held] = self._memory[group][page].copy()
+        for group, held, page in plan.fetches.tolist():
+            self._memory[group][page] = self._buffer[group, held]
         for copy in plan.copies:
             memory = self._memory[copy.group]
             memory[copy.target] = memory[copy.source]

@@ -96,13 +96,15 @@ class Served(Audited):
         max_model_len: int = MAX_MODEL_LEN,
         kv_dtype: torch.dtype = torch.float32,
         manager: Manager = "kvell",
+        **more: Any,
     ) -> None:
+        """:param more: further options of the engine."""
         self.architecture = architecture
         module = copy.deepcopy(tiny_module(architecture))
         kernels = choose_kernels(torch.device("cpu"))
         description = describe_as(module.config, torch.float32, kv_dtype)
         self.recorder = Recorder(PagedModel(module, description, kernels, kv_dtype))
-        options = EngineOptions(kv_bytes, max_model_len, batched, manager=manager)
+        options = EngineOptions(kv_bytes, max_model_len, batched, manager=manager, **more)
         self.engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
         self.answers = {}
 

@@ -61,6 +61,12 @@ def memory_option(command: Command) -> Command:
     return click.option("--memory", "memory_bytes", type=SIZE, help=text)(command)
 
 
+def cpu_buffer_option(command: Command) -> Command:
+    """``--cpu-buffer``."""
+    text = "Host memory for pages of preempted requests: they go on where they were. [default: none]"
+    return click.option("--cpu-buffer", "cpu_buffer_bytes", type=SIZE, help=text)(command)
+
+
 def dtype_option(command: Command) -> Command:
     """``--dtype``."""
     choices = click.Choice(["auto", "float32", "bfloat16"])
@@ -153,6 +159,7 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     models_option,
     memory_option,
     kv_memory_option,
+    cpu_buffer_option,
     dtype_option,
     kv_cache_dtype_option,
     quantization_option,

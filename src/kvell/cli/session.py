@@ -32,12 +32,14 @@ class EngineSettings:
     prompt_lookup_min: int = 2
     beside: tuple[str, ...] = ()
     memory_bytes: int | None = None
+    cpu_buffer_bytes: int | None = None
 
     def flags(self) -> list[str]:
         """The command line that gives these settings again."""
         written = {
             "--memory": self.memory_bytes,
             "--kv-memory": self.kv_memory_bytes,
+            "--cpu-buffer": self.cpu_buffer_bytes,
             "--dtype": self.dtype,
             "--kv-cache-dtype": self.kv_cache_dtype,
             "--quantization": self.quantization,
@@ -119,6 +121,7 @@ def open_model(
         beside=settings.beside,
         memory_bytes=settings.memory_bytes,
         kv_memory_bytes=settings.kv_memory_bytes,
+        cpu_buffer_bytes=settings.cpu_buffer_bytes,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         quantization=settings.quantization,

@@ -19,9 +19,10 @@ class HostPool:
 
     chunk_bytes = CHUNK_BYTES
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, flag: str = "--kv-memory") -> None:
         """Reserve ``size_bytes``, rounded up to chunks.
 
+        :param flag: that says how large it is.
         :raises ChangeSomething: if the system refuses so large a range.
         """
         self.size_bytes = -(-size_bytes // CHUNK_BYTES) * CHUNK_BYTES
@@ -32,7 +33,7 @@ class HostPool:
         except (OSError, OverflowError) as error:
             os.close(descriptor)
             raise ChangeSomething(
-                "--kv-memory", f"{size_bytes}B", f"cannot be mapped ({error})", "use a smaller size"
+                flag, f"{size_bytes}B", f"cannot be mapped ({error})", "use a smaller size"
             ) from error
         self.descriptor = descriptor
 

@@ -13,7 +13,7 @@ from kvell.engine.budget_limits import observing_tokens
 from kvell.engine.contract import make_contract, model_share
 from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
-from kvell.engine.engine_memory import memory_of
+from kvell.engine.engine_memory import cpu_buffer_of, memory_of
 from kvell.engine.journal import Journal
 from kvell.engine.limits import Limits
 from kvell.engine.model_rules import ModelRules
@@ -122,6 +122,7 @@ def build_engine(
         limits = replace(limits, whole_images=model.images.family.both_directions)
     core = create_core(layout)
     memory = memory_of(sizes, core, every, options)
+    buffer = cpu_buffer_of(layout, core, every, options)
     for one in served:
         one.model.attach(layout.seen_by(one.name), memory.pool)
     if draft is not None:
@@ -132,10 +133,26 @@ def build_engine(
     others = {one.name: one.model for one in beside}
     slots = SlotTable(layout.num_large_pages)
     runner = ModelRunner(
-        model, layout, slots, memory.pool, draft, served[0].name, others, memory.lends
+        model,
+        layout,
+        slots,
+        memory.pool,
+        draft,
+        served[0].name,
+        others,
+        memory.lends,
+        None if buffer is None else buffer.memory,
     )
     return Engine(
-        EngineCore(core, limits, eos_token_ids, incarnation, rules if beside else (), memory.steps),
+        EngineCore(
+            core,
+            limits,
+            eos_token_ids,
+            incarnation,
+            rules if beside else (),
+            memory.steps,
+            None if buffer is None else buffer.swapping,
+        ),
         runner,
         make_contract(
             name,
@@ -146,6 +163,7 @@ def build_engine(
             tuple(shares),
             shared_bytes=sizes.shared_chunks * CHUNK_BYTES,
             floor_bytes=floor_bytes,
+            cpu_buffer_bytes=buffer.memory.numel() if buffer else 0,
             fitting=sizes.fitting,
         ),
         sizes.need,

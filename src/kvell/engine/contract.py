@@ -56,6 +56,8 @@ class MemoryContract:
     :param activation_reserve_bytes: beside it; 0 where activations share the pool.
     :param shared_bytes: of the pool that both share; 0 if they share none.
     :param floor_bytes: of the process before it loaded anything.
+    :param cpu_buffer_bytes: of host memory for pages that are not on the device; it is the
+        process's too, whether or not the device is a CPU.
     :param beside: further models that share the pool; lengths above are of the first one's.
     """
 
@@ -71,6 +73,7 @@ class MemoryContract:
     beside: tuple[ModelShare, ...] = ()
     shared_bytes: int = 0
     floor_bytes: int = 0
+    cpu_buffer_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -86,7 +89,8 @@ class MemoryContract:
     @property
     def contract_bytes(self) -> int:
         """What the process takes at most."""
-        return self.total_bytes + self.floor_bytes + self.allowance_bytes
+        counted_bytes = self.total_bytes + self.cpu_buffer_bytes
+        return counted_bytes + self.floor_bytes + self.allowance_bytes
 
     def parts(self) -> dict[str, int]:
         """Every part in bytes, by name, and what they come to."""
@@ -95,6 +99,7 @@ class MemoryContract:
             "kv_pool_bytes": self.kv_pool_bytes,
             "activation_reserve_bytes": self.activation_reserve_bytes,
             "shared_bytes": self.shared_bytes,
+            "cpu_buffer_bytes": self.cpu_buffer_bytes,
             "floor_bytes": self.floor_bytes,
             "allowance_bytes": self.allowance_bytes,
             "contract_bytes": self.contract_bytes,
@@ -115,6 +120,11 @@ class MemoryContract:
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
             *(f"    {_group_line(group)}" for group in self.groups),
             self._activation_line(),
+            *(
+                [f"  CPU buffer          {size(self.cpu_buffer_bytes)}"]
+                if self.cpu_buffer_bytes
+                else []
+            ),
             f"  total               {size(self.total_bytes)}",
             f"  process, at most    {size(self.contract_bytes)}  "
             f"(with {size(self.floor_bytes).strip()} of its own "
@@ -155,6 +165,7 @@ def make_contract(
     *,
     shared_bytes: int = 0,
     floor_bytes: int = 0,
+    cpu_buffer_bytes: int = 0,
     fitting: Fitting = requests_that_fit,
 ) -> MemoryContract:
     """The contract of an engine that is about to serve.
@@ -188,6 +199,7 @@ def make_contract(
         beside,
         shared_bytes,
         floor_bytes,
+        cpu_buffer_bytes,
     )
 
 

@@ -24,6 +24,7 @@ from kvell.engine.request import Request
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import Scheduler
 from kvell.engine.step_memory import StepMemory
+from kvell.engine.swapping import Swapping
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
@@ -43,8 +44,10 @@ class EngineCore:
         incarnation: int = 0,
         models: Sequence[ModelRules] = (),
         memory: StepMemory | None = None,
+        swapping: Swapping | None = None,
     ) -> None:
-        """:param models: one for each of several models, the first of which has these limits."""
+        """:param models: one for each of several models, the first of which has these limits.
+        :param swapping: over the same core; None without a CPU buffer."""
         self.memory = core
         self.limits = limits
         self.step = StepNumber(0)
@@ -52,7 +55,7 @@ class EngineCore:
         self._rules = {rules.name: rules for rules in models or (own,)}
         self._first = next(iter(self._rules))
         self._incarnation = incarnation
-        self._scheduler = Scheduler(core, limits, memory)
+        self._scheduler = Scheduler(core, limits, memory, swapping)
         self._requests: dict[RequestId, Request] = {}
         self._in_flight: StepPlan | None = None
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
@@ -283,6 +286,7 @@ class EngineCore:
             count * group.page_stride_bytes
             for count, group in zip(totals.used_pages, layout.groups, strict=True)
         )
+        swapping = self._scheduler.swapping
         return Stats(
             incarnation=self._incarnation,
             step=self.step,
@@ -301,6 +305,7 @@ class EngineCore:
                 **totals.rungs,
                 **self._scheduler.rungs,
                 **self._scheduler.memory.rungs,
+                **(swapping.rungs if swapping else {}),
                 "refuse": self._finished["refused"],
             },
             protected_prefixes=self._scheduler.protected.prefixes,
@@ -314,6 +319,7 @@ class EngineCore:
             large_page_bytes=layout.large_page_bytes,
             groups=_group_stats(totals, layout),
             memory=self._scheduler.memory.figures(),
+            buffer=swapping.buffer.figures() if swapping else {},
         )
 
 

@@ -5,18 +5,24 @@ from dataclasses import dataclass
 
 import torch
 
+from kvell.cost.swap_rule import rule_of_weights
+from kvell.device.available import available_bytes
 from kvell.device.host import HostPool
 from kvell.device.host_chunks import HostChunks
+from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.options import EngineOptions
 from kvell.engine.sharing import share_pool
 from kvell.engine.sizes import Sizes
 from kvell.engine.slot_memory import SlotMemory
 from kvell.engine.step_memory import SharedMemory
+from kvell.engine.swapping import Swapping
 from kvell.engine.warmer import Warmer
-from kvell.memory import LendingCore
+from kvell.errors import ChangeSomething
+from kvell.memory import Layout, LendingCore, MemoryCore
 from kvell.models.kv_memory import host_pool, pool_tensor
 from kvell.models.lean.decoder import LeanDecoder
 from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import MIB
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,54 @@ class Memory:
     steps: SharedMemory | None = None
     lends: SlotMemory | None = None
     warmer: Warmer | None = None
+
+
+@dataclass(frozen=True)
+class CpuBuffer:
+    """Host memory beside the pool, and who decides what goes there.
+
+    :param memory: uint8 [bytes].
+    """
+
+    swapping: Swapping
+    memory: torch.Tensor
+
+
+def cpu_buffer_of(
+    layout: Layout, core: MemoryCore, every: Sequence[PagedModel], options: EngineOptions
+) -> CpuBuffer | None:
+    """The CPU buffer, in whole large pages; None without one.
+
+    :raises ChangeSomething: if it would not hold one large page, or the host has not so much.
+    """
+    if options.cpu_buffer_bytes is None:
+        return None
+    count = options.cpu_buffer_bytes // layout.large_page_bytes
+    if not count:
+        raise ChangeSomething(
+            "--cpu-buffer",
+            f"{options.cpu_buffer_bytes}B",
+            f"is less than a large page of the pool: {layout.large_page_bytes} bytes",
+            f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB",
+        )
+    size_bytes, device = count * layout.large_page_bytes, every[0].device.type
+    _check_available(size_bytes)
+    weights = sum(one.weight_bytes // one.dtype.itemsize for one in every)
+    swapping = Swapping(core, PageBuffer(layout.groups, count), rule_of_weights(weights, device))
+    if device == "cuda":
+        return CpuBuffer(swapping, torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True))
+    return CpuBuffer(swapping, host_pool(HostPool(size_bytes, "--cpu-buffer").buffer()))
+
+
+def _check_available(size_bytes: int) -> None:
+    left_bytes = available_bytes()
+    if size_bytes > left_bytes:
+        raise ChangeSomething(
+            "--cpu-buffer",
+            f"{size_bytes}B",
+            f"is more than the machine has free: {left_bytes // MIB:,} MiB",
+            f"use at most --cpu-buffer {left_bytes // MIB}MiB",
+        )
 
 
 def memory_of(

@@ -11,6 +11,7 @@ class EngineOptions:
     """What an engine is made with; the names are the flags'.
 
     :param memory_bytes: of weights, KV cache and activations together; None bounds KV alone.
+    :param cpu_buffer_bytes: of the host's memory, for pages of preempted requests; None for none.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
     """
@@ -26,6 +27,7 @@ class EngineOptions:
     prompt_lookup_min: int = 2
     embeddings: Embeddings = "own"
     memory_bytes: int | None = None
+    cpu_buffer_bytes: int | None = None
 
     @property
     def max_step_logits(self) -> int:

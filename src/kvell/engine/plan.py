@@ -111,7 +111,10 @@ class StepPlan:
     """Everything step ``step`` does, in the order of the fields.
 
     :param released: handles whose tables may be forgotten.
+    :param offloads: int32 [m, 3], pages copied to the CPU buffer before anything else is done:
+        (group, page, page of the buffer).
     :param moves: large pages that change their slot.
+    :param fetches: int32 [m, 3], pages copied back from there: (group, page of the buffer, page).
     :param copies: pages copied before they are written (copy-on-write).
     :param new_pages: int32 [m, 4]: (handle, group, page position, logical page).
     :param work: decodes first, then prefill chunks in order of admission.
@@ -124,7 +127,9 @@ class StepPlan:
 
     step: StepNumber
     released: tuple[int, ...] = ()
+    offloads: NewPages = field(default_factory=lambda: np.empty((0, 3), np.int32))
     moves: tuple[LargePageMove, ...] = ()
+    fetches: NewPages = field(default_factory=lambda: np.empty((0, 3), np.int32))
     copies: tuple[PageCopy, ...] = ()
     new_pages: NewPages = field(default_factory=lambda: np.empty((0, 4), np.int32))
     work: tuple[TokenWork, ...] = ()

@@ -23,6 +23,8 @@ class PlanDraft:
         self.admitted: list[RequestId] = []
         self.forgotten: set[int] = set()
         self._pages: list[NewPages] = []
+        self._offloads: list[NewPages] = []
+        self._fetches: list[NewPages] = []
 
     def add_work(self, request: Request, count: int) -> None:
         """The request computes its next ``count`` tokens."""
@@ -70,6 +72,24 @@ class PlanDraft:
         if len(rows):
             self._pages.append(rows)
 
+    def offload(self, rows: NewPages) -> None:
+        """These pages go to the CPU buffer [m, 3]."""
+        self._offloads.append(rows)
+
+    def fetch(self, rows: NewPages) -> None:
+        """These come back [m, 3]."""
+        self._fetches.append(rows)
+
+    @property
+    def offloads(self) -> NewPages:
+        """All that go [m, 3]: group, page, page of the buffer."""
+        return _joined(self._offloads)
+
+    @property
+    def fetches(self) -> NewPages:
+        """All that come [m, 3]: group, page of the buffer, page."""
+        return _joined(self._fetches)
+
     def cut(self, ends: Collection[tuple[int, int]]) -> None:
         """The work of a handle must be able to give its state after so many tokens."""
         cuts: dict[int, list[int]] = {}
@@ -95,3 +115,7 @@ class PlanDraft:
     def new_pages(self) -> NewPages:
         """All rows so far, in order [m, 4]: handle, group, position, page."""
         return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)
+
+
+def _joined(parts: Sequence[NewPages]) -> NewPages:
+    return np.concatenate(parts) if parts else np.empty((0, 3), np.int32)

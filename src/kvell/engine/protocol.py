@@ -165,7 +165,8 @@ class Stats:
     ``steps_by_size`` counts steps by the buckets of
     :data:`kvell.engine.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` is what they computed.
     ``memory`` has the chunks of a shared pool by owner and state, and how many moved; empty
-    where KV cache and activations share none.
+    where KV cache and activations share none.  ``buffer`` has large pages and holders of the CPU
+    buffer, and what went out and came in; empty without one.
     """
 
     incarnation: int
@@ -193,6 +194,7 @@ class Stats:
     steps_by_size: tuple[int, ...] = ()
     large_page_bytes: int = 0
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
+    buffer: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from kvell.engine.batching import PageTables
 from kvell.engine.drafter import Drafter
 from kvell.engine.forward_batches import ForwardBatches
-from kvell.engine.plan import PageCopy, StepPlan, StepResult, TokenWork
+from kvell.engine.page_mover import PageMover
+from kvell.engine.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
 from kvell.engine.sampling import GREEDY, RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
@@ -34,6 +34,7 @@ class ModelRunner:
     :param name: of the first model; "" if it is the only one.
     :param beside: further models by name, attached to the same pool.
     :param lends: gives models the slot of a step, where activations share the pool.
+    :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
     """
 
     def __init__(
@@ -46,11 +47,11 @@ class ModelRunner:
         name: str = "",
         beside: Mapping[str, PagedModel] = MappingProxyType({}),
         lends: SlotMemory | None = None,
+        buffer: torch.Tensor | None = None,
     ) -> None:
         self._lends = lends
-        self._pool = pool
-        self._slots = slots
         self._layout = layout
+        self._pages = PageMover(layout, slots, pool, buffer)
         self._tables = PageTables(layout.groups, slots)
         self._models = {
             served: (one, self._batches_of(one, served))
@@ -66,8 +67,9 @@ class ModelRunner:
         if plan.moves:
             raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
-        for copy in plan.copies:
-            self._copy(copy)
+        self._pages.offload(plan.offloads)
+        self._pages.fetch(plan.fetches)
+        self._pages.copy(plan.copies)
         if not plan.work:
             return StepResult(plan.step, ())
         if self._lends is not None and plan.slot is not None:
@@ -96,17 +98,6 @@ class ModelRunner:
     ) -> ForwardBatches:
         groups = self._layout.indices_of(name, is_draft=is_draft)
         return ForwardBatches(self._layout, self._tables, groups, model.device, model.images)
-
-    def _copy(self, copy: PageCopy) -> None:
-        """All bytes of one page to another of its group."""
-        group = self._layout.groups[copy.group]
-        pages = np.asarray([copy.source, copy.target], np.int32)
-        source, target = (
-            int(page) * group.page_stride_bytes
-            for page in self._slots.physical(pages, group.pages_per_large)
-        )
-        size = group.page_stride_bytes
-        self._pool[target : target + size].copy_(self._pool[source : source + size])
 
 
 def _row(params: SamplingParams, position: int) -> RowSampling:

@@ -33,6 +33,7 @@ from kvell.engine.protected import ProtectedPrefixes
 from kvell.engine.request import NO_HANDLE, Request, RequestState
 from kvell.engine.speculation import Speculation
 from kvell.engine.step_memory import RigidMemory, StepMemory
+from kvell.engine.swapping import Swapping
 from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
 from kvell.vocabulary import StepNumber
 
@@ -52,8 +53,15 @@ MAX_HELD_BACK = 16
 class Scheduler:
     """Queues of requests over one memory core."""
 
-    def __init__(self, core: MemoryCore, limits: Limits, memory: StepMemory | None = None) -> None:
-        self.core = core
+    def __init__(
+        self,
+        core: MemoryCore,
+        limits: Limits,
+        memory: StepMemory | None = None,
+        swapping: Swapping | None = None,
+    ) -> None:
+        """:param swapping: the CPU buffer; None if preempted requests lose what they computed."""
+        self.core, self.swapping = core, swapping
         self.limits = limits
         self.memory: StepMemory = memory or RigidMemory(core)
         self.waiting: deque[Request] = deque()
@@ -82,6 +90,8 @@ class Scheduler:
         """Decide step ``step``; pages are taken, nothing is computed yet."""
         self.core.begin_step(step)
         self.memory.begin(step)
+        if self.swapping is not None:
+            self.swapping.begin()
         self.protected.renew(self.running)
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         self._plan_decodes(draft)
@@ -98,6 +108,8 @@ class Scheduler:
         return StepPlan(
             step,
             released=released,
+            offloads=draft.offloads,
+            fetches=draft.fetches,
             copies=self._copies(draft),
             new_pages=draft.new_pages(),
             work=tuple(draft.work),
@@ -263,11 +275,14 @@ class Scheduler:
             model=request.model,
         )
         request.handle, request.computed = handle, self.core.hit_tokens(handle)
+        if self.swapping is not None:
+            self.swapping.resume(request)
         if self._fits(request, draft) and self._start(request, draft):
             return True
         self.core.close(handle, renew=False)
-        request.handle, request.computed = NO_HANDLE, 0
-        self._turned_away = None if self._lends or request.runs_alone else request
+        request.handle, request.computed, request.repeats = NO_HANDLE, 0, 0
+        asks_again = self._lends or request.runs_alone or self._is_swapped(request)
+        self._turned_away = None if asks_again else request
         if not self.running and self.protected.yield_all():
             return self._admit_one(request, draft)
         if self.running or request.runs_alone or not self.memory.is_complete:
@@ -284,6 +299,8 @@ class Scheduler:
         if not self._plan_chunk(request, draft):
             return False
         draft.add_pages(held, [request.handle])
+        if self.swapping is not None:
+            draft.fetch(self.swapping.fetch(request, held))
         request.state = RequestState.RUNNING
         self.running.append(request)
         draft.admitted.append(request.request_id)
@@ -306,12 +323,17 @@ class Scheduler:
         """Is a running request about to publish more of this prompt than is cached?"""
         if request.prefix_wait_steps >= self.limits.max_prefix_wait_steps:
             return False
+        if self._is_swapped(request):
+            return False
         ahead = max((self._shared_ahead(request, other) for other in self.running), default=0)
         if not ahead or ahead <= self._peek(request):
             return False
         request.prefix_wait_steps += 1
         self.rungs["wait_for_prefix"] += 1
         return True
+
+    def _is_swapped(self, request: Request) -> bool:
+        return self.swapping is not None and self.swapping.has(request)
 
     def _peek(self, request: Request) -> int:
         return self.core.peek(
@@ -348,13 +370,17 @@ class Scheduler:
             self._close(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        if self.swapping is not None:
+            self.swapping.forget(request)
         request.state = RequestState.FINISHED
         count, total = self._finished_outputs.get(request.model, (0, 0))
         self._finished_outputs[request.model] = (count + 1, total + len(request.output))
 
     def _preempt_youngest(self, draft: PlanDraft) -> Request:
-        """The request admitted last loses its pages and waits in front."""
+        """The request admitted last gives its pages up, maybe to the CPU buffer, and waits."""
         victim = self.running.pop()
+        if self.swapping is not None:
+            draft.offload(self.swapping.save(victim))
         victim.runs_alone |= not self.running
         draft.forget(victim)
         self._close(victim, returns=True)

@@ -1,0 +1,145 @@
+"""The CPU buffer as a ledger: a second pool of large pages, in host memory, and who holds what.
+
+A large page of the buffer is carved into pages of one layer group, as in the pool on the device,
+so that a page is copied as it is.  Whoever holds pages holds all that it asked for, or none::
+
+            hold                      release                 settle: a step later
+     EMPTY ──────► HELD by a holder ──────────► DRAINING ─────────────────────────► EMPTY
+
+What is released may still be read by the step in flight, so nobody gets it before the next one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvell.pages.layout import GroupSpec
+
+NO_GROUP = -1
+
+
+@dataclass
+class BufferCounts:
+    """Pages and bytes so far, one way each."""
+
+    refused: int = 0
+    out_pages: int = 0
+    out_bytes: int = 0
+    in_pages: int = 0
+    in_bytes: int = 0
+
+
+class PageBuffer:
+    """Pages of ``num_large`` large pages; names of holders are the caller's.
+
+    :param groups: of the pool whose pages come here.
+    :ivar counts: what was moved, as the caller says.
+    """
+
+    def __init__(self, groups: Sequence[GroupSpec], num_large: int) -> None:
+        self.groups, self.num_large = groups, num_large
+        self.counts = BufferCounts()
+        self._group = [NO_GROUP] * num_large
+        self._empty_large = list(range(num_large - 1, -1, -1))
+        self._free: list[dict[int, list[int]]] = [{} for _ in groups]  # by large page, some left
+        self._held: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._draining: list[tuple[int, int]] = []
+
+    def hold(self, holder: int, need: Sequence[int]) -> list[list[int]] | None:
+        """So many pages of each group, or None if they are not there.
+
+        :raises ValueError: if the holder has some already.
+        """
+        if holder in self._held:
+            raise ValueError(f"holder {holder} has pages in the buffer")
+        if self._large_needed(need) > len(self._empty_large):
+            self.counts.refused += 1
+            return None
+        pages = [self._take(group, count) for group, count in enumerate(need)]
+        self._held[holder] = tuple((g, page) for g, some in enumerate(pages) for page in some)
+        return pages
+
+    def release(self, holder: int) -> None:
+        """The holder needs its pages no more, but for the step that is planned now; idempotent."""
+        self._draining.extend(self._held.pop(holder, ()))
+
+    def settle(self) -> None:
+        """That step is over: what was released before is empty."""
+        for group, page in self._draining:
+            self._give_back(group, page)
+        self._draining.clear()
+
+    def size_bytes(self, need: Sequence[int]) -> int:
+        """Of so many pages of each group."""
+        return sum(n * g.page_stride_bytes for n, g in zip(need, self.groups, strict=True))
+
+    @property
+    def used_large(self) -> int:
+        """Large pages with a page that is held or draining."""
+        return self.num_large - len(self._empty_large)
+
+    def figures(self) -> dict[str, int]:
+        """Large pages and holders now, and the counts so far."""
+        return {
+            "large_pages": self.num_large,
+            "used_large_pages": self.used_large,
+            "holders": len(self._held),
+            "held_pages": sum(map(len, self._held.values())),
+            **vars(self.counts),
+        }
+
+    def audit(self) -> list[str]:
+        """Everything that is wrong; empty if nothing is."""
+        taken = [*self._draining, *(page for some in self._held.values() for page in some)]
+        wrong = ["a page has two holders"] * (len(set(taken)) != len(taken))
+        for large, index in enumerate(self._group):
+            if (index == NO_GROUP) != (large in self._empty_large):
+                wrong.append(
+                    f"large page {large}: in group {index}, and in the list of empty ones?"
+                )
+        for index, group in enumerate(self.groups):
+            count = group.pages_per_large
+            ours = [large for large, owner in enumerate(self._group) if owner == index]
+            free = {page for pages in self._free[index].values() for page in pages}
+            used = {page for g, page in taken if g == index}
+            whole = {page for large in ours for page in range(large * count, (large + 1) * count)}
+            if free & used or free | used != whole:
+                wrong.append(f"group {index}: a page is both free and held, or neither")
+            if any(not used & set(range(n * count, (n + 1) * count)) for n in ours):
+                wrong.append(f"group {index}: holds a large page and no page in it")
+        return wrong
+
+    # ------------------------------------------------------------------------ placing
+
+    def _large_needed(self, need: Sequence[int]) -> int:
+        total = 0
+        for group, count in enumerate(need):
+            missing = count - sum(map(len, self._free[group].values()))
+            total += max(0, -(-missing // self.groups[group].pages_per_large))
+        return total
+
+    def _take(self, group: int, count: int) -> list[int]:
+        """From large pages that are begun, the fullest first; then from empty ones."""
+        free, taken = self._free[group], list[int]()
+        for large in sorted(free, key=lambda large: (len(free[large]), large)):
+            while free[large] and len(taken) < count:
+                taken.append(free[large].pop())
+            if not free[large]:
+                del free[large]
+        while len(taken) < count:
+            large, size = self._empty_large.pop(), self.groups[group].pages_per_large
+            self._group[large] = group
+            some = min(size, count - len(taken))
+            taken.extend(range(large * size, large * size + some))
+            if some < size:
+                free[large] = list(range((large + 1) * size - 1, large * size + some - 1, -1))
+        return taken
+
+    def _give_back(self, group: int, page: int) -> None:
+        size = self.groups[group].pages_per_large
+        large = page // size
+        free = self._free[group].setdefault(large, [])
+        free.append(page)
+        if len(free) == size:
+            del self._free[group][large]
+            self._group[large] = NO_GROUP
+            self._empty_large.append(large)

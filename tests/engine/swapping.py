@@ -1,0 +1,44 @@
+"""Engines with a CPU buffer over the virtual model, and rules that swap as tests want it."""
+
+import random
+from collections.abc import Callable
+
+from kvell.cost.swap_rule import SwapRule
+from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.core import EngineCore
+from kvell.engine.limits import Limits
+from kvell.engine.swapping import Swapping
+from kvell.memory import Implementation, MemoryCore, create_core
+from kvell.pages.layout import Layout
+from tests.engine.conftest import EOS
+
+
+class Always:
+    """Swaps whoever can be."""
+
+    def swaps(self, tokens: int, size_bytes: int) -> bool:
+        return True
+
+
+class AtRandom:
+    """Swaps whom a seed says."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+
+    def swaps(self, tokens: int, size_bytes: int) -> bool:
+        return self._draw.random() < 0.7
+
+
+def swapping_core(
+    layout: Layout,
+    limits: Limits,
+    num_large: int,
+    rule: SwapRule | None = None,
+    implementation: Implementation = "auto",
+    make: Callable[[MemoryCore, PageBuffer, SwapRule], Swapping] = Swapping,
+) -> EngineCore:
+    """An engine core with a buffer of so many large pages."""
+    core = create_core(layout, implementation)
+    swapping = make(core, PageBuffer(layout.groups, num_large), rule or Always())
+    return EngineCore(core, limits, frozenset({EOS}), swapping=swapping)
