@@ -4,9 +4,11 @@ import random
 from collections.abc import Callable
 
 from kvell.cost.swap_rule import SwapRule
+from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core import EngineCore
 from kvell.engine.limits import Limits
+from kvell.engine.parking import Parking
 from kvell.engine.swapping import Swapping
 from kvell.memory import Implementation, MemoryCore, create_core
 from kvell.pages.layout import Layout
@@ -37,8 +39,16 @@ def swapping_core(
     rule: SwapRule | None = None,
     implementation: Implementation = "auto",
     make: Callable[[MemoryCore, PageBuffer, SwapRule], Swapping] = Swapping,
+    ahead: int | None = None,
 ) -> EngineCore:
-    """An engine core with a buffer of so many large pages."""
+    """An engine core with a buffer of so many large pages.
+
+    :param ahead: of them prompts may take to go ahead of decodes, at first; None: never.
+    """
     core = create_core(layout, implementation)
     swapping = make(core, PageBuffer(layout.groups, num_large), rule or Always())
-    return EngineCore(core, limits, frozenset({EOS}), swapping=swapping)
+    parking = None
+    if ahead is not None:
+        sizes = CpuBuffer(num_large, ahead)
+        parking = Parking(core, swapping, sizes, limits.min_chunk_tokens)
+    return EngineCore(core, limits, frozenset({EOS}), swapping=swapping, parking=parking)

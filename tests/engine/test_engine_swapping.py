@@ -195,10 +195,10 @@ class Losing(Swapping):
             self.forget(request)
         super().resume(request)
 
-    def save(self, request: Request) -> NewPages:
+    def save(self, request: Request, *, asks: bool = True) -> NewPages:
         if (request.computed + request.preemptions) % 4 == 3:
             return np.empty((0, 3), np.int32)
-        return super().save(request)
+        return super().save(request, asks=asks)
 
 
 class SwappingMachine(EngineMachine):
@@ -219,7 +219,7 @@ class SwappingMachine(EngineMachine):
         assert len(set(targets)) == len(targets)
         assert given.issuperset(targets), "a fetch writes into a page that was not given with it"
         assert not {(c.group, c.target) for c in plan.copies}.intersection(targets)
-        assert not (len(plan.offloads) and not plan.preempted)
+        assert not (len(plan.offloads) and not plan.preempted and not plan.parked)
 
 
 TestSwappingMachine = SwappingMachine.TestCase

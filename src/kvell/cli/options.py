@@ -63,7 +63,7 @@ def memory_option(command: Command) -> Command:
 
 def cpu_buffer_option(command: Command) -> Command:
     """``--cpu-buffer``."""
-    text = "Host memory for pages of preempted requests: they go on where they were. [default: none]"
+    text = "Host memory for pages of preempted requests, which go on later. [default: none]"
     return click.option("--cpu-buffer", "cpu_buffer_bytes", type=SIZE, help=text)(command)
 
 

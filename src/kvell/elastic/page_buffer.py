@@ -51,12 +51,16 @@ class PageBuffer:
         """
         if holder in self._held:
             raise ValueError(f"holder {holder} has pages in the buffer")
-        if self._large_needed(need) > len(self._empty_large):
+        if not self.has_room(need):
             self.counts.refused += 1
             return None
         pages = [self._take(group, count) for group, count in enumerate(need)]
         self._held[holder] = tuple((g, page) for g, some in enumerate(pages) for page in some)
         return pages
+
+    def has_room(self, need: Sequence[int]) -> bool:
+        """Are so many pages of each group there now?"""
+        return self._large_needed(need) <= len(self._empty_large)
 
     def release(self, holder: int) -> None:
         """The holder needs its pages no more, but for the step that is planned now; idempotent."""

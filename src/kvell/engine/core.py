@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from kvell.engine.admissible import request_problem
 from kvell.engine.counting import Guesses, StepSizes
+from kvell.engine.lateness import Lateness
 from kvell.engine.limits import Limits
 from kvell.engine.model_rules import ModelRules
+from kvell.engine.parking import Parking
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
 from kvell.engine.request import Request
@@ -45,9 +47,11 @@ class EngineCore:
         models: Sequence[ModelRules] = (),
         memory: StepMemory | None = None,
         swapping: Swapping | None = None,
+        parking: Parking | None = None,
     ) -> None:
         """:param models: one for each of several models, the first of which has these limits.
-        :param swapping: over the same core; None without a CPU buffer."""
+        :param swapping: over the same core; None without a CPU buffer.
+        :param parking: over that, where prompts may go ahead of decodes."""
         self.memory = core
         self.limits = limits
         self.step = StepNumber(0)
@@ -55,7 +59,7 @@ class EngineCore:
         self._rules = {rules.name: rules for rules in models or (own,)}
         self._first = next(iter(self._rules))
         self._incarnation = incarnation
-        self._scheduler = Scheduler(core, limits, memory, swapping)
+        self._scheduler = Scheduler(core, limits, memory, swapping, parking)
         self._requests: dict[RequestId, Request] = {}
         self._in_flight: StepPlan | None = None
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
@@ -143,6 +147,12 @@ class EngineCore:
         assert isinstance(finished, Finished)
         why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
         return replace(finished, message=why, try_later=True)
+
+    def note(self, late: Lateness) -> None:
+        """Who was late in the last step, as told by whoever has a clock."""
+        parking = self._scheduler.parking
+        if parking is not None:
+            parking.sizes.note_iteration(ttft_late=late.ttft_late, tpot_late=late.tpot_late)
 
     def warm(self, chunks: int) -> None:
         """Further chunks of the pool have memory now: the next so many."""
@@ -267,13 +277,26 @@ class EngineCore:
             self._counts["queries"] += len(request.prompt)
             self._counts["hits"] += request.cached_tokens or 0
 
+    def _buffer_figures(self) -> dict[str, int]:
+        swapping, parking = self._scheduler.swapping, self._scheduler.parking
+        if swapping is None:
+            return {}
+        if parking is None:
+            return swapping.buffer.figures()
+        return swapping.buffer.figures() | {
+            "parked": len(parking.parked),
+            "parkings": parking.count,
+            "logical_large_pages": parking.sizes.logical_chunks,
+        }
+
     def num_decoding(self) -> int:
         """Running requests whose whole prompt is computed."""
         return sum(1 for request in self._scheduler.running if request.is_decoding)
 
     def num_waiting(self) -> int:
         """Requests that hold nothing yet, or no longer."""
-        return len(self._scheduler.waiting)
+        parking = self._scheduler.parking
+        return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
 
     def num_running(self) -> int:
         """Requests that hold pages."""
@@ -319,7 +342,7 @@ class EngineCore:
             large_page_bytes=layout.large_page_bytes,
             groups=_group_stats(totals, layout),
             memory=self._scheduler.memory.figures(),
-            buffer=swapping.buffer.figures() if swapping else {},
+            buffer=self._buffer_figures(),
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvell.engine.core import EngineCore
+from kvell.engine.lateness import Lateness
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Submit
 
@@ -25,7 +26,7 @@ class Warmed:
     chunks: int
 
 
-Entry = Submit | Cancel | PlanAsked | StepResult | Warmed
+Entry = Submit | Cancel | PlanAsked | StepResult | Warmed | Lateness
 
 
 @dataclass
@@ -51,6 +52,11 @@ class JournaledCore:
         """Tell the core that so many further chunks have memory."""
         self._note(Warmed(chunks))
         self.core.warm(chunks)
+
+    def note(self, late: Lateness) -> None:
+        """Tell the core who was late in the last step."""
+        self._note(late)
+        self.core.note(late)
 
     def plan(self) -> StepPlan:
         """Ask the core for its next plan."""
@@ -81,6 +87,8 @@ def replay(
             core.commit(entry)
         elif isinstance(entry, Warmed):
             core.warm(entry.chunks)
+        elif isinstance(entry, Lateness):
+            core.note(entry)
         else:
             plans.append(core.plan())
         if each is not None:

@@ -121,6 +121,7 @@ class StepPlan:
     :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
         state stands for, slice of the state, page).
     :param preempted: requests that lost their pages to this plan.
+    :param parked: requests whose pages went to the CPU buffer, so that a prompt goes ahead.
     :param admitted: requests that run from this step on.
     :param slot: memory for the activations of ``work``; None where they have a reserve.
     """
@@ -135,6 +136,7 @@ class StepPlan:
     work: tuple[TokenWork, ...] = ()
     checkpoints: NewPages = field(default_factory=lambda: np.empty((0, 5), np.int32))
     preempted: tuple[RequestId, ...] = ()
+    parked: tuple[RequestId, ...] = ()
     admitted: tuple[RequestId, ...] = ()
     slot: StepSlot | None = None
 

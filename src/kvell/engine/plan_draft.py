@@ -20,6 +20,7 @@ class PlanDraft:
         self.budget = budget
         self.work: list[TokenWork] = []
         self.preempted: list[RequestId] = []
+        self.parked: list[RequestId] = []
         self.admitted: list[RequestId] = []
         self.forgotten: set[int] = set()
         self._pages: list[NewPages] = []

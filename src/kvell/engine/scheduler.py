@@ -27,6 +27,7 @@ import numpy as np
 
 from kvell.engine.embedded import embedded_images
 from kvell.engine.limits import Limits
+from kvell.engine.parking import ROOM_TOKENS, Parking
 from kvell.engine.plan import NewPages, PageCopy, StepPlan
 from kvell.engine.plan_draft import PlanDraft
 from kvell.engine.protected import ProtectedPrefixes
@@ -59,9 +60,11 @@ class Scheduler:
         limits: Limits,
         memory: StepMemory | None = None,
         swapping: Swapping | None = None,
+        parking: Parking | None = None,
     ) -> None:
-        """:param swapping: the CPU buffer; None if preempted requests lose what they computed."""
-        self.core, self.swapping = core, swapping
+        """:param swapping: the CPU buffer; None if preempted requests lose what they computed.
+        :param parking: over it, if prompts may go ahead of decodes."""
+        self.core, self.swapping, self.parking = core, swapping, parking
         self.limits = limits
         self.memory: StepMemory = memory or RigidMemory(core)
         self.waiting: deque[Request] = deque()
@@ -97,6 +100,7 @@ class Scheduler:
         self._plan_decodes(draft)
         self._plan_prefills(draft)
         if not draft.preempted:
+            self._unpark(draft)
             self._admit(draft)
         self._unstick(draft)
         if self._speculation.is_on:
@@ -115,6 +119,7 @@ class Scheduler:
             work=tuple(draft.work),
             checkpoints=checkpoints,
             preempted=tuple(draft.preempted),
+            parked=tuple(draft.parked),
             admitted=tuple(draft.admitted),
             slot=self.memory.slot,
         )
@@ -249,18 +254,45 @@ class Scheduler:
             request = self.waiting.popleft()
             if self._waits_for_prefix(request):
                 held_back.append(request)
-            elif not self._admit_one(request, draft):
+            elif not self._admit_one(request, draft) and not self._admit_ahead(request, draft):
                 self.waiting.appendleft(request)
                 break
         self.waiting.extendleft(reversed(held_back))
 
     def _may_admit(self, draft: PlanDraft) -> bool:
+        return bool(self.waiting) and self._has_seats(draft)
+
+    def _has_seats(self, draft: PlanDraft) -> bool:
         free_seats = self.limits.max_num_seqs - len(self.running)
         if any(request.runs_alone for request in self.running):
             return False
-        return bool(self.waiting) and draft.budget > 0 and free_seats > 0
+        return draft.budget > 0 and free_seats > 0
 
-    def _admit_one(self, request: Request, draft: PlanDraft) -> bool:
+    def _unpark(self, draft: PlanDraft) -> None:
+        """Decodes come before prompts, each with its fetch."""
+        while self.parking is not None and self.parking.parked and self._has_seats(draft):
+            request = self.parking.parked[0]
+            if not self._admit_one(request, draft, ROOM_TOKENS if self.running else 0):
+                return
+            self.parking.leave(request)
+
+    def _admit_ahead(self, request: Request, draft: PlanDraft) -> bool:
+        """Decodes go to the CPU buffer, and the request's prompt ahead of them."""
+        if self.parking is None or self.swapping is None or self._is_swapped(request):
+            return False
+        for other in self.parking.give_way(request, self.running, draft.admitted):
+            size_bytes = self.swapping.size_bytes(other)
+            self.running.remove(other)
+            draft.offload(self.swapping.save(other, asks=False))
+            self._give_up(other, draft)
+            self.parking.park(other, size_bytes)
+            draft.parked.append(other.request_id)
+            if self._admit_one(request, draft):
+                return True
+        return False
+
+    def _admit_one(self, request: Request, draft: PlanDraft, room_tokens: int = 0) -> bool:
+        """:param room_tokens: that everybody shall have beside what the next step needs."""
         if self.running and request is self._turned_away and not self.core.may_fit():
             return False
         tokens = request.tokens(0, request.num_tokens)
@@ -277,7 +309,7 @@ class Scheduler:
         request.handle, request.computed = handle, self.core.hit_tokens(handle)
         if self.swapping is not None:
             self.swapping.resume(request)
-        if self._fits(request, draft) and self._start(request, draft):
+        if self._fits(request, draft, room_tokens) and self._start(request, draft):
             return True
         self.core.close(handle, renew=False)
         request.handle, request.computed, request.repeats = NO_HANDLE, 0, 0
@@ -311,13 +343,14 @@ class Scheduler:
             )
         return True
 
-    def _fits(self, request: Request, draft: PlanDraft) -> bool:
+    def _fits(self, request: Request, draft: PlanDraft, room_tokens: int) -> bool:
         """The whole remaining prompt, beside what every running request needs next."""
         others = _ints(r.handle for r in self.running)
-        until = _ints(r.num_tokens + 1 for r in self.running)
+        until = _ints(r.num_tokens + 1 + room_tokens for r in self.running)
         chunk = min(request.remaining, self.limits.min_chunk_tokens)
         self.memory.before_admission(chunk, self._tokens(draft), len(draft.work))
-        return self.core.fits(request.handle, request.num_tokens, chunk, others, until)
+        wanted = request.num_tokens + room_tokens
+        return self.core.fits(request.handle, wanted, chunk, others, until)
 
     def _waits_for_prefix(self, request: Request) -> bool:
         """Is a running request about to publish more of this prompt than is cached?"""
@@ -372,6 +405,8 @@ class Scheduler:
             self.waiting.remove(request)
         if self.swapping is not None:
             self.swapping.forget(request)
+        if self.parking is not None:
+            self.parking.leave(request)
         request.state = RequestState.FINISHED
         count, total = self._finished_outputs.get(request.model, (0, 0))
         self._finished_outputs[request.model] = (count + 1, total + len(request.output))
@@ -382,15 +417,19 @@ class Scheduler:
         if self.swapping is not None:
             draft.offload(self.swapping.save(victim))
         victim.runs_alone |= not self.running
-        draft.forget(victim)
-        self._close(victim, returns=True)
-        victim.state = RequestState.WAITING
-        victim.computed = victim.repeats = 0
+        self._give_up(victim, draft)
         victim.preemptions += 1
         self.waiting.appendleft(victim)
         draft.preempted.append(victim.request_id)
         self.rungs["preempt"] += 1
         return victim
+
+    def _give_up(self, request: Request, draft: PlanDraft) -> None:
+        """It runs no more, and has no pages."""
+        draft.forget(request)
+        self._close(request, returns=True)
+        request.state = RequestState.WAITING
+        request.computed = request.repeats = 0
 
     def _unstick(self, draft: PlanDraft) -> None:
         """Requests that wait for each other's pages: the youngest gives way."""

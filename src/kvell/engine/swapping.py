@@ -63,15 +63,33 @@ class Swapping:
         """Is the request in the buffer?"""
         return request.request_id in self._saved
 
-    def save(self, request: Request) -> NewPages:
+    def size_bytes(self, request: Request) -> int:
+        """What the request would take in the buffer; 0 if it cannot go there."""
+        return self.buffer.size_bytes(self._need([request]))
+
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """Could the buffer take them all?"""
+        return self.buffer.has_room(self._need(requests))
+
+    def _need(self, requests: Sequence[Request]) -> list[int]:
+        """Pages of each group."""
+        rows = np.concatenate([self._worth_keeping(request) for request in requests])
+        count = len(self._core.layout.groups)
+        need: list[int] = np.bincount(rows[:, 0], minlength=count).tolist()
+        return need
+
+    def save(self, request: Request, *, asks: bool = True) -> NewPages:
         """Pages of a request that is about to lose them [m, 3]: group, page, page of the buffer.
 
         None where it had better compute its tokens again, or the buffer is full.
+
+        :param asks: the rule; False for a request that the buffer shall have in any case.
         """
         rows = self._worth_keeping(request)
         groups = self._core.layout.groups
         need = np.bincount(rows[:, 0], minlength=len(groups)).tolist()
-        if not self._rule.swaps(request.computed, self.buffer.size_bytes(need)) or not len(rows):
+        pays = not asks or self._rule.swaps(request.computed, self.buffer.size_bytes(need))
+        if not pays or not len(rows):
             self.rungs["recompute"] += 1
             return _no_rows()
         pages = self.buffer.hold(self._next_holder, need)

@@ -53,6 +53,7 @@ class InstanceCollector(Collector):
         yield from self._of_sizes(self.stats)
         yield self._by_label("ladder_rungs", "How often, by rung.", "rung", self.stats.rungs)
         yield from self._of_shared_pool(self.stats.memory)
+        yield from self._of_cpu_buffer(self.stats.buffer)
 
     def _gauges(self, stats: Stats) -> Iterator[Metric]:
         gauge = self._gauge
@@ -134,6 +135,18 @@ class InstanceCollector(Collector):
         yield self._by_label("memory_chunks", text, "state", states, GaugeMetricFamily)
         text = "Chunks that changed owner or were mapped, by what happened."
         yield self._by_label("memory_chunk_moves", text, "move", moves)
+
+    def _of_cpu_buffer(self, buffer: dict[str, int]) -> Iterator[Metric]:
+        """Who is in host memory, and what went there and back; no samples without a buffer."""
+        if not buffer:
+            return
+        used = buffer["used_large_pages"]
+        states = {"used": used, "empty": buffer["large_pages"] - used}
+        text = "Large pages of the CPU buffer, by state."
+        yield self._by_label("cpu_buffer_large_pages", text, "state", states, GaugeMetricFamily)
+        yield self._gauge("cpu_buffer_requests", "Requests in the buffer.", buffer["holders"])
+        moved = {"out": buffer["out_bytes"], "in": buffer["in_bytes"]}
+        yield self._by_label("cpu_buffer_bytes", "Bytes copied, by way.", "way", moved)
 
     def _of_sizes(self, stats: Stats) -> Iterator[Metric]:
         """Sizes that never change, as labels of a 1; vLLM's labels for one page size tell the

@@ -49,6 +49,7 @@ def memory_page(
             "groups": [_group(group) for group in stats.groups],
         },
         "moves": moves_by_kind(stats.memory),
+        "cpu_buffer": stats.buffer,
         "rungs": stats.rungs,
         "requests": {"running": stats.running, "waiting": stats.waiting},
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from kvell.clock import VirtualClock
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Entry, Warmed
+from kvell.engine.lateness import Lateness
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, Stats, Submit
@@ -107,6 +108,8 @@ class _Again:
             self._note(self.engine.commit(entry))
         elif isinstance(entry, Warmed):
             self.engine.warm(entry.chunks)
+        elif isinstance(entry, Lateness):
+            self.engine.note(entry)
         else:
             self._plan()
 

@@ -16,12 +16,15 @@ from typing import Any
 from kvell.clock import Clock, VirtualClock
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, JournaledCore
+from kvell.engine.lateness import LatenessWatch
 from kvell.engine.limits import Limits
+from kvell.engine.parking import Parking
 from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Event, Finished, Submit, Tokens
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.scheduler import MAX_HELD_BACK
 from kvell.engine.step_memory import StepMemory
+from kvell.engine.swapping import Swapping
 from kvell.memory import LayerSpec, MemoryCore
 from kvell.pages.snapshot import PoolTotals
 from kvell.simulator.metered import MeteredCore
@@ -76,6 +79,9 @@ class Replay:
     :param images_in_text: whether an image's tokens are tokens of the prompt.
     :param acceptance: how good the guesses are, if ``limits`` allow any.
     :param memory: makes what shares the pool with activations, over the core it is given.
+    :param swapping: makes the CPU buffer, over the core it is given.
+    :param parking: makes what lets prompts go ahead of decodes, over core and buffer.
+    :param lateness: tells the engine who is late, if given.
     """
 
     def __init__(
@@ -94,6 +100,9 @@ class Replay:
         images_in_text: bool = True,
         acceptance: Acceptance | None = None,
         memory: Callable[[MemoryCore], StepMemory] | None = None,
+        swapping: Callable[[MemoryCore], Swapping] | None = None,
+        parking: Callable[[MemoryCore, Swapping], Parking] | None = None,
+        lateness: LatenessWatch | None = None,
     ) -> None:
         self._placed = [placed(row, images_in_text) for row in rows]
         self.requests = [
@@ -105,9 +114,16 @@ class Replay:
         self._memory = MeteredCore(core)
         self._memory.on_advanced = self._look
         self._meter = MemoryMeter(core.layout, layers)
+        buffer = swapping and swapping(self._memory)
         self._engine = EngineCore(
-            self._memory, limits, frozenset(), memory=memory and memory(self._memory)
+            self._memory,
+            limits,
+            frozenset(),
+            memory=memory and memory(self._memory),
+            swapping=buffer,
+            parking=parking(self._memory, buffer) if parking and buffer else None,
         )
+        self._lateness = lateness
         self._journaled = JournaledCore(self._engine, journal)
         self._prompts = PromptMaker(rows, images_in_text)
         self._runner = TraceRunner(self._prompts, acceptance)
@@ -174,6 +190,7 @@ class Replay:
             "max_running": self._engine.max_running,
             "max_model_len": self._engine.limits.max_model_len,
             "rungs": stats.rungs,
+            "cpu_buffer": stats.buffer,
             "groups": groups,
         }
 
@@ -203,7 +220,9 @@ class Replay:
 
     def _submit(self, index: int) -> None:
         row, place = self._rows[index], self._placed[index]
-        self.requests[index].came_seconds = self._pending.came_seconds(index)
+        came_seconds = self.requests[index].came_seconds = self._pending.came_seconds(index)
+        if self._lateness is not None:
+            self._lateness.submitted(RequestId(str(index)), came_seconds)
         sampling = SamplingParams(
             temperature=0,
             max_tokens=row.output_tokens,
@@ -228,7 +247,10 @@ class Replay:
         self._counts["scheduled"] += len(plan.work)
         self._counts["short_of_memory"] += self._is_short_of_memory(plan)
         self.clock.advance(self._machine.step_seconds(plan))
-        self._note(plan.step, self._journaled.commit(self._runner.run(plan)))
+        events = self._journaled.commit(self._runner.run(plan))
+        self._note(plan.step, events)
+        if self._lateness is not None:
+            self._journaled.note(self._lateness.step(events, self.clock.now_seconds()))
 
     def _is_short_of_memory(self, plan: StepPlan) -> bool:
         """Does somebody wait although the step had tokens and a seat left?

@@ -1,0 +1,157 @@
+"""Prompts ahead of decodes: who gives way, who comes back, and that answers stay the same."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from kvell.engine.core import EngineCore
+from kvell.engine.journal import Journal, replay
+from kvell.engine.lateness import Lateness
+from kvell.engine.parking import Parking
+from kvell.engine.plan import StepPlan
+from kvell.engine.protocol import Cancel
+from kvell.engine.swapping import Swapping
+from kvell.vocabulary import RequestId
+from tests.engine.swapping import AtRandom, swapping_core
+from tests.engine.test_engine_swapping import SMALL, Losing, Run, SwappingMachine
+from tests.engine.traffic import limits
+from tests.engine.virtual_model import expected_output
+
+PROMPTS = [[(7 * n + i) % 50 for i in range(16)] for n in range(6)]
+TOKENS = 14
+
+
+def core_of(ahead: int | None, num_large: int = 40) -> EngineCore:
+    return swapping_core(SMALL, limits(batched=32, seats=6, max_len=40), num_large, ahead=ahead)
+
+
+def parking_of(core: EngineCore) -> Parking:
+    parking = core._scheduler.parking
+    assert parking is not None
+    return parking
+
+
+def started(ahead: int | None, num_large: int = 40, journal: Journal | None = None) -> Run:
+    """Six prompts, of which the pool holds two or three."""
+    run = Run(core_of(ahead, num_large), journal)
+    for number, prompt in enumerate(PROMPTS):
+        run.submit(f"q{number}", prompt, TOKENS)
+    return run
+
+
+def first_tokens(run: Run) -> list[int]:
+    """For each request, the step that brought its first token."""
+    steps: dict[str, int] = {}
+    while run.core.has_work:
+        plan = run.step()
+        for name in run.outputs:
+            steps.setdefault(name, plan.step)
+    return [steps[f"q{n}"] for n in range(len(PROMPTS))]
+
+
+def test_first_tokens_come_sooner_and_answers_are_the_same() -> None:
+    ahead, behind = started(40), started(None)
+    soon, late = first_tokens(ahead), first_tokens(behind)
+    assert max(soon) < max(late) / 2
+    for number, prompt in enumerate(PROMPTS):
+        assert ahead.outputs[f"q{number}"] == expected_output(prompt, TOKENS)
+    assert parking_of(ahead.core).count > 0
+    assert not parking_of(ahead.core).sizes.held
+
+
+def test_no_token_is_computed_twice() -> None:
+    run = started(40)
+    run.to_the_end()
+    once = sum(len(prompt) + TOKENS - 1 for prompt in PROMPTS)
+    assert run.model.tokens_computed == once
+
+
+def test_who_was_admitted_last_and_decodes_gives_way() -> None:
+    run = started(40)
+    running: list[str] = []
+    plan = run.step()
+    while not plan.parked:
+        running = [r.request_id for r in run.core._scheduler.running if r.is_decoding]
+        plan = run.step()
+    assert list(plan.parked) == [*reversed(running)][: len(plan.parked)]
+    assert plan.admitted
+    assert not set(plan.parked) & {work.request_id for work in plan.work}
+
+
+def test_the_logical_size_bounds_who_may_go() -> None:
+    run = started(0)
+    first_tokens(run)
+    assert parking_of(run.core).count == 0
+
+
+def test_lateness_moves_the_logical_size() -> None:
+    core = core_of(1)
+    sizes = parking_of(core).sizes
+    for _ in range(3):
+        core.note(Lateness(ttft_late=True, tpot_late=False))
+    assert sizes.logical_chunks == 2
+    for _ in range(3):
+        core.note(Lateness(ttft_late=True, tpot_late=True))
+    assert sizes.logical_chunks == 1
+    core_without = swapping_core(SMALL, limits(), 4)
+    core_without.note(Lateness(ttft_late=True, tpot_late=False))  # nobody asks
+
+
+def test_a_full_buffer_parks_nobody() -> None:
+    run = started(40, num_large=1)
+    first_tokens(run)
+    assert parking_of(run.core).count == 0
+
+
+def test_who_is_cancelled_while_parked_leaves_nothing() -> None:
+    run = started(40)
+    while not (plan := run.step()).parked:
+        pass
+    waiting = run.core.num_waiting()
+    run.told.tell(Cancel(RequestId(plan.parked[0])))
+    assert run.core.num_waiting() == waiting - 1
+    run.to_the_end()
+    assert not parking_of(run.core).sizes.held
+
+
+def test_a_journal_with_lateness_replays_to_equal_plans() -> None:
+    journal = Journal()
+    run = started(1, journal=journal)
+    while run.core.has_work:
+        run.step()
+        run.told.note(Lateness(ttft_late=run.core.step % 5 != 0, tpot_late=run.core.step % 11 == 0))
+    assert any(plan.parked for plan in run.plans)
+    assert replay(journal.entries, core_of(1)) == run.plans
+
+
+class ParkingMachine(SwappingMachine):
+    """Random traffic, random lateness, a buffer that is short: the same answers."""
+
+    def fresh(self) -> EngineCore:
+        some = self.layout.num_large_pages * 7 + self.limits.max_num_seqs
+        make = Losing if some % 2 else Swapping
+        return swapping_core(
+            self.layout,
+            self.limits,
+            some % 31,
+            AtRandom(some),
+            make=make,
+            ahead=1 + some % 17,
+        )
+
+    @rule(ttft_late=st.booleans(), tpot_late=st.booleans(), times=st.integers(1, 4))
+    def late(self, ttft_late: bool, tpot_late: bool, times: int) -> None:
+        for _ in range(times):
+            self.engine.note(Lateness(ttft_late, tpot_late))
+
+    def check_plan(self, plan: StepPlan) -> None:
+        super().check_plan(plan)
+        parking = parking_of(self.engine.core)
+        assert len(parking.sizes.held) == len(parking.parked)
+        assert not {work.request_id for work in plan.work}.intersection(plan.parked)
+
+
+TestParkingMachine = ParkingMachine.TestCase
+TestParkingMachine.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
