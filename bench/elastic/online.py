@@ -6,8 +6,7 @@ See README.md beside this file.
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +97,10 @@ SIDES = (
     Side("buffer only", buffer_gib=64),
     Side("intra only", shares=True),
     Side("both", shares=True, buffer_gib=64),
-    Side("both, swap only", shares=True, buffer_gib=64, ahead=False),
     Side("both, fixed size", shares=True, buffer_gib=64, fixed=True),
+    Side("both, chunks of 2,048", shares=True, buffer_gib=64, batched_tokens=2_048),
 )
-"""Ours are the last two; the third and the fourth are the ablation."""
+"""The third and the fourth are the ablation; with a fixed size Algorithm 2 has no say."""
 
 
 @dataclass(frozen=True)
@@ -205,21 +204,20 @@ def run(bench: Bench, side: Side, rate: float) -> dict[str, Any]:
     }
 
 
-def goodput(bench: Bench, side: Side) -> tuple[float, list[dict[str, Any]]]:
-    """The highest of the case's rates that the side keeps up with, and the runs that tell.
+def goodput(bench: Bench, side: Side, rates: Sequence[float]) -> tuple[float, list[dict[str, Any]]]:
+    """The highest of the rates that the side keeps up with (0: none), and the runs that tell.
 
-    Rates are halved in, so a side is looked at four times.
+    Rates are halved in, so of twelve a side is looked at four times at most.
     """
-    at = cache(lambda index: run(bench, side, bench.case.rates[index]))
-    low, high, seen = -1, len(bench.case.rates), []
+    low, high, seen = -1, len(rates), list[dict[str, Any]]()
     while high - low > 1:
         middle = (low + high) // 2
-        seen.append(at(middle))
+        seen.append(run(bench, side, rates[middle]))
         if seen[-1]["slo_attainment"] >= ATTAINMENT:
             low = middle
         else:
             high = middle
-    return (bench.case.rates[low] if low >= 0 else 0.0), sorted(seen, key=lambda s: s["rate"])
+    return (rates[low] if low >= 0 else 0.0), sorted(seen, key=lambda s: s["rate"])
 
 
 def make_bench(case: Case, hardware: str, link: str) -> Bench:
@@ -242,7 +240,8 @@ def line(side: Side, best: float, seen: dict[str, Any]) -> str:
     return (
         f"  {side.name:22} goodput {best:6.3f}/s; at {seen['rate']:.3f}/s TTFT "
         f"{ttft['mean']:8.2f} s (p90 {ttft['p90']:8.2f}), TPOT {1e3 * tpot['mean']:6.1f} ms, "
-        f"batch {seen['batch_mean']:5.1f}, {seen['preemptions']} preemptions"
+        f"batch {seen['batch_mean']:5.1f}, {seen['preemptions']} preemptions, "
+        f"{100 * seen['slo_attainment']:.0f} % in time"
     )
 
 
@@ -252,6 +251,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hardware", default="a100-80", help="a profile's name")
     parser.add_argument("--link", default="pcie-4", help="to the host's memory, by name")
     parser.add_argument("--case", type=int, nargs="+", help="only these, by number from 0")
+    parser.add_argument("--requests", type=int, help="of every case, if not its own number")
     parser.add_argument("--rate", type=float, help="all sides at this rate, and no search")
     parser.add_argument("--side", type=int, nargs="+", help="only these, by number from 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
@@ -262,7 +262,8 @@ def main() -> None:
     """Prints every side of every case."""
     args = arguments()
     found = []
-    for case in [CASES[n] for n in args.case] if args.case else CASES:
+    for named in [CASES[n] for n in args.case] if args.case else CASES:
+        case = replace(named, requests=args.requests or named.requests)
         bench = make_bench(case, args.hardware, args.link)
         asked = bench.objectives()
         print(
@@ -272,7 +273,7 @@ def main() -> None:
         )
         sides = []
         for side in [SIDES[n] for n in args.side] if args.side else SIDES:
-            best, runs = (0.0, [run(bench, side, args.rate)]) if args.rate else goodput(bench, side)
+            best, runs = goodput(bench, side, (args.rate,) if args.rate else case.rates)
             print(line(side, best, max(runs, key=lambda r: r["rate"])), flush=True)
             sides.append({"side": asdict(side), "goodput": best, "runs": runs})
         found.append({"case": asdict(case), "objectives": asdict(asked), "sides": sides})

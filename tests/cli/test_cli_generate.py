@@ -146,6 +146,13 @@ class TestEngineFlags:
         kvell("generate", "--prompt", "x", "--memory", "2GiB", "--kv-memory", "1GiB")
         assert (model.settings.memory_bytes, model.settings.kv_memory_bytes) == (2 << 30, 1 << 30)
 
+    def test_a_buffer_of_host_memory_is_as_large_as_said(self, kvell: Kvell, model: Any) -> None:
+        kvell("generate", "--prompt", "x", "--cpu-buffer", "3GiB")
+        assert model.settings.cpu_buffer_bytes == 3 << 30
+        assert "--cpu-buffer" in model.settings.flags()
+        kvell("generate", "--prompt", "x")
+        assert model.settings.cpu_buffer_bytes is None
+
     def test_a_gpu_gets_no_default_from_host_memory(self, kvell: Kvell, model: Any) -> None:
         kvell("generate", "--prompt", "x", "--device", "cuda")
         assert model.settings.kv_memory_bytes is None

@@ -9,6 +9,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol import Tokens
 from kvell.engine.step_memory import RigidMemory
 from kvell.engine.swapping import Swapping
+from kvell.errors import ChangeSomething
 from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import MIB
 from tests.engine.swapping import Always
@@ -78,6 +79,32 @@ def test_tokens_are_exact_while_it_guesses_too(architecture: str) -> None:
     swapping = force(served.engine, 2)
     assert outputs(served) == expected
     assert swapping.rungs["swap_in"] > 2
+
+
+def test_the_contract_counts_the_buffer_in_whole_large_pages() -> None:
+    with_one = Served("Gemma3ForCausalLM", cpu_buffer_bytes=8 * MIB + 5).engine.contract
+    without = Served("Gemma3ForCausalLM").engine.contract
+    assert (
+        with_one.cpu_buffer_bytes
+        == 8 * MIB // with_one.large_page_bytes * with_one.large_page_bytes
+    )
+    assert with_one.contract_bytes == without.contract_bytes + with_one.cpu_buffer_bytes
+    assert any("CPU buffer" in line for line in with_one.lines())
+    assert not any("CPU buffer" in line for line in without.lines())
+    assert without.parts()["cpu_buffer_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "problem", "remedy"),
+    [(5, "less than a large page", "at least --cpu-buffer"), (1 << 60, "free", "at most")],
+)
+def test_a_buffer_that_cannot_be_is_refused_by_name(
+    size_bytes: int, problem: str, remedy: str
+) -> None:
+    with pytest.raises(ChangeSomething, match=problem) as refused:
+        Served("Gemma3ForCausalLM", cpu_buffer_bytes=size_bytes)
+    assert refused.value.field == "--cpu-buffer"
+    assert remedy in refused.value.remedy
 
 
 @pytest.mark.parametrize("architecture", ["JambaForCausalLM", "Gemma3ForCausalLM"])

@@ -24,6 +24,7 @@ STATS = Stats(
         "stale_positions": 9,
         "mapped": 11,
     },
+    buffer={"holders": 3},
 )
 
 
@@ -39,6 +40,7 @@ def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
     assert page["pool"]["chunks"] == {"kv": 30, "activation_idle": 2, "activation_used": 1}
     assert (page["pool"]["withheld_large_pages"], page["pool"]["largest_step_chunks"]) == (5, 3)
     assert page["moves"] == {"mapped": 11}
+    assert page["cpu_buffer"] == {"holders": 3}
     assert page["rungs"] == {"inflate": 4}
     assert page["pool"]["groups"][0]["used_pages"] == 1
     assert page["requests"] == {"running": 2, "waiting": 3}

@@ -216,6 +216,19 @@ def test_the_text_format_carries_every_series_of_the_stats() -> None:
     assert "# TYPE kvell:num_preemptions_total counter" in text
 
 
+def test_a_cpu_buffer_says_what_went_out_and_came_in() -> None:
+    metrics = ServerMetrics("m")
+    metrics.instance.stats = STATS
+    assert sample(metrics, "cpu_buffer_requests") is None, "there is none"
+    buffer = {"large_pages": 9, "used_large_pages": 4, "holders": 2, "out_bytes": 70, "in_bytes": 5}
+    metrics.instance.stats = dataclasses.replace(STATS, buffer=buffer)
+    assert sample(metrics, "cpu_buffer_large_pages", state="used") == 4
+    assert sample(metrics, "cpu_buffer_large_pages", state="empty") == 5
+    assert sample(metrics, "cpu_buffer_requests") == 2
+    assert sample(metrics, "cpu_buffer_bytes_total", way="out") == 70
+    assert sample(metrics, "cpu_buffer_bytes_total", way="in") == 5
+
+
 def test_a_shared_pool_says_who_has_its_chunks() -> None:
     metrics = ServerMetrics("m")
     metrics.instance.stats = STATS

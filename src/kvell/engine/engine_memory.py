@@ -72,7 +72,8 @@ def cpu_buffer_of(
     swapping = Swapping(core, PageBuffer(layout.groups, count), rule_of_weights(weights, device))
     if device == "cuda":
         return CpuBuffer(swapping, torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True))
-    return CpuBuffer(swapping, host_pool(HostPool(size_bytes, "--cpu-buffer").buffer()))
+    pool = HostPool(size_bytes, "--cpu-buffer")
+    return CpuBuffer(swapping, host_pool(pool.buffer())[:size_bytes])
 
 
 def _check_available(size_bytes: int) -> None:
