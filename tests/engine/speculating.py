@@ -103,6 +103,7 @@ def served(
     kv_bytes: int = 8 * MIB,
     batched: int = 256,
     shortest: int = 1,
+    cpu_buffer_bytes: int | None = None,
 ) -> Served:
     options = EngineOptions(
         kv_bytes,
@@ -111,6 +112,7 @@ def served(
         num_speculative_tokens=guesses,
         prompt_lookup_min=shortest,
         prompt_lookup_max=max(3, shortest),
+        cpu_buffer_bytes=cpu_buffer_bytes,
     )
     drafter = None if draft is None else model_of(draft)
     run = Served(build_engine(model_of(module), "tiny", options, draft=drafter))

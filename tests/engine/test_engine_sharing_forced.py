@@ -1,6 +1,7 @@
 """Chunks forced to and fro at random, and mappings refused: tokens stay exact, nothing is left."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from kvell.engine.step_memory import SharedMemory
 from kvell.errors import TryLater
 from kvell.memory import MemoryCore, create_core
 from kvell.vocabulary import MIB, StepNumber
+from tests.engine.swapping import Always
 from tests.engine.test_engine_sharing import (
     Watched,
     answers,
@@ -140,3 +142,40 @@ def test_a_forced_journal_replays_to_equal_plans(
     forced = Forced(core, shared.elastic, engine._activations, 4)
     again = EngineCore(core, engine.core.limits, frozenset(), memory=forced)
     assert replay(journal.entries, again) == watched.plans
+
+
+class Preempting(Forced):
+    """And refuses decodes their memory, so that the youngest goes to the CPU buffer."""
+
+    def before_decodes(self, lengths: Sequence[int]) -> bool:
+        return super().before_decodes(lengths) and self._draw.random() > 0.2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tokens_are_exact_while_requests_are_swapped_and_the_device_refuses(
+    module: torch.nn.Module,
+    asked: list[list[int]],
+    expected: dict[str, list[int]],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_over(module, roomy(module, 14, cpu_buffer_bytes=32 * MIB))
+    scheduler = engine.core._scheduler
+    forced = Preempting(engine.core.memory, elastic_of(engine), engine._activations, seed)
+    device: Any = forced.memory.device
+    draw, map_really = random.Random(seed), device.map
+
+    def refusing_map(area: AddressRange, positions: Ints, chunks: Ints) -> None:
+        if draw.random() < 0.3:
+            raise TryLater("device: injected")
+        map_really(area, positions, chunks)
+
+    monkeypatch.setattr(device, "map", refusing_map)
+    scheduler.memory = forced
+    assert scheduler.swapping is not None
+    monkeypatch.setattr(scheduler.swapping, "_rule", Always())
+    assert answers(engine, asked) == expected
+    assert engine.core.stats().rungs["swap_in"] > 3
+    assert_nothing_left(engine)
+    scheduler.swapping.begin()
+    assert scheduler.swapping.buffer.used_large == 0

@@ -47,25 +47,25 @@ def force(engine: Engine, seed: int) -> Swapping:
     return swapping
 
 
-def outputs(served: Served) -> dict[str, list[int]]:
+def outputs(run: Served) -> dict[str, list[int]]:
     """Tokens of every request, however many a step brings; the memory is audited."""
-    engine, tokens = served.engine, dict[str, list[int]]()
+    engine, tokens = run.engine, dict[str, list[int]]()
     for number, prompt in enumerate(PROMPTS):
-        served.submit(str(number), prompt, 14)
+        run.submit(str(number), prompt, 14)
     while engine.has_work():
         for event in engine.step():
             if isinstance(event, Tokens):
                 tokens.setdefault(event.request_id, []).extend(event.token_ids)
-        assert audit(served.layout, engine.core.memory.snapshot()) == []
+        assert audit(run.layout, engine.core.memory.snapshot()) == []
     return tokens
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_are_those_of_who_was_never_preempted(architecture: str) -> None:
     expected = outputs(Served(architecture, batched=64))
-    served = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
-    swapping = force(served.engine, 1)
-    assert outputs(served) == expected
+    run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
+    swapping = force(run.engine, 1)
+    assert outputs(run) == expected
     assert swapping.rungs["swap_in"] > 4
     assert swapping.buffer.counts.in_bytes > 0
     swapping.begin()
@@ -75,9 +75,9 @@ def test_tokens_are_those_of_who_was_never_preempted(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["JambaForCausalLM", "Gemma3ForCausalLM"])
 def test_tokens_are_exact_while_it_guesses_too(architecture: str) -> None:
     expected = outputs(Served(architecture, batched=64))
-    served = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB, num_speculative_tokens=3)
-    swapping = force(served.engine, 2)
-    assert outputs(served) == expected
+    run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB, num_speculative_tokens=3)
+    swapping = force(run.engine, 2)
+    assert outputs(run) == expected
     assert swapping.rungs["swap_in"] > 2
 
 
@@ -111,9 +111,9 @@ def test_a_buffer_that_cannot_be_is_refused_by_name(
 def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
     """What comes back is read: the equality can fail."""
     expected = outputs(Served(architecture, batched=64))
-    served = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
-    force(served.engine, 1)
-    pages = served.engine.runner._pages  # type: ignore[attr-defined]
+    run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
+    force(run.engine, 1)
+    pages = run.engine.runner._pages  # type: ignore[attr-defined]
     fetch = pages.fetch
 
     def damaged(rows: object) -> None:
@@ -121,4 +121,4 @@ def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
         fetch(rows)
 
     pages.fetch = damaged
-    assert outputs(served) != expected
+    assert outputs(run) != expected
