@@ -25,6 +25,7 @@ from kvell.elastic.tiling import Tiling
 from kvell.engine.lateness import LatenessWatch
 from kvell.engine.limits import Limits
 from kvell.engine.parking import Parking
+from kvell.engine.scheduler import INITIAL_EXPECTED_OUTPUT
 from kvell.engine.step_memory import SharedMemory
 from kvell.engine.swapping import Swapping
 from kvell.load.arrivals import retimed
@@ -192,7 +193,9 @@ def run(bench: Bench, side: Side, rate: float) -> dict[str, Any]:
         memory=share,
         swapping=swap if side.buffer_gib else None,
         parking=park if side.ahead else None,
-        lateness=LatenessWatch(EARLY * asked.ttft_seconds, EARLY * asked.tpot_seconds)
+        lateness=LatenessWatch(
+            EARLY * asked.ttft_seconds, EARLY * asked.tpot_seconds, INITIAL_EXPECTED_OUTPUT
+        )
         if side.buffer_gib
         else None,
     )

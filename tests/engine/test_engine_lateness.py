@@ -37,6 +37,14 @@ def test_answers_are_slow_on_average_and_while_nothing_comes() -> None:
     assert late.step([], 4.1) == Lateness(False, True)
 
 
+def test_an_answer_of_many_tokens_may_wait_for_its_second() -> None:
+    late = LatenessWatch(5.0, 1.0, expected_tokens=10)
+    late.submitted(A, 0.0)
+    late.step([token(A)], 1.0)
+    assert late.step([], 11.0) == Lateness(False, False)
+    assert late.step([], 11.1) == Lateness(False, True)
+
+
 def test_who_is_over_is_late_no_more() -> None:
     late = watch()
     late.submitted(B, 0.0)

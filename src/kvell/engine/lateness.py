@@ -32,10 +32,13 @@ class LatenessWatch:
 
     :param ttft_seconds: from submission to the first token, at most.
     :param tpot_seconds: between tokens, on average, at most.
+    :param expected_tokens: an answer is taken to have at least so many: who waits after its first
+        token may still keep to the mean.
     """
 
-    def __init__(self, ttft_seconds: float, tpot_seconds: float) -> None:
+    def __init__(self, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1) -> None:
         self._ttft_seconds, self._tpot_seconds = ttft_seconds, tpot_seconds
+        self._expected_tokens = expected_tokens
         self._seen: dict[RequestId, _Seen] = {}
 
     def submitted(self, request_id: RequestId, now_seconds: float) -> None:
@@ -66,4 +69,5 @@ class LatenessWatch:
     def _is_slow(self, seen: _Seen, now_seconds: float) -> bool:
         if seen.first is None:
             return False
-        return now_seconds - seen.first > seen.tokens * self._tpot_seconds
+        tokens = max(seen.tokens, self._expected_tokens)
+        return now_seconds - seen.first > tokens * self._tpot_seconds
