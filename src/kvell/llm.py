@@ -99,6 +99,8 @@ class LLM:
         occurred before.
     :param enforce_eager: run transformers' own code layer by layer, although the model has a
         lean pass (dense models in float32 or bfloat16 on a CPU); slower, as exact.
+    :param async_scheduling: plan a step while the one before runs, where the model allows it;
+        answers stay the same.
     :param cache_dir: where the packaged model is kept once converted.
     :param journal: written with every input of the engine, if given.
     :param incarnation: counts the restarts of a served instance.
@@ -127,6 +129,7 @@ class LLM:
         prompt_lookup_max: int = 5,
         prompt_lookup_min: int = 2,
         enforce_eager: bool = False,
+        async_scheduling: bool = False,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         journal: Journal | None = None,
@@ -169,6 +172,7 @@ class LLM:
                 prompt_lookup_min=prompt_lookup_min,
                 memory_bytes=memory_bytes,
                 cpu_buffer_bytes=cpu_buffer_bytes,
+                async_scheduling=async_scheduling,
             ),
             self.tokenizer.eos_token_ids,
             journal,

@@ -1,5 +1,7 @@
 """The engine core under random traffic: every answer right, every step audited."""
 
+from collections import deque
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from kvell.memory import longest_request
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.vocabulary import RequestId
-from tests.engine.conftest import make_engine_core, make_submit
+from tests.engine.conftest import EOS, make_engine_core, make_submit
 from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output
 from tests.pages.pools import group, pool_of
 
@@ -22,6 +24,7 @@ from tests.pages.pools import group, pool_of
 class EngineMachine(RuleBasedStateMachine):
     """Submit, cancel, step; small pools, shared prefixes, cancels in flight."""
 
+    depth = 0
     common_pool = False
     words = VOCAB
     num_speculative_tokens = 0
@@ -49,6 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=50,
             min_chunk_tokens=4,
             max_prefix_wait_steps=5,
+            depth=self.depth,
             common_pool=self.common_pool,
             common_pool_chunk_tokens=4,
             common_pool_share=0.6,
@@ -61,9 +65,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = JournaledCore(self.fresh(), self.journal)
         self.model = VirtualModel(self.layout, words=self.words)
         self.prompts: dict[str, tuple[list[int], int]] = {}
+        self.ends_early: set[str] = set()
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, Finished] = {}
         self.plans: list[StepPlan] = []
+        self.in_flight: deque[StepPlan] = deque()
         self.count = 0
 
     def fresh(self) -> EngineCore:
@@ -76,9 +82,16 @@ class EngineMachine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 49), max_size=6),
         max_tokens=st.integers(1, 25),
         salted=st.booleans(),
+        ends_early=st.booleans(),
     )
     def submit(
-        self, family: int, length: int, tail: list[int], max_tokens: int, salted: bool
+        self,
+        family: int,
+        length: int,
+        tail: list[int],
+        max_tokens: int,
+        salted: bool,
+        ends_early: bool,
     ) -> None:
         prompt = [(family * 7 + i * i) % 50 for i in range(length)] + tail
         name = f"q{self.count}"
@@ -86,15 +99,31 @@ class EngineMachine(RuleBasedStateMachine):
         self.prompts[name] = (prompt, max_tokens)
         self.outputs[name] = []
         salt = "s" if salted else ""
-        self.take(self.engine.tell(make_submit(name, prompt, max_tokens, salt=salt)))
+        if ends_early:
+            self.ends_early.add(name)
+        command = make_submit(name, prompt, max_tokens, salt=salt, ignore_eos=not ends_early)
+        self.take(self.engine.tell(command))
 
     @rule()
     def step(self) -> None:
-        if not self.engine.core.has_work:
-            return
-        plan = self.engine.plan()
-        self.check_plan(plan)
-        self.take(self.engine.commit(self.model.run(plan)))
+        if self.engine.core.has_work:
+            self.plan_ahead()
+            self.commit()
+
+    @rule()
+    def plan_ahead(self) -> None:
+        """As many steps as may be in flight at once."""
+        while self.engine.core.may_plan:
+            plan = self.engine.plan()
+            self.check_plan(plan)
+            self.in_flight.append(plan)
+        assert len(self.in_flight) <= self.depth + 1
+
+    @rule()
+    def commit(self) -> None:
+        """Of the oldest step in flight; it may run as late as now."""
+        if self.in_flight:
+            self.take(self.engine.commit(self.model.run(self.in_flight.popleft())))
 
     @rule(pick=st.integers(0, 99), in_flight=st.booleans())
     def cancel(self, pick: int, in_flight: bool) -> None:
@@ -102,19 +131,17 @@ class EngineMachine(RuleBasedStateMachine):
         if not names:
             return
         command = Cancel(RequestId(names[pick % len(names)]))
-        if not in_flight or not self.engine.core.has_work:
-            self.take(self.engine.tell(command))
-            return
-        plan = self.engine.plan()
-        self.check_plan(plan)
-        events = self.engine.tell(command)
-        self.take(events)
-        self.take(self.engine.commit(self.model.run(plan)))
+        if in_flight:
+            self.plan_ahead()
+        self.take(self.engine.tell(command))
+        if in_flight:
+            self.commit()
 
     def check_plan(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
-        assert plan.work or plan.preempted, "a step with work to do does none"
+        must_work = not self.in_flight and not plan.preempted
+        assert plan.work or not must_work, "a step with work to do does none"
         assert len({work.request_id for work in plan.work}) == len(plan.work)
         assert not (plan.preempted and plan.admitted)
         guesses = [work.proposed for work in plan.work]
@@ -140,6 +167,9 @@ class EngineMachine(RuleBasedStateMachine):
         prompt, max_tokens = self.prompts[event.request_id]
         output = self.outputs[event.request_id]
         assert output == expected_output(prompt, len(output), self.words)
+        if event.request_id in self.ends_early:
+            assert EOS not in output[:-1]
+            assert (output[-1:] == [EOS]) == (event.reason == "stop")
         if event.reason == "length":
             room = self.limits.max_model_len - len(prompt)
             assert len(output) == min(max_tokens, room)
@@ -177,6 +207,16 @@ TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = FEW
 
 
+class OverlappingMachine(EngineMachine):
+    """Steps are planned while the one before runs: the same answers."""
+
+    depth = 1
+
+
+TestOverlappingMachine = OverlappingMachine.TestCase
+TestOverlappingMachine.settings = FEW
+
+
 class CommonPoolMachine(EngineMachine):
     """With shared prefixes protected: nobody starves of it, and every lease ends."""
 
@@ -185,6 +225,16 @@ class CommonPoolMachine(EngineMachine):
 
 TestCommonPoolMachine = CommonPoolMachine.TestCase
 TestCommonPoolMachine.settings = FEW
+
+
+class OverlappingCommonPoolMachine(CommonPoolMachine):
+    """Both."""
+
+    depth = 1
+
+
+TestOverlappingCommonPoolMachine = OverlappingCommonPoolMachine.TestCase
+TestOverlappingCommonPoolMachine.settings = FEW
 
 
 class SpeculatingMachine(EngineMachine):
@@ -240,3 +290,19 @@ class LongCommonPoolMachine(CommonPoolMachine):
 
 TestCommonPoolMachineLong = pytest.mark.long(LongCommonPoolMachine.TestCase)
 TestCommonPoolMachineLong.settings = settings(FEW, max_examples=1500)
+
+
+class LongOverlappingMachine(OverlappingMachine):
+    """The same for minutes."""
+
+
+TestOverlappingMachineLong = pytest.mark.long(LongOverlappingMachine.TestCase)
+TestOverlappingMachineLong.settings = settings(FEW, max_examples=1500)
+
+
+class LongOverlappingCommonPoolMachine(OverlappingCommonPoolMachine):
+    """The same for minutes."""
+
+
+TestOverlappingCommonPoolMachineLong = pytest.mark.long(LongOverlappingCommonPoolMachine.TestCase)
+TestOverlappingCommonPoolMachineLong.settings = settings(FEW, max_examples=1500)

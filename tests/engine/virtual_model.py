@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.batching import GroupArrays, PageTables
+from kvell.engine.drawn import DrawnBefore
 from kvell.engine.plan import TO_DRAFT, StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
 from kvell.pages.layout import GroupSpec, Layout
@@ -63,6 +64,7 @@ class VirtualModel:
         self._buffer: dict[tuple[int, int], Page] = {}
         self._digests: dict[int, list[int]] = {}
         self._guessed: list[TokenWork] = []
+        self._before = DrawnBefore()
         self.tokens_computed = 0
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -76,6 +78,7 @@ class VirtualModel:
             memory[copy.target] = memory[copy.source]
         for handle in plan.released:
             self._digests.pop(handle, None)
+        plan = self._before.filled(plan)
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]
         sampled = [self._compute(i, work, arrays) for i, work in enumerate(plan.work)]
         self.tokens_computed += plan.num_tokens
@@ -83,6 +86,7 @@ class VirtualModel:
         self._guessed.clear()
         result = verified(plan, [token for tokens in sampled for token in tokens])
         self._forget_wrong_guesses(plan, result)
+        self._before.note(plan, result)
         return result
 
     def _forget_wrong_guesses(self, plan: StepPlan, result: StepResult) -> None:

@@ -199,6 +199,12 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     ),
     _number("--prompt-lookup-max", 5, "Longest end of the text to look up for a guess."),
     _number("--prompt-lookup-min", 2, "Shortest one."),
+    click.option(
+        "--async-scheduling/--no-async-scheduling",
+        default=False,
+        show_default=True,
+        help="Plan a step while the one before runs, where the model allows it.",
+    ),
     manager_option,
     debug_option,
 )

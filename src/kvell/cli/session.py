@@ -33,6 +33,7 @@ class EngineSettings:
     beside: tuple[str, ...] = ()
     memory_bytes: int | None = None
     cpu_buffer_bytes: int | None = None
+    async_scheduling: bool = False
 
     def flags(self) -> list[str]:
         """The command line that gives these settings again."""
@@ -54,9 +55,10 @@ class EngineSettings:
             "--prompt-lookup-max": self.prompt_lookup_max,
             "--prompt-lookup-min": self.prompt_lookup_min,
         }
+        switches = ["--async-scheduling" if self.async_scheduling else "--no-async-scheduling"]
         models = [("--model", model) for model in (self.model, *self.beside)]
         pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
-        return [word for pair in (*models, *pairs) for word in pair]
+        return [*(word for pair in (*models, *pairs) for word in pair), *switches]
 
 
 class Contract(Protocol):
@@ -135,6 +137,7 @@ def open_model(
         speculative_model=settings.speculative_model,
         prompt_lookup_max=settings.prompt_lookup_max,
         prompt_lookup_min=settings.prompt_lookup_min,
+        async_scheduling=settings.async_scheduling,
         cache_dir=cache_dir,
         progress=progress,
         incarnation=incarnation,

@@ -18,6 +18,7 @@ from kvell.engine.journal import Journal
 from kvell.engine.limits import Limits
 from kvell.engine.model_rules import ModelRules
 from kvell.engine.options import EngineOptions
+from kvell.engine.overlap import chosen_depth
 from kvell.engine.runner import ModelRunner
 from kvell.engine.several_models import ServedModel, check_several
 from kvell.engine.sizes import PoolFlag, Sizes, flag_of, sizes_of
@@ -123,6 +124,13 @@ def build_engine(
     core = create_core(layout)
     memory = memory_of(sizes, core, every, options)
     buffer = cpu_buffer_of(layout, core, every, options)
+    limits, steps = chosen_depth(
+        limits,
+        layout,
+        wanted=options.async_scheduling,
+        shares_pool=memory.steps is not None,
+        swaps=buffer is not None,
+    )
     for one in served:
         one.model.attach(layout.seen_by(one.name), memory.pool)
     if draft is not None:
@@ -165,6 +173,7 @@ def build_engine(
             floor_bytes=floor_bytes,
             cpu_buffer_bytes=buffer.memory.numel() if buffer else 0,
             fitting=sizes.fitting,
+            steps=steps,
         ),
         sizes.need,
         journal=journal,

@@ -58,6 +58,7 @@ class MemoryContract:
     :param floor_bytes: of the process before it loaded anything.
     :param cpu_buffer_bytes: of host memory for pages that are not on the device; it is the
         process's too, whether or not the device is a CPU.
+    :param steps: what is to say of how steps are planned.
     :param beside: further models that share the pool; lengths above are of the first one's.
     """
 
@@ -74,6 +75,7 @@ class MemoryContract:
     shared_bytes: int = 0
     floor_bytes: int = 0
     cpu_buffer_bytes: int = 0
+    steps: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -131,6 +133,7 @@ class MemoryContract:
             f"and {size(self.allowance_bytes).strip()} to spare)",
             own.line("longest request"),
             *(one.line(f"longest to {one.model}") for one in self.beside),
+            *([f"  steps               {self.steps}"] if self.steps else []),
         ]
 
     def _activation_line(self) -> str:
@@ -167,12 +170,14 @@ def make_contract(
     floor_bytes: int = 0,
     cpu_buffer_bytes: int = 0,
     fitting: Fitting = requests_that_fit,
+    steps: str = "",
 ) -> MemoryContract:
     """The contract of an engine that is about to serve.
 
     :param layout: of the whole pool; groups carry the names of several models.
     :param shared_bytes: of the pool, if activations share it; there is no reserve then.
     :param floor_bytes: of the process before it loaded anything.
+    :param steps: what is to say of how steps are planned.
     """
     own = layout.seen_by(model) if beside else layout
     return MemoryContract(
@@ -200,6 +205,7 @@ def make_contract(
         shared_bytes,
         floor_bytes,
         cpu_buffer_bytes,
+        steps,
     )
 
 

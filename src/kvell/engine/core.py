@@ -1,15 +1,17 @@
 """The engine without a model: events in, plans out, results in, events out.
 
-``plan`` and ``commit`` alternate; a plan sees the results up to ``depth`` steps
-back (0 today).  What a step may still touch is released only with its result
-(the fence), so a request that is cancelled in flight keeps its pages until then.
+A plan sees the results up to ``depth`` steps back: at depth 0 ``plan`` and ``commit`` alternate,
+at depth 1 step n+1 is planned while n runs, and results are committed in order.  What a step may
+still touch is released only with its result (the fence): a request that is cancelled in flight
+keeps its pages until then, and so does one that ended while the next step computes it already.
 Deterministic: the same inputs in the same order give the same plans, which is
 what the journal relies on, and what the simulator runs.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from kvell.engine.counting import Guesses, StepSizes
 from kvell.engine.lateness import Lateness
 from kvell.engine.limits import Limits
 from kvell.engine.model_rules import ModelRules
+from kvell.engine.overlap import require_depth
 from kvell.engine.parking import Parking
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Cancel, Event, Finished, GroupStats, Stats, Submit, Tokens
@@ -33,6 +36,14 @@ from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
 """Steps in a row for which the device refuses memory before the youngest request is refused."""
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step whose result is to come, and whose tokens it computes."""
+
+    plan: StepPlan
+    requests: list[Request]
 
 
 class EngineCore:
@@ -51,7 +62,12 @@ class EngineCore:
     ) -> None:
         """:param models: one for each of several models, the first of which has these limits.
         :param swapping: over the same core; None without a CPU buffer.
-        :param parking: over that, where prompts may go ahead of decodes."""
+        :param parking: over that, where prompts may go ahead of decodes.
+        :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
+        """
+        require_depth(
+            limits, core.layout, shares_pool=memory is not None, swaps=swapping is not None
+        )
         self.memory = core
         self.limits = limits
         self.step = StepNumber(0)
@@ -61,7 +77,7 @@ class EngineCore:
         self._incarnation = incarnation
         self._scheduler = Scheduler(core, limits, memory, swapping, parking)
         self._requests: dict[RequestId, Request] = {}
-        self._in_flight: StepPlan | None = None
+        self._in_flight: deque[_InFlight] = deque()
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
         self._guesses, self._step_sizes = Guesses(), StepSizes()
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
@@ -99,41 +115,51 @@ class EngineCore:
         if request is None or request.finish_reason is not None:
             return []
         request.finish_reason = "cancelled"
-        return [] if self._is_in_flight(request) else [self._finish(request)]
+        return [] if self._is_in_flight(request) else self._end(request)
 
     @property
     def has_work(self) -> bool:
-        """Is any request waiting or running?"""
-        return bool(self._requests)
+        """Is any request waiting or running, or a result to come?"""
+        return bool(self._requests) or bool(self._in_flight)
 
     # -------------------------------------------------------------- plan, commit
 
-    def plan(self) -> StepPlan:
-        """The next step. Its result must be committed before the next plan (depth 0).
+    @property
+    def may_plan(self) -> bool:
+        """Is it time for the next plan, or must a result come first?"""
+        if not self._in_flight:
+            return bool(self._requests)
+        return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
 
-        :raises RuntimeError: if a result is owed.
+    def plan(self) -> StepPlan:
+        """The next step; at most ``limits.depth`` results may be owed when it is asked for.
+
+        :raises RuntimeError: if more are.
         """
-        if self._in_flight is not None:
-            raise RuntimeError(f"the result of step {self._in_flight.step} is owed")
+        if len(self._in_flight) > self.limits.depth:
+            raise RuntimeError(f"the result of step {self._in_flight[0].plan.step} is owed")
         self.step = StepNumber(self.step + 1)
-        plan = self._scheduler.plan(self.step)
+        plan = self._scheduler.plan(self.step, len(self._in_flight))
         self._count(plan)
-        self._in_flight = plan
+        requests = [self._requests[work.request_id] for work in plan.work]
+        for work, request in zip(plan.work, requests, strict=True):
+            request.begin(work.start + work.known, work.samples)
+        self._in_flight.append(_InFlight(plan, requests))
         return plan
 
     def commit(self, result: StepResult) -> list[Event]:
         """Take a step's tokens: publish what was computed, finish what is done.
 
-        :raises ValueError: if the result is not that of the plan in flight.
+        :raises ValueError: if the result is not that of the oldest plan in flight.
         """
-        plan = self._in_flight
-        if plan is None or plan.step != result.step:
+        if not self._in_flight or self._in_flight[0].plan.step != result.step:
             raise ValueError(f"a result of step {result.step} was not asked for")
-        yields = _yields(plan, result)
-        self._in_flight = None
-        requests = [self._requests[work.request_id] for work in plan.work]
-        events = self._take_tokens(plan, requests, yields)
-        events += [self._finish(r) for r in requests if r.finish_reason is not None]
+        yields = _yields(self._in_flight[0].plan, result)
+        step = self._in_flight.popleft()
+        events = self._take_tokens(step.plan, step.requests, yields)
+        for request in step.requests:
+            if request.finish_reason is not None:
+                events += self._end(request)
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             events.append(self._refuse_youngest())
         return events
@@ -143,7 +169,7 @@ class EngineCore:
         youngest = self._scheduler.running[-1]
         youngest.finish_reason = "refused"
         self._scheduler.steps_put_off = 0
-        finished = self._finish(youngest)
+        (finished,) = self._end(youngest)
         assert isinstance(finished, Finished)
         why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
         return replace(finished, message=why, try_later=True)
@@ -175,11 +201,11 @@ class EngineCore:
             right -= request.repeats
             guesses.extend((work.handle, token) for token in kept[:right])
             newest.extend((work.handle, token) for token in kept[right:])
-            request.computed = work.start + work.known + right
+            request.settle(work.start + work.known + right, work.samples)
         self._append(guesses)
         self.memory.advance(
             np.asarray([w.handle for w in plan.work], np.int32),
-            np.asarray([r.computed for r in requests], np.int32),
+            np.asarray([r.settled for r in requests], np.int32),
         )
         self._append(newest)
         return events
@@ -213,8 +239,14 @@ class EngineCore:
             return "stop"
         return "length" if len(request.output) >= request.max_tokens else None
 
-    def _finish(self, request: Request) -> Event:
-        self._scheduler.finish(request)
+    def _end(self, request: Request) -> list[Event]:
+        """Say so, once; what a step in flight may touch is given back with its result."""
+        is_told = self._requests.get(request.request_id) is not request
+        if not self._is_in_flight(request):
+            self._scheduler.finish(request)
+        return [] if is_told else [self._told(request)]
+
+    def _told(self, request: Request) -> Finished:
         del self._requests[request.request_id]
         reason = request.finish_reason or "error"
         self._finished[reason] = self._finished.get(reason, 0) + 1
@@ -255,8 +287,7 @@ class EngineCore:
         return request_problem(prompt, command.images, asked, rules.limits, rules.layout)
 
     def _is_in_flight(self, request: Request) -> bool:
-        plan = self._in_flight
-        return plan is not None and any(w.request_id == request.request_id for w in plan.work)
+        return any(request is one for step in self._in_flight for one in step.requests)
 
     def let_go(self) -> None:
         """Protect no prefix any more: what nobody runs on becomes cache again."""
@@ -267,7 +298,7 @@ class EngineCore:
     def _count(self, plan: StepPlan) -> None:
         self._counts["preempted"] += len(plan.preempted)
         self._step_sizes.add(plan.num_tokens)
-        self.max_running = max(self.max_running, len(self._scheduler.running))
+        self.max_running = max(self.max_running, self._scheduler.num_wanting)
         self.last_decoding = self.num_decoding()
         for request_id in plan.admitted:
             request = self._requests[request_id]

@@ -1,4 +1,12 @@
-"""One engine behind the instance protocol: commands in, events out, a step at a time."""
+"""One engine behind the instance protocol: commands in, events out, a step at a time.
+
+At depth 0 a step is planned, run and committed in turn.  At depth 1 steps run on a thread of
+their own, in order, while this one plans the next and commits the one before: compiled passes
+hold no lock of Python's.
+"""
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -61,6 +69,10 @@ class Engine:
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer = warmer
+        self._ahead: ThreadPoolExecutor | None = None
+        if core.limits.depth:
+            self._ahead = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
+        self._running: deque[Future[StepResult]] = deque()
 
     def ready(self) -> Ready:
         """The first event of an instance."""
@@ -95,27 +107,41 @@ class Engine:
         return not contents or (self.images is not None and self.images.knows(contents))
 
     def has_work(self) -> bool:
-        """Is any request waiting or running?"""
+        """Is any request waiting or running, or a result to come?"""
         return self.core.has_work
 
     def step(self) -> list[Event]:
-        """One plan, its run and its commit."""
+        """One plan, its run and its commit; with overlap the commit is that of the step before."""
+        if self._ahead is not None:
+            return self._step_ahead(self._ahead)
         self._take_warm()
+        plan = self._plan()
+        events = self._committed(self._run(plan))
+        if self._warmer is not None and not plan.work:
+            self._warmer.wait(WARMING_SECONDS)
+        return events
+
+    def _step_ahead(self, ahead: ThreadPoolExecutor) -> list[Event]:
+        while self.core.may_plan:
+            self._running.append(ahead.submit(self._run, self._plan()))
+        return self._committed(self._running.popleft().result())
+
+    def _plan(self) -> StepPlan:
         plan = self._told.plan()
         self._times.admitted(plan.admitted)
+        return plan
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Steps run one after the other, so that one reserve serves them all."""
         if plan.slot is not None:
-            return self._committed(self.runner.run(plan))
+            return self.runner.run(plan)
         need_bytes = self._need_bytes(plan)
         if not self.arena.grant(need_bytes):
             raise RuntimeError(f"step {plan.step} needs {need_bytes} bytes of activations")
         try:
-            result = self.runner.run(plan)
+            return self.runner.run(plan)
         finally:
             self.arena.release(need_bytes)
-        events = self._committed(result)
-        if self._warmer is not None and not plan.work:
-            self._warmer.wait(WARMING_SECONDS)
-        return events
 
     def _committed(self, result: StepResult) -> list[Event]:
         return self._times.told(self._told.commit(result))

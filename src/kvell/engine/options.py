@@ -12,6 +12,7 @@ class EngineOptions:
 
     :param memory_bytes: of weights, KV cache and activations together; None bounds KV alone.
     :param cpu_buffer_bytes: of the host's memory, for pages of preempted requests; None for none.
+    :param async_scheduling: plan a step while the one before runs, where that can be.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
     """
@@ -28,6 +29,7 @@ class EngineOptions:
     embeddings: Embeddings = "own"
     memory_bytes: int | None = None
     cpu_buffer_bytes: int | None = None
+    async_scheduling: bool = False
 
     @property
     def max_step_logits(self) -> int:

@@ -19,13 +19,16 @@ NewPages = npt.NDArray[np.int32]
 TO_DRAFT = -1
 """Stands for a guess in a plan that a draft model says only when the step runs."""
 
+TO_COME = -(1 << 31)
+"""Stands for a token that the step before draws: the runner knows it when the step runs."""
+
 
 @dataclass(frozen=True)
 class TokenWork:
     """Compute tokens ``start … start+count-1`` of a request.
 
     :param handle: names the request's tables; never reused.
-    :param token_ids: int32 [count], the tokens themselves, or TO_DRAFT for guesses.
+    :param token_ids: int32 [count], the tokens themselves, TO_DRAFT for guesses, or TO_COME.
     :param sampling: how the last known of them yields a token; None if it yields none.
     :param output_index: output position of that token.
     :param cuts: positions at which state groups must be able to give their state.

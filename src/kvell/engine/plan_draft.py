@@ -38,7 +38,7 @@ class PlanDraft:
                 count,
                 request.tokens(start, start + count),
                 request.sampling if start + count == request.num_tokens else None,
-                len(request.output),
+                request.num_output,
                 images=request.image_rows,
                 image_ids=request.image_ids,
                 embedded=request.embedded,

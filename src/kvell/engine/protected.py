@@ -59,11 +59,11 @@ class ProtectedPrefixes:
         computing, self._computing = self._computing, []
         if any(request.runs_alone for request in running):
             return
-        reached = [c for c in computing if c[0].computed >= self._tokens_of(c[1])]
+        reached = [c for c in computing if c[0].settled >= self._tokens_of(c[1])]
         self._computing = [
             (request, shared)
             for request, shared in computing
-            if request.state is RequestState.RUNNING and request.computed < self._tokens_of(shared)
+            if request.state is RequestState.RUNNING and request.settled < self._tokens_of(shared)
         ]
         plan = self._policy.plan([chain for _, chain in reached])
         for chain in plan.closes:

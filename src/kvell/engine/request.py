@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from kvell.engine.plan import TO_COME
 from kvell.engine.sampling_params import SamplingParams
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -33,6 +34,9 @@ class Request:
     """Tokens, progress, and the handle of its pages while it runs.
 
     :ivar model: which of several models computes it.
+    :ivar computed: tokens that are computed, or are by a step in flight.
+    :ivar settled: those of them whose step has its result.
+    :ivar drawing: tokens that steps in flight draw, which nobody knows yet.
     :ivar repeats: right guesses that are computed again, since states do not go on over guesses.
     """
 
@@ -45,6 +49,8 @@ class Request:
     state: RequestState = RequestState.WAITING
     output: list[int] = field(default_factory=list)
     computed: int = 0
+    settled: int = 0
+    drawing: int = 0
     repeats: int = 0
     handle: int = NO_HANDLE
     cached_tokens: int | None = None
@@ -60,19 +66,40 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens."""
-        return len(self.prompt) + len(self.output)
+        """Prompt and output tokens, with those that steps in flight draw."""
+        return len(self.prompt) + len(self.output) + self.drawing
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens, with those that steps in flight draw."""
+        return len(self.output) + self.drawing
+
+    @property
+    def wants_work(self) -> bool:
+        """Is there anything to compute that no step in flight computes?"""
+        return self.finish_reason is None and self.num_output < self.max_tokens
 
     @property
     def remaining(self) -> int:
-        """Tokens known but not computed; while decoding the newest, and those it repeats."""
-        return len(self.prompt) + len(self.output) - self.computed
+        """Tokens to compute; while decoding the newest, and those it repeats."""
+        return len(self.prompt) + len(self.output) + self.drawing - self.computed
 
     @property
     def is_decoding(self) -> bool:
         """Is only the newest token left to compute for the first time, and was it sampled?"""
-        made = len(self.output)
+        made = len(self.output) + self.drawing
         return made > 0 and len(self.prompt) + made - self.computed == 1 + self.repeats
+
+    def begin(self, until: int, draws: bool) -> None:
+        """A step is planned that computes the tokens before ``until``, and may draw the next."""
+        self.computed = until
+        self.drawing += draws
+
+    def settle(self, until: int, draws: bool) -> None:
+        """That step has its result; right guesses were computed beside its tokens."""
+        self.settled = until
+        self.computed = max(self.computed, until)
+        self.drawing -= draws
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:
@@ -86,9 +113,11 @@ class Request:
         return self._history
 
     def tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
-        """Tokens start … end-1, int32, across prompt and output."""
+        """Tokens start … end-1, int32, across prompt and output; TO_COME for those being drawn."""
         size = len(self.prompt)
         if end <= size:
             return self.prompt[start:end]
         tail = np.asarray(self.output[max(0, start - size) : end - size], np.int32)
+        if (to_come := min(end - start, end - size - len(self.output))) > 0:
+            tail = np.append(tail, np.full(to_come, TO_COME, np.int32))
         return tail if start >= size else np.concatenate([self.prompt[start:], tail])

@@ -8,6 +8,7 @@ import torch
 
 from kvell.engine.batching import PageTables
 from kvell.engine.drafter import Drafter
+from kvell.engine.drawn import DrawnBefore
 from kvell.engine.forward_batches import ForwardBatches
 from kvell.engine.page_mover import PageMover
 from kvell.engine.plan import StepPlan, StepResult, TokenWork
@@ -57,6 +58,7 @@ class ModelRunner:
             served: (one, self._batches_of(one, served))
             for served, one in {name: model, **beside}.items()
         }
+        self._before = DrawnBefore()
         self._drafter: Drafter | None = None
         if draft is not None:
             batches = self._batches_of(draft, is_draft=True)
@@ -74,12 +76,15 @@ class ModelRunner:
             return StepResult(plan.step, ())
         if self._lends is not None and plan.slot is not None:
             self._lends.lend(plan.slot)
+        plan = self._before.filled(plan)
         if self._drafter is not None:
             plan = self._drafter.with_guesses(plan)
         parts = {name: [work for work in plan.work if work.model == name] for name in self._models}
         drawn = {name: iter(self._draw(name, part, plan)) for name, part in parts.items() if part}
         tokens = [next(drawn[work.model]) for work in plan.work for _ in range(work.num_logits)]
-        return verified(plan, tokens)
+        result = verified(plan, tokens)
+        self._before.note(plan, result)
+        return result
 
     def _draw(self, name: str, part: Sequence[TokenWork], plan: StepPlan) -> list[int]:
         """One model computes its part of a step; a token for each of the part's logits."""

@@ -79,6 +79,8 @@ class Scheduler:
             model: alignment_tokens([g for g in core.layout.groups if g.model == model])
             for model in {group.model for group in core.layout.groups}
         }
+        self.must_settle = False
+        self._in_flight = 0
         self.steps_put_off = 0  # so many of the last ones had work and no memory for any of it
         self._finished_outputs: dict[str, tuple[int, int]] = {}
         self._released: list[int] = []
@@ -89,8 +91,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------ planning
 
-    def plan(self, step: StepNumber) -> StepPlan:
-        """Decide step ``step``; pages are taken, nothing is computed yet."""
+    def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
+        """Decide step ``step``; pages are taken, nothing is computed yet.
+
+        :param in_flight: so many steps have been planned whose results are still to come.
+        """
+        self._in_flight, self.must_settle = in_flight, False
         self.core.begin_step(step)
         self.memory.begin(step)
         if self.swapping is not None:
@@ -99,7 +105,7 @@ class Scheduler:
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         self._plan_decodes(draft)
         self._plan_prefills(draft)
-        if not draft.preempted:
+        if not draft.preempted and not self.must_settle:
             self._unpark(draft)
             self._admit(draft)
         self._unstick(draft)
@@ -123,6 +129,26 @@ class Scheduler:
             admitted=tuple(draft.admitted),
             slot=self.memory.slot,
         )
+
+    @property
+    def may_plan_ahead(self) -> bool:
+        """Is there anything to plan before the results of steps in flight are there?
+
+        Not while memory is short: nobody is preempted or put off for want of pages that a
+        result may free.
+        """
+        if self.must_settle:
+            return False
+        return bool(self.waiting) or any(request.wants_work for request in self.running)
+
+    @property
+    def num_wanting(self) -> int:
+        """Running requests that have anything left to compute, or compute it in this step."""
+        return len(self._wanting())
+
+    def _wanting(self) -> list[Request]:
+        """Running requests that have anything left to compute; all, if no step is in flight."""
+        return [r for r in self.running if r.wants_work] if self._in_flight else self.running
 
     def _grant(self, step: StepNumber, draft: PlanDraft) -> None:
         """Activations for all of it; what the device refuses waits for the next step."""
@@ -156,17 +182,20 @@ class Scheduler:
                 continue
             if done < len(decodes) and self.protected.yield_least():
                 continue
+            if done < len(decodes) and self._in_flight:
+                self.must_settle = True
+                return
             if done < len(decodes) and self._preempt_youngest(draft) in decodes[done:]:
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
 
     def _decodes(self, budget: int) -> list[Request]:
         """As many as the budget has tokens for, in order of admission."""
-        decodes = [r for r in self.running if r.is_decoding]
+        decodes = [r for r in self._wanting() if r.is_decoding]
         ends = accumulate(r.remaining for r in decodes)
         return [r for r, end in zip(decodes, ends, strict=True) if end <= budget]
 
     def _plan_prefills(self, draft: PlanDraft) -> None:
-        for request in [r for r in self.running if not r.is_decoding]:
+        for request in [r for r in self._wanting() if not r.is_decoding]:
             if draft.budget <= 0:
                 return
             self._plan_chunk(request, draft)
@@ -177,6 +206,9 @@ class Scheduler:
         until = self._largest(request, wanted, draft)
         while until <= request.computed and self.protected.yield_least():
             until = self._largest(request, wanted, draft)
+        if until < wanted and self._in_flight:
+            self.must_settle = True
+            return False
         if until < wanted:
             self.rungs["shrink_chunk" if until > request.computed else "defer"] += 1
         if until <= request.computed:
@@ -263,7 +295,7 @@ class Scheduler:
         return bool(self.waiting) and self._has_seats(draft)
 
     def _has_seats(self, draft: PlanDraft) -> bool:
-        free_seats = self.limits.max_num_seqs - len(self.running)
+        free_seats = self.limits.max_num_seqs - len(self._wanting())
         if any(request.runs_alone for request in self.running):
             return False
         return draft.budget > 0 and free_seats > 0
@@ -309,10 +341,12 @@ class Scheduler:
         request.handle, request.computed = handle, self.core.hit_tokens(handle)
         if self.swapping is not None:
             self.swapping.resume(request)
+        request.settled = request.computed
         if self._fits(request, draft, room_tokens) and self._start(request, draft):
             return True
         self.core.close(handle, renew=False)
-        request.handle, request.computed, request.repeats = NO_HANDLE, 0, 0
+        request.handle = NO_HANDLE
+        request.computed = request.settled = request.repeats = 0
         asks_again = self._lends or request.runs_alone or self._is_swapped(request)
         self._turned_away = None if asks_again else request
         if not self.running and self.protected.yield_all():
@@ -379,7 +413,7 @@ class Scheduler:
 
     def _shared_ahead(self, request: Request, other: Request) -> int:
         """Tokens of ``request`` that ``other`` has yet to compute part of; 0 if none."""
-        if other.is_decoding or other.cache_root != request.cache_root:
+        if other.settled >= len(other.prompt) or other.cache_root != request.cache_root:
             return 0
         if other.model != request.model:
             return 0
@@ -387,7 +421,7 @@ class Scheduler:
             return 0
         shared = min(common_prefix(request.prompt, other.prompt), request.num_tokens - 1)
         shared -= shared % self._alignment_tokens[request.model]
-        return shared if shared > other.computed else 0
+        return shared if shared > other.settled else 0
 
     def _expected_output(self, request: Request) -> int:
         count, total = self._finished_outputs.get(request.model, (0, 0))
@@ -429,10 +463,13 @@ class Scheduler:
         draft.forget(request)
         self._close(request, returns=True)
         request.state = RequestState.WAITING
-        request.computed = request.repeats = 0
+        request.computed = request.settled = request.repeats = 0
 
     def _unstick(self, draft: PlanDraft) -> None:
         """Requests that wait for each other's pages: the youngest gives way."""
+        if self._in_flight:
+            self.must_settle |= not draft.work
+            return
         while not draft.work and self.running:
             self._preempt_youngest(draft)
             self._plan_decodes(draft)
