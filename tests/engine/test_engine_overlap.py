@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvell.engine.core import EngineCore
-from kvell.engine.drawn import DrawnBefore
+from kvell.engine.drawn import DrawnBefore, ToCome, to_come
 from kvell.engine.journal import Journal, JournaledCore, replay
 from kvell.engine.limits import Limits
 from kvell.engine.overlap import overlap_problem, require_depth
@@ -103,8 +103,8 @@ def ahead(request: pytest.FixtureRequest) -> Ahead:
     return Ahead(make_layout((0, 9), 40), implementation=implementation)
 
 
-def stopping(name: str, prompt: list[int]) -> Submit:
-    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(STOP,))
+def stopping(name: str, prompt: list[int], stop: int = STOP) -> Submit:
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(stop,))
     return Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params)
 
 
@@ -198,16 +198,11 @@ def test_a_request_cancelled_in_flight_keeps_its_pages_until_its_last_result(
 
 def test_what_the_dropped_row_computed_is_a_prefix_like_any_other(ahead: Ahead) -> None:
     """The stop token's own keys are there: a next turn goes on behind it."""
-    ahead.tell(stopping("a", PROMPT))
-    ahead.plan()
-    ahead.plan()
-    ahead.model.run(ahead.plans[0])
-    ahead.commit(STOP)
-    before = DrawnBefore()
-    before.note(ahead.plans[0], StepResult(ahead.plans[0].step, (STOP,)))
-    ahead.model.run(before.filled(ahead.plans[1]))
-    ahead.commit(3)
-    ahead.submit("b", [*PROMPT, STOP, 1, 2])
+    (stop,) = expected_output(PROMPT, 1)
+    ahead.tell(stopping("a", PROMPT, stop))
+    ahead.run()
+    assert ahead.tokens("a") == [stop]
+    ahead.submit("b", [*PROMPT, stop, 1, 2])
     plan = ahead.plan()
     assert works(plan)[0][1] == len(PROMPT) + 1
 
@@ -292,12 +287,16 @@ def test_any_traffic_replays_whichever_core_decides(
 def test_a_token_to_come_is_the_last_that_the_step_before_drew(ahead: Ahead) -> None:
     ahead.submit("a", PROMPT)
     first, second = ahead.plan(), ahead.plan()
+    (handle,) = {work.handle for plan in (first, second) for work in plan.work}
+    assert to_come(first.work) == ToCome((), ())
+    assert to_come([*first.work, *second.work]) == ToCome((len(PROMPT),), (handle,))
     before = DrawnBefore()
-    before.note(first, StepResult(first.step, (9,)))
-    assert before.filled(second).work[0].token_ids.tolist() == [9]
-    assert before.filled(first) is first, "there is nothing to put in"
+    before.note(first, StepResult(first.step, (8, 9), (2,)))
+    assert before.newest([handle]) == [9]
     with pytest.raises(KeyError):
-        DrawnBefore().filled(second)
+        before.newest([handle + 1])
+    with pytest.raises(KeyError):
+        DrawnBefore().newest([handle])
 
 
 # ------------------------------------------------------------- what is not overlapped

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvell.engine.batching import GroupArrays, PageTables
 from kvell.engine.drawn import DrawnBefore
-from kvell.engine.plan import TO_DRAFT, StepPlan, StepResult, TokenWork
+from kvell.engine.plan import TO_COME, TO_DRAFT, StepPlan, StepResult, TokenWork
 from kvell.engine.proposals import verified
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.slots import SlotTable
@@ -78,7 +78,6 @@ class VirtualModel:
             memory[copy.target] = memory[copy.source]
         for handle in plan.released:
             self._digests.pop(handle, None)
-        plan = self._before.filled(plan)
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]
         sampled = [self._compute(i, work, arrays) for i, work in enumerate(plan.work)]
         self.tokens_computed += plan.num_tokens
@@ -103,6 +102,8 @@ class VirtualModel:
             self._check_reads(group, index, work, array, digests)
         tokens = work.token_ids.tolist()
         for offset, planned in enumerate(tokens):
+            if planned == TO_COME:
+                (tokens[offset],) = self._before.newest([work.handle])
             if planned == TO_DRAFT:
                 tokens[offset] = drafted_token(digests[-1], self._words)
             digests.append(extend_digest(digests[-1], tokens[offset]))

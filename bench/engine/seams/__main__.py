@@ -41,6 +41,7 @@ def served(options: argparse.Namespace, directory: Path) -> Record:
     path, log = directory / "record.json", directory / "log"
     command = [sys.executable, "-m", "bench.engine.seams.watched_server", options.model]
     command += [str(options.kv_memory_mib), str(path)]
+    command += ["ahead"] if options.async_scheduling else []
     process = SystemProcess(command, log, {}, talks=True)
     try:
         url = json.loads(process.hear())["url"]
@@ -111,6 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kv-memory-mib", type=int, default=512)
+    parser.add_argument(
+        "--async-scheduling",
+        action="store_true",
+        help="plan steps ahead; the seam is then that of the thread that computes, and stages of "
+        "the loop's thread beside it count where they fall into it",
+    )
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:

@@ -21,10 +21,12 @@ def watched_command(settings: EngineSettings, record: Path) -> list[str]:
 
 
 def main() -> None:
-    """``MODEL KV_MIB RECORD``: print the address as JSON, serve until a signal."""
+    """``MODEL KV_MIB RECORD [ahead]``: print the address as JSON, serve until a signal."""
     prepare_process()
-    model, kv_mib, record = sys.argv[1:]
-    settings = EngineSettings(model, int(kv_mib) * MIB, "bfloat16")
+    model, kv_mib, record, *ahead = sys.argv[1:]
+    settings = EngineSettings(
+        model, int(kv_mib) * MIB, "bfloat16", async_scheduling=ahead == ["ahead"]
+    )
     text = ServedText.load(model, process_cache_dir(), lambda _doing, _part: None)
     command = watched_command(settings, Path(record).absolute())
     serve(command, text, ServeOptions(port=0), announce)

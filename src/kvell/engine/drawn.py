@@ -1,39 +1,53 @@
 """Tokens that a plan does not know yet, since the step before draws them: put in when it runs."""
 
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from kvell.engine.plan import TO_COME, StepPlan, StepResult, TokenWork
+
+
+@dataclass(frozen=True)
+class ToCome:
+    """Where tokens are missing in the row of all tokens of some work, and whose they are."""
+
+    rows: tuple[int, ...]
+    handles: tuple[int, ...]
+
+
+def to_come(work: Sequence[TokenWork]) -> ToCome:
+    """What the step before draws of this work: last tokens only."""
+    ends = accumulate(one.count for one in work)
+    waiting = [
+        (end - 1, one.handle)
+        for end, one in zip(ends, work, strict=True)
+        if one.token_ids[-1] == TO_COME
+    ]
+    return ToCome(tuple(row for row, _ in waiting), tuple(handle for _, handle in waiting))
 
 
 class DrawnBefore:
     """The tokens of one step, for the next; steps run in order."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, int] = {}
-
-    def filled(self, plan: StepPlan) -> StepPlan:
-        """The plan with tokens in the place of ``TO_COME``.
-
-        :raises KeyError: if the step before drew none for a work that waits for one.
-        """
-        if not any(_waits(work) for work in plan.work):
-            return plan
-        return replace(plan, work=tuple(self._filled(work) for work in plan.work))
+        self._last: tuple[StepPlan, StepResult] | None = None
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """A step has run."""
-        handles = (work.handle for work in plan.work if work.samples)
+        self._last = plan, result
+
+    def newest(self, handles: Sequence[int]) -> list[int]:
+        """The last token that each of these drew in the step before.
+
+        :raises KeyError: if one drew none.
+        """
+        drawn = self._drawn() if handles else {}
+        return [drawn[handle] for handle in handles]
+
+    def _drawn(self) -> dict[int, int]:
+        if self._last is None:
+            return {}
+        plan, result = self._last
+        drawing = (work.handle for work in plan.work if work.samples)
         yields = result.by_work()
-        self._newest = {h: tokens[-1] for h, tokens in zip(handles, yields, strict=True)}
-
-    def _filled(self, work: TokenWork) -> TokenWork:
-        if not _waits(work):
-            return work
-        known = work.token_ids[:-1]
-        return replace(work, token_ids=np.append(known, np.int32(self._newest[work.handle])))
-
-
-def _waits(work: TokenWork) -> bool:
-    return bool(work.token_ids[-1] == TO_COME)
+        return {handle: tokens[-1] for handle, tokens in zip(drawing, yields, strict=True)}

@@ -6,7 +6,9 @@ hold no lock of Python's.
 """
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from kvell.engine.protocol import (
     Ready,
     Submit,
 )
-from kvell.engine.runner import Runner
+from kvell.engine.runner import PreparingRunner, Runner
 from kvell.engine.stage_times import StageTimes
 from kvell.engine.warmer import Warmer
 from kvell.models.image_store import ImageStore
@@ -116,14 +118,15 @@ class Engine:
             return self._step_ahead(self._ahead)
         self._take_warm()
         plan = self._plan()
-        events = self._committed(self._run(plan))
+        events = self._committed(self._run(plan, partial(self.runner.run, plan)))
         if self._warmer is not None and not plan.work:
             self._warmer.wait(WARMING_SECONDS)
         return events
 
     def _step_ahead(self, ahead: ThreadPoolExecutor) -> list[Event]:
         while self.core.may_plan:
-            self._running.append(ahead.submit(self._run, self._plan()))
+            plan = self._plan()
+            self._running.append(ahead.submit(self._run, plan, self._prepared(plan)))
         return self._committed(self._running.popleft().result())
 
     def _plan(self) -> StepPlan:
@@ -131,15 +134,21 @@ class Engine:
         self._times.admitted(plan.admitted)
         return plan
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _prepared(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """What is left to do when the step before has run."""
+        if isinstance(self.runner, PreparingRunner):
+            return self.runner.prepare(plan)
+        return partial(self.runner.run, plan)
+
+    def _run(self, plan: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
         """Steps run one after the other, so that one reserve serves them all."""
         if plan.slot is not None:
-            return self.runner.run(plan)
+            return compute()
         need_bytes = self._need_bytes(plan)
         if not self.arena.grant(need_bytes):
             raise RuntimeError(f"step {plan.step} needs {need_bytes} bytes of activations")
         try:
-            return self.runner.run(plan)
+            return compute()
         finally:
             self.arena.release(need_bytes)
 

@@ -1,14 +1,16 @@
 """Runs a step plan: the only part of the engine that touches tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from kvell.engine.batching import PageTables
 from kvell.engine.drafter import Drafter
-from kvell.engine.drawn import DrawnBefore
+from kvell.engine.drawn import DrawnBefore, ToCome, to_come
 from kvell.engine.forward_batches import ForwardBatches
 from kvell.engine.page_mover import PageMover
 from kvell.engine.plan import StepPlan, StepResult, TokenWork
@@ -17,7 +19,7 @@ from kvell.engine.sampling import GREEDY, RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.slot_memory import SlotMemory
 from kvell.memory import Layout, SlotTable
-from kvell.models.paged_model import PagedModel
+from kvell.models.paged_model import ForwardBatch, PagedModel
 
 
 class Runner(Protocol):
@@ -26,6 +28,27 @@ class Runner(Protocol):
     def run(self, plan: StepPlan) -> StepResult:
         """Do everything the plan says, in its order; returns the tokens it sampled."""
         ...
+
+
+@runtime_checkable
+class PreparingRunner(Runner, Protocol):
+    """A runner that can do part of a step while the one before runs."""
+
+    def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """All that needs neither the pool nor what the step before draws.
+
+        What is returned does the rest, once, after the step before; on any thread.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one model computes of a step."""
+
+    batch: ForwardBatch
+    rows: list[RowSampling]
+    to_come: ToCome
 
 
 class ModelRunner:
@@ -66,9 +89,17 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """See :class:`Runner`."""
+        return self.prepare(plan)()
+
+    def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """See :class:`PreparingRunner`."""
         if plan.moves:
             raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
+        parts = self._parts(plan) if self._drafter is None else None
+        return partial(self._compute, plan, parts)
+
+    def _compute(self, plan: StepPlan, parts: Mapping[str, _Part] | None) -> StepResult:
         self._pages.offload(plan.offloads)
         self._pages.fetch(plan.fetches)
         self._pages.copy(plan.copies)
@@ -76,27 +107,37 @@ class ModelRunner:
             return StepResult(plan.step, ())
         if self._lends is not None and plan.slot is not None:
             self._lends.lend(plan.slot)
-        plan = self._before.filled(plan)
         if self._drafter is not None:
             plan = self._drafter.with_guesses(plan)
-        parts = {name: [work for work in plan.work if work.model == name] for name in self._models}
-        drawn = {name: iter(self._draw(name, part, plan)) for name, part in parts.items() if part}
+        parts = self._parts(plan) if parts is None else parts
+        drawn = {name: iter(self._draw(name, part)) for name, part in parts.items()}
         tokens = [next(drawn[work.model]) for work in plan.work for _ in range(work.num_logits)]
         result = verified(plan, tokens)
         self._before.note(plan, result)
         return result
 
-    def _draw(self, name: str, part: Sequence[TokenWork], plan: StepPlan) -> list[int]:
-        """One model computes its part of a step; a token for each of the part's logits."""
-        model, batches = self._models[name]
-        logits = model.forward(batches.batch(part, plan.checkpoints))
+    def _parts(self, plan: StepPlan) -> dict[str, _Part]:
+        """By model, for those that have a part."""
+        found = {name: [work for work in plan.work if work.model == name] for name in self._models}
+        return {name: self._part(name, work, plan) for name, work in found.items() if work}
+
+    def _part(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> _Part:
+        _, batches = self._models[name]
         rows = [
-            _row(work.sampling, work.output_index + index)
-            for work in part
-            if work.sampling is not None
-            for index in range(work.num_logits)
+            _row(one.sampling, one.output_index + index)
+            for one in work
+            if one.sampling is not None
+            for index in range(one.num_logits)
         ]
-        return sample(logits, rows)
+        return _Part(batches.batch(work, plan.checkpoints), rows, to_come(work))
+
+    def _draw(self, name: str, part: _Part) -> list[int]:
+        """One model computes its part of a step; a token for each of the part's logits."""
+        model, _ = self._models[name]
+        if part.to_come.rows:
+            newest = torch.tensor(self._before.newest(part.to_come.handles))
+            part.batch.token_ids[list(part.to_come.rows)] = newest.to(part.batch.token_ids)
+        return sample(model.forward(part.batch), part.rows)
 
     def _batches_of(
         self, model: PagedModel, name: str = "", *, is_draft: bool = False
