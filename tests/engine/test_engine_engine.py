@@ -1,5 +1,8 @@
 """The engine ties core, runner and arena together, and gives back what it was granted."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -28,6 +31,7 @@ from kvell.models.paged_model import PagedModel
 from kvell.pages.slots import SlotTable
 from kvell.vocabulary import MIB, RequestId, StepNumber
 from tests.engine.conftest import make_engine_core, make_layout, make_submit
+from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
 
 LAYOUT = make_layout((0, 9), 40)
@@ -54,11 +58,11 @@ class Watched(VirtualModel):
 
 
 def make_engine(
-    reserve_bytes: int = 10_000, journal: Journal | None = None
+    reserve_bytes: int = 10_000, journal: Journal | None = None, depth: int = 0
 ) -> tuple[Engine, Watched]:
     contract = make_contract("virtual", LAYOUT, 0, reserve_bytes, 64)
     runner = Watched()
-    core = make_engine_core(LAYOUT)
+    core = make_engine_core(LAYOUT, replace(limits(), depth=depth))
     engine = Engine(
         core, runner, contract, ACTIVATIONS, journal=journal, incarnation=4, clock=runner.clock
     )
@@ -121,6 +125,53 @@ def test_a_step_beyond_the_reserve_is_a_bug_that_says_so() -> None:
     with pytest.raises(RuntimeError, match="step 1 needs 180 bytes"):
         engine.step()
     assert not runner.granted
+
+
+def test_planned_ahead_a_request_is_served_from_submission_to_its_end() -> None:
+    engine, runner = make_engine(depth=1)
+    engine.handle(make_submit("a", [1, 2, 3], 4))
+    events = engine.step()
+    assert [e.token_ids for e in events if isinstance(e, Tokens)] == [
+        tuple(expected_output([1, 2, 3], 1))
+    ]
+    assert engine.core.step == 2, "the second step was planned before the first one's result"
+    while engine.has_work():
+        events += engine.step()
+    tokens = [t for e in events if isinstance(e, Tokens) for t in e.token_ids]
+    assert tokens == expected_output([1, 2, 3], 4)
+    assert isinstance(events[-1], Finished)
+    assert runner.granted == [180, 160, 160, 160], "one step's activations at a time"
+    assert engine.arena.granted_bytes == 0
+
+
+def test_planned_ahead_a_failed_step_fails_where_its_result_is_due() -> None:
+    engine, runner = make_engine(depth=1)
+    engine.handle(make_submit("a", [1, 2, 3], 2))
+    runner.failure = MemoryError("the device is full")
+    with pytest.raises(MemoryError, match="device is full"):
+        engine.step()
+    assert engine.arena.granted_bytes == 0
+
+
+def test_a_runner_prepares_a_step_while_the_one_before_runs() -> None:
+    class Preparing(Watched):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prepared: list[int] = []
+
+        def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
+            self.prepared.append(plan.step)
+            return partial(self.run, plan)
+
+    engine, _ = make_engine(depth=1)
+    runner = engine.runner = Preparing()
+    runner.engine = engine
+    engine.handle(make_submit("a", [1, 2, 3], 4))
+    engine.step()
+    assert runner.prepared == [1, 2]
+    while engine.has_work():
+        engine.step()
+    assert runner.prepared == [1, 2, 3, 4]
 
 
 def test_stats_come_at_once_and_drain_is_left_to_the_gate() -> None:
