@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.engine.plan import TO_COME
 from kvell.engine.request import NO_HANDLE, Request, RequestState
 from kvell.engine.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
@@ -32,6 +33,36 @@ def test_any_span_of_prompt_and_output_is_int32(
     assert span.dtype == np.int32
     assert span.tolist() == known[start:end]
     assert made.num_tokens == len(known)
+
+
+@given(tokens, tokens, st.integers(0, 2), st.data())
+def test_tokens_that_are_being_drawn_have_a_place(
+    prompt: list[int], output: list[int], drawing: int, data: st.DataObject
+) -> None:
+    made, known = request(prompt, output), [*prompt, *output, *[TO_COME] * drawing]
+    made.drawing = drawing
+    start = data.draw(st.integers(0, len(known)))
+    end = data.draw(st.integers(start, len(known) + 2))
+    assert made.tokens(start, end).tolist() == known[start:end]
+    assert made.num_tokens == len(known)
+
+
+def test_a_step_in_flight_counts_as_computed_and_settles_with_its_result() -> None:
+    made = request([1, 2, 3], [])
+    made.begin(3, draws=True)
+    assert (made.computed, made.settled, made.num_output, made.remaining) == (3, 0, 1, 1)
+    assert made.is_decoding
+    made.begin(4, draws=True)
+    made.settle(3, draws=True)
+    made.output.append(9)
+    assert (made.computed, made.settled, made.num_output) == (4, 3, 2)
+
+
+def test_nothing_is_wanted_when_the_last_token_is_being_drawn() -> None:
+    made = request([1, 2, 3], [4] * 15)
+    assert made.wants_work
+    made.begin(18, draws=True)
+    assert not made.wants_work
 
 
 def test_a_span_of_the_prompt_is_not_copied() -> None:

@@ -118,6 +118,7 @@ class Request:
         if end <= size:
             return self.prompt[start:end]
         tail = np.asarray(self.output[max(0, start - size) : end - size], np.int32)
-        if (to_come := min(end - start, end - size - len(self.output))) > 0:
-            tail = np.append(tail, np.full(to_come, TO_COME, np.int32))
+        if self.drawing:
+            to_come = min(end, self.num_tokens) - max(start, size + len(self.output))
+            tail = np.append(tail, np.full(max(0, to_come), TO_COME, np.int32))
         return tail if start >= size else np.concatenate([self.prompt[start:], tail])
