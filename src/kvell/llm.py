@@ -85,7 +85,7 @@ class LLM:
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
     :param quantization: what weights are kept as: ``none`` (as ``dtype``), ``int8`` or ``int4``,
-        for dense models on a CPU. Blocks of four bits that a model brings are served as they
+        for models with a lean pass. Blocks of four bits that a model brings are served as they
         are; a draft model keeps its own numbers.
     :param kv_budget: tokens of a long prompt that each layer of full attention keeps once it is
         computed (``"1024"``), or keeps on average, the lower layers more (``"pyramid:1024"``).
@@ -98,7 +98,7 @@ class LLM:
         followed the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens when they
         occurred before.
     :param enforce_eager: run transformers' own code layer by layer, although the model has a
-        lean pass (dense models in float32 or bfloat16 on a CPU); slower, as exact.
+        lean pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
     :param async_scheduling: plan a step while the one before runs, where the model allows it;
         answers stay the same.
     :param cache_dir: where the packaged model is kept once converted.

@@ -303,14 +303,15 @@ def test_a_token_to_come_is_the_last_that_the_step_before_drew(ahead: Ahead) -> 
 
 
 def test_text_is_planned_ahead() -> None:
-    assert overlap_problem(depth_one(), make_layout((0, 9)), shares_pool=False) == ""
+    assert overlap_problem(depth_one(), make_layout((0, 9)), shares_pool=False, swaps=False) == ""
 
 
 def test_what_follows_from_the_step_before_is_not() -> None:
     layout = make_layout((0, 9))
     guessing = Limits(num_speculative_tokens=2)
-    assert "guesses" in overlap_problem(guessing, layout, shares_pool=False)
-    assert "share the pool" in overlap_problem(Limits(), layout, shares_pool=True)
+    assert "guesses" in overlap_problem(guessing, layout, shares_pool=False, swaps=False)
+    assert "share the pool" in overlap_problem(Limits(), layout, shares_pool=True, swaps=False)
+    assert "CPU buffer" in overlap_problem(Limits(), layout, shares_pool=False, swaps=True)
 
 
 @pytest.mark.parametrize(
@@ -324,13 +325,13 @@ def test_what_follows_from_the_step_before_is_not() -> None:
 )
 def test_groups_that_are_more_than_text_are_not(beside: GroupSpec, why: str) -> None:
     layout = pool_of(8, group(2, 4), beside)
-    assert why in overlap_problem(Limits(), layout, shares_pool=False)
+    assert why in overlap_problem(Limits(), layout, shares_pool=False, swaps=False)
 
 
 @pytest.mark.parametrize("depth", [-1, 2])
 def test_a_depth_that_nobody_can_plan_is_refused(depth: int) -> None:
     with pytest.raises(ValueError, match=f"depth={depth}"):
-        require_depth(Limits(depth=depth), make_layout((0,)), shares_pool=False)
+        require_depth(Limits(depth=depth), make_layout((0,)), shares_pool=False, swaps=False)
 
 
 def test_a_core_refuses_a_depth_that_its_limits_do_not_allow() -> None:

