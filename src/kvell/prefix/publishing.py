@@ -4,16 +4,10 @@ from collections.abc import Sequence
 
 from kvell.pages.layout import GroupKind
 from kvell.pages.pool import Key
-from kvell.prefix.checkpoints import (
-    Sort,
-    prompt_end,
-    waypoint_tokens,
-    waypoints,
-    waypoints_overlap,
-)
+from kvell.prefix.checkpoints import Sort
 from kvell.prefix.evictor import NORMAL, SPARE, Ending, class_at
 from kvell.prefix.facts import ImageSpan
-from kvell.prefix.hits import alignment_tokens, image_places
+from kvell.prefix.hits import image_places
 from kvell.prefix.holders import GroupPages, Holder
 from kvell.prefix.lookup import images_root
 from kvell.prefix.needs import (
@@ -22,15 +16,11 @@ from kvell.prefix.needs import (
     image_pages,
     kept_from,
     kept_to,
-    resumed_from,
 )
 from kvell.prefix.radix import Place
+from kvell.prefix.resuming import Resuming
 from kvell.prefix.store import Store
 
-RENEW_STEPS = 16
-"""What is worth resuming from ages no further while its request runs: so often is it renewed …"""
-RENEW_PAGES = 32
-"""… but of a window no more than so many pages a step."""
 _SPREAD = 0x9E3779B1
 _IMAGE_RANKS = 1 << 30
 """Images of one age go in an order that has nothing to do with their place: whole ones first."""
@@ -43,7 +33,7 @@ class Publisher:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._resuming = store, Resuming(store)
         self.checkpoint_pages = [0] * len(store.groups)
 
     def advance(self, holder: Holder, computed: int) -> None:
@@ -98,10 +88,10 @@ class Publisher:
             self.release(holder, group, held, held.pages, self._end_rank(group) if renew else None)
         if renew and self.publishes(holder):
             rule, now = self._store.rule, self._store.step
-            ended = rule.ended_at(now, self._end_step(holder))
-            self._renew(holder, self.points(holder), ended)
-            self._renew(holder, self.waypoints(holder), ended)
-            if is_known and self._needs_an_end(holder):
+            ended = rule.ended_at(now, self._resuming.end_step(holder))
+            self._renew(holder, self._resuming.points(holder), ended)
+            self._renew(holder, self._resuming.waypoints(holder), ended)
+            if is_known and self._resuming.needs_an_end(holder):
                 useful = self._store.usefulness
                 useful.note_wasted(Sort.TURN_END, useful.rank(Sort.TURN_END))
 
@@ -142,11 +132,6 @@ class Publisher:
         number = rule.class_before(output_tokens, holder.will_return, is_running=is_running)
         return rule.key(rank, time, length, number)
 
-    def _needs_an_end(self, holder: Holder) -> bool:
-        """Can the model resume only where something was kept for it?"""
-        kinds = {self._store.groups[index].kind for index in holder.own}
-        return not kinds.isdisjoint((GroupKind.STATE, *WINDOWS))
-
     def _end_rank(self, index: int) -> int:
         """Eviction rank of what only serves to go on where a request ended."""
         if self._store.groups[index].kind in (GroupKind.STATE, *WINDOWS):
@@ -161,60 +146,12 @@ class Publisher:
         holder.renewed_step = self._store.step
         for length in lengths:
             for index, held in holder.own_groups() if length <= holder.published else ():
-                for place in self._needed(holder, index, length, held.first):
+                for place in self._resuming.needed(holder, index, length, held.first):
                     page = self._store.tree.page_at(holder.node, index, place)
                     if page is not None:
                         key = self._key(holder, index, page, NORMAL, time, place[0], place)
                         self._store.pool.acquire(index, page)
                         self._store.pool.release(index, page, key)
-
-    def points(self, holder: Holder) -> list[int]:
-        """Lengths at which a later prompt is most likely to resume."""
-        own = [self._store.groups[index] for index in holder.own]
-        if not self._needs_an_end(holder):
-            return []
-        alignment = alignment_tokens(own)
-        points = {holder.matched_tokens // alignment * alignment}
-        if self._store.usefulness.rank(Sort.PROMPT_END) == NORMAL:
-            points.add(prompt_end(holder.facts.prompt_tokens, alignment))
-        return sorted(points - {0})
-
-    def waypoints(self, holder: Holder) -> list[int]:
-        """Lengths on the way of a long prompt that a later one may part at."""
-        own = [self._store.groups[index] for index in holder.own]
-        alignment = alignment_tokens(own)
-        prompt_tokens = holder.facts.prompt_tokens
-        nearest = waypoint_tokens(own, alignment, prompt_tokens)
-        return waypoints(prompt_tokens, alignment, nearest)
-
-    def _end_step(self, holder: Holder) -> int:
-        """When the holder is expected to end: it answers with a token a step."""
-        return self._store.step + max(0, holder.expected_tokens - holder.num_tokens)
-
-    def _waypoint_step(self, holder: Holder) -> int:
-        """When what is kept on the way counts as accessed: no later than now where it is most of
-        what a window leaves behind."""
-        own = [self._store.groups[index] for index in holder.own]
-        alignment = alignment_tokens(own)
-        nearest = waypoint_tokens(own, alignment, holder.facts.prompt_tokens)
-        overlap = waypoints_overlap(own, alignment, nearest)
-        return self._store.step if overlap else self._end_step(holder)
-
-    def _needed(
-        self, holder: Holder, index: int, length: int, before: int | None = None
-    ) -> list[Place]:
-        """Places of the state, or of the window's whole pages, that a length is resumed from.
-
-        :param before: only pages at positions below it.
-        """
-        group, size = self._store.groups[index], self._store.groups[index].page_tokens
-        if group.kind is GroupKind.STATE:
-            return [(length, part) for part in range(group.slices)]
-        if group.kind not in WINDOWS:
-            return []
-        first = resumed_from(group, self._store.policies[index], holder.facts, length)
-        stop = length // size if before is None else min(length // size, before)
-        return [((position + 1) * size, 0) for position in range(first, stop)]
 
     def publishes(self, holder: Holder) -> bool:
         """Does the index keep what the holder computes?"""
@@ -236,13 +173,8 @@ class Publisher:
             self._extend(holder, max(whole))
             for index, held in holder.own_groups():
                 self._publish_whole(holder, index, held)
-            if self._store.step - holder.renewed_step >= self._renew_steps(holder):
-                self._renew(holder, self.points(holder), self._store.step)
-
-    def _renew_steps(self, holder: Holder) -> int:
-        groups = (self._store.groups[index] for index in holder.own)
-        pages = [g.window_tokens // g.page_tokens for g in groups if g.kind in WINDOWS]
-        return max(RENEW_STEPS, max(pages, default=0) // RENEW_PAGES)
+            if self._store.step - holder.renewed_step >= self._resuming.renew_steps(holder):
+                self._renew(holder, self._resuming.points(holder), self._store.step)
 
     def _extend(self, holder: Holder, length: int) -> None:
         """The tree knows the holder's tokens up to ``length``."""
@@ -315,7 +247,7 @@ class Publisher:
             if checkpoint.end > holder.published:
                 self._extend(holder, checkpoint.end)
             waits = checkpoint.sort is Sort.WAYPOINT
-            time = self._end_step(holder) if waits else self._store.step
+            time = self._resuming.end_step(holder) if waits else self._store.step
             for part, page in enumerate(checkpoint.pages):
                 place = (checkpoint.end, part)
                 self._name(holder, checkpoint.group, place, page, checkpoint.sort)
@@ -358,24 +290,26 @@ class Publisher:
     ) -> None:
         """Give the holder's pages from ``held.first`` on back."""
         asked = rank == SPARE and bool(pages)
-        ways = self._places(holder, index, self.waypoints(holder)) if asked else set()
-        worth = self._places(holder, index, self.points(holder)) if asked else set()
+        ways = (
+            self._resuming.places(holder, index, self._resuming.waypoints(holder))
+            if asked
+            else set()
+        )
+        worth = (
+            self._resuming.places(holder, index, self._resuming.points(holder)) if asked else set()
+        )
         for position, page in enumerate(pages, start=held.first):
             place = self._place_of(holder, index, position)
             length, here = self._rank_length(index, place, holder), rank
             time = self._store.step
             if place in worth:
-                here, time = NORMAL, self._end_step(holder)
+                here, time = NORMAL, self._resuming.end_step(holder)
             elif place in ways:
-                here, time = NORMAL, self._waypoint_step(holder)
+                here, time = NORMAL, self._resuming.waypoint_step(holder)
             key = None
             if here is not None:
                 key = self._key(holder, index, page, here, time, length, place)
             self._store.pool.release(index, page, key)
-
-    def _places(self, holder: Holder, index: int, lengths: Sequence[int]) -> set[Place]:
-        """Places in a group that these lengths are resumed from."""
-        return {place for length in lengths for place in self._needed(holder, index, length)}
 
     def _place_of(self, holder: Holder, index: int, position: int) -> Place:
         """Where the index names, or would name, a page that the holder has at a position."""
