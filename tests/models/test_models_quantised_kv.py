@@ -62,7 +62,9 @@ def assert_rounded_alike(actual: torch.Tensor, expected: torch.Tensor, plain: to
     it fell on the other side; where nothing is rounded (``plain``) hardly a row is.
     """
     assert actual.isfinite().all()
-    assert exact_rows(actual, expected) >= 0.5
+    few_differ = exact_rows(actual, expected) >= 0.5
+    # One such number early in a prefix that all rows read moves all of them, but not far.
+    assert few_differ or rms(actual - expected) <= 0.05 * rms(plain - expected)
     assert exact_rows(plain, expected) <= 0.1
 
 
