@@ -7,7 +7,7 @@ Run from the repository's root: ``python -m bench.managers.shared_prefixes --tra
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +22,7 @@ from kvell.memory import Manager, create_core, plan_layout
 from kvell.simulator.generators import QUESTIONS_PER_ARTICLE, generate_trace
 from kvell.simulator.model_cost import model_cost
 from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay import Replay
+from kvell.simulator.replay import MAX_NUM_SEQS, Replay
 from kvell.simulator.rows import TraceRow, ideal_hit_rate
 from kvell.simulator.runner import Machine
 from kvell.simulator.trace import read_trace
@@ -33,18 +33,36 @@ SHAPE = "gemma3-27b"
 ARTICLES, MOONCAKE = "arxiv-qa", "mooncake-conversation"
 MOONCAKE_REQUESTS = 1_000
 MOST_ARTICLES = 20
-SLIDES = {ARTICLES: 0.024, MOONCAKE: 0.141}
-"""Hit rates of "Full Attention" in Jenga's slides: the pool is chosen by them."""
-LEAST = {ARTICLES: 3.0, MOONCAKE: 1.1}
-"""What knowing the windows must at least multiply them by."""
-POOLS_GIB = {
-    ARTICLES: (56, 64, 72, 80, 96, 112, 128, 160),
-    MOONCAKE: (256, 384, 512, 768, 1024, 1280, 1536, 2048),
-}
+ARTICLE_POOLS_GIB = (56, 64, 72, 80, 96, 112, 128, 160)
+MOONCAKE_POOLS_GIB = (256, 384, 512, 768, 1024, 1280, 1536, 2048)
 FITTING_ARTICLES = 3
 """As many articles fit where least recently used over all layers is to lose nothing."""
 MOST_FITTING_GIB = 512
 SEED = 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked, in which pools.
+
+    :param slides: hit rate of "Full Attention" in Jenga's slides: the pool is chosen by it.
+    :param least: what knowing the windows must at least multiply it by; 0: it is reported.
+    :param max_num_seqs: requests at once. One at a time nobody who runs takes what could be kept.
+    """
+
+    name: str
+    trace: str
+    pools_gib: Sequence[int]
+    slides: float
+    least: float
+    max_num_seqs: int = MAX_NUM_SEQS
+
+
+WORKLOADS = (
+    Workload("arxiv-qa, one at a time", ARTICLES, ARTICLE_POOLS_GIB, 0.024, 3.0, 1),
+    Workload("arxiv-qa, all at once", ARTICLES, ARTICLE_POOLS_GIB, 0.024, 0.0),
+    Workload(MOONCAKE, MOONCAKE, MOONCAKE_POOLS_GIB, 0.141, 1.1),
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +89,7 @@ class Pool:
     :param requests_refused: longer than the pool holds, by the rule's name.
     """
 
-    trace: str
+    workload: str
     pool_bytes: int
     hits: Mapping[str, float]
     requests_refused: Mapping[str, int]
@@ -98,16 +116,22 @@ def articles(count: int) -> list[TraceRow]:
 
 
 def hit_rate(
-    shape: Shape, rows: Sequence[TraceRow], pool_bytes: int, rule: Rule
+    shape: Shape,
+    rows: Sequence[TraceRow],
+    pool_bytes: int,
+    rule: Rule,
+    max_num_seqs: int = MAX_NUM_SEQS,
 ) -> tuple[float, int]:
     """Part of the prompt tokens that were cached, and how many requests were refused."""
     layers = shape.description.layers
     layout = plan_layout(layers, pool_bytes, manager=rule.manager)
     cost = model_cost(shape.config, shape.description, ELEMENT_BYTES)
+    longest = shape.description.max_model_len
+    limits = replay_limits(layout, longest, common_pool=rule.common_pool)
     run = Replay(
         create_core(layout),
         layers,
-        replay_limits(layout, shape.description.max_model_len, common_pool=rule.common_pool),
+        replace(limits, max_num_seqs=max_num_seqs),
         rows,
         "start",
         Machine(load_profile(DEFAULT_HARDWARE), cost),
@@ -120,14 +144,20 @@ def hit_rate(
 
 
 def in_pool(
-    shape: Shape, trace: str, rows: Sequence[TraceRow], pool_bytes: int, done: Callable[[], None]
+    shape: Shape,
+    workload: Workload,
+    rows: Sequence[TraceRow],
+    pool_bytes: int,
+    done: Callable[[], None],
 ) -> Pool:
     """Every rule in one pool."""
     hits, refused = {}, {}
     for rule in RULES:
-        hits[rule.name], refused[rule.name] = hit_rate(shape, rows, pool_bytes, rule)
+        hits[rule.name], refused[rule.name] = hit_rate(
+            shape, rows, pool_bytes, rule, workload.max_num_seqs
+        )
         done()
-    return Pool(trace, pool_bytes, hits, refused)
+    return Pool(workload.name, pool_bytes, hits, refused)
 
 
 def closest(pools: Sequence[Pool], rate: float) -> Pool:
@@ -163,13 +193,14 @@ def sweep(shape: Shape, pool_bytes: int, done: Callable[[], None]) -> Iterator[S
     """One to twenty articles in one pool (Jenga, figure 17)."""
     for count in range(1, MOST_ARTICLES + 1):
         rows = articles(count)
-        pool = in_pool(shape, ARTICLES, rows, pool_bytes, done)
+        pool = in_pool(shape, WORKLOADS[1], rows, pool_bytes, done)
         yield Sweep(count, pool_bytes, pool.hits, ideal_hit_rate(rows))
 
 
-def pools_table(console: Console, trace: str, pools: Sequence[Pool], chosen: Pool) -> None:
+def pools_table(console: Console, workload: Workload, pools: Sequence[Pool], chosen: Pool) -> None:
     """Print the whole sweep, with the chosen pool marked."""
-    table = Table(title=f"{SHAPE}, {trace}: hit rates; slides: {SLIDES[trace]:.3f} over all layers")
+    slides = f"slides: {workload.slides:.3f} over all layers"
+    table = Table(title=f"{SHAPE}, {workload.name}: hit rates; {slides}")
     for column in ("pool, GiB", *(rule.name for rule in RULES), "customised ×", "pool ×", ""):
         table.add_column(column, justify="right")
     for pool in pools:
@@ -200,8 +231,11 @@ def verdicts(chosen: Mapping[str, Pool], sweeps: Sequence[Sweep]) -> dict[str, b
     plain, ours = RULES[0].name, RULES[1].name
     best = max(s.hits[ours] / s.hits[plain] if s.hits[plain] else float("inf") for s in sweeps)
     held = {
-        f"{trace}: customised at least {LEAST[trace]:g} times": pool.gain(1) >= LEAST[trace]
-        for trace, pool in chosen.items()
+        f"{one.name}: customised {chosen[one.name].gain(1):.2f} times, at least {one.least:g}": (
+            chosen[one.name].gain(1) >= one.least
+        )
+        for one in WORKLOADS
+        if one.least
     }
     return held | {
         f"equal up to {FITTING_ARTICLES} articles": all(
@@ -224,26 +258,29 @@ def main() -> int:
     }
     pools: dict[str, list[Pool]] = {}
     with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("replays", total=9 + len(RULES) * (MOST_ARTICLES + 16))
+        pools_count = sum(len(one.pools_gib) for one in WORKLOADS)
+        task = bar.add_task("replays", total=9 + len(RULES) * (MOST_ARTICLES + pools_count))
 
         def done() -> None:
             bar.advance(task)
 
-        for trace, sizes in POOLS_GIB.items():
-            pools[trace] = [in_pool(shape, trace, rows[trace], n * GIB, done) for n in sizes]
+        for one in WORKLOADS:
+            pools[one.name] = [
+                in_pool(shape, one, rows[one.trace], n * GIB, done) for n in one.pools_gib
+            ]
         few = articles(FITTING_ARTICLES)
         fitting_bytes = fitting_pool_bytes(shape, few, MOST_FITTING_GIB, done)
         sweeps = list(sweep(shape, fitting_bytes, done))
-    chosen = {trace: closest(each, SLIDES[trace]) for trace, each in pools.items()}
-    for trace, each in pools.items():
-        pools_table(console, trace, each, chosen[trace])
+    chosen = {one.name: closest(pools[one.name], one.slides) for one in WORKLOADS}
+    for one in WORKLOADS:
+        pools_table(console, one, pools[one.name], chosen[one.name])
     sweep_table(console, sweeps)
     held = verdicts(chosen, sweeps)
     for says, holds in held.items():
         console.print(f"{'kept' if holds else 'MISSED'}: {says}")
     written = {
         "pools": [asdict(pool) for each in pools.values() for pool in each],
-        "chosen_bytes": {trace: pool.pool_bytes for trace, pool in chosen.items()},
+        "chosen_bytes": {name: pool.pool_bytes for name, pool in chosen.items()},
         "articles": [asdict(each) for each in sweeps],
         "verdicts": held,
     }

@@ -7,8 +7,8 @@ import pytest
 
 from bench.managers.shared_prefixes import (
     ARTICLES,
-    MOONCAKE,
     RULES,
+    WORKLOADS,
     Pool,
     Sweep,
     articles,
@@ -22,12 +22,13 @@ from bench.replay.shapes import read_shape
 from kvell.simulator.rows import TraceRow, ideal_hit_rate
 from kvell.vocabulary import GIB
 
+ALL_AT_ONCE = WORKLOADS[1]
 PLAIN, OURS, PROTECTED = (rule.name for rule in RULES)
 
 
-def pool(size: int, *rates: float, refused: int = 0, trace: str = ARTICLES) -> Pool:
+def pool(size: int, *rates: float, refused: int = 0, workload: str = "") -> Pool:
     hits = dict(zip((PLAIN, OURS, PROTECTED), rates, strict=True))
-    return Pool(trace, size, hits, {PLAIN: refused, OURS: 0, PROTECTED: 0})
+    return Pool(workload, size, hits, {PLAIN: refused, OURS: 0, PROTECTED: 0})
 
 
 def sweeps(*pairs: tuple[float, float]) -> list[Sweep]:
@@ -64,11 +65,15 @@ def test_gains_are_over_the_rule_before() -> None:
     assert pool(1, 0.0, 0.1, 0.1).gain(1) == float("inf")
 
 
+def chosen(of_articles: Pool, of_mooncake: Pool) -> dict[str, Pool]:
+    return {one.name: of_articles if one.trace == ARTICLES else of_mooncake for one in WORKLOADS}
+
+
 def test_bounds_are_kept_or_missed_by_what_was_measured() -> None:
-    good = {ARTICLES: pool(1, 0.02, 0.08, 0.08), MOONCAKE: pool(1, 0.1, 0.12, 0.12)}
+    good = chosen(pool(1, 0.02, 0.08, 0.08), pool(1, 0.1, 0.12, 0.12))
     flat = sweeps((0.8, 0.8), (0.8, 0.8), (0.8, 0.8), (0.4, 0.7))
     assert all(verdicts(good, flat).values())
-    weak = {ARTICLES: pool(1, 0.02, 0.05, 0.08), MOONCAKE: pool(1, 0.1, 0.105, 0.12)}
+    weak = chosen(pool(1, 0.02, 0.05, 0.08), pool(1, 0.1, 0.105, 0.12))
     assert list(verdicts(weak, flat).values()) == [False, False, True, True]
     apart = sweeps((0.8, 0.8), (0.8, 0.7), (0.8, 0.8), (0.4, 0.6))
     assert list(verdicts(good, apart).values()) == [True, True, False, False]
@@ -83,7 +88,7 @@ def short_articles() -> list[TraceRow]:
 def test_knowing_the_windows_keeps_what_all_layers_would_lose() -> None:
     """A pool of about two texts over all layers holds ten where five of six layers have windows."""
     shape, calls = read_shape("gemma3-27b"), []
-    found = in_pool(shape, ARTICLES, short_articles(), 5 * GIB, lambda: calls.append(1))
+    found = in_pool(shape, ALL_AT_ONCE, short_articles(), 5 * GIB, lambda: calls.append(1))
     assert len(calls) == len(RULES)
     assert not any(found.requests_refused.values())
     assert found.hits[OURS] > found.hits[PLAIN]
@@ -96,3 +101,12 @@ def test_the_pool_for_few_articles_is_the_least_that_loses_nothing() -> None:
     least = ideal_hit_rate(rows) * 0.995
     assert hit_rate(shape, rows, size, RULES[0])[0] >= least
     assert hit_rate(shape, rows, size - GIB, RULES[0])[0] < least
+
+
+def test_one_at_a_time_keeps_more_than_many_at_once() -> None:
+    """Who runs takes what could be kept: ten texts of 4,096 tokens, each asked about twice."""
+    texts = [np.arange(8 * n, 8 * n + 8, dtype=np.int64) for n in range(10)]
+    rows = [TraceRow(float(i), 4_160, 200, texts[i % 10], 512) for i in range(20)]
+    shape = read_shape("gemma3-27b")
+    alone, many = (hit_rate(shape, rows, 10 * GIB, RULES[1], most)[0] for most in (1, 256))
+    assert alone > many
