@@ -9,6 +9,7 @@ from typing import Any
 from bench.replay.shapes import ELEMENT_BYTES, Shape
 from kvell.cli.replay import replay_limits
 from kvell.clock import MonotonicClock
+from kvell.engine.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, Manager, MemoryCore, create_core, plan_layout
 from kvell.simulator.model_cost import model_cost
@@ -43,11 +44,13 @@ def replayed(
     manager: Manager,
     *,
     core_of: Callable[[Layout], MemoryCore] = create_core,
+    limits_of: Callable[[Layout, int], Limits] = replay_limits,
     timeline: Timeline | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Replay:
     """Replay rows that all wait at the start, sessions or not: vLLM's side knows none.
 
+    :param limits_of: from pages and the model's own longest request.
     :raises ChangeSomething: if the memory holds no request of the shape under this manager.
     """
     layers = shape.description.layers
@@ -56,7 +59,7 @@ def replayed(
     run = Replay(
         core_of(layout),
         layers,
-        replay_limits(layout, shape.description.max_model_len),
+        limits_of(layout, shape.description.max_model_len),
         rows,
         "start",
         Machine(load_profile(DEFAULT_HARDWARE), cost),

@@ -14,17 +14,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
+from bench.managers.ours import replayed
+from bench.replay.shapes import Shape, read_shape
 from kvell.cli.replay import replay_limits
-from kvell.clock import MonotonicClock
+from kvell.engine.limits import Limits
 from kvell.errors import ChangeSomething
-from kvell.memory import Manager, create_core, plan_layout
+from kvell.memory import Layout, Manager
 from kvell.simulator.generators import QUESTIONS_PER_ARTICLE, generate_trace
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay import MAX_NUM_SEQS, Replay
+from kvell.simulator.replay import MAX_NUM_SEQS
 from kvell.simulator.rows import TraceRow, ideal_hit_rate
-from kvell.simulator.runner import Machine
 from kvell.simulator.trace import read_trace
 from kvell.vocabulary import GIB
 
@@ -123,23 +121,12 @@ def hit_rate(
     max_num_seqs: int = MAX_NUM_SEQS,
 ) -> tuple[float, int]:
     """Part of the prompt tokens that were cached, and how many requests were refused."""
-    layers = shape.description.layers
-    layout = plan_layout(layers, pool_bytes, manager=rule.manager)
-    cost = model_cost(shape.config, shape.description, ELEMENT_BYTES)
-    longest = shape.description.max_model_len
-    limits = replay_limits(layout, longest, common_pool=rule.common_pool)
-    run = Replay(
-        create_core(layout),
-        layers,
-        replace(limits, max_num_seqs=max_num_seqs),
-        rows,
-        "start",
-        Machine(load_profile(DEFAULT_HARDWARE), cost),
-        MonotonicClock(),
-        sessions=False,
-        images_in_text=shape.images_in_text,
-    )
-    run.run()
+
+    def limits_of(layout: Layout, longest: int) -> Limits:
+        limits: Limits = replay_limits(layout, longest, common_pool=rule.common_pool)
+        return replace(limits, max_num_seqs=max_num_seqs)
+
+    run = replayed(shape, rows, pool_bytes, rule.manager, limits_of=limits_of)
     return float(run.report()["hit_rate"]), run.requests_refused
 
 
