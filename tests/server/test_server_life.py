@@ -1,5 +1,6 @@
 """A live server's life: keys, death of its instance, clients that leave, full queues, its end."""
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -166,6 +167,29 @@ def test_an_address_that_cannot_be_bound_is_named(host: str, port: int, field: s
     with pytest.raises(ChangeSomething) as caught:
         bind(host, port)
     assert caught.value.field == field
+
+
+async def _delays_small_packets(listener: socket.socket) -> bool:
+    """Does a connection that asyncio accepts here wait to fill its packets?"""
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("socket")
+        accepted.set_result(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    server = await asyncio.start_server(accept, sock=listener)
+    async with server:
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        no_delay = await asyncio.wait_for(accepted, DEADLINE_SECONDS)
+        writer.close()
+        await writer.wait_closed()
+    return not no_delay
+
+
+def test_a_streamed_token_does_not_wait_for_the_acknowledgement_of_the_head() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert not asyncio.run(_delays_small_packets(listener))
 
 
 VLLM_NAMES = (
