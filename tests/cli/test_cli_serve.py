@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,10 +141,11 @@ class TestInstance:
     def test_serves_its_engine_over_the_inherited_socket(
         self, kvell: Kvell, model: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model.engine = object()
+        model.engine = Mock()
 
-        def serve_instance(engine: object, peer: socket.socket) -> None:
+        def serve_instance(engine: Mock, peer: socket.socket) -> None:
             assert engine is model.engine
+            engine.warm.assert_called_once_with()
             peer.sendall(b"ready")
 
         monkeypatch.setattr("kvell.engine.instance.serve_instance", serve_instance)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from kvell.clock import VirtualClock
+from kvell.device.chunks import ChunkDevice
+from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.engine.contract import make_contract
 from kvell.engine.engine import CREDITS, Engine
@@ -58,16 +60,48 @@ class Watched(VirtualModel):
 
 
 def make_engine(
-    reserve_bytes: int = 10_000, journal: Journal | None = None, depth: int = 0
+    reserve_bytes: int = 10_000,
+    journal: Journal | None = None,
+    depth: int = 0,
+    cold: ChunkDevice | None = None,
 ) -> tuple[Engine, Watched]:
     contract = make_contract("virtual", LAYOUT, 0, reserve_bytes, 64)
     runner = Watched()
     core = make_engine_core(LAYOUT, replace(limits(), depth=depth))
     engine = Engine(
-        core, runner, contract, ACTIVATIONS, journal=journal, incarnation=4, clock=runner.clock
+        core,
+        runner,
+        contract,
+        ACTIVATIONS,
+        journal=journal,
+        incarnation=4,
+        clock=runner.clock,
+        cold=cold,
     )
     runner.engine = engine
     return engine, runner
+
+
+def committed(device: ChunkDevice) -> int:
+    return int((device.home.table >= 0).sum())
+
+
+def test_memory_comes_behind_the_pool_when_asked_and_once() -> None:
+    device = FakeChunks(9, 64)
+    engine, _ = make_engine(cold=device)
+    engine.handle(make_submit("a", range(5)))
+    engine.step()
+    assert committed(device) == 0
+    behind = engine.warm()
+    assert behind is not None
+    behind.finish()
+    assert committed(device) == 9
+    assert engine.warm() is behind
+
+
+def test_an_engine_without_cold_memory_has_nothing_to_warm() -> None:
+    engine, _ = make_engine()
+    assert engine.warm() is None
 
 
 def test_the_first_event_says_who_is_there() -> None:

@@ -1,6 +1,7 @@
 """Memory comes behind the first request: in order, told once each, and it ends when asked."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import numpy as np
 
 from kvell.device.chunks import Ints
 from kvell.device.fake_chunks import FakeChunks
-from kvell.engine.warmer import BATCH_CHUNKS, Warmer
+from kvell.engine.warmer import BATCH_CHUNKS, PATIENT, Warmer
 
 PATIENCE_SECONDS = 20.0
 
@@ -74,6 +75,26 @@ def test_it_ends_when_nobody_holds_it() -> None:
     assert gone() is None
     assert not thread.is_alive()
     assert len(device.seen) == 4 * BATCH_CHUNKS, "the batch in hand was finished"
+
+
+class Priorities(FakeChunks):
+    """Notes how kind the committing thread is."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 64)
+        self.seen: list[int] = []
+
+    def commit(self, chunks: Ints) -> None:
+        self.seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        super().commit(chunks)
+
+
+def test_a_patient_one_leaves_the_cores_to_others() -> None:
+    mine, kind, usual = os.getpriority(os.PRIO_PROCESS, 0), Priorities(), Priorities()
+    assert taken(Warmer(kind, range(12), is_patient=True), 12) == 12
+    assert taken(Warmer(usual, range(12)), 12) == 12
+    assert (set(kind.seen), set(usual.seen)) == ({PATIENT}, {mine})
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine, "only the thread's own"
 
 
 EXITING = """

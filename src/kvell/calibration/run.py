@@ -35,6 +35,9 @@ def calibrate(
 
     :param quick: fewer points and rounds: for a first look, not for figures.
     """
+    warmer = subject.engine.warm()  # as a server does: no step waits for a first touch
+    if warmer is not None:
+        warmer.finish()
     rig = subject.rig(clock, seed)
     learned = subject.can(QUICK_LEARNED if quick else LEARNED)
     judges = subject.can(QUICK_HELD_OUT if quick else HELD_OUT)

@@ -21,4 +21,5 @@ def instance(session: Session, settings: EngineSettings, socket_fd: int, incarna
     with socket.socket(fileno=socket_fd) as peer:
         chosen = with_kv_memory(settings, session)
         model = session.open_model(chosen, session.cache_dir, StageLines(), incarnation)
+        model.engine.warm()
         serve_instance(model.engine, peer)

@@ -40,9 +40,11 @@ class HostChunks:
     chunk_bytes = CHUNK_BYTES
     _open = False
 
-    def __init__(self, num_chunks: int) -> None:
-        """Reserve addresses for so many chunks; none has memory yet.
+    def __init__(self, num_chunks: int, flag: str = "--memory") -> None:
+        """Reserve addresses for so many chunks; none has memory yet, and a first touch gives it
+        small pages.
 
+        :param flag: that says how many.
         :raises ChangeSomething: if the system refuses so many.
         """
         self.num_chunks = num_chunks
@@ -57,7 +59,7 @@ class HostChunks:
         except (OSError, OverflowError, TryLater) as error:
             self.close()
             raise ChangeSomething(
-                "--memory",
+                flag,
                 f"{num_chunks * CHUNK_BYTES}B",
                 f"cannot be mapped ({error})",
                 "use a smaller size",

@@ -180,6 +180,7 @@ def build_engine(
         incarnation=incarnation,
         images=model.images,
         warmer=memory.warmer,
+        cold=memory.chunks,
     )
 
 

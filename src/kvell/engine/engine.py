@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
@@ -55,12 +56,14 @@ class Engine:
         images: ImageStore | None = None,
         clock: Clock | None = None,
         warmer: Warmer | None = None,
+        cold: ChunkDevice | None = None,
     ) -> None:
         """:param activations: what a step needs of the reserve, where it has no slot.
         :param images: of requests in flight, which whoever submits prompts with images
         has put there; None if the model takes text only.
         :param clock: tells how long requests wait, prefill and decode.
-        :param warmer: puts memory behind the pool while steps run; None if it has all of it."""
+        :param warmer: puts memory behind the pool while steps run; None if it has all of it.
+        :param cold: what the pool lies in, if only a first touch puts memory there."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -71,10 +74,23 @@ class Engine:
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer = warmer
+        self._cold = cold
+        self._behind: Warmer | None = None
         self._ahead: ThreadPoolExecutor | None = None
         if core.limits.depth:
             self._ahead = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
         self._running: deque[Future[StepResult]] = deque()
+
+    def warm(self) -> Warmer | None:
+        """Put memory behind the whole pool, in a thread and in huge pages, where else each prompt
+        would wait for its pages' first touch; for those who stay, as servers do.
+
+        :returns: the thread, to wait for; None if there was nothing to do.
+        """
+        if self._cold is not None:
+            self._behind = Warmer(self._cold, range(self._cold.num_chunks), is_patient=True)
+            self._cold = None
+        return self._behind
 
     def ready(self) -> Ready:
         """The first event of an instance."""

@@ -7,6 +7,7 @@ import torch
 
 from kvell.cost.swap_rule import rule_of_weights
 from kvell.device.available import available_bytes
+from kvell.device.chunks import ChunkDevice
 from kvell.device.host import HostPool
 from kvell.device.host_chunks import HostChunks
 from kvell.elastic.page_buffer import PageBuffer
@@ -30,12 +31,14 @@ class Memory:
     """An engine's memory, as each of its parts sees it.
 
     :param pool: uint8 [bytes], the KV region.
+    :param chunks: behind the pool, where nothing but a first touch puts memory there.
     """
 
     pool: torch.Tensor
     steps: SharedMemory | None = None
     lends: SlotMemory | None = None
     warmer: Warmer | None = None
+    chunks: ChunkDevice | None = None
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,12 @@ def memory_of(
     layout, place = sizes.layout, every[0].device
     decoders = [one.lean for one in every if one.lean]
     if not sizes.shared_chunks:
-        buffer = HostPool(layout.pool_bytes).buffer() if place.type == "cpu" else None
         _lend_reserve(decoders, sizes.reserve_bytes)
-        return Memory(pool_tensor(buffer, layout.pool_bytes, place))
+        if place.type != "cpu":
+            return Memory(pool_tensor(None, layout.pool_bytes, place))
+        cold = HostChunks(-(-layout.pool_bytes // HostChunks.chunk_bytes), "--kv-memory")
+        pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
+        return Memory(pool, chunks=cold)
     device = HostChunks(sizes.shared_chunks)
     shared = share_pool(device, layout, core, sizes.need, options.kv_memory_bytes)
     area = host_pool(device.view(shared.elastic.area))

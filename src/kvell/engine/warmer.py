@@ -5,6 +5,7 @@ waiting for seconds.  A thread does it, from the first chunk to the last; whoeve
 between steps how many have come, and is told through the journal.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ import numpy as np
 from kvell.device.chunks import ChunkDevice, Ints
 from kvell.errors import TryLater
 
+PATIENT = 19
+"""The kindest priority: what is left of a core."""
 BATCH_CHUNKS = 4
 """Committed before anyone is told; some 20 ms."""
 
@@ -24,10 +27,13 @@ class Warmer:
     :param chunks: that have no memory yet, in the order in which the pool wants them.
     """
 
-    def __init__(self, device: ChunkDevice, chunks: Sequence[int]) -> None:
+    def __init__(
+        self, device: ChunkDevice, chunks: Sequence[int], *, is_patient: bool = False
+    ) -> None:
+        """:param is_patient: nobody waits for it, so it leaves the cores to whoever computes."""
         self._progress = _Progress()
         self._told = 0
-        arguments = (device, np.asarray(chunks, np.int32), self._progress)
+        arguments = (device, np.asarray(chunks, np.int32), self._progress, is_patient)
         self._thread = threading.Thread(target=_warm, args=arguments, daemon=True)
         # Also at exit: a thread that comes back from the system while Python ends would abort it.
         weakref.finalize(self, _stop, self._progress, self._thread)
@@ -50,6 +56,11 @@ class Warmer:
             self._progress.changed.wait_for(
                 lambda: self._progress.done > self._told or self._progress.is_over, seconds
             )
+
+    def finish(self) -> None:
+        """Wait until no more will come."""
+        with self._progress.changed:
+            self._progress.changed.wait_for(lambda: self._progress.is_over)
 
 
 class _Progress:
@@ -75,7 +86,9 @@ def _stop(progress: _Progress, thread: threading.Thread) -> None:
         thread.join()
 
 
-def _warm(device: ChunkDevice, chunks: Ints, progress: _Progress) -> None:
+def _warm(device: ChunkDevice, chunks: Ints, progress: _Progress, is_patient: bool) -> None:
+    if is_patient:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENT)
     for start in range(0, len(chunks), BATCH_CHUNKS):
         batch = chunks[start : start + BATCH_CHUNKS]
         if progress.stops:
