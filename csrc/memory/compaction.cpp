@@ -25,15 +25,15 @@ std::vector<Move> Compactor::compact(const std::map<int32_t, Holder*>& holders,
 
 bool Compactor::is_worth_it() const {
   const Pool& pool = store_.pool;
-  if (store_.placer.is_literal() || pool.has_shares()) return false;
+  if (store_.placer.is_literal() || pool.supply().has_shares()) return false;
   int64_t partial_bytes = 0;
   for (size_t g = 0; g < store_.groups.size(); ++g)
-    partial_bytes += pool.partial()[g] * store_.groups[g].page_bytes;
+    partial_bytes += pool.supply().partial()[g] * store_.groups[g].page_bytes;
   return partial_bytes * kSpread >= store_.large_page_bytes * pool.num_large() && is_spare();
 }
 
 bool Compactor::is_spare() const {
-  const int64_t whole = store_.pool.whole();
+  const int64_t whole = store_.pool.supply().whole();
   return whole > 0 && whole * kSpareLarge >= store_.pool.num_large();
 }
 

@@ -1,9 +1,6 @@
 #include "core.h"
 
-#include <limits>
-#include <numeric>
 #include <stdexcept>
-#include <unordered_set>
 
 namespace kvell::memory {
 namespace {
@@ -14,57 +11,30 @@ void same_size(Ints left, Ints right) {
 
 std::string root_of(const Prompt& prompt) { return prompt.model + "/" + prompt.root; }
 
-constexpr int64_t kRenewPages = 32;  // of a window in a step, at most
-
-void add_to(Model& model, int32_t index, const Rules& group) {
-  model.own.push_back(index);
-  model.has_states |= group.kind == Kind::kState;
-  model.has_windows |= group.is_window();
-  if (group.is_window())
-    model.renew_steps = std::max(model.renew_steps, group.window_tokens / group.page_tokens / kRenewPages);
-  model.has_cross |= group.kind == Kind::kCross;
-  model.has_embeddings |= group.kind == Kind::kVision;
-  model.counts_images |= group.counts_images;
-  if (!group.counts_tokens()) return;
-  const int64_t size = group.page_tokens;
-  if (std::find(model.page_sizes.begin(), model.page_sizes.end(), size) == model.page_sizes.end())
-    model.page_sizes.push_back(group.page_tokens);
-  model.alignment = std::lcm(model.alignment, size);
-  if (group.required_for_hit) model.hit_alignment = std::lcm(model.hit_alignment, size);
-}
-
 }  // namespace
 
 Core::Core(Groups groups, const std::vector<std::string>& names, int32_t num_large,
            const Sharing& sharing, const HazardSettings& learning)
     : store_(std::move(groups), num_large, sharing, learning),
+      models_(store_.groups, names),
       publisher_(store_),
       compactor_(store_),
       lookup_(store_),
-      group_hit_tokens_(store_.groups.size(), 0) {
-  for (size_t g = 0; g < names.size(); ++g)
-    add_to(models_[names[g]], int32_t(g), store_.groups[g]);
-  find_waypoints();
-}
+      growth_(store_),
+      lender_(store_),
+      group_hit_tokens_(store_.groups.size(), 0) {}
 
 void Core::add_groups(const Groups& groups, const std::vector<std::string>& names) {
   store_.pool.check_size(groups);
-  for (size_t i = 0; i < groups.size(); ++i) {
-    add_to(models_[names[i]], int32_t(store_.groups.size()), groups[i]);
-    store_.groups.push_back(groups[i]);
-  }
-  find_waypoints();
+  const size_t first = store_.groups.size(), width = first + groups.size();
+  store_.groups.insert(store_.groups.end(), groups.begin(), groups.end());
+  models_.add(first, names);
   turned_away_ = {};
-  const size_t width = store_.groups.size();
   if (store_.pool.add_groups()) rename_slots();
   store_.placer.add_groups();
   publisher_.add_groups();
   group_hit_tokens_.resize(width, 0);
   for (const auto& item : by_handle_) item.second->groups.resize(width);
-}
-
-void Core::find_waypoints() {
-  for (auto& [name, model] : models_) plan_waypoints(store_.groups, model);
 }
 
 void Core::rename_slots() {
@@ -78,12 +48,6 @@ void Core::rename_slots() {
     for (Checkpoint& checkpoint : h.checkpoints)
       for (int32_t& slot : checkpoint.slots) slot = rename(slot);
   }
-}
-
-const Model& Core::model(const std::string& name) const {
-  const auto found = models_.find(name);
-  if (found == models_.end()) throw UnknownModel{name};
-  return found->second;
 }
 
 Holder& Core::holder(int32_t handle) const {
@@ -120,7 +84,7 @@ void Core::begin_step(int64_t step) {
 
 int64_t Core::peek(const Prompt& prompt) {
   const Facts facts = facts_of(prompt.tokens.size, prompt.prompt_tokens, prompt.images);
-  return lookup_.match(prompt.tokens, root_of(prompt), model(prompt.model), facts);
+  return lookup_.match(prompt.tokens, root_of(prompt), models_.at(prompt.model), facts);
 }
 
 int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse) {
@@ -128,7 +92,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   Holder& h = *made;
   const Ints tokens = prompt.tokens;
   h.facts = facts_of(tokens.size, prompt.prompt_tokens, prompt.images);
-  h.model = &model(prompt.model);
+  h.model = &models_.at(prompt.model);
   if (!reuse) store_.placer.evict_unused();
   const std::string root = root_of(prompt);
   if (h.model->has_embeddings && !h.facts.images.empty()) h.images_root = images_root(root);
@@ -155,7 +119,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
   h.next_cut = h.publishes && h.model->has_states ? 0 : kNever;
   if (lease_until) leases_[h.handle] = *lease_until;
   if (!lease_until) watch(h);
-  store_.pool.open_holder(h.handle);
+  store_.pool.rooms().open_holder(h.handle);
   foresee(store_.groups, h);
   const int32_t handle = h.handle;
   by_handle_.emplace_hint(by_handle_.end(), handle, made.get());
@@ -203,96 +167,14 @@ void Core::receive(int32_t handle, int64_t computed) {
 
 // ------------------------------------------------------------------------ growth
 
-// Pages still wanted for `until` tokens, per group; false if none.
-bool Core::missing(const Holder& h, int64_t until, int64_t* need) const {
-  bool any = false;
-  std::fill(need, need + store_.groups.size(), 0);
-  for (const int32_t g : h.model->own) {
-    const int64_t end = end_position(store_.groups[g], h.facts, until, h.computed);
-    need[g] = std::max<int64_t>(0, end - h.groups[g].end());
-    any |= need[g] > 0;
-  }
-  return any;
-}
-
 int64_t Core::grow(Ints handles, Ints until, PageRows& rows) {
   same_size(handles, until);
-  const size_t width = store_.groups.size();
-  wants_.clear();
-  needs_.clear();
+  growth_.begin();
   for (int64_t i = 0; i < handles.size; ++i) {
     Holder& h = holder(handles[i]);
-    if (h.has_room(until[i])) continue;
-    needs_.resize((wants_.size() + 1) * width);
-    if (missing(h, until[i], &needs_[wants_.size() * width])) wants_.push_back({i, &h});
+    if (!h.has_room(until[i])) growth_.want(i, h, until[i]);
   }
-  if (wants_.empty()) return handles.size;
-  const int64_t served = longest_feasible(handles.size);
-  Counts& left = sums_;
-  left.assign(width, 0);
-  size_t count = 0;
-  for (; count < wants_.size() && wants_[count].index < served; ++count)
-    for (size_t g = 0; g < width; ++g) left[g] += needs_[count * width + g];
-  rows.reserve(size_t(std::accumulate(left.begin(), left.end(), int64_t(0))));
-  for (size_t i = 0; i < count; ++i) place(wants_[i], &needs_[i * width], left, rows);
-  return served;
-}
-
-int64_t Core::longest_feasible(int64_t calls) {
-  const size_t width = store_.groups.size();
-  sums_.assign(width, 0);
-  for (size_t i = 0; i < wants_.size(); ++i) {
-    for (size_t g = 0; g < width; ++g) sums_[g] += needs_[i * width + g];
-    if (!store_.pool.feasible(sums_)) return wants_[i].index;
-  }
-  return calls;
-}
-
-void Core::place(const Want& want, const int64_t* need, Counts& left, PageRows& rows) {
-  Holder& h = *want.holder;
-  h.prompt.keep();
-  for (const int32_t g : h.model->own) {
-    if (!need[g]) continue;
-    GroupPages& held = h.groups[g];
-    const int64_t begin = held.end();
-    const int64_t demand =
-        demand_pages(store_.groups[g], h.facts, h.expected_tokens, begin, need[g]);
-    const size_t known = held.slots.size();
-    store_.placer.place(h.handle, g, need[g], demand, left, held.slots.tail());
-    for (size_t i = known; i < held.slots.size(); ++i)
-      rows.push_back({int32_t(want.index), g, int32_t(held.first + int64_t(i)),
-                      store_.pool.page_of(g, held.slots[i])});
-    if (!h.sources.empty()) note_copies(h, g, begin);
-  }
-  foresee(store_.groups, h);
-}
-
-// New pages from position `begin` on that are to begin as copies.
-void Core::note_copies(const Holder& h, int32_t g, int64_t begin) {
-  const GroupPages& held = h.groups[g];
-  for (const Source& source : h.sources) {
-    if (source.group != g || source.position < begin || source.position >= held.end()) continue;
-    const int32_t target = held.slots[source.position - held.first];
-    copies_.push_back({h.handle, g, store_.pool.page_of(g, source.slot),
-                       store_.pool.page_of(g, target)});
-  }
-}
-
-int64_t Core::largest(int32_t handle, int64_t until) {
-  const Holder& h = holder(handle);
-  if (h.drops && h.computed < h.facts.prompt_tokens)
-    until = std::min(until, h.facts.prompt_tokens);
-  int64_t low = h.computed, high = until;
-  Counts need(store_.groups.size());
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    missing(h, middle, need.data());
-    if (store_.pool.feasible(need))
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  return low;
+  return growth_.serve(handles.size, rows, copies_);
 }
 
 void Core::held_pages(int32_t handle, PageRows& rows) const {
@@ -305,25 +187,16 @@ void Core::held_pages(int32_t handle, PageRows& rows) const {
   }
 }
 
-// Pages the holder will need beyond those it holds, at its worst step up to `until`.
-void Core::add_peak(const Holder& h, int64_t until, int64_t chunk, Counts& need) const {
-  // Once it has left the place where it resumed, what it holds begins where a step needs it to.
-  if (h.computed > h.hit_tokens && h.has_room(until)) return;
-  for (const int32_t g : h.model->own) {
-    const int64_t peak = peak_pages(store_.groups[g], h.facts, until, chunk, h.computed);
-    need[g] += std::max<int64_t>(0, peak - int64_t(h.groups[g].slots.size()));
-  }
-}
-
 bool Core::fits(int32_t handle, int64_t until, int64_t chunk_tokens, Ints others,
                 Ints others_until) {
   same_size(others, others_until);
   Counts need(store_.groups.size(), 0);
-  add_peak(holder(handle), until, chunk_tokens, need);
-  for (int64_t i = 0; i < others.size; ++i) add_peak(holder(others[i]), others_until[i], 1, need);
-  const bool fits = store_.pool.feasible(need);
-  if (handle == turned_away_.handle && !store_.pool.has_shares())
-    turned_away_.short_large = std::max<int64_t>(0, store_.pool.shortage(need));
+  growth_.add_peak(holder(handle), until, chunk_tokens, need);
+  for (int64_t i = 0; i < others.size; ++i)
+    growth_.add_peak(holder(others[i]), others_until[i], 1, need);
+  const bool fits = store_.pool.supply().feasible(need);
+  if (handle == turned_away_.handle && !store_.pool.supply().has_shares())
+    turned_away_.short_large = std::max<int64_t>(0, store_.pool.supply().shortage(need));
   return fits;
 }
 
@@ -380,69 +253,6 @@ void Core::compact(int64_t most_large, PageRows& rows) {
   }
 }
 
-// ------------------------------------------------------ memory that others have
-
-namespace {
-
-constexpr int64_t kWithheld = 0, kEmpty = 1, kCached = 2;  // prefix/interface.py
-constexpr int kOrderRankShift = 40;
-
-}  // namespace
-
-std::vector<int64_t> Core::reclaim_order() const {
-  const Pool& pool = store_.pool;
-  std::vector<int64_t> order(pool.num_large());
-  for (int32_t id = 0; id < pool.num_large(); ++id) {
-    const LargeRecord& large = pool.large(id);
-    if (large.used) {
-      order[id] = std::numeric_limits<int64_t>::max();
-    } else if (large.cached) {
-      const Key key = pool.youngest(id);
-      order[id] = kCached + (rank_of(key) << kOrderRankShift) + time_of(key);
-    } else {
-      order[id] = pool.is_withheld(id) ? kWithheld : kEmpty;
-    }
-  }
-  return order;
-}
-
-void Core::check_larges(Ints larges) const {
-  std::unordered_set<int32_t> seen;
-  const int32_t count = store_.pool.num_large();
-  for (int64_t i = 0; i < larges.size; ++i) {
-    if (larges[i] < 0 || larges[i] >= count)
-      throw std::invalid_argument("there is no such large page: they are 0 to " +
-                                  std::to_string(count - 1));
-    if (!seen.insert(larges[i]).second)
-      throw std::invalid_argument("a large page is named twice");
-  }
-}
-
-void Core::withhold(Ints larges) {
-  Pool& pool = store_.pool;
-  check_larges(larges);
-  if (pool.has_shares())
-    throw std::invalid_argument("the pool was cut into shares at start: there is none to give");
-  for (int64_t i = 0; i < larges.size; ++i)
-    if (pool.large(larges[i]).used || pool.is_withheld(larges[i]))
-      throw std::invalid_argument("large page " + std::to_string(larges[i]) +
-                                  " is not to be had");
-  for (int64_t i = 0; i < larges.size; ++i) {
-    if (pool.large(larges[i]).cached) store_.placer.evict_large(larges[i]);
-    pool.withhold(larges[i]);
-  }
-}
-
-void Core::restore(Ints larges) {
-  Pool& pool = store_.pool;
-  check_larges(larges);
-  for (int64_t i = 0; i < larges.size; ++i)
-    if (!pool.is_withheld(larges[i]))
-      throw std::invalid_argument("large page " + std::to_string(larges[i]) +
-                                  " is not withheld");
-  for (int64_t i = 0; i < larges.size; ++i) pool.restore(larges[i]);
-}
-
 // ---------------------------------------------------------------------- progress
 
 void Core::append(Ints handles, Ints tokens) {
@@ -476,7 +286,7 @@ void Core::advance(Ints handles, Ints computed) {
 // A caller's slip must not reach the tables.
 void Core::check_advance(const Holder& h, int64_t computed) {
   needs_.resize(store_.groups.size());
-  if ((computed > h.computed || h.receiving) && missing(h, computed, needs_.data()))
+  if ((computed > h.computed || h.receiving) && growth_.missing(h, computed, needs_.data()))
     throw std::invalid_argument("tokens computed beyond the pages held by handle " +
                                 std::to_string(h.handle));
   if (publisher_.published_at(h, computed) > h.num_tokens())
@@ -496,7 +306,7 @@ void Core::close(int32_t handle, bool renew, bool returns) {
     turned_away_ = {};
   else
     turned_away_.freed = store_.pool.freed();
-  store_.pool.close_holder(handle);
+  store_.pool.rooms().close_holder(handle);
   store_.tree.let_go(gone->node);
   // How often one was turned away shows in no plan.
   if (handle == next_handle_ - 1 && !gone->claimed && !gone->lease_until) --next_handle_;

@@ -1,13 +1,18 @@
 // The memory core: pool, tables and prefix index behind calls for whole batches.
 // Every decision equals prefix/core.py's ReferenceCore; that file says what and why.
 #pragma once
+#include <map>
 #include <memory>
 #include <utility>
 
 #include "checkpoints.h"
 #include "compaction.h"
+#include "foresight.h"
+#include "growth.h"
 #include "handles.h"
+#include "lending.h"
 #include "lookup.h"
+#include "models.h"
 #include "publishing.h"
 
 namespace kvell::memory {
@@ -15,16 +20,6 @@ namespace kvell::memory {
 struct UnknownHandle {
   int32_t handle;
 };
-
-struct UnknownModel {
-  std::string name;
-};
-
-template <size_t kColumns>
-using Row = std::array<int32_t, kColumns>;
-using PageRows = std::vector<Row<4>>;   // index, group, position, page
-using CopyRows = std::vector<Row<4>>;   // handle, group, source, target
-using StateRows = std::vector<Row<5>>;  // index, group, end, slice, page
 
 // The request that was turned away last: while it is the same and too little has become free
 // since, it would be turned away again.
@@ -59,7 +54,9 @@ class Core {
   // What is computed of so many tokens comes from elsewhere.
   void receive(int32_t handle, int64_t computed);
   int64_t grow(Ints handles, Ints until, PageRows& rows);
-  int64_t largest(int32_t handle, int64_t until);
+  int64_t largest(int32_t handle, int64_t until) const {
+    return growth_.largest(holder(handle), until);
+  }
   void held_pages(int32_t handle, PageRows& rows) const;
   bool fits(int32_t handle, int64_t until, int64_t chunk_tokens, Ints others, Ints others_until);
   // False only if the request that was turned away last, opened again, would not fit.
@@ -68,10 +65,7 @@ class Core {
   void checkpoint(Ints handles, Ints until, StateRows& rows);
   // Rows: handle, group, position, page that it is in now.
   void compact(int64_t most_large, PageRows& rows);
-  // By large page: see LendingCore.reclaim_order.
-  std::vector<int64_t> reclaim_order() const;
-  void withhold(Ints larges);
-  void restore(Ints larges);
+  Lender& lender() { return lender_; }
   void append(Ints handles, Ints tokens);
   void advance(Ints handles, Ints computed);
   // `returns`: its request comes again, so nothing has ended.
@@ -89,32 +83,20 @@ class Core {
   std::vector<const Holder*> holders() const;
 
  private:
-  struct Want {
-    int64_t index;
-    Holder* holder;
-  };
-
   Holder& holder(int32_t handle) const;
   void call(Ints handles);
-  void check_larges(Ints larges) const;
-  void add_to_models(const Groups& groups, const std::vector<std::string>& names);
-  const Model& model(const std::string& name) const;
-  bool missing(const Holder& holder, int64_t until, int64_t* need) const;
-  int64_t longest_feasible(int64_t calls);
-  void place(const Want& want, const int64_t* need, Counts& left, PageRows& rows);
   void watch(const Holder& holder);
-  void note_copies(const Holder& holder, int32_t group, int64_t begin);
-  void add_peak(const Holder& holder, int64_t until, int64_t chunk, Counts& need) const;
   void keep_states(Holder& holder, int32_t group, int64_t index, StateRows& rows);
   void check_advance(const Holder& holder, int64_t computed);
-  void find_waypoints();
   void rename_slots();
 
   Store store_;
+  Models models_;
   Publisher publisher_;
   Compactor compactor_;
   Lookup lookup_;
-  Models models_;
+  Growth growth_;
+  Lender lender_;
   HandleMap<std::unique_ptr<Holder>> holders_;
   std::map<int32_t, Holder*> by_handle_;  // the same, in order
   std::map<int32_t, int64_t> leases_;     // handle to last step
@@ -124,9 +106,7 @@ class Core {
   TurnedAway turned_away_;
   CopyRows copies_;  // since they were last asked for
   // Scratch that keeps its memory from call to call.
-  std::vector<Want> wants_;
-  Counts needs_;  // one row of groups for each of wants_
-  Counts sums_;   // by group
+  Counts needs_;
   std::vector<Holder*> called_;
   std::vector<Cut> cuts_;
 };

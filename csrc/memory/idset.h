@@ -9,6 +9,13 @@
 
 namespace kvell::memory {
 
+// Bits that tell so many numbers apart.
+inline int32_t bits_for(int64_t count) {
+  int32_t bits = 0;
+  while ((int64_t(1) << bits) < count) ++bits;
+  return bits;
+}
+
 class IdSet {
  public:
   static constexpr int64_t kNone = -1;

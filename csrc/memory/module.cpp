@@ -261,17 +261,17 @@ NB_MODULE(_core, m) {
            "handles"_a, "computed"_a)
       .def("close", &Bound::close, "handle"_a, nb::kw_only(), "renew"_a = true,
            "returns"_a = false)
-      .def("reclaim_order", [](Bound& b) { return array_of(b.core().reclaim_order()); })
+      .def("reclaim_order", [](Bound& b) { return array_of(b.core().lender().reclaim_order()); })
       .def("withhold",
            [](Bound& b, nb::handle larges) {
              const IntsArgument which(larges);
-             b.core().withhold(which.ints());
+             b.core().lender().withhold(which.ints());
            },
            "larges"_a)
       .def("restore",
            [](Bound& b, nb::handle larges) {
              const IntsArgument which(larges);
-             b.core().restore(which.ints());
+             b.core().lender().restore(which.ints());
            },
            "larges"_a)
       .def("division", [](Bound& b) { return totals_of(b.core()); })

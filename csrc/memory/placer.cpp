@@ -33,7 +33,7 @@ void Placer::place(int32_t holder, int32_t group, int64_t need, int64_t demand, 
 void Placer::place_alone(int32_t holder, int32_t group, int64_t need, Counts& left,
                          std::vector<int32_t>& out) {
   for (; need; --need) {
-    const bool spare = pool_.may_take_whole(group, left);
+    const bool spare = pool_.supply().may_take_whole(group, left);
     int32_t slot = spare ? pool_.take_alone(group, holder) : -1;
     if (slot < 0) {
       if (!spare || !pool_.oldest_large()) throw_infeasible();
@@ -48,18 +48,18 @@ void Placer::place_alone(int32_t holder, int32_t group, int64_t need, Counts& le
 
 // A large page of the group with an empty page, by the first rungs of the ladder.
 int32_t Placer::find_large(int32_t holder, int32_t group, int64_t demand, const Counts& left) {
-  const bool spare = pool_.may_take_whole(group, left), in_use = !spare;
-  int32_t large = pool_.own_large(group, holder, in_use);
+  const bool spare = pool_.supply().may_take_whole(group, left), in_use = !spare;
+  int32_t large = pool_.rooms().own(group, holder, in_use);
   if (large >= 0) return counted(kOwnPage, large);
   if (literal_order_) return in_literal_order(holder, group, demand, spare);
   if (spare && demand >= groups_[group].pages_per_large) {
     large = pool_.claim_large(group, holder);
     if (large >= 0) return counted(kOwnLargePage, large);
   }
-  large = pool_.shared_large(group, demand, in_use);
+  large = pool_.rooms().shared(group, demand, in_use);
   if (large < 0 && spare) large = pool_.claim_large(group, kShared);
   if (large >= 0) return counted(kSharedPage, large);
-  large = pool_.others_large(group, in_use);
+  large = pool_.rooms().others(group, in_use);
   return large >= 0 ? counted(kOthersPage, large) : -1;
 }
 
@@ -68,9 +68,9 @@ int32_t Placer::in_literal_order(int32_t holder, int32_t group, int64_t demand, 
   int32_t large = spare ? pool_.claim_large(group, holder) : -1;
   if (large >= 0) return counted(kOwnLargePage, large);
   if (spare && pool_.oldest_large()) return -1;
-  large = pool_.shared_large(group, demand, !spare);
+  large = pool_.rooms().shared(group, demand, !spare);
   if (large >= 0) return counted(kSharedPage, large);
-  large = pool_.others_large(group, !spare);
+  large = pool_.rooms().others(group, !spare);
   return large >= 0 ? counted(kOthersPage, large) : -1;
 }
 
@@ -81,9 +81,9 @@ void Placer::make_room(int32_t group, int64_t demand, const Counts& left, int64_
   if (!literal_order_ && pool_.is_scarce())
     if (const Entry* hole = pool_.oldest_page(group, true))
       return evict_beside(group, hole->id(), need);
-  const bool may_whole = pool_.may_take_whole(group, left);
+  const bool may_whole = pool_.supply().may_take_whole(group, left);
   const bool fills = literal_order_ || demand >= groups_[group].pages_per_large;
-  const Entry* large = may_whole && !pool_.has_shares() ? pool_.oldest_large() : nullptr;
+  const Entry* large = may_whole && !pool_.supply().has_shares() ? pool_.oldest_large() : nullptr;
   if (large && fills) return evict_large(large->id());
   const Entry* page = pool_.oldest_page(group, !may_whole);
   if (large && (!page || pool_.place(large->key()) < pool_.place(page->key())))
@@ -161,15 +161,15 @@ std::vector<int32_t> Placer::keep(int32_t group, int64_t count, int64_t rank,
 }
 
 int32_t Placer::find_kept(int32_t group, int64_t count, int32_t keeper) {
-  int32_t large = pool_.own_large(group, keeper, false);
+  int32_t large = pool_.rooms().own(group, keeper, false);
   if (large < 0) large = pool_.claim_large(group, keeper);
-  if (large < 0) large = pool_.shared_large(group, count, false);
-  return large >= 0 ? large : pool_.others_large(group, false);
+  if (large < 0) large = pool_.rooms().shared(group, count, false);
+  return large >= 0 ? large : pool_.rooms().others(group, false);
 }
 
 // Evicts the large page or page of the group that goes first, if below `limit`.
 bool Placer::displace(int32_t group, const Place& limit) {
-  const Entry* large = pool_.has_shares() ? nullptr : pool_.oldest_large();
+  const Entry* large = pool_.supply().has_shares() ? nullptr : pool_.oldest_large();
   const Entry* page = pool_.oldest_page(group, false);
   const Place of_large = large ? pool_.place(large->key()) : limit;
   const Place of_page = page ? pool_.place(page->key()) : limit;
@@ -183,7 +183,7 @@ bool Placer::displace(int32_t group, const Place& limit) {
 }
 
 void Placer::evict_unused() {
-  for (int32_t id = 0; id < pool_.num_touched(); ++id) {
+  for (int32_t id = 0; id < pool_.empties().num_touched(); ++id) {
     const int32_t group = pool_.large(id).group(), first = pool_.first_slot(id);
     const int32_t count = group < 0 ? 0 : pool_.per_large(group);
     for (int32_t i = 0; i < count && pool_.large(id).cached; ++i)

@@ -1,16 +1,9 @@
 #include "pool.h"
 
-#include <numeric>
 #include <stdexcept>
 
 namespace kvell::memory {
 namespace {
-
-int32_t bits_for(int64_t count) {
-  int32_t bits = 0;
-  while ((int64_t(1) << bits) < count) ++bits;
-  return bits;
-}
 
 int32_t shift_for(const Groups& groups) {
   int32_t most = 1;
@@ -30,8 +23,6 @@ int32_t words_for(const Groups& groups) {
   return (most + 63) / 64;
 }
 
-int32_t id_of(uint64_t entry) { return int32_t(uint32_t(entry)); }
-
 }  // namespace
 
 Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas,
@@ -39,36 +30,23 @@ Pool::Pool(const Groups& groups, int32_t num_large, const Counts& quotas,
     : groups_(groups),
       rule_(rule),
       num_large_(num_large),
-      large_bits_(bits_for(num_large)),
       shift_(shift_for(groups)),
       words_(words_for(groups)),
       pages_(slots_for(shift_, num_large)),
       larges_(num_large),
       masks_(size_t(num_large) * words_),
+      supply_(groups, num_large, quotas),
+      rooms_(groups, larges_, num_large),
       evictable_(larges_, rule),
-      returned_(num_large),
-      withheld_(num_large),
-      whole_(num_large),
-      partial_(groups.size(), 0),
-      quotas_(quotas),
-      claimed_(groups.size(), 0),
-      in_use_(groups.size(), 0),
-      cached_pages_(groups.size(), 0),
-      unwritten_(groups.size(), 0),
-      thinned_(groups.size(), 0) {
-  const int64_t shares = std::accumulate(quotas.begin(), quotas.end(), int64_t(0));
-  if (shares > num_large)
-    throw std::invalid_argument("shares of " + std::to_string(shares) +
-                                " large pages in a pool of " + std::to_string(num_large));
+      empties_(num_large) {
   add_lists();
-  for (const int64_t rank : {0, 1, 2}) live_.insert(keeper(rank), true);
 }
 
 void Pool::check_size(const Groups& more) const { slots_for(shift_for(more), num_large_); }
 
 bool Pool::add_groups() {
-  for (Counts* counts : {&partial_, &claimed_, &in_use_, &cached_pages_, &unwritten_, &thinned_})
-    counts->resize(groups_.size(), 0);
+  supply_.add_groups();
+  rooms_.add_groups();
   add_lists();
   widen_masks(words_for(groups_));
   if (shift_for(groups_) == shift_) return false;
@@ -77,129 +55,53 @@ bool Pool::add_groups() {
 }
 
 void Pool::add_lists() {
-  while (lists_.size() < groups_.size())
-    lists_.emplace_back(pages_, by_room(per_large(int32_t(lists_.size())), 0), rule_);
+  for (Counts* counts : {&claimed_, &cached_pages_, &unwritten_, &thinned_})
+    counts->resize(groups_.size(), 0);
+  while (cached_.size() < groups_.size()) {
+    const bool is_alone = per_large(int32_t(cached_.size())) == 1 && !supply_.has_shares();
+    cached_.emplace_back(pages_, rule_, is_alone);
+  }
 }
 
 void Pool::rename_slots(int32_t shift) {
   ZeroArray<PageRecord> wider(slots_for(shift, num_large_));
   old_shift_ = shift_;
   shift_ = shift;
-  for (int32_t id = 0; id < next_fresh_; ++id) {
+  for (int32_t id = 0; id < empties_.num_touched(); ++id) {
     const int32_t count = larges_[id].group() < 0 ? 0 : per_large(larges_[id].group());
     for (int32_t i = 0; i < count; ++i) wider[first_slot(id) + i] = pages_[(id << old_shift_) + i];
   }
   pages_ = std::move(wider);
-  for (GroupLists& lists : lists_) {
-    lists.cached.rename([this](int32_t slot) { return renamed(slot); });
-    lists.aside.rename([this](int32_t slot) { return renamed(slot); });
-  }
+  for (CachedPages& cached : cached_)
+    cached.rename([this](int32_t slot) { return renamed(slot); });
 }
 
 void Pool::widen_masks(int32_t words) {
   if (words == words_) return;
   ZeroArray<uint64_t> wider(size_t(num_large_) * words);
-  for (int32_t id = 0; id < next_fresh_; ++id)
+  for (int32_t id = 0; id < empties_.num_touched(); ++id)
     for (int32_t word = 0; word < words_; ++word)
       wider[size_t(id) * words + word] = mask_word(id, word);
   masks_ = std::move(wider);
   words_ = words;
 }
 
-// -------------------------------------------------------------- what there is
-
-namespace {
-
-int64_t whole_needed(int64_t need, int64_t partial, int64_t per_large) {
-  return need > partial ? ceil_div(need - partial, per_large) : 0;
-}
-
-}  // namespace
-
-int64_t Pool::shortage(const Counts& need) const {
-  int64_t sum = 0;
-  for (size_t g = 0; g < need.size(); ++g)
-    sum += whole_needed(need[g], partial_[g], per_large(g));
-  return sum - whole_;
-}
-
-bool Pool::feasible(const Counts& need) const {
-  for (size_t g = 0; has_shares() && g < need.size(); ++g)
-    if (whole_needed(need[g], partial_[g], per_large(g)) > quotas_[g] - in_use_[g]) return false;
-  return shortage(need) <= 0;
-}
-
-bool Pool::may_take_whole(int32_t group, const Counts& left) const {
-  if (has_shares()) return in_use_[group] < quotas_[group];
-  if (left[group] > partial_[group]) return true;
-  // No group needs more large pages than pages; most often that is enough to know.
-  int64_t most = 0, sum = 0;
-  for (size_t g = 0; g < left.size(); ++g) most += std::max<int64_t>(0, left[g] - partial_[g]);
-  if (most < whole_) return true;
-  for (size_t g = 0; g < left.size(); ++g) sum += whole_needed(left[g], partial_[g], per_large(g));
-  return sum < whole_;
-}
-
 Division Pool::division() const {
-  Division found{num_large_ - num_withheld_, in_use_, cached_pages_, unwritten_, partial_};
+  Division found{num_large_ - empties_.num_withheld(), supply_.in_use(), cached_pages_, unwritten_,
+                 supply_.partial()};
   for (size_t g = 0; g < groups_.size(); ++g) {
     found.empty_large -= claimed_[g];
-    found.used[g] = in_use_[g] * per_large(g) - partial_[g];
+    found.used[g] = supply_.in_use()[g] * per_large(g) - supply_.partial()[g];
     found.stranded[g] -= unwritten_[g];
   }
   return found;
 }
 
-// ------------------------------------------------------ association of holders
-
-void Pool::close_holder(int32_t holder) {
-  live_.erase(holder);
-  const uint64_t first = rank_of_owner(holder);
-  for (GroupLists& lists : lists_) {
-    const auto mine = first_of(lists.owned, first);
-    auto end = mine;
-    for (; end != lists.owned.end() && *end >> 32 == first >> 32; ++end) {
-      const int32_t id = id_of(*end);
-      larges_[id].owner = kShared;
-      lists.shared.insert(by_room(larges_[id].room, id));
-    }
-    lists.owned.erase(mine, end);
-  }
-}
-
-int32_t Pool::own_large(int32_t group, int32_t holder, bool in_use) const {
-  const auto& owned = lists_[group].owned;
-  const uint64_t first = rank_of_owner(holder);
-  for (auto at = first_of(owned, first); at != owned.end() && *at >> 32 == first >> 32; ++at)
-    if (usable(id_of(*at), in_use)) return id_of(*at);
-  return -1;
-}
-
-int32_t Pool::shared_large(int32_t group, int64_t want, bool in_use) const {
-  const IdSet& shared = lists_[group].shared;
-  if (shared.empty()) return -1;
-  const int64_t fitting = std::min(by_room(want, 0), shared.bound());
-  for (int64_t at = shared.from(fitting); at != IdSet::kNone; at = shared.from(at + 1))
-    if (usable(id_in_room(at), in_use)) return id_in_room(at);
-  // They fit in none: the lowest of those with the most room.
-  for (int64_t last = shared.before(fitting); last != IdSet::kNone; last = shared.before(last)) {
-    if (!usable(id_in_room(last), in_use)) continue;
-    for (int64_t at = shared.from(by_room(last >> large_bits_, 0));; at = shared.from(at + 1))
-      if (usable(id_in_room(at), in_use)) return id_in_room(at);
-  }
-  return -1;
-}
-
-int32_t Pool::others_large(int32_t group, bool in_use) const {
-  const auto& owned = lists_[group].owned;
-  for (auto at = owned.rbegin(); at != owned.rend(); ++at)
-    if (usable(id_of(*at), in_use)) return id_of(*at);
-  return -1;
-}
+// ------------------------------------------------------------- empty large pages
 
 int32_t Pool::claim_large(int32_t group, int32_t holder) {
-  if (has_shares() && claimed_[group] >= quotas_[group]) return -1;
-  const int32_t id = next_empty();
+  if (supply_.is_share_claimed(group, claimed_[group])) return -1;
+  const int32_t id = empties_.take();
   if (id < 0) return -1;
   ++claimed_[group];
   LargeRecord& large = larges_[id];
@@ -212,66 +114,27 @@ int32_t Pool::claim_large(int32_t group, int32_t holder) {
 }
 
 int32_t Pool::take_alone(int32_t group, int32_t holder) {
-  const int32_t id = next_empty();
+  const int32_t id = empties_.take();
   if (id < 0) return -1;
   LargeRecord& large = larges_[id];
   large.group_plus_one = group + 1;
   large.owner = holder;
   large.used = large.written = 1;
   ++claimed_[group];
-  ++in_use_[group];
-  --whole_;
+  supply_.begin_use(group, 1);
   pages_[first_slot(id)].refs = 1;
   return first_slot(id);
 }
 
-// The lowest that is to be had.
-int32_t Pool::next_empty() {
-  if (!returned_.empty()) {
-    const int64_t id = returned_.lowest();
-    returned_.erase(id);
-    return int32_t(id);
-  }
-  while (next_fresh_ < num_large_)
-    if (const int32_t id = next_fresh_++; !withheld_[id]) return id;
-  return -1;
-}
-
 void Pool::withhold(int32_t id) {
-  withheld_[id] = true;
-  returned_.erase(id);
-  ++num_withheld_;
-  --whole_;
+  empties_.withhold(id);
+  supply_.withhold();
 }
 
 void Pool::restore(int32_t id) {
-  withheld_[id] = false;
-  --num_withheld_;
-  ++whole_;
+  empties_.restore(id);
+  supply_.restore();
   ++freed_;
-  if (id < next_fresh_) returned_.insert(id);
-}
-
-void Pool::list(int32_t id) {
-  LargeRecord& large = larges_[id];
-  if (large.listed || !large.room) return;
-  GroupLists& lists = lists_[large.group()];
-  if (large.owner == kShared)
-    lists.shared.insert(by_room(large.room, id));
-  else
-    lists.owned.insert(first_of(lists.owned, by_owner(large.owner, id)), by_owner(large.owner, id));
-  large.listed = 1;
-}
-
-void Pool::unlist(int32_t id) {
-  LargeRecord& large = larges_[id];
-  if (!large.listed) return;
-  GroupLists& lists = lists_[large.group()];
-  if (large.owner == kShared)
-    lists.shared.erase(by_room(large.room, id));
-  else
-    lists.owned.erase(first_of(lists.owned, by_owner(large.owner, id)));
-  large.listed = 0;
 }
 
 // ----------------------------------------------------------------- small pages
@@ -280,7 +143,7 @@ void Pool::take(int32_t id, int64_t count, std::vector<int32_t>& out) {
   LargeRecord& large = larges_[id];
   const int32_t taken = int32_t(std::min<int64_t>(count, large.room));
   // Those of an owner do not lie by room.
-  if (large.owner == kShared || taken == large.room) unlist(id);
+  if (large.owner == kShared || taken == large.room) rooms_.unlist(id);
   uint64_t* words = &masks_[size_t(id) * words_];
   for (int32_t left = taken, word = 0; left; ) {
     if (!words[word]) {
@@ -300,7 +163,7 @@ void Pool::take(int32_t id, int64_t count, std::vector<int32_t>& out) {
   }
   large.room -= taken;
   use(id, taken);
-  list(id);
+  rooms_.list(id);
 }
 
 void Pool::acquire(int32_t slot) {
@@ -342,18 +205,7 @@ void Pool::renew(int32_t slot, const Key& key) {
     return;
   }
   const int32_t id = large_of(slot);
-  GroupLists& lists = lists_[larges_[id].group()];
-  if (page.run == kAlone) {
-    page.key = key;
-  } else if (page.run & kAside) {
-    lists.aside.remove(slot);
-    page.key = key;
-    lists.aside.push(slot);
-  } else {
-    lists.cached.remove(slot);
-    page.key = key;
-    lists.cached.push(slot);
-  }
+  cached_[larges_[id].group()].renew(slot, key);
   if (!larges_[id].run) return;
   // By age alone it goes later or where it did; by worth it may go sooner.
   if (!rule_.learns() && !(larges_[id].key < key)) return;
@@ -396,48 +248,36 @@ void Pool::cache(int32_t slot) {
   LargeRecord& large = larges_[large_of(slot)];
   ++large.cached;
   ++cached_pages_[large.group()];
-  if (is_alone(large.group()))
-    pages_[slot].run = kAlone;
-  else
-    lists_[large.group()].cached.push(slot);
+  cached_[large.group()].push(slot);
 }
 
 void Pool::uncache(int32_t slot) {
   LargeRecord& large = larges_[large_of(slot)];
-  GroupLists& lists = lists_[large.group()];
   --large.cached;
   --cached_pages_[large.group()];
-  if (pages_[slot].run == kAlone)
-    pages_[slot].run = 0;
-  else if (pages_[slot].run & kAside)
-    lists.aside.remove(slot);
-  else
-    lists.cached.remove(slot);
+  cached_[large.group()].remove(slot);
 }
 
 void Pool::make_empty(int32_t id, const int32_t* slots, size_t count) {
   LargeRecord& large = larges_[id];
-  if (!large.room && !live_.find(large.owner)) large.owner = kShared;
-  if (large.owner == kShared) unlist(id);
+  if (!large.room && !rooms_.is_live(large.owner)) large.owner = kShared;
+  if (large.owner == kShared) rooms_.unlist(id);
   for (size_t i = 0; i < count; ++i) {
     const int32_t index = slots[i] - first_slot(id);
     masks_[size_t(id) * words_ + index / 64] |= uint64_t(1) << index % 64;
   }
   large.room += int32_t(count);
-  if (large.used || large.cached) list(id);
+  if (large.used || large.cached) rooms_.list(id);
 }
 
 // --------------------------------------------------------- states of large pages
 
 void Pool::use(int32_t id, int32_t count) {
   LargeRecord& large = larges_[id];
-  int64_t& partial = partial_[large.group()];
   if (large.used) {
-    partial -= count;
+    supply_.use(large.group(), count);
   } else {
-    --whole_;
-    ++in_use_[large.group()];
-    partial += per_large(large.group()) - count;
+    supply_.begin_use(large.group(), count);
     unwritten_[large.group()] += per_large(large.group()) - large.written;
     if (large.run) evictable_.remove(id);
     if (large.cached) bring_back(id);
@@ -447,28 +287,22 @@ void Pool::use(int32_t id, int32_t count) {
 
 // Its cached pages lie beside used ones from now on.
 void Pool::bring_back(int32_t id) {
-  GroupLists& lists = lists_[larges_[id].group()];
-  if (lists.aside.empty()) return;
+  CachedPages& cached = cached_[larges_[id].group()];
+  if (!cached.has_aside()) return;
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
-  for (int32_t slot = first; slot < end; ++slot) {
-    if (!(pages_[slot].run & kAside)) continue;
-    lists.aside.remove(slot);
-    lists.cached.push(slot);
-  }
+  for (int32_t slot = first; slot < end; ++slot) cached.bring_back(slot);
 }
 
 void Pool::unuse(int32_t id) {
   LargeRecord& large = larges_[id];
-  int64_t& partial = partial_[large.group()];
+  const int32_t group = large.group();
   const bool was_sparse = is_sparse(id);
   if (--large.used) {
-    if (!was_sparse && is_sparse(id)) ++thinned_[large.group()];
-    ++partial;
+    if (!was_sparse && is_sparse(id)) ++thinned_[group];
+    supply_.unuse(group);
   } else {
-    partial -= per_large(large.group()) - 1;
-    unwritten_[large.group()] -= per_large(large.group()) - large.written;
-    --in_use_[large.group()];
-    ++whole_;
+    supply_.end_use(group);
+    unwritten_[group] -= per_large(group) - large.written;
   }
 }
 
@@ -491,12 +325,12 @@ void Pool::make_evictable(int32_t id, const Key& youngest) {
 // It is in no group any more.
 void Pool::give_back(int32_t id) {
   LargeRecord& large = larges_[id];
-  unlist(id);
+  rooms_.unlist(id);
   uint64_t* words = &masks_[size_t(id) * words_];
   std::fill(words, words + words_, 0);
   --claimed_[large.group()];
   large = LargeRecord{};
-  returned_.insert(id);
+  empties_.give_back(id);
 }
 
 Key Pool::youngest(int32_t id) const {
@@ -538,24 +372,11 @@ const Entry* Pool::oldest_large() {
 }
 
 const Entry* Pool::oldest_page(int32_t group, bool in_use) {
-  GroupLists& lists = lists_[group];
-  if (in_use) {
-    if (per_large(group) == 1) return nullptr;
-    while (!lists.cached.empty() && !larges_[large_of(lists.cached.top().id())].used) {
-      const int32_t slot = lists.cached.top().id();
-      larges_.fetch(large_of(lists.cached.next()));
-      lists.cached.remove(slot);
-      lists.aside.push(slot);
-    }
-    return lists.cached.empty() ? nullptr : &lists.cached.top();
-  }
-  if (lists.aside.empty()) return lists.cached.empty() ? nullptr : &lists.cached.top();
-  if (lists.cached.empty()) return &lists.aside.top();
-  const Entry *cached = &lists.cached.top(), *aside = &lists.aside.top();
-  if (!rule_.learns()) return *aside < *cached ? aside : cached;
-  const Place one = place(cached->key()), other = place(aside->key());
-  if (one < other) return cached;
-  return other < one || aside->id() < cached->id() ? aside : cached;
+  if (!in_use) return cached_[group].oldest();
+  if (per_large(group) == 1) return nullptr;
+  return cached_[group].oldest_beside(
+      [this](int32_t slot) { return larges_[large_of(slot)].used != 0; },
+      [this](int32_t slot) { larges_.fetch(large_of(slot)); });
 }
 
 }  // namespace kvell::memory

@@ -11,9 +11,6 @@ int64_t image_rank(const Holder& h, const Image& image) {
 
 constexpr int64_t kFetchAhead = 8;  // pages whose records are on their way while one is released
 
-// Can the model resume only where something was kept for it?
-bool needs_an_end(const Model& model) { return model.has_states || model.has_windows; }
-
 }  // namespace
 
 void Publisher::advance(Holder& h, int64_t computed) {
@@ -63,13 +60,13 @@ void Publisher::give_back(Holder& h, bool renew, bool returns) {
   let_sources_go(h, renew);
   for (const Checkpoint& checkpoint : h.checkpoints)
     for (const int32_t slot : checkpoint.slots) store_.pool.release(slot);
-  find_points(h);
+  resuming_.find(h);
   for (const int32_t g : h.model->own)
     release(h, g, int64_t(h.groups[g].slots.size()), renew ? end_rank(g) : kKeepKey);
   if (!renew || !h.publishes) return;
-  const int64_t ended = store_.rule.ended_at(store_.step, end_step(h));
-  renew_points(h, points_, ended);
-  renew_points(h, waypoints_, ended);
+  const int64_t ended = store_.rule.ended_at(store_.step, resuming_.end_step(h));
+  renew_points(h, resuming_.points(), ended);
+  renew_points(h, resuming_.waypoints(), ended);
   if (is_new && h.computed <= h.num_tokens() && needs_an_end(*h.model))
     store_.usefulness.note_wasted(Sort::kTurnEnd, store_.usefulness.rank(Sort::kTurnEnd));
 }
@@ -99,30 +96,6 @@ void Publisher::note_used(const Holder& h) {
   }
 }
 
-// Lengths at which a later prompt is most likely to resume.
-void Publisher::find_points(const Holder& h) {
-  points_.clear();
-  waypoints_of(h, waypoints_);
-  if (!needs_an_end(*h.model)) return;
-  const int64_t alignment = h.model->alignment;
-  const int64_t branch = h.matched_tokens / alignment * alignment;
-  const int64_t prompt = prompt_end(h.facts.prompt_tokens, alignment);
-  if (branch) points_.push_back(branch);
-  if (store_.usefulness.rank(Sort::kPromptEnd) == kNormal && prompt && prompt != branch)
-    points_.push_back(prompt);
-  std::sort(points_.begin(), points_.end());
-}
-
-// Is a window's page at a position one that a later prompt is likely to resume from?
-bool Publisher::is_worth(const Holder& h, int32_t g, int64_t position,
-                         const std::vector<int64_t>& lengths) const {
-  const Rules& group = store_.groups[g];
-  for (const int64_t length : lengths)
-    if (resumed_from(group, h.facts, length) <= position && position < length / group.page_tokens)
-      return true;
-  return false;
-}
-
 // What one resumes from where the prompt ended or branched off is as young as the rest. Of
 // windows only what has been left behind: the rest is in use.
 void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths, int64_t time) {
@@ -141,17 +114,6 @@ void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths, int
             [&](int32_t slot, int64_t position) { renew(h, slot, (position + 1) * size, time); });
     }
   }
-}
-
-// The step at which the holder is expected to end: it answers with a token a step.
-int64_t Publisher::end_step(const Holder& h) const {
-  return store_.step + std::max<int64_t>(0, h.expected_tokens - h.num_tokens());
-}
-
-// When what is kept on the way counts as accessed: no later than now where
-// it is most of what a window leaves behind.
-int64_t Publisher::waypoint_step(const Holder& h) const {
-  return h.model->waypoints_overlap ? store_.step : end_step(h);
 }
 
 void Publisher::renew(const Holder& h, int32_t slot, int64_t end, int64_t time) {
@@ -206,8 +168,8 @@ void Publisher::publish(Holder& h) {
       publish_pages(h, g);
   }
   if (store_.step - h.renewed_step < h.model->renew_steps) return;
-  find_points(h);
-  renew_points(h, points_, store_.step);
+  resuming_.find(h);
+  renew_points(h, resuming_.points(), store_.step);
 }
 
 // The tree knows the holder's tokens up to `length`.
@@ -296,7 +258,7 @@ void Publisher::publish_states(Holder& h) {
     if (end > h.published) extend(h, end);
     int32_t part = 0;
     const bool waits = checkpoint.sort == Sort::kWaypoint;
-    const int64_t time = waits ? end_step(h) : store_.step;
+    const int64_t time = waits ? resuming_.end_step(h) : store_.step;
     for (const int32_t slot : checkpoint.slots) {
       name(h, checkpoint.group, end, part++, slot, end, checkpoint.sort);
       store_.pool.release(slot, key(h, slot, checkpoint.rank, time, end, end));
@@ -341,7 +303,7 @@ void Publisher::leave_behind(Holder& h) {
     const int64_t start = kept_from(group, h.facts, h.computed);
     const int64_t count = std::min<int64_t>(start - held.first, held.slots.size());
     if (count <= 0) continue;
-    find_points(h);
+    resuming_.find(h);
     release(h, g, count, kSpare);
     held.slots.drop_front(size_t(count));
     held.first += count;
@@ -360,7 +322,7 @@ void Publisher::drop(Holder& h) {
   }
 }
 
-// Gives the first `count` pages back; `find_points` has been asked for the holder.
+// Gives the first `count` pages back; `resuming_` has looked at the holder.
 void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
   const Rules& group = store_.groups[g];
   const GroupPages& held = h.groups[g];
@@ -375,10 +337,10 @@ void Publisher::release(Holder& h, int32_t g, int64_t count, int64_t rank) {
     const auto kept_until = [&](int64_t step) {
       store_.pool.release(held.slots[i], key(h, held.slots[i], kNormal, step, length, length));
     };
-    if (goes_first && is_worth(h, g, position, points_))
-      kept_until(end_step(h));
-    else if (goes_first && is_worth(h, g, position, waypoints_))
-      kept_until(waypoint_step(h));
+    if (goes_first && resuming_.is_worth(h, g, position, resuming_.points()))
+      kept_until(resuming_.end_step(h));
+    else if (goes_first && resuming_.is_worth(h, g, position, resuming_.waypoints()))
+      kept_until(resuming_.waypoint_step(h));
     else
       release_page(h, held.slots[i], rank, length, length);
   }
@@ -410,42 +372,6 @@ void Publisher::let_sources_go(Holder& h, bool renew) {
   for (const Source& source : h.sources)
     release_page(h, source.slot, renew ? kNormal : kKeepKey, source.length, source.length, false);
   h.sources.clear();
-}
-
-// ------------------------------------------------------------------------ foresight
-
-namespace {
-
-// Computed tokens at which more of the holder is whole.
-int64_t next_whole(const Holder& h) {
-  if (!h.publishes) return kNever;
-  int64_t next = kNever;
-  for (const int32_t size : h.model->page_sizes)
-    next = std::min(next, (h.published / size + 1) * size);
-  if (h.model->has_cross)
-    for (const Image& image : h.facts.images)
-      if (image.end() > h.published) next = std::min(next, image.end());
-  return next;
-}
-
-}  // namespace
-
-void foresee(const Groups& groups, Holder& h) {
-  h.room = {};
-  h.next_event = next_whole(h);
-  if (h.drops && h.computed < h.facts.prompt_tokens)
-    h.next_event = std::min(h.next_event, h.facts.prompt_tokens);
-  bool always = !h.sources.empty() || !h.checkpoints.empty();
-  for (const int32_t g : h.model->own) {
-    const Rules& group = groups[g];
-    const GroupPages& held = h.groups[g];
-    const Room room = room_of(group, h.facts, held.end(), h.computed);
-    h.room.from = std::max(h.room.from, room.from);
-    h.room.to = std::min(h.room.to, room.to);
-    if (group.is_window()) h.next_event = std::min(h.next_event, group.behind_at(held.first));
-    always |= group.kind == Kind::kVision && !held.slots.empty();
-  }
-  if (always) h.next_event = 0;
 }
 
 }  // namespace kvell::memory

@@ -1,15 +1,14 @@
 // What becomes of pages as a request goes on: named in the index, left behind, given back
 // (prefix/publishing.py).
 #pragma once
-#include "checkpoints.h"
-#include "holders.h"
-#include "store.h"
+#include "resuming.h"
 
 namespace kvell::memory {
 
 class Publisher {
  public:
-  explicit Publisher(Store& store) : store_(store), checkpoint_pages_(store.groups.size(), 0) {}
+  explicit Publisher(Store& store)
+      : store_(store), resuming_(store), checkpoint_pages_(store.groups.size(), 0) {}
 
   // The holder has so many tokens computed, all of them known.
   void advance(Holder& holder, int64_t computed);
@@ -40,11 +39,6 @@ class Publisher {
   void name(Holder& holder, int32_t group, int64_t end, int32_t part, int32_t slot, int64_t rank,
             Sort sort = Sort::kFine);
   int64_t end_rank(int32_t group) const;
-  int64_t end_step(const Holder& holder) const;
-  int64_t waypoint_step(const Holder& holder) const;
-  void find_points(const Holder& holder);
-  bool is_worth(const Holder& holder, int32_t group, int64_t position,
-                const std::vector<int64_t>& lengths) const;
   void renew_points(Holder& holder, const std::vector<int64_t>& lengths, int64_t time);
   void renew(const Holder& holder, int32_t slot, int64_t end, int64_t time);
   Key key(const Holder& holder, int32_t slot, int64_t rank, int64_t time, int64_t length,
@@ -59,12 +53,9 @@ class Publisher {
   Tokens tokens_between(const Holder& holder, int64_t begin, int64_t end);
 
   Store& store_;
+  Resuming resuming_;
   Counts checkpoint_pages_;
-  std::vector<int32_t> tail_;    // scratch
-  std::vector<int64_t> points_, waypoints_;  // scratch: see find_points
+  std::vector<int32_t> tail_;  // scratch
 };
-
-// When the holder has to be looked at again: its room, and its next event.
-void foresee(const Groups& groups, Holder& holder);
 
 }  // namespace kvell::memory

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 namespace kvell::memory {
@@ -88,7 +87,6 @@ struct Model {
   int64_t renew_steps = 16;     // between renewals of what one resumes from
   bool has_states = false, has_windows = false, has_cross = false, has_embeddings = false, counts_images = false;
 };
-using Models = std::unordered_map<std::string, Model>;
 
 // How a pool is shared out (Layout in pages/layout.py).
 struct Sharing {

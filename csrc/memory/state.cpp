@@ -108,10 +108,10 @@ nb::tuple state_of(Core& core) {
   nb::list holders;
   nb::list withheld;
   for (int32_t id = 0; id < store.pool.num_large(); ++id)
-    if (store.pool.is_withheld(id)) withheld.append(id);
+    if (store.pool.empties().is_withheld(id)) withheld.append(id);
   for (const Holder* holder : core.holders()) holders.append(holder_of(store.pool, *holder));
-  return nb::make_tuple(larges_of(store.pool), pages_of(store), store.pool.whole(),
-                        numbers(store.pool.partial()), nb::tuple(holders), store.tree.num_nodes(),
+  return nb::make_tuple(larges_of(store.pool), pages_of(store), store.pool.supply().whole(),
+                        numbers(store.pool.supply().partial()), nb::tuple(holders), store.tree.num_nodes(),
                         numbers(store.placer.evicted_pages()), core.total_hit_tokens(),
                         numbers(store.placer.rungs()), nb::tuple(withheld));
 }

@@ -3,14 +3,13 @@
 It also serves where no compiler was.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from kvell.pages.demand import feasible
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
-from kvell.pages.pool import NO_GROUP
-from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
+from kvell.pages.snapshot import PoolSnapshot, PoolTotals
 from kvell.prefix.checkpoints import cuts, is_worth_displacing, waypoint_tokens
 from kvell.prefix.compaction import Compactor
 from kvell.prefix.evictor import COARSE, EvictionRule, LeastRecentlyUsed
@@ -18,17 +17,14 @@ from kvell.prefix.facts import Images, facts_of
 from kvell.prefix.hits import alignment_tokens
 from kvell.prefix.holders import Checkpoint, GroupPages, Holder
 from kvell.prefix.interface import (
-    CACHED,
     CHECKPOINT_COLUMNS,
     COPY_COLUMNS,
-    EMPTY,
     NEW_PAGE_COLUMNS,
-    RANK_SHIFT,
-    USED,
-    WITHHELD,
     Ints,
     LongInts,
 )
+from kvell.prefix.lending import Lender
+from kvell.prefix.looking import Counters, snapshot_of, totals_of
 from kvell.prefix.lookup import match, resume, resume_embeddings
 from kvell.prefix.needs import demand_pages, end_position, peak_pages
 from kvell.prefix.publishing import Publisher
@@ -43,6 +39,7 @@ class ReferenceCore:
         self._store = Store(layout, rule or LeastRecentlyUsed())
         self._publisher = Publisher(self._store)
         self._compactor = Compactor(self._store)
+        self._lender = Lender(self._store)
         self._holders: dict[int, Holder] = {}
         self._next_handle = 1
         self._hit_tokens = 0
@@ -339,121 +336,32 @@ class ReferenceCore:
 
     def reclaim_order(self) -> LongInts:
         """See :class:`LendingCore`."""
-        pool = self._store.pool
-        return np.asarray([self._reclaimed_at(large) for large in range(len(pool.group))], np.int64)
-
-    def _reclaimed_at(self, large: int) -> int:
-        pool = self._store.pool
-        if pool.used[large]:
-            return USED
-        if pool.cached[large]:
-            rank, time, _ = self._store.evictor.youngest(large)
-            return CACHED + (rank << RANK_SHIFT) + time
-        return WITHHELD if large in pool.withheld else EMPTY
+        return self._lender.reclaim_order()
 
     def withhold(self, larges: Ints) -> None:
         """See :class:`LendingCore`."""
-        pool = self._store.pool
-        _check_larges(larges, len(pool.group))
-        if pool.has_shares:
-            raise ValueError("the pool was cut into shares at start: there is none to give")
-        for large in larges.tolist():
-            if pool.used[large] or large in pool.withheld:
-                raise ValueError(f"large page {large} is not to be had")
-        for large in larges.tolist():
-            if pool.cached[large]:
-                self._store.placer.evict_large(large)
-            pool.withhold(large)
+        self._lender.withhold(larges)
 
     def restore(self, larges: Ints) -> None:
         """See :class:`LendingCore`."""
-        pool = self._store.pool
-        _check_larges(larges, len(pool.group))
-        for large in larges.tolist():
-            if large not in pool.withheld:
-                raise ValueError(f"large page {large} is not withheld")
-        for large in larges.tolist():
-            pool.restore(large)
+        self._lender.restore(larges)
 
     # -------------------------------------------------------------------- looking
 
     def totals(self) -> PoolTotals:
         """See :class:`MemoryCore`."""
-        pool, groups = self._store.pool, range(len(self._store.groups))
-        by_group = list(zip(pool.group, pool.used, pool.cached, strict=True))
-        written = [0 for _ in groups]
-        for group, used, count in zip(pool.group, pool.used, pool.written, strict=True):
-            written[group] += count if used else 0
-        used_pages = [sum(used for g, used, _ in by_group if g == group) for group in groups]
-        partial = pool.supply.partial
-        return PoolTotals(
-            pool.group.count(NO_GROUP) - len(pool.withheld),
-            tuple(used_pages),
-            tuple(sum(cached for g, _, cached in by_group if g == group) for group in groups),
-            tuple(self._store.placer.evicted_pages),
-            self._hit_tokens,
-            dict(self._store.placer.rungs),
-            tuple(partial[g] + used_pages[g] - written[g] for g in groups),
-            tuple(written[g] - used_pages[g] for g in groups),
-            tuple(self._group_hit_tokens),
-            tuple(self._publisher.checkpoint_pages),
+        counted = Counters(
+            self._hit_tokens, self._group_hit_tokens, self._publisher.checkpoint_pages
         )
+        return totals_of(self._store, counted)
 
     def snapshot(self) -> PoolSnapshot:
         """See :class:`MemoryCore`."""
-        pool = self._store.pool
-        supply = pool.supply
-        return PoolSnapshot(
-            group=tuple(pool.group),
-            owner=tuple(pool.owner),
-            used=tuple(pool.used),
-            cached=tuple(pool.cached),
-            empty_masks=tuple(pool.empty_mask),
-            refs=tuple(dict(refs) for refs in pool.refs),
-            keys=tuple(dict(keys) for keys in pool.indexed),
-            whole=supply.whole,
-            partial=supply.partial,
-            holders=tuple(
-                HolderSnapshot(
-                    h.handle,
-                    h.computed,
-                    h.published,
-                    h.lease_until is not None,
-                    tuple((held.first, tuple(held.pages)) for held in h.groups),
-                    tuple(_other_pages(h)),
-                    h.is_receiving,
-                )
-                for h in self._holders.values()
-            ),
-            index=tuple(
-                IndexEntry(group, page, *place, node.start, node.end)
-                for group, page, node, place in self._store.tree.named()
-            ),
-            num_nodes=sum(1 for _ in self._store.tree.nodes()),
-            evicted_pages=tuple(self._store.placer.evicted_pages),
-            hit_tokens=self._hit_tokens,
-            rungs=dict(self._store.placer.rungs),
-            withheld=tuple(sorted(pool.withheld)),
-        )
-
-
-def _check_larges(larges: Ints, count: int) -> None:
-    if len(larges) and not 0 <= int(larges.min()) <= int(larges.max()) < count:
-        raise ValueError(f"there is no such large page: they are 0 to {count - 1}")
-    if len(np.unique(larges)) != len(larges):
-        raise ValueError("a large page is named twice")
+        return snapshot_of(self._store, self._holders.values(), self._hit_tokens)
 
 
 def _root(model: str, root: str) -> str:
     return f"{model}/{root}"
-
-
-def _other_pages(holder: Holder) -> Iterator[tuple[int, int]]:
-    """(group, page) of pages that the holder uses but not as its own: to copy, to write states."""
-    for index, held in holder.own_groups():
-        yield from ((index, page) for _, page in held.sources.values())
-    for checkpoint in holder.checkpoints:
-        yield from ((checkpoint.group, page) for page in checkpoint.pages)
 
 
 def _rows(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:
