@@ -5,6 +5,7 @@
 #include "product.h"
 #include "rows.h"
 #include "table.h"
+#include "whole_avx512.h"
 
 namespace {
 
@@ -16,15 +17,16 @@ KVELL_INLINE void round_to_bf16(uint16_t* to, const float* x, int64_t size) {
   }
 }
 
-struct Pairs512 : GroupedPairs512 {
+struct Pairs512 {
   using Lanes = Avx512Lanes;
   using Element = uint16_t;
   using Items = __m512bh;
   static constexpr int kRows = 12;
   static constexpr auto kElement = kvell::Element::bfloat16;
+  template <kvell::Form F>
+  using FewBits = WholeWeights<F>;
 
   KVELL_INLINE Items load(const uint8_t* p) { return (Items)_mm512_loadu_si512(p); }
-  KVELL_INLINE void store_items(uint8_t* p, Items x) { _mm512_storeu_si512(p, (__m512i)x); }
   KVELL_INLINE Items broadcast(uint32_t item) { return (Items)_mm512_set1_epi32(int(item)); }
   KVELL_INLINE __m512 madd(__m512 sum, Items a, Items b) { return _mm512_dpbf16_ps(sum, a, b); }
   KVELL_INLINE float value(uint16_t x) { return bf16_value(x); }
@@ -42,6 +44,8 @@ struct Floats512 : GroupedFloats512 {
   using Items = __m512;
   static constexpr int kRows = 12;
   static constexpr auto kElement = kvell::Element::float32;
+  template <kvell::Form F>
+  using FewBits = GroupedWeights<Floats512, F>;
 
   KVELL_INLINE Items load(const uint8_t* p) { return _mm512_loadu_ps(p); }
   KVELL_INLINE void store_items(uint8_t* p, Items x) { _mm512_storeu_ps(p, x); }

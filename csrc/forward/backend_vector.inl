@@ -25,6 +25,8 @@ struct PairsVector : GroupedPairs<PairItems> {
   using Items = PairItems;
   static constexpr int kRows = 2;
   static constexpr auto kElement = kvell::Element::bfloat16;
+  template <kvell::Form F>
+  using FewBits = GroupedWeights<PairsVector, F>;
 
   KVELL_INLINE Items halves(Words words) {
     return {(Lanes::Vec)(words << 16), (Lanes::Vec)(words & 0xffff0000u)};
@@ -52,6 +54,8 @@ struct FloatsVector : GroupedFloats {
   using Items = Lanes::Vec;
   static constexpr int kRows = 2;
   static constexpr auto kElement = kvell::Element::float32;
+  template <kvell::Form F>
+  using FewBits = GroupedWeights<FloatsVector, F>;
 
   KVELL_INLINE Items load(const uint8_t* p) {
     return Lanes::load(reinterpret_cast<const float*>(p));

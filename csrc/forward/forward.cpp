@@ -312,14 +312,16 @@ class Pass {
     const uint8_t* later =
         following ? following->panel(std::min(following->panels() - 1, self * own_panels(*following)))
                   : nullptr;
+    int64_t last_row = -1;
     for (int64_t share = self; share < cut.shares;) {
       const int64_t next = team.take();
       const int64_t panel = share % cut.chunks * cut.chunk_panels;
       const int64_t row = share / cut.chunks * cut.block_rows;
       decoder_.kernels->product(
           made, decoder_.activation, panel, std::min(panel + cut.chunk_panels, matrix.panels()), row,
-          std::min(row + cut.block_rows, made.rows),
+          std::min(row + cut.block_rows, made.rows), row == last_row,
           next < cut.shares ? matrix.panel(next % cut.chunks * cut.chunk_panels) : later);
+      last_row = row;
       share = next;
     }
     team.meet();

@@ -17,16 +17,38 @@
 
 namespace {
 
-// Lines of a later group, fetched one with each step.
+// Lines of a later group, fetched a few at a time between the steps of this one.
+template <int64_t GroupBytes>
 struct GroupFetch {
-  const uint8_t *ahead, *near;  // near: or null
-  int64_t lines;
+  const uint8_t *ahead, *near;  // or null
 
-  KVELL_INLINE void line(const GroupFetch& fetch, int64_t index) {
-    if (index >= fetch.lines) return;
-    __builtin_prefetch(fetch.ahead + index * 64, 0, 2);
-    if (fetch.near) __builtin_prefetch(fetch.near + index * 64, 0, 3);
+  // Groups below `split` fetch further down this panel, the others from the next one; with
+  // several passes over a panel, the first fetches all.
+  KVELL_INLINE GroupFetch at(const Fetch& fetch, const uint8_t* group, int64_t index) {
+    const uint8_t* from = index < fetch.split ? fetch.first : fetch.second;
+    if (fetch.lines == 0 || !from) return {nullptr, nullptr};
+    return {from + index * GroupBytes, fetch.lines == 2 ? group + kNearBytes : nullptr};
   }
+
+  // Part `part` of `parts`.
+  KVELL_INLINE void lines(const GroupFetch& fetch, int64_t part, int64_t parts) {
+    constexpr int64_t kLines = GroupBytes / 64;
+    const int64_t begin = kLines * part / parts, end = kLines * (part + 1) / parts;
+    for (int64_t i = begin; fetch.ahead && i < end; ++i) __builtin_prefetch(fetch.ahead + i * 64, 0, 2);
+    for (int64_t i = begin; fetch.near && i < end; ++i) __builtin_prefetch(fetch.near + i * 64, 0, 3);
+  }
+};
+
+// A thread's memory that begins at a cache line.
+class AlignedBytes {
+ public:
+  uint8_t* of(int64_t size) {
+    bytes_.resize(size + 64);
+    return bytes_.data() + (64 - reinterpret_cast<uintptr_t>(bytes_.data()) % 64) % 64;
+  }
+
+ private:
+  std::vector<uint8_t> bytes_;
 };
 
 template <class K, kvell::Form F>
@@ -65,10 +87,8 @@ struct GroupedWeights {
   // The items of a panel, if so many rows are worth it; good until the thread's next panel.
   static const uint8_t* unpacked(const uint8_t* panel, int64_t steps, int64_t rows) {
     if (rows < kRowsToUnpack) return nullptr;
-    thread_local std::vector<uint8_t> memory;
-    memory.resize(steps * kvell::kStepBytes + 64);
-    const auto address = reinterpret_cast<uintptr_t>(memory.data());
-    uint8_t* const items_begin = memory.data() + (64 - address % 64) % 64;
+    thread_local AlignedBytes memory;
+    uint8_t* const items_begin = memory.of(steps * kvell::kStepBytes);
     uint8_t* to = items_begin;
     for (int64_t begin = 0; begin < steps; begin += kSteps, panel += kBytes)
       for (int64_t step = 0; step < std::min(kSteps, steps - begin); ++step, to += kvell::kStepBytes)
@@ -77,17 +97,23 @@ struct GroupedWeights {
     return items_begin;
   }
 
-  // Σ x of every group of some rows: [rows, groups].
-  static const float* row_sums(const Product& product, int64_t row_begin, int64_t row_end) {
-    if (F == kvell::Form::eights) return nullptr;
+  // With Σ x of every group of some rows, where weights have minima: [rows, groups].
+  static Inputs inputs(const Product& product, int64_t row_begin, int64_t row_end, bool again) {
     thread_local std::vector<float> sums;
     const int64_t groups = product.matrix->groups, steps = product.matrix->steps;
-    sums.resize((row_end - row_begin) * groups);
-    for (int64_t row = row_begin; row < row_end; ++row)
-      for (int64_t g = 0; g < groups; ++g)
-        sums[(row - row_begin) * groups + g] =
-            sum_of(product.x + row * product.x_stride + g * kSteps, std::min(kSteps, steps - g * kSteps));
-    return sums.data();
+    const uint32_t* const x = product.x + row_begin * product.x_stride;
+    if (F == kvell::Form::fours && !again) {
+      sums.resize((row_end - row_begin) * groups);
+      for (int64_t at = 0; at < int64_t(sums.size()); ++at)
+        sums[at] = sum_of(x + at / groups * product.x_stride + at % groups * kSteps,
+                          std::min(kSteps, steps - at % groups * kSteps));
+    }
+    return {x, product.x_stride, sums.data(), nullptr, F == kvell::Form::fours ? groups : 0};
+  }
+
+  static Inputs skip(const Inputs& inputs, int64_t rows) {
+    return {inputs.items + rows * inputs.stride, inputs.stride, inputs.sums + rows * inputs.sums_stride,
+            nullptr, inputs.sums_stride};
   }
 
  private:
@@ -128,14 +154,14 @@ struct GroupedWeights {
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) acc[r][c] = K::Lanes::zero();
     const int64_t count = std::min(kSteps, tile.steps - begin);
-    const GroupFetch fetch = fetch_at(tile.fetch, group, begin / kSteps);
-    for (int64_t index = kSteps; index < fetch.lines; ++index) GroupFetch::line(fetch, index);
+    using Later = GroupFetch<kBytes>;
+    const Later later = Later::at(tile.fetch, group, begin / kSteps);
     for (int64_t step = 0; step < count; ++step) {
-      GroupFetch::line(fetch, step);
+      Later::lines(later, step, kSteps);
       typename K::Items made[C];
       for (int c = 0; c < C; ++c) made[c] = make(step, c);
       for (int r = 0; r < R; ++r) {
-        const auto item = K::broadcast(tile.x[r * tile.x_stride + begin + step]);
+        const auto item = K::broadcast(tile.x.items[r * tile.x.stride + begin + step]);
         for (int c = 0; c < C; ++c) acc[r][c] = K::madd(acc[r][c], item, made[c]);
       }
     }
@@ -158,7 +184,7 @@ struct GroupedWeights {
     using L = typename K::Lanes;
     total = L::madd(sum, scales.scale, total);
     if constexpr (F == kvell::Form::fours)
-      total = L::madd(L::set(tile.row_sums[r * tile.groups + index]), scales.minimum, total);
+      total = L::madd(L::set(tile.x.sums[r * tile.x.sums_stride + index]), scales.minimum, total);
     return total;
   }
 
@@ -176,14 +202,6 @@ struct GroupedWeights {
     for (int64_t i = 0; i < kSteps; i += L::kWidth)
       sum = K::madd(sum, K::load(items + i * 4), ones);
     return L::sum(sum);
-  }
-
-  // Groups below `split` fetch further down this panel, the others from the next one; with
-  // several passes over a panel, the first fetches all.
-  KVELL_INLINE GroupFetch fetch_at(const Fetch& fetch, const uint8_t* group, int64_t index) {
-    const uint8_t* from = index < fetch.split ? fetch.first : fetch.second;
-    if (fetch.lines == 0 || !from) return {nullptr, nullptr, 0};
-    return {from + index * kBytes, fetch.lines == 2 ? group + kNearBytes : nullptr, kBytes / 64};
   }
 };
 

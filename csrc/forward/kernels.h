@@ -70,10 +70,11 @@ struct Gated {
 struct Kernels {
   const char* name;
   Element element;
-  // Panels [panel_begin, panel_end) of rows [row_begin, row_end); `next` is where the stream
-  // of weights goes on afterwards, or null.
+  // Panels [panel_begin, panel_end) of rows [row_begin, row_end). `again`: this thread's last call
+  // was for the same rows of the same product, so what it made of them is still good. `next` is
+  // where the stream of weights goes on afterwards, or null.
   void (*product)(const Product&, Activation, int64_t panel_begin, int64_t panel_end,
-                  int64_t row_begin, int64_t row_end, const uint8_t* next);
+                  int64_t row_begin, int64_t row_end, bool again, const uint8_t* next);
   // One row of `size`: h += factor · norm(branch), if there is a branch; then x = norm(h).
   void (*norm)(float* h, const float* branch, Norm branch_norm, float factor, Norm norm, void* x,
                int64_t size);

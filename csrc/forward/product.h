@@ -21,16 +21,21 @@ struct Fetch {
   int lines;
 };
 
+// Rows of x as a form of weights multiplies them (grouped.h, whole_avx512.h say how they lie).
+struct Inputs {
+  const uint32_t* items;
+  int64_t stride;
+  const float *sums, *powers;  // of every row's groups, or null
+  int64_t sums_stride;
+};
+
 // Some rows, and the panel that they are multiplied by.
 struct Tile {
-  const uint32_t* x;
-  int64_t x_stride;
+  Inputs x;
   const uint8_t* panel;
   const uint8_t* items;  // the panel's, unpacked; or null: they are made as they are multiplied
-  int64_t steps;
+  int64_t steps, groups;
   Fetch fetch;
-  const float* row_sums;  // [rows, groups], where weights have minima
-  int64_t groups;
 };
 
 // Numbers in one item.
@@ -79,7 +84,12 @@ template <class K>
 struct PlainWeights {
   static constexpr int64_t kBytes = kStepBytes;
 
-  static const float* row_sums(const Product&, int64_t, int64_t) { return nullptr; }
+  static Inputs inputs(const Product& product, int64_t row_begin, int64_t, bool) {
+    return {product.x + row_begin * product.x_stride, product.x_stride, nullptr, nullptr, 0};
+  }
+  static Inputs skip(const Inputs& inputs, int64_t rows) {
+    return {inputs.items + rows * inputs.stride, inputs.stride, nullptr, nullptr, 0};
+  }
   static int64_t most_rows(int64_t) { return K::kRows; }
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 
@@ -87,7 +97,10 @@ struct PlainWeights {
   static void streamed(const Tile& tile, float* to) {
     using L = typename K::Lanes;
     constexpr int C = kPanel / L::kWidth;
-    const auto& [x, x_stride, panel, items, steps, fetch, row_sums, groups] = tile;
+    const uint32_t* const x = tile.x.items;
+    const int64_t x_stride = tile.x.stride, steps = tile.steps;
+    const uint8_t* const panel = tile.panel;
+    const Fetch fetch = tile.fetch;
     typename L::Vec acc[R][C];
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
@@ -123,25 +136,25 @@ void pass_of(const Tile& tile, int64_t rows, float* sums) {
 
 template <class K, class Weights>
 void product_of(const Product& product, kvell::Activation activation, int64_t panel_begin,
-                int64_t panel_end, int64_t row_begin, int64_t row_end, const uint8_t* next) {
+                int64_t panel_end, int64_t row_begin, int64_t row_end, bool again,
+                const uint8_t* next) {
   const kvell::Matrix& matrix = *product.matrix;
   const int64_t rows = row_end - row_begin, most = Weights::most_rows(rows);
   const int64_t passes = (rows + most - 1) / most;
-  const float* row_sums = Weights::row_sums(product, row_begin, row_end);
+  const Inputs inputs = Weights::inputs(product, row_begin, row_end, again);
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     const uint8_t* panel = matrix.panel(p);
     const uint8_t* after = p + 1 < panel_end ? panel + matrix.panel_bytes() : next;
     const uint8_t* items = Weights::unpacked(panel, matrix.steps, rows);
     for (int64_t pass = 0; pass < passes; ++pass) {
-      const int64_t above = rows * pass / passes, row = row_begin + above;
+      const int64_t above = rows * pass / passes;
       const int64_t count = rows * (pass + 1) / passes - above;
-      const Tile tile{product.x + row * product.x_stride, product.x_stride, panel, items, matrix.steps,
-                      fetch_of<Weights::kBytes>(panel, matrix.panel_bytes(), after, pass, passes),
-                      row_sums ? row_sums + above * matrix.groups : nullptr, matrix.groups};
+      const Tile tile{Weights::skip(inputs, above), panel, items, matrix.steps, matrix.groups,
+                      fetch_of<Weights::kBytes>(panel, matrix.panel_bytes(), after, pass, passes)};
       alignas(64) float sums[K::kRows * kPanel];
       pass_of<Weights, K::kRows>(tile, count, sums);
       for (int64_t r = 0; r < count; ++r)
-        finish_row<K>(product, activation, p, row + r, sums + r * kPanel);
+        finish_row<K>(product, activation, p, row_begin + above + r, sums + r * kPanel);
     }
   }
 }

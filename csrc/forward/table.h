@@ -10,12 +10,14 @@ namespace {
 
 template <class K>
 void product(const Product& made, kvell::Activation activation, int64_t panel_begin,
-             int64_t panel_end, int64_t row_begin, int64_t row_end, const uint8_t* next) {
+             int64_t panel_end, int64_t row_begin, int64_t row_end, bool again, const uint8_t* next) {
   using kvell::Form;
+  using Eights = typename K::template FewBits<Form::eights>;
+  using Fours = typename K::template FewBits<Form::fours>;
   const auto run = made.matrix->form == Form::plain    ? product_of<K, PlainWeights<K>>
-                   : made.matrix->form == Form::eights ? product_of<K, GroupedWeights<K, Form::eights>>
-                                                       : product_of<K, GroupedWeights<K, Form::fours>>;
-  run(made, activation, panel_begin, panel_end, row_begin, row_end, next);
+                   : made.matrix->form == Form::eights ? product_of<K, Eights>
+                                                       : product_of<K, Fours>;
+  run(made, activation, panel_begin, panel_end, row_begin, row_end, again, next);
 }
 
 template <class K>
