@@ -30,8 +30,8 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol import Finished, Submit
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import Manager
-from kvell.models.loading import random_paged_model
 from kvell.models.paged_model import PagedModel
+from kvell.models.random_model import random_paged_model
 from kvell.vocabulary import MIB, RequestId
 
 

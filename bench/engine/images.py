@@ -40,8 +40,8 @@ from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import Embeddings
 from kvell.models.image_content import ImagePrompt
 from kvell.models.image_store import ImageStore
-from kvell.models.loading import random_paged_model
 from kvell.models.paged_model import PagedModel
+from kvell.models.random_model import random_paged_model
 from kvell.vocabulary import MIB, RequestId
 
 PIECE_PIXELS, PATCH_PIXELS = 112, 14

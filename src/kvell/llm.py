@@ -139,8 +139,7 @@ class LLM:
         floor_bytes = process_bytes()
         cache_dir = cache_dir or Path.home() / ".cache" / "kvell"
         first, *others = open_named(model, beside, cache_dir, progress)
-        self.tokenizer = first.tokenizer
-        self._tokenizers = {one.name: one.tokenizer for one in (first, *others)}
+        self._first, self._opened = first, {one.name: one for one in (first, *others)}
         load = partial(
             load_model,
             dtype=dtype,
@@ -152,7 +151,7 @@ class LLM:
         if speculative_model is not None:
             draft_path = resolve_model(speculative_model, cache_dir, progress)
             check_model(draft_path)
-            check_draft(draft_path, first.path, self.tokenizer, speculative_model)
+            check_draft(draft_path, first.path, first.tokenizer, speculative_model)
         self.engine: Engine = build_engine(
             load(
                 first.path,
@@ -174,7 +173,7 @@ class LLM:
                 cpu_buffer_bytes=cpu_buffer_bytes,
                 async_scheduling=async_scheduling,
             ),
-            self.tokenizer.eos_token_ids,
+            first.eos_token_ids,
             journal,
             incarnation,
             draft=load(draft_path, kv_cache_dtype=kv_cache_dtype) if draft_path else None,
@@ -182,7 +181,7 @@ class LLM:
                 ServedModel(
                     one.name,
                     load(one.path, kv_cache_dtype=kv_cache_dtype, quantization=quantization),
-                    one.tokenizer.eos_token_ids,
+                    one.eos_token_ids,
                 )
                 for one in others
             ],
@@ -193,6 +192,11 @@ class LLM:
         self._clock = clock or MonotonicClock()
         self._next_id = 0
         self._stats: dict[str, Any] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the first model."""
+        return self._first.tokenizer
 
     @property
     def contract(self) -> MemoryContract:
@@ -317,7 +321,8 @@ class LLM:
 
     def _tokenizer(self, model: str) -> Tokenizer:
         """Of one of several models; of the first if none is named."""
-        return self._tokenizers[self.engine.core.rules(model).name] if model else self.tokenizer
+        one = self._opened[self.engine.core.rules(model).name] if model else self._first
+        return one.tokenizer
 
     def _token_ids(self, prompt: Prompt) -> npt.NDArray[np.int32]:
         tokenizer = self._tokenizer(self._model_of(prompt))

@@ -7,7 +7,7 @@ import torch
 
 from bench.engine.perplexity import TEXT, quality, windows
 from kvell.attention.choice import choose_kernels
-from kvell.models.loading import random_paged_model
+from kvell.models.random_model import random_paged_model
 from tests.models.harness import tiny_config
 
 

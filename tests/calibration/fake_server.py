@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from kvell.server.fakes import ByteText
-from kvell.server.run import ServeOptions, serve
+from kvell.server.run import ServeOptions, Texts, serve
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", "--step-seconds", "0.001"]
     told = lambda url: print(json.dumps({"url": url}), flush=True)  # noqa: E731, T201
-    serve(command, ByteText(), ServeOptions(port=0), told)
+    serve(command, Texts.of(ByteText()), ServeOptions(port=0), told)
 
 
 if __name__ == "__main__":

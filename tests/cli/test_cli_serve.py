@@ -46,11 +46,8 @@ class Served:
         self.calls: list[tuple[Any, ...]] = []
         self.fails: Exception | None = None
 
-    def __call__(
-        self, command: Any, text: Any, options: Any, announce: Any, beside: Any = ()
-    ) -> None:
-        self.calls.append((command, text, options))
-        self.beside = beside
+    def __call__(self, command: Any, texts: Any, options: Any, announce: Any) -> None:
+        self.calls.append((command, texts, options))
         if self.fails:
             raise self.fails
         announce("http://127.0.0.1:8000")
@@ -60,21 +57,25 @@ class Served:
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     stand_in = Served()
     monkeypatch.setattr("kvell.server.run.serve", stand_in)
-    monkeypatch.setattr(ServedText, "load", lambda model, *_: f"text of {model}")
+    monkeypatch.setattr(ServedText, "load", lambda name, path: f"text of {name} in {path}")
+    monkeypatch.setattr(
+        "kvell.models.source.resolve_model", lambda model, *_: Path(f"where {model} is")
+    )
     return stand_in
 
 
 class TestServe:
     def test_listens_on_localhost_unless_told_otherwise(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0
-        (_, text, options) = served.calls[0]
-        assert text == "text of smollm2"
+        (_, texts, options) = served.calls[0]
+        assert (texts.names, texts.load()) == (["smollm2"], ["text of smollm2 in where smollm2 is"])
         assert (options.host, options.port, options.api_key) == ("127.0.0.1", 8000, None)
 
     def test_several_models_in_their_order(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve", "--model", "smollm2", "--model", "small=some/dir").code == 0
-        command, text, _ = served.calls[0]
-        assert (text, served.beside) == ("text of smollm2", ["text of small=some/dir"])
+        command, texts, _ = served.calls[0]
+        assert texts.names == ["smollm2", "small"]
+        assert texts.load()[1] == "text of small in where some/dir is"
         given = [word for flag, word in itertools.pairwise(command) if flag == "--model"]
         assert given == ["smollm2", "small=some/dir"]
 

@@ -17,7 +17,7 @@ from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Finished, Submit, Tokens
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import create_core
-from kvell.models.loading import random_paged_model
+from kvell.models.random_model import random_paged_model
 from kvell.vocabulary import KIB, RequestId
 from tests.llm.test_llm_exactness import assert_same, cut, read_oracle, smollm2
 from tests.llm.test_llm_random_shapes import prompts_with_shared_halves

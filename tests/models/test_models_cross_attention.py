@@ -110,7 +110,7 @@ def test_a_layer_that_no_module_is_known_for_is_refused() -> None:
 
 def test_layers_that_attend_across_come_in_their_turn() -> None:
     served = ServedPictures(CROSS)
-    slots = served.recorder.model._image_side._cross  # type: ignore[union-attr]
+    slots = served.recorder.model._modules._image_side._cross  # type: ignore[union-attr]
     assert [slot.layer for slot in slots] == [1, 3]
     for slot in slots:
         slot.layer = 3

@@ -15,7 +15,7 @@ from kvell.models.gguf_blocks import BLOCKS_FILE, TYPES, blocks_of, read_rows, w
 from kvell.models.lean.grouped import Form
 from kvell.models.loading import load_paged_model
 from kvell.models.tokenizer import Tokenizer
-from kvell.models.weights import SINGLE_FILE
+from kvell.models.weight_files import SINGLE_FILE
 from tests.models.harness import oracle_logits, runner_over
 
 

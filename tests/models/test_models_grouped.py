@@ -13,6 +13,7 @@ from kvell.models.lean.packing import (
     item_numbers,
     packed_bytes,
     packed_groups,
+    rows_of,
     store_bytes,
 )
 
@@ -126,6 +127,7 @@ def test_a_store_holds_forms_side_by_side(dtype: torch.dtype) -> None:
     store = WeightStore(store_bytes(shapes, dtype))
     for out, width, form in shapes:
         weight = drawn(out, width).to(dtype)
-        matrix = store.add(weight if form is Form.PLAIN else grouped(weight, form), None, dtype)
+        made = rows_of([weight]) if form is Form.PLAIN else grouped(weight, form)
+        matrix = store.add(made, None, dtype)
         assert matrix.args == (matrix.address, 0, 0, out, width, int(form))
     assert store.used_bytes == store_bytes(shapes, dtype)

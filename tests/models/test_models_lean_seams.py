@@ -15,7 +15,8 @@ from kvell.models.description import describe
 from kvell.models.families import EXACT, LEAN
 from kvell.models.lean.decoder import lean_decoder
 from kvell.models.lean.recipe import recipe_of
-from kvell.models.loading import load_paged_model, random_paged_model
+from kvell.models.loading import load_paged_model
+from kvell.models.random_model import random_paged_model
 from kvell.models.random_weights import random_module, write_random_model
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
 from tests.models.lean_models import generic_model, lean_model, native

@@ -12,12 +12,13 @@ import torch
 
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
-from kvell.models import source
+from kvell.models import hub as hub_client
 from kvell.models.configs import read_config
-from kvell.models.loading import load_paged_model, random_paged_model
+from kvell.models.loading import load_paged_model
+from kvell.models.random_model import random_paged_model
 from kvell.models.random_weights import write_random_model
-from kvell.models.source import fetch_from_hub, resolve_model
-from kvell.models.weights import check_weight_file, weight_files
+from kvell.models.source import resolve_model
+from kvell.models.weight_files import check_weight_file, weight_files
 from kvell.pages.layout import GroupKind
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over, tiny_config
 
@@ -239,9 +240,9 @@ def test_trouble_with_the_hub_is_one_clear_line(
     def fail(*_args: object, **_named: object) -> str:
         raise error
 
-    monkeypatch.setattr(source, "snapshot_download", fail)
+    monkeypatch.setattr(hub_client, "snapshot_download", fail)
     with pytest.raises(ChangeSomething, match=problem) as caught:
-        fetch_from_hub("someone/something")
+        hub_client.fetch_from_hub("someone/something")
     assert "\n" not in str(caught.value)
     assert caught.value.value == "someone/something"
 

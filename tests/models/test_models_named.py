@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.models.named_models import NamedSource, named_source, named_sources
+from kvell.models.named_sources import NamedSource, named_source, named_sources
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from kvell.attention.portable import PortableKernels
 from kvell.models import hook
 from kvell.models.description import describe
 from kvell.models.kv_memory import host_pool, layer_pages, pool_tensor
-from kvell.models.loading import random_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.random_model import random_paged_model
 from kvell.models.random_weights import random_module
 from tests.models.harness import (
     SMALL,

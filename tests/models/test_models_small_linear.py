@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from kvell.attention.portable import PortableKernels
 from kvell.models import small_linear as subject
-from kvell.models.loading import load_paged_model, random_paged_model
+from kvell.models.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
+from kvell.models.random_model import random_paged_model
 from kvell.models.random_weights import random_module, write_random_model
 from kvell.models.small_linear import (
     FASTER_SETS,

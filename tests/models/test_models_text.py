@@ -13,8 +13,9 @@ from transformers import TokenizersBackend
 
 from kvell.errors import ChangeSomething
 from kvell.models.detokenizer import IncrementalDetokenizer, byte_alphabet, spelled_bytes
+from kvell.models.end_tokens import eos_token_ids
 from kvell.models.stop_strings import StopStrings
-from kvell.models.tokenizer import Tokenizer, eos_token_ids
+from kvell.models.tokenizer import Tokenizer
 
 TRICKY = "Zürich 東京 ☕️ 👩‍👩‍👧 naïve\n\t— مرحبا 한국어 𝔘𝔫𝔦"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

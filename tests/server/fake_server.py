@@ -10,7 +10,7 @@ from pathlib import Path
 from kvell.errors import ChangeSomething
 from kvell.server.fakes import ByteText
 from kvell.server.front import FrontLimits
-from kvell.server.run import ServeOptions, serve
+from kvell.server.run import ServeOptions, Texts, serve
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     )
     try:
         announce = lambda url: print(url, flush=True)  # noqa: E731, T201
-        serve(command, ByteText(), options, announce, beside)
+        serve(command, Texts.of(ByteText(), *beside), options, announce)
     except ChangeSomething as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

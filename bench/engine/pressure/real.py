@@ -21,7 +21,7 @@ from kvell.engine.protocol import Event, Finished, Submit, Tokens
 from kvell.engine.runner import Runner
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import Manager
-from kvell.models.loading import random_paged_model
+from kvell.models.random_model import random_paged_model
 from kvell.vocabulary import RequestId
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from kvell.cli.environment import prepare_process, process_cache_dir
-from kvell.cli.serve import instance_command
-from kvell.cli.served_text import ServedText
+from kvell.cli.serve import instance_command, texts_of
 from kvell.cli.session import EngineSettings
+from kvell.models.progress import quiet
 from kvell.server.run import ServeOptions, serve
 from kvell.vocabulary import MIB
 
@@ -27,9 +27,9 @@ def main() -> None:
     settings = EngineSettings(
         model, int(kv_mib) * MIB, "bfloat16", async_scheduling=ahead == ["ahead"]
     )
-    text = ServedText.load(model, process_cache_dir(), lambda _doing, _part: None)
+    texts = texts_of((model,), process_cache_dir(), quiet)
     command = watched_command(settings, Path(record).absolute())
-    serve(command, text, ServeOptions(port=0), announce)
+    serve(command, texts, ServeOptions(port=0), announce)
 
 
 def announce(url: str) -> None:

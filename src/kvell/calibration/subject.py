@@ -14,6 +14,7 @@ from kvell.cost.calibration import ModelPrint
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.engine import Engine
 from kvell.memory import requests_that_fit
+from kvell.models.configs import whole_config
 from kvell.models.loading import check_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.progress import Progress
@@ -57,7 +58,7 @@ def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
 
     :raises ChangeSomething: as :func:`kvell.engine.assembly.build_engine`.
     """
-    config, description = model.module.config, model.description
+    config, description = whole_config(model.module.config), model.description
     cost = model_cost(config, description, model.dtype.itemsize)
     skipping = SkippingModel(model)
     # The engine takes whatever behaves like a model.

@@ -60,7 +60,7 @@ def plan(
 ) -> None:
     """Show what fits; --model may also be a config.json. Loads no weights."""
     from kvell.models.description import describe
-    from kvell.models.named_models import named_sources
+    from kvell.models.named_sources import named_sources
 
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     named = named_sources(models[0], models[1:])

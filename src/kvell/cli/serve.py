@@ -3,6 +3,9 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +13,11 @@ from kvell.cli.faults import CHANGE
 from kvell.cli.options import engine_options, json_option
 from kvell.cli.progress import progress_bar
 from kvell.cli.session import EngineSettings, Session
+from kvell.models.progress import Progress
+
+if TYPE_CHECKING:
+    from kvell.cli.served_text import ServedText
+    from kvell.server.text_model import Texts
 
 
 @click.command()
@@ -35,27 +43,41 @@ def serve(
     as_json: bool,
 ) -> None:
     """Serve the OpenAI API over HTTP."""
-    with progress_bar("loading the tokenizer") as report:
-        from kvell.cli.served_text import ServedText
-        from kvell.models.named_models import named_sources
+    with progress_bar("looking for the model") as report:
         from kvell.server.instance_process import InstanceStartError
         from kvell.server.run import ServeOptions
         from kvell.server.run import serve as serve_http
 
-        named_sources(settings.model, settings.beside)
-        text, *others = [
-            ServedText.load(model, session.cache_dir, report)
-            for model in (settings.model, *settings.beside)
-        ]
+        texts = texts_of((settings.model, *settings.beside), session.cache_dir, report)
     announce = _announce_json if as_json else _announce
     command = instance_command(settings, debug=session.debug.on)
     try:
-        serve_http(command, text, ServeOptions(host, port, api_key), announce, others)
+        serve_http(command, texts, ServeOptions(host, port, api_key), announce)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
         # The instance has told the user on stderr what to change.
         raise click.exceptions.Exit(CHANGE) from error
+
+
+def texts_of(models: Sequence[str], cache_dir: Path, progress: Progress) -> "Texts":
+    """The models' names; all that takes long of them is left for when the instance starts.
+
+    :raises ChangeSomething: if one is not to be had, or two have one name.
+    """
+    from kvell.models.named_sources import named_sources
+    from kvell.models.source import resolve_model
+    from kvell.server.text_model import Texts
+
+    named = named_sources(models[0], models[1:])
+    paths = [resolve_model(one.source, cache_dir, progress) for one in named]
+
+    def load() -> list["ServedText"]:
+        from kvell.cli.served_text import ServedText
+
+        return [ServedText.load(one.name, path) for one, path in zip(named, paths, strict=True)]
+
+    return Texts([one.name for one in named], load)
 
 
 def _announce(url: str) -> None:

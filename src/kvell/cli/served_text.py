@@ -6,12 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.models.configs import read_config
 from kvell.models.description import text_config
 from kvell.models.detokenizer import IncrementalDetokenizer
-from kvell.models.named_models import named_source
-from kvell.models.progress import Progress
-from kvell.models.source import resolve_model
+from kvell.models.plain_config import known_config
 from kvell.models.stop_strings import StopStrings
 from kvell.models.tokenizer import Tokenizer
 
@@ -26,15 +23,13 @@ class ServedText:
         self._tokenizer = tokenizer
 
     @classmethod
-    def load(cls, model: str, cache_dir: Path, progress: Progress) -> "ServedText":
-        """Read the config and the tokenizer of whatever ``--model`` names.
+    def load(cls, name: str, path: Path) -> "ServedText":
+        """Read the config and the tokenizer in a model's directory.
 
-        :raises ChangeSomething: if there is no such model or its files are damaged.
+        :raises ChangeSomething: if its files are damaged.
         """
-        named = named_source(model)
-        path = resolve_model(named.source, cache_dir, progress)
-        vocab_size = int(text_config(read_config(path)).vocab_size)
-        return cls(named.name, vocab_size, Tokenizer.load(path))
+        vocab_size = int(text_config(known_config(path)).vocab_size)
+        return cls(name, vocab_size, Tokenizer.load(path))
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Token ids of a text, int32 [tokens]."""

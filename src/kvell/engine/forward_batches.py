@@ -11,7 +11,7 @@ from kvell.engine.batching import GroupArrays, Ints, PageTables, StateArrays, to
 from kvell.engine.image_batching import ImageBatcher
 from kvell.engine.plan import NewPages, TokenWork
 from kvell.memory import GroupKind, Layout
-from kvell.models.image_side import IMAGE_KINDS
+from kvell.models.image_batch import IMAGE_KINDS
 from kvell.models.image_store import ImageStore
 from kvell.models.paged_model import ForwardBatch
 

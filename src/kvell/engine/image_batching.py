@@ -11,9 +11,8 @@ from kvell.engine.batching import Ints, PageTables
 from kvell.engine.plan import TokenWork
 from kvell.memory import GroupSpec, ImageSpan
 from kvell.models.grid_positions import Grid, grid_positions
-from kvell.models.image_batch import ImageBatch, PageRows, SeenImages
+from kvell.models.image_batch import IMAGE_KINDS, ImageBatch, PageRows, SeenImages
 from kvell.models.image_content import Span
-from kvell.models.image_side import IMAGE_KINDS
 from kvell.models.image_store import ImageStore
 
 Rows = list[tuple[Ints, Ints]]

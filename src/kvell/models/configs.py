@@ -1,8 +1,8 @@
 """Reading a model's config.json, with one clear line for everything that may be wrong in it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -10,8 +10,8 @@ from transformers import CONFIG_MAPPING
 
 from kvell.errors import ChangeSomething
 from kvell.models import parallel_heads_config as _own  # transformers learns it  # noqa: F401
+from kvell.models.json_files import CONFIG_FILE, one_line, read_json
 
-CONFIG_FILE = "config.json"
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)
 """What transformers raises for fields that it does not understand; for some defaults it wants
 libraries, or files of the hub, that are not there."""
@@ -27,7 +27,7 @@ def read_config(path: Path) -> Any:
         raise ChangeSomething(
             "model", path, f"holds no {CONFIG_FILE}", "give a transformers model directory"
         )
-    return config_from_dict(_read_json(file), str(path))
+    return config_from_dict(read_json(file), str(path))
 
 
 def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
@@ -50,34 +50,10 @@ def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
         return CONFIG_MAPPING[model_type].from_dict(dict(raw))
     except (*MALFORMED, ImportError, OSError) as error:
         raise ChangeSomething(
-            "model", name, f"its config is malformed ({_line(error)})", "repair its config.json"
+            "model", name, f"its config is malformed ({one_line(error)})", "repair its config.json"
         ) from error
 
 
-def read_optional_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no such file.
-
-    :raises ChangeSomething: if the file holds something else.
-    """
-    return _read_json(file) if file.is_file() else {}
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(file.read_bytes(), object_hook=_number)
-    except ValueError as error:
-        raise ChangeSomething(
-            "model", file, f"is not valid JSON ({_line(error)})", "fetch the file again"
-        ) from error
-    if not isinstance(raw, dict):
-        raise ChangeSomething("model", file, "holds no JSON object", "fetch the file again")
-    return raw
-
-
-def _number(found: dict[str, Any]) -> Any:
-    """What transformers writes for a number that JSON has no word for."""
-    return float(found["__float__"]) if found.keys() == {"__float__"} else found
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+def whole_config(config: Any) -> Any:
+    """A transformers config for what may be a plain one (``plain_config``)."""
+    return config_from_dict(vars(config)) if isinstance(config, SimpleNamespace) else config

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.models.configs import read_config
 from kvell.models.description import describe
+from kvell.models.plain_config import known_config
 from kvell.models.tokenizer import TOKENIZER_FILES, Tokenizer
 
 FLAG = "--speculative-model"
@@ -21,7 +21,7 @@ def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> Non
     :param tokenizer: of the model it guesses for.
     :raises ChangeSomething: if the vocabularies differ in size or in a token.
     """
-    own, drafts = (describe(read_config(one), 2).vocab_size for one in (model, path))
+    own, drafts = (describe(known_config(one), 2).vocab_size for one in (model, path))
     check_vocabularies(own, drafts, name)
     if not any((path / file).is_file() for file in TOKENIZER_FILES):
         return

@@ -8,10 +8,11 @@ start, because a wrong family does not fail, it answers wrongly.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.models.image_families import ImageKind
-from kvell.models.mixers import MixerKind
+from kvell.models.mixer_kinds import MixerKind
 
 EXACT = frozenset(
     {
@@ -71,38 +72,112 @@ EXACT = frozenset(
 class LeanFamily:
     """What the modules of a family with a lean pass do not say of themselves.
 
+    The second half is what its modules would say: from it and the config they are made up
+    (``lean/skeleton``) where nothing else of transformers' modelling code is needed.
+
+    :param model_type: by which configs name it.
     :param norm_offset: added to the weights of its norms.
     :param caps_scores: is ``attn_logit_softcapping`` of its attention heeded?
     :param mlp: what a layer calls its MLP; ``before_mlp`` the norm before it.
     :param final_norm: what the body calls the norm before the head.
     :param mixer: what a layer calls its state mixer beside attention; empty if it has none.
+    :param activation: the config's field for that of its MLPs.
+    :param scaled_by: the field whose inverse root scales scores; a head's size if empty.
+    :param attention_bias: the field that gives all of attention's linears a bias; none if empty.
+    :param biased_inputs: do queries, keys and values have one, whatever the config says?
+    :param mlp_bias: the field that gives the MLP's linears one; none if empty.
+    :param head_norms: are queries and keys normalised by head?
+    :param sandwich: are there norms behind attention and MLP too?
+    :param scales_embedding: by the root of the hidden size?
+    :param ropes_by_type: do layers of each type have a rotation of their own?
+    :param rope_layers: the field that says which layers rotate at all; all if empty.
+    :param fields: of its config, that matter beside those named here and those of every decoder.
     """
 
+    model_type: str
     norm_offset: float = 0.0
     caps_scores: bool = False
     mlp: str = "mlp"
     before_mlp: str = "post_attention_layernorm"
     final_norm: str = "norm"
     mixer: str = ""
+    activation: str = "hidden_act"
+    scaled_by: str = ""
+    attention_bias: str = ""
+    biased_inputs: bool = False
+    mlp_bias: str = ""
+    head_norms: bool = False
+    sandwich: bool = False
+    scales_embedding: bool = False
+    ropes_by_type: bool = False
+    rope_layers: str = ""
+    fields: tuple[str, ...] = ()
+
+
+_WINDOWS = ("layer_types", "sliding_window")
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 LEAN: Mapping[str, LeanFamily] = MappingProxyType(
     {
         "FalconH1ForCausalLM": LeanFamily(
+            "falcon_h1",
             mlp="feed_forward",
             before_mlp="pre_ff_layernorm",
             final_norm="final_layernorm",
             mixer="mamba",
         ),
-        "Gemma2ForCausalLM": LeanFamily(norm_offset=1.0, caps_scores=True),
-        "Gemma3ForCausalLM": LeanFamily(norm_offset=1.0),
-        "GemmaForCausalLM": LeanFamily(norm_offset=1.0),
-        "LlamaForCausalLM": LeanFamily(),
-        "MinistralForCausalLM": LeanFamily(),
-        "MistralForCausalLM": LeanFamily(),
-        "Qwen2ForCausalLM": LeanFamily(),
-        "Qwen3ForCausalLM": LeanFamily(),
-        "SmolLM3ForCausalLM": LeanFamily(),
+        "Gemma2ForCausalLM": LeanFamily(
+            "gemma2",
+            norm_offset=1.0,
+            caps_scores=True,
+            activation="hidden_activation",
+            scaled_by="query_pre_attn_scalar",
+            attention_bias="attention_bias",
+            sandwich=True,
+            scales_embedding=True,
+            fields=(*_WINDOWS, *_CAPS),
+        ),
+        "Gemma3ForCausalLM": LeanFamily(
+            "gemma3_text",
+            norm_offset=1.0,
+            activation="hidden_activation",
+            scaled_by="query_pre_attn_scalar",
+            attention_bias="attention_bias",
+            head_norms=True,
+            sandwich=True,
+            scales_embedding=True,
+            ropes_by_type=True,
+            fields=(*_WINDOWS, *_CAPS, "use_bidirectional_attention"),
+        ),
+        "GemmaForCausalLM": LeanFamily(
+            "gemma",
+            norm_offset=1.0,
+            attention_bias="attention_bias",
+            scales_embedding=True,
+            fields=("use_bidirectional_attention",),
+        ),
+        "LlamaForCausalLM": LeanFamily(
+            "llama", attention_bias="attention_bias", mlp_bias="mlp_bias"
+        ),
+        "MinistralForCausalLM": LeanFamily("ministral", fields=_WINDOWS),
+        "MistralForCausalLM": LeanFamily("mistral", fields=("sliding_window",)),
+        "Qwen2ForCausalLM": LeanFamily(
+            "qwen2", biased_inputs=True, fields=(*_WINDOWS, "use_sliding_window")
+        ),
+        "Qwen3ForCausalLM": LeanFamily(
+            "qwen3",
+            attention_bias="attention_bias",
+            head_norms=True,
+            fields=(*_WINDOWS, "use_sliding_window"),
+        ),
+        "SmolLM3ForCausalLM": LeanFamily(
+            "smollm3",
+            attention_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            rope_layers="no_rope_layers",
+            fields=(*_WINDOWS, "use_sliding_window"),
+        ),
     }
 )
 """Decoders whose modules are those of a recipe (``lean/recipe``)."""
@@ -200,3 +275,14 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
         REFUSED.get(architecture, need),
         "use a model with plain full or sliding attention, such as Llama, Qwen 3 or Gemma 3",
     )
+
+
+def lean_class(config: Any) -> str | None:
+    """The class with a lean pass that a config runs; None if that takes a closer look."""
+    named = getattr(config, "architectures", None) or ()
+    model_type = getattr(config, "model_type", None)
+    classes = (name for name, family in LEAN.items() if family.model_type == model_type)
+    found = next(classes, None)
+    if not set(named) <= {found} or getattr(config, "quantization_config", None):
+        return None
+    return found

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from kvell.models.lean.grouped import GROUP, MOST_EIGHT, GroupedWeight
 from kvell.models.packaged import MARKER, gguf_file
-from kvell.models.weights import weight_files
+from kvell.models.weight_files import weight_files
 
 BLOCKS_FILE = "gguf-blocks.safetensors"
 TYPES = ("Q4_0", "Q4_1", "Q8_0")

@@ -6,6 +6,10 @@ import torch
 
 from kvell.attention.interface import GroupBatch
 from kvell.models.image_content import Span
+from kvell.pages.layout import GroupKind
+
+IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
+"""Layers whose tokens are those of images, not of the text."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,6 @@ from kvell.models.image_families import FAMILIES
 from kvell.models.image_store import ImageStore
 from kvell.pages.layout import GroupKind, Layout
 
-IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
-"""Layers whose tokens are those of images, not of the text."""
-
 
 class ImageSide:
     """A transformers model of images and text: what is ours of it, over what is theirs.

@@ -12,7 +12,8 @@ import torch
 
 from kvell.errors import ChangeSomething
 from kvell.models.description import ModelDescription
-from kvell.models.mixers import AS_ATTENTION, MIXERS, Mixer, MixerKind
+from kvell.models.mixer_kinds import MixerKind
+from kvell.models.mixers import AS_ATTENTION, MIXERS, Mixer
 from kvell.models.state_run import StateRun
 from kvell.pages.layout import GroupKind
 

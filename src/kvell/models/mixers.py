@@ -5,19 +5,16 @@ convolution, a recurrence.  Only what reaches from token to token is ours.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
 from kvell.models.delta_mixers import ChannelDeltaMixer, GatedDeltaMixer
+from kvell.models.mixer_kinds import MixerKind
 from kvell.models.scans import ScalarDecayScan, SelectiveScan
 from kvell.models.state_pages import StateShapes
 from kvell.models.state_run import StateRun
-
-MixerKind = Literal[
-    "selective", "scalar-decay", "gated-delta", "channel-delta", "lightning", "convolution"
-]
 
 
 class Mixer(Protocol):

@@ -1,22 +1,16 @@
-"""Models by the names that requests call them: what ``--model`` says, once or several times."""
+"""Models by the names that requests call them, found and known to be served."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from kvell.errors import ChangeSomething
+from kvell.models.end_tokens import eos_token_ids, tokenizer_end_ids
 from kvell.models.loading import check_model
+from kvell.models.named_sources import named_sources
 from kvell.models.progress import Progress
 from kvell.models.source import resolve_model
-from kvell.models.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class NamedSource:
-    """A model's name, and where it is to be had (:func:`source.resolve_model`)."""
-
-    name: str
-    source: str
+from kvell.models.tokenizer import Tokenizer, require_tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,32 +19,17 @@ class NamedModel:
 
     name: str
     path: Path
-    tokenizer: Tokenizer
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Loaded when it is first asked for: an instance behind a front never does."""
+        return Tokenizer.load(self.path)
 
-def named_source(text: str) -> NamedSource:
-    """``NAME=SOURCE``, or a source that is its own name.
-
-    A source that exists is never cut, whatever it holds.
-    """
-    name, mark, source = text.partition("=")
-    if mark and "/" not in name and not Path(text).expanduser().exists():
-        return NamedSource(name, source)
-    return NamedSource(text, text)
-
-
-def named_sources(first: str, beside: Sequence[str]) -> list[NamedSource]:
-    """All that is to be served; every name once.
-
-    :raises ChangeSomething: if two have one name.
-    """
-    found = [named_source(text) for text in (first, *beside)]
-    names = [one.name for one in found]
-    for name in names:
-        if names.count(name) > 1:
-            remedy = "give each a name: --model NAME=PATH"
-            raise ChangeSomething("model", name, "is the name of two models", remedy)
-    return found
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a text, as its tokenizer has them."""
+        own = tokenizer_end_ids(self.path)
+        return self.tokenizer.eos_token_ids if own is None else eos_token_ids(self.path) | own
 
 
 def open_named(
@@ -64,5 +43,6 @@ def open_named(
     for one in named_sources(first, beside):
         path = resolve_model(one.source, cache_dir, progress)
         check_model(path)
-        opened.append(NamedModel(one.name, path, Tokenizer.load(path)))
+        require_tokenizer(path)
+        opened.append(NamedModel(one.name, path))
     return opened

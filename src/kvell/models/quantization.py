@@ -1,5 +1,7 @@
 """How weights may be kept, by the names of ``--quantization``; no torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from kvell.errors import ChangeSomething
@@ -23,3 +25,15 @@ def require_quantization(name: str) -> None:
 def refusal(name: str, problem: str) -> ChangeSomething:
     """A model whose weights cannot be kept so."""
     return ChangeSomething(FLAG, name, problem, "leave it out")
+
+
+@contextmanager
+def unkept(name: str) -> Iterator[None]:
+    """What packing refuses of a model's numbers is refused of the flag.
+
+    :raises ChangeSomething: naming ``--quantization``.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise refusal(name, f"cannot keep the model's numbers ({error})") from error

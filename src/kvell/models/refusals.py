@@ -10,8 +10,19 @@ from typing import Any
 from transformers.models.auto import modeling_auto
 
 from kvell.errors import ChangeSomething
-from kvell.models.config_fields import optional_size, text_config
-from kvell.models.families import AUDIO, CROSS, IMAGES, INDEX, OWN_CLASSES, RECURRENT, UNKNOWN
+from kvell.models.config_fields import architecture, optional_size, text_config
+from kvell.models.families import (
+    AUDIO,
+    CROSS,
+    IMAGES,
+    INDEX,
+    OWN_CLASSES,
+    OWN_TEXT,
+    RECURRENT,
+    UNKNOWN,
+    WITH_IMAGES,
+    require_exact,
+)
 from kvell.models.layer_kinds import LAYER_KINDS
 from kvell.models.multimodal import ENCODERS, images_in_text, is_encoder_decoder
 from kvell.models.state_sizes import is_recurrent
@@ -85,6 +96,23 @@ def require_plain_weights(config: Any) -> None:
         "it needs kernels that read them",
         "use the same model in bfloat16 or float32",
     )
+
+
+def require_served(config: Any) -> None:
+    """Make sure that the class transformers would run for a config is known to be exact.
+
+    The class follows from the model type and the config's parts, whatever the config names.
+
+    :raises ChangeSomething: naming the class and what it would need; also for weights that
+        are quantised.
+    """
+    need = needed(config)
+    if getattr(config, "architectures", None):
+        require_exact(architecture(config), need)
+    require_exact(class_run(config), need)
+    if WITH_IMAGES.get(class_run(config), "cross") not in OWN_TEXT:
+        require_exact(class_run(text_config(config)))
+    require_plain_weights(config)
 
 
 def _only_hears(config: Any) -> bool:

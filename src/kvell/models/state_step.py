@@ -1,42 +1,11 @@
-"""The state groups of one model: where its layers' states lie, and one pass over them."""
+"""One forward pass over the states of a model's layers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
 
 from kvell.attention.states import StateBatch
-from kvell.models.mixer_slots import MixerSlot
 from kvell.models.scan_plan import ScanPlan, plan_scans
-from kvell.models.state_pages import StatePages, state_pages
+from kvell.models.state_memory import StateMemory
 from kvell.models.state_run import StateRun
-from kvell.pages.layout import GroupKind, Layout
-
-
-@dataclass(frozen=True)
-class StateMemory:
-    """Per layer with a state, in order: its pages and the index of its group."""
-
-    pages: dict[int, StatePages]
-    groups: dict[int, int]
-
-
-def state_memory(
-    layout: Layout, slots: Sequence[MixerSlot], pool: torch.Tensor, dtype: torch.dtype
-) -> StateMemory:
-    """Where every mixer finds its states.
-
-    :param dtype: of the model.
-    :raises ValueError: if a layer has no group, or a mixer's states are of another size.
-    """
-    groups = {slot.layer: layout.group_of_layer(slot.layer, GroupKind.STATE) for slot in slots}
-    pages = {
-        slot.layer: state_pages(
-            layout.groups[groups[slot.layer]], slot.layer, slot.mixer.shapes, pool, dtype
-        )
-        for slot in slots
-    }
-    return StateMemory(pages, groups)
 
 
 class StatePass:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, TokenizersBackend
 
 from kvell.errors import ChangeSomething
-from kvell.models.configs import CONFIG_FILE, read_optional_json
+from kvell.models.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
+from kvell.models.json_files import read_optional_json
 
 TokenIds = NDArray[np.int32]
 
@@ -31,14 +31,13 @@ class Tokenizer:
 
         :raises ChangeSomething: if the directory holds no tokenizer or a damaged one.
         """
-        if not any((path / name).is_file() for name in TOKENIZER_FILES):
-            raise _refusal(path, "holds no tokenizer")
+        require_tokenizer(path)
         try:
             backend = _load_backend(path)
         except Exception as error:
             # The tokenizers library raises bare Exception for a damaged file.
             raise _refusal(path, f"its tokenizer does not load ({_line(error)})") from error
-        return cls(backend, eos_token_ids(path) | _ids(backend.eos_token_id))
+        return cls(backend, eos_token_ids(path) | ids_of(backend.eos_token_id))
 
     @property
     def has_chat_template(self) -> bool:
@@ -98,36 +97,26 @@ class Tokenizer:
         return text
 
 
-def eos_token_ids(path: Path) -> frozenset[int]:
-    """End-of-sequence ids of a model directory, tokenizer or not.
+def require_tokenizer(path: Path) -> None:
+    """Make sure that a directory holds a tokenizer.
 
-    What ``generation_config.json`` says, else what ``config.json`` says; may be empty.
+    :raises ChangeSomething: if it holds none.
     """
-    for name in ("generation_config.json", CONFIG_FILE):
-        raw = read_optional_json(path / name)
-        ids = _ids(raw.get("eos_token_id")) or _ids(_nested(raw).get("eos_token_id"))
-        if ids:
-            return ids
-    return frozenset()
-
-
-def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = raw.get("text_config")
-    return text if isinstance(text, dict) else {}
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise _refusal(path, "holds no tokenizer")
 
 
 def _load_backend(path: Path) -> Any:
     """Skip the automatic choice of class where the files leave none: it costs a second."""
     config = read_optional_json(path / "tokenizer_config.json")
-    if config.get("tokenizer_class") == "TokenizersBackend":
+    # Imported here: an instance behind a front reads no text.
+    if config.get("tokenizer_class") == PLAIN_CLASS:
+        from transformers import TokenizersBackend
+
         return TokenizersBackend.from_pretrained(path, local_files_only=True)
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(path, local_files_only=True)
-
-
-def _ids(value: int | Sequence[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset((value,) if isinstance(value, int) else value)
 
 
 def _refusal(path: Path, problem: str) -> ChangeSomething:

@@ -22,6 +22,7 @@ from kvell.server.metrics import CONTENT_TYPE, ServerMetrics
 from kvell.server.prompts import PromptEncoder, TokenIds
 from kvell.server.responses import Body, Heading
 from kvell.server.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from kvell.server.serve_options import MAX_BODY_BYTES
 from kvell.server.streaming import (
     ClientGone,
     EventStream,
@@ -36,7 +37,6 @@ from kvell.server.text_model import PreparedPrompt, TextModel
 from kvell.server.text_stream import TextDelta, Usage, text_deltas
 from kvell.server.usage_so_far import UsageSoFar
 
-MAX_BODY_BYTES = 32 << 20
 STATS_SECONDS = 2.0
 CLIENT_GONE_STATUS = 499
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]

@@ -1,57 +1,41 @@
 """From a command line and a tokenizer to a server that runs until a signal ends it."""
 
 import asyncio
-import contextlib
 import errno
-import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-
-import uvicorn
-from fastapi import FastAPI
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from kvell.errors import ChangeSomething
-from kvell.server.front import Front, FrontLimits
+from kvell.server.front import Front
 from kvell.server.metrics import ServerMetrics
-from kvell.server.openai_api import MAX_BODY_BYTES, build_app
-from kvell.server.text_model import TextModel
+from kvell.server.serve_options import ServeOptions
+from kvell.server.text_model import Texts
 
+if TYPE_CHECKING:
+    from kvell.server.http_face import HttpFace
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """Where and within which bounds to serve.
-
-    :param port: 0 takes any free port.
-    :param api_key: when given, ``/v1/`` answers only to it.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    max_body_bytes: int = MAX_BODY_BYTES
-    limits: FrontLimits = field(default_factory=FrontLimits)
+__all__ = ["ServeOptions", "Texts", "bind", "serve"]
 
 
 def serve(
     command: Sequence[str],
-    model: TextModel,
+    texts: Texts,
     options: ServeOptions | None = None,
     announce: Callable[[str], None] = lambda url: None,
-    beside: Sequence[TextModel] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM; then running requests may end within the deadline.
 
     :param command: the instance's command line, with an argument ``{socket_fd}``.
-    :param model: the first that the instance serves; ``beside`` are the others, in order.
+    :param texts: of the models that it serves; read while it starts.
     :param announce: is called with the server's URL once it answers.
-    :raises ChangeSomething: when the address cannot be bound.
+    :raises ChangeSomething: when the address cannot be bound, or a tokenizer cannot be read.
     :raises InstanceStartError: when the instance does not become ready.
     """
     options = options or ServeOptions()
     # Bound before the instance loads its weights, so that a port in use is said at once.
     with bind(options.host, options.port) as listener:
-        asyncio.run(_serve(command, (model, *beside), options, listener, announce))
+        asyncio.run(_serve(command, texts, options, listener, announce))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -86,25 +70,31 @@ def _refused_address(host: str, port: int, error: Exception) -> ChangeSomething:
 
 async def _serve(
     command: Sequence[str],
-    models: Sequence[TextModel],
+    texts: Texts,
     options: ServeOptions,
     listener: socket.socket,
     announce: Callable[[str], None],
 ) -> None:
-    metrics = ServerMetrics(",".join(model.name for model in models))
-    async with Front(command, limits=options.limits, observer=metrics) as front:
-        app = build_app(
-            front,
-            models[0],
-            metrics,
-            api_key=options.api_key,
-            max_body_bytes=options.max_body_bytes,
-            beside=models[1:],
-        )
-        server = _Server(_config(app, options.limits.drain_seconds))
-        _listen(listener, options)
-        announce(_url(listener))
-        await server.serve(sockets=[listener])
+    metrics = ServerMetrics(",".join(texts.names))
+    loading = asyncio.create_task(asyncio.to_thread(_face, texts, options))
+    try:
+        async with Front(command, limits=options.limits, observer=metrics) as front:
+            face = await loading
+            server = face.server(front, metrics)
+            _listen(listener, options)
+            announce(_url(listener))
+            await server.serve(sockets=[listener])
+    finally:
+        # What the instance says of a model is said; the tokenizer's complaint would repeat it.
+        await asyncio.gather(loading, return_exceptions=True)
+
+
+def _face(texts: Texts, options: ServeOptions) -> "HttpFace":
+    """All that this process needs beside the instance, whose own start takes longer."""
+    # Imported here, in a thread, for that reason.
+    from kvell.server.http_face import HttpFace
+
+    return HttpFace(texts.load(), options)
 
 
 def _listen(listener: socket.socket, options: ServeOptions) -> None:
@@ -114,29 +104,6 @@ def _listen(listener: socket.socket, options: ServeOptions) -> None:
         raise _refused_address(options.host, options.port, error) from error
 
 
-def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=max(1, round(drain_seconds)),
-    )
-
-
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn that ends quietly: its own handlers raise the signal again when done,
-    which would kill the process before the instance is drained."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError, RuntimeError):  # outside the main thread
-                loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield

@@ -1,6 +1,6 @@
 """What the front needs of a tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,23 @@ class TextModel(Protocol):
     def stop_matcher(self, stop: Sequence[str]) -> StopMatcher:
         """A fresh one for one request."""
         ...
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The text sides of the models that an instance serves, to be read while it starts.
+
+    :param names: of the models, in order; the first is the one that requests need not name.
+    :param load: reads them, in that order; called once, from a thread of its own.
+    """
+
+    names: Sequence[str]
+    load: Callable[[], Sequence[TextModel]]
+
+    @classmethod
+    def of(cls, *models: TextModel) -> "Texts":
+        """Of models that are read already."""
+        return cls([model.name for model in models], lambda: models)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from kvell.models.lean.grouped import GroupedWeight
 from kvell.models.lean.need import DecoderShape, StepParts, aligned
 from kvell.models.lean.parts import NormRecipe
 from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
+from kvell.models.lean.skeleton import DecoderSkeleton
 from kvell.models.lean.states import batch_args as state_batch_args
 from kvell.models.lean.states import state_args
 from kvell.models.lean.weights import LayerMatrices, PackedWeights, packed_inner
 from kvell.models.segments import LayerCallbacks
-from kvell.models.state_step import StateMemory
+from kvell.models.state_memory import StateMemory
+from kvell.models.state_pages import StateShapes
 
 if TYPE_CHECKING:
     from kvell.attention.native import NativeKernels
@@ -37,6 +39,8 @@ class LeanDecoder:
     whose states are kept in 16 bits: where a step ends, for there they are rounded.
 
     Not for concurrent use.
+
+    :ivar state_shapes: what each layer with a mixer keeps, in order.
     """
 
     def __init__(
@@ -52,17 +56,20 @@ class LeanDecoder:
         :param longest_tokens: context that attention may be cut for among threads.
         """
         self._threads = kernels.num_threads or torch.get_num_threads()
-        self._dtype: torch.dtype = recipe.head.weight.dtype
+        self._dtype = recipe.dtype
         self._vocab_size: int = recipe.head.weight.shape[0]
         self._heads, self._head_size = recipe.heads, recipe.head_size
         self._kept: list[Any] = []
         self._groups: list[int] = []
         self._state_groups: list[int] = []
-        table = recipe.embedding.weight.detach()
+        table = recipe.embedding.weight
         tied = table.data_ptr() == recipe.head.weight.data_ptr()
-        self._weights = PackedWeights(recipe, forms)
-        self._table = None if tied else table
+        self._weights = PackedWeights(recipe, forms, self._threads)
+        if not tied:
+            table.data = table.data.to(self._dtype)
+        self._table = None if tied else table.detach()
         self._shape = _shape(recipe)
+        self.state_shapes = _state_shapes(recipe)
         self._forward = self._build(recipe, kernels.instruction_set)
         self._attention_bytes = aligned(
             self._forward.attention_bytes(self._threads, longest_tokens)
@@ -288,13 +295,30 @@ def lean_decoder(
 def _recipe(
     module: Any, description: ModelDescription, kernels: AttentionKernels
 ) -> DecoderRecipe | None:
-    if kernels.name != "native" or module.device.type != "cpu" or module.dtype not in _DTYPES:
+    dtype = module.dtype
+    if not takes(kernels, module.device, dtype):
         return None
     recipe = recipe_of(module, description)
     weights = [] if recipe is None else [linear.weight for linear in weights_of(recipe)]
-    if any(w.dtype != module.dtype or w.shape[1] * w.itemsize % 4 for w in weights):
+    rounds = isinstance(module, DecoderSkeleton)
+    if any((w.dtype != dtype and not rounds) or w.shape[1] * dtype.itemsize % 4 for w in weights):
         return None
     return recipe
+
+
+def takes(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a compiled pass can run there at all, whatever the model."""
+    return kernels.name == "native" and device.type == "cpu" and dtype in _DTYPES
+
+
+def _state_shapes(recipe: DecoderRecipe) -> dict[int, StateShapes]:
+    """By layer: all have a mixer, or none."""
+    mixer = recipe.mixer
+    if mixer is None:
+        return {}
+    kept = (mixer.heads, mixer.head_size, mixer.state_size)
+    shapes = StateShapes(mixer.channels, mixer.window, kept)
+    return dict.fromkeys(range(len(recipe.layers)), shapes)
 
 
 def _shape(recipe: DecoderRecipe) -> DecoderShape:
@@ -306,7 +330,7 @@ def _shape(recipe: DecoderRecipe) -> DecoderShape:
         inner=packed_inner(first),
         rotated=sum(2 * rope.frequencies.numel() for rope in recipe.ropes),
         vocab=recipe.head.out_features,
-        element_bytes=recipe.head.weight.dtype.itemsize,
+        element_bytes=recipe.dtype.itemsize,
         mixed=0 if mixer is None else mixer.mixed,
         gated=0 if mixer is None else mixer.inner,
     )

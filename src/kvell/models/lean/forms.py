@@ -1,13 +1,14 @@
 """What each weight of a model is kept as: its own numbers, eights, or fours."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from kvell.models.lean.grouped import Form, GroupedWeight, grouped, joined, widened
+from kvell.models.lean.packing import Rows, rows_of
 
 Weight = torch.Tensor | GroupedWeight
 
@@ -26,7 +27,8 @@ class WeightForms:
         quantization: str,
         blocks: Mapping[str, GroupedWeight],
     ) -> None:
-        """Blocks are named as the module's parameters are."""
+        """Blocks are named as the module's parameters are; numbers are those of its dtype."""
+        self._dtype: Any = module.dtype
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._head = head
         self._forms = {"none": Form.PLAIN, "int8": Form.EIGHTS, "int4": Form.FOURS}[quantization]
@@ -61,19 +63,23 @@ class WeightForms:
         if form is Form.PLAIN:
             return linear.weight  # type: ignore[no-any-return]
         block = self._blocks.get(linear)
-        return block if block and block.form is form else grouped(linear.weight, form)
+        if block and block.form is form:
+            return block
+        return grouped(linear.weight.detach().to(self._dtype), form)
 
 
-def join(weights: Sequence[Weight], how: Callable[[list[torch.Tensor]], torch.Tensor]) -> Weight:
+def join(
+    weights: Sequence[Weight], how: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> Rows | GroupedWeight:
     """One weight out of the rows of several of the same form."""
     groups = [one for one in weights if isinstance(one, GroupedWeight)]
     if groups:
         return joined(groups, how)
-    return how([one for one in weights if isinstance(one, torch.Tensor)])
+    return rows_of([one for one in weights if isinstance(one, torch.Tensor)], how)
 
 
-def widen(weight: Weight, width: int) -> Weight:
+def widen(weight: Weight, width: int) -> Rows | GroupedWeight:
     """With inputs added at the end of every row, of which only zeros may be multiplied."""
     if isinstance(weight, GroupedWeight):
         return widened(weight, width)
-    return functional.pad(weight, (0, width - weight.shape[1]))
+    return replace(rows_of([weight]), packed_width=width)

@@ -7,6 +7,7 @@ order of their use, in huge pages where the system gives them.
 """
 
 import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,8 @@ PANEL = 32
 ALIGN_BYTES = 128
 STEPS_OF_A_WORD = 4
 """Steps whose four bits share 16 bits."""
+
+_ELEMENTS = (torch.float32, torch.bfloat16)
 
 Shape = tuple[int, int, Form]
 """A matrix's outputs, inputs and form."""
@@ -64,16 +67,37 @@ def group_bytes(form: Form) -> int:
     return scales + GROUP * PANEL // (2 if form is Form.FOURS else 1)
 
 
-def packed(weight: torch.Tensor) -> torch.Tensor:
-    """A weight [out, width] by panels: [panels, items, 32, numbers of an item]."""
-    numbers = item_numbers(weight.dtype)
-    rows = -(-weight.shape[0] // PANEL) * PANEL
-    width = _whole_items(weight.shape[1], weight.dtype)
-    padded = torch.nn.functional.pad(
-        weight, (0, width - weight.shape[1], 0, rows - weight.shape[0])
-    )
-    panels = padded.view(rows // PANEL, PANEL, width // numbers, numbers)
-    return panels.transpose(1, 2).contiguous()
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a weight, wherever they lie; rounded to the model's dtype as they are packed.
+
+    :param addresses: int64 [out]; 0 is a row of zeros.
+    :param parts: the tensors that they lie in.
+    :param packed_width: numbers of a row; those beyond its own are zeros.
+    """
+
+    addresses: torch.Tensor
+    parts: tuple[torch.Tensor, ...]
+    packed_width: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, width)."""
+        return self.addresses.shape[0], self.packed_width
+
+
+def rows_of(
+    weights: Sequence[torch.Tensor], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat
+) -> Rows:
+    """The rows of weights [n, width] of one dtype and width, joined as their numbers would be."""
+    parts = [weight.detach().contiguous() for weight in weights]
+    width = parts[0].shape[1]
+    if any(part.shape[1] != width or part.dtype != parts[0].dtype for part in parts):
+        raise ValueError("weights that are packed together need one width and one dtype")
+    places = [
+        part.data_ptr() + torch.arange(part.shape[0]) * width * part.itemsize for part in parts
+    ]
+    return Rows(join(places), tuple(parts), width)
 
 
 def packed_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -133,30 +157,52 @@ class WeightStore:
 
     def add(
         self,
-        weight: torch.Tensor | GroupedWeight,
+        weight: Rows | GroupedWeight,
         bias: torch.Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         factors: torch.Tensor | None = None,
+        num_threads: int = 1,
     ) -> PackedMatrix:
         """Pack a weight [out, width] behind the others.
 
         :param factors: of its sums before the bias, [out] as the bias.
-        :param dtype: the model's, if the weight is a grouped one.
+        :param dtype: the model's.
         :raises ValueError: if it does not fit.
         """
         out, width = weight.shape
+        form = weight.form if isinstance(weight, GroupedWeight) else Form.PLAIN
+        place = self._place(packed_bytes((out, width, form), dtype))
         if isinstance(weight, GroupedWeight):
-            form, made = weight.form, packed_groups(weight, dtype)
+            made = packed_groups(weight, dtype)
+            place.view(made.shape).copy_(made)
         else:
-            form, made, dtype = Form.PLAIN, packed(weight), weight.dtype
-        size = made.nbytes
-        if self._used + size > self._bytes.numel():
-            raise ValueError(f"{size} bytes more than the store's {self._bytes.numel()}")
-        place = self._bytes[self._used : self._used + size]
-        place.view(made.dtype).view(made.shape).copy_(made)
-        self._used += -(-size // ALIGN_BYTES) * ALIGN_BYTES
+            _pack(weight, place, dtype, num_threads)
         columns = (_by_column(factors, out), _by_column(bias, out))
         return PackedMatrix(place.data_ptr(), *columns, out, _whole_items(width, dtype), form)
+
+    def _place(self, size_bytes: int) -> torch.Tensor:
+        if self._used + size_bytes > self._bytes.numel():
+            raise ValueError(f"{size_bytes} bytes more than the store's {self._bytes.numel()}")
+        place = self._bytes[self._used : self._used + size_bytes]
+        self._used += -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        return place
+
+
+def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int) -> None:
+    """Into panels: [panels, items, 32, numbers of an item] of the dtype."""
+    from kvell.models import _packing
+
+    addresses, part = rows.addresses.contiguous(), rows.parts[0]
+    _packing.pack_rows(
+        addresses.data_ptr(),
+        addresses.shape[0],
+        part.shape[1],
+        _whole_items(rows.packed_width, dtype) // item_numbers(dtype),
+        _ELEMENTS.index(part.dtype),
+        _ELEMENTS.index(dtype),
+        place.data_ptr(),
+        num_threads,
+    )
 
 
 def store_bytes(shapes: list[Shape], dtype: torch.dtype) -> int:

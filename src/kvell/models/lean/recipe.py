@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from kvell.models.description import ModelDescription
@@ -75,8 +76,12 @@ class LayerRecipe:
 
 @dataclass(frozen=True)
 class DecoderRecipe:
-    """All that a compiled pass needs to know of a model."""
+    """All that a compiled pass needs to know of a model.
 
+    :param dtype: that it computes in; linears may have weights of another, to be rounded to it.
+    """
+
+    dtype: torch.dtype
     heads: int
     kv_heads: int
     head_size: int
@@ -93,7 +98,7 @@ class DecoderRecipe:
 
 def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | None:
     """A transformers causal LM as a recipe; None if it is not one of plain layers."""
-    family = LEAN.get(type(module).__name__)
+    family = LEAN.get(class_name(module))
     if family is None or not _plain(module, family):
         return None
     body = module.model
@@ -114,6 +119,7 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
         return None
     final_norm = _norm(getattr(body, family.final_norm), family)
     return DecoderRecipe(
+        dtype=module.dtype,
         heads=description.query_heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -130,6 +136,11 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
         softcap=float(getattr(module.config, "final_logit_softcapping", None) or 0.0),
         mixer=mixers.pop() if mixers else None,
     )
+
+
+def class_name(module: Any) -> str:
+    """What transformers calls a model's class; a skeleton says for which it stands."""
+    return str(getattr(module, "stands_for", type(module).__name__))
 
 
 def _attention_specs(description: ModelDescription, family: LeanFamily) -> list[LayerSpec]:

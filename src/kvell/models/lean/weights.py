@@ -6,8 +6,17 @@ from typing import Any
 
 import torch
 
-from kvell.models.lean.forms import Weight, WeightForms, join, widen
-from kvell.models.lean.packing import PANEL, PackedMatrix, Shape, WeightStore, gated, store_bytes
+from kvell.models.lean.forms import WeightForms, join, widen
+from kvell.models.lean.grouped import GroupedWeight
+from kvell.models.lean.packing import (
+    PANEL,
+    PackedMatrix,
+    Rows,
+    Shape,
+    WeightStore,
+    gated,
+    store_bytes,
+)
 from kvell.models.lean.parts import Joined, ScaledLinear, joined_bias, joined_factors
 from kvell.models.lean.recipe import DecoderRecipe, LayerRecipe
 
@@ -26,8 +35,8 @@ class LayerMatrices:
 class PackedWeights:
     """All weights of a recipe; the modules' own are given up as they are packed."""
 
-    def __init__(self, recipe: DecoderRecipe, forms: WeightForms) -> None:
-        self._dtype = recipe.head.weight.dtype
+    def __init__(self, recipe: DecoderRecipe, forms: WeightForms, num_threads: int) -> None:
+        self._dtype, self._threads = recipe.dtype, num_threads
         self._forms = forms
         self._store = WeightStore(store_bytes(list(_shapes(recipe, forms)), self._dtype))
         self.layers = [self._layer(layer) for layer in recipe.layers]
@@ -64,9 +73,12 @@ class PackedWeights:
         return made
 
     def _add(
-        self, weight: Weight, bias: torch.Tensor | None, factors: torch.Tensor | None = None
+        self,
+        weight: Rows | GroupedWeight,
+        bias: torch.Tensor | None,
+        factors: torch.Tensor | None = None,
     ) -> PackedMatrix:
-        return self._store.add(weight, bias, self._dtype, factors)
+        return self._store.add(weight, bias, self._dtype, factors, self._threads)
 
 
 def packed_inner(layer: LayerRecipe) -> int:

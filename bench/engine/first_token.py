@@ -1,0 +1,186 @@
+"""From a command to its first token, after a warm start: weights converted, files in page cache.
+
+``kvell generate`` and ``kvell serve`` are started a few times each, one after the other, as a
+person would start them.  Seconds are those on the clock, and those that all processes of the
+command together computed; memory is what they hold by themselves at the first token: anonymous
+and shared memory, and a part of files that several map.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.side_by_side.processes import descendants
+from kvell.vocabulary import MIB
+
+MOST_SECONDS = 5.0
+KVELL = (sys.executable, "-m", "kvell.cli.main")
+PROMPT = "Why is the sky blue?"
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far a command is.
+
+    :param wall_seconds: since it was started.
+    :param cpu_seconds: of its processes together.
+    :param own_bytes: anonymous and shared memory of its processes, by their part in it.
+    :param resident_bytes: likewise, with mapped files.
+    """
+
+    wall_seconds: float
+    cpu_seconds: float
+    own_bytes: int
+    resident_bytes: int
+
+
+def moment(process: subprocess.Popen[bytes], started_seconds: float) -> Moment:
+    """Now; the clock is read first."""
+    wall_seconds = time.perf_counter() - started_seconds
+    family = [process.pid, *descendants(process.pid)]
+    parts = [memory_parts(Path(f"/proc/{pid}/smaps_rollup").read_text()) for pid in family]
+    return Moment(
+        wall_seconds,
+        sum(cpu_seconds(Path(f"/proc/{pid}/stat").read_text()) for pid in family),
+        sum(one["Pss_Anon"] + one["Pss_Shmem"] for one in parts),
+        sum(one["Pss"] for one in parts),
+    )
+
+
+def cpu_seconds(stat: str) -> float:
+    """Of a process and its children that have ended, from ``/proc/PID/stat``."""
+    fields = stat.rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_SECOND
+
+
+def memory_parts(smaps: str) -> Mapping[str, int]:
+    """Bytes by kind, from ``/proc/PID/smaps_rollup``."""
+    rows = (line.split() for line in smaps.splitlines()[1:])
+    return {name.rstrip(":"): int(kib) << 10 for name, kib, *_ in rows}
+
+
+def generated(model: str, flags: Sequence[str]) -> dict[str, Moment]:
+    """``kvell generate`` up to its first words."""
+    command = [*KVELL, "generate", "--model", model, "--prompt", PROMPT, *flags]
+    started_seconds = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.read(1)
+        at = moment(process, started_seconds) if said else None
+        process.kill()
+    if at is None:
+        raise SystemExit("kvell generate said nothing")
+    return {"first token": at}
+
+
+def served(model: str, flags: Sequence[str]) -> dict[str, Moment]:
+    """``kvell serve`` up to when it is ready, and up to the first token of the first request."""
+    command = [*KVELL, "serve", "--model", model, "--port", "0", "--json", *flags]
+    started_seconds = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit("kvell serve did not start")
+        ready = moment(process, started_seconds)
+        wait_for_words(json.loads(line)["url"])
+        first = moment(process, started_seconds)
+        process.send_signal(signal.SIGTERM)
+    return {"ready": ready, "first token": first}
+
+
+def wait_for_words(url: str) -> None:
+    """Ask for a streamed answer and read up to its first words."""
+    address = urlsplit(url)
+    asked = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "stream": True}
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
+    connection.request(
+        "POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"}
+    )
+    answer = connection.getresponse()
+    while line := answer.readline():
+        body = line.removeprefix(b"data: ").strip()
+        if body.startswith(b"{") and json.loads(body)["choices"][0]["text"]:
+            connection.close()
+            return
+    raise SystemExit("kvell serve answered without words")
+
+
+def figures(moments: Sequence[Moment]) -> dict[str, float]:
+    """Best and median over the starts; the most memory."""
+    wall = [one.wall_seconds for one in moments]
+    cpu = [one.cpu_seconds for one in moments]
+    return {
+        "wall_best_seconds": min(wall),
+        "wall_median_seconds": median(wall),
+        "cpu_best_seconds": min(cpu),
+        "cpu_median_seconds": median(cpu),
+        "own_bytes": max(one.own_bytes for one in moments),
+        "resident_bytes": max(one.resident_bytes for one in moments),
+    }
+
+
+def table_of(found: Mapping[str, Mapping[str, float]]) -> Table:
+    """A row for each command and moment."""
+    table = Table(title="seconds since the start: best (median)")
+    for name in ("until", "on the clock", "computed", "own MiB", "with files MiB"):
+        table.add_column(name, justify="left" if name == "until" else "right")
+    for name, one in found.items():
+        table.add_row(
+            name,
+            f"{one['wall_best_seconds']:.2f} ({one['wall_median_seconds']:.2f})",
+            f"{one['cpu_best_seconds']:.2f} ({one['cpu_median_seconds']:.2f})",
+            f"{one['own_bytes'] / MIB:.0f}",
+            f"{one['resident_bytes'] / MIB:.0f}",
+        )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--kv-memory", default="256MiB")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    flags = ["--kv-memory", options.kv_memory]
+    generated(options.model, flags)  # converts weights, and brings files into page cache
+    seen: dict[str, list[Moment]] = {}
+    for _ in range(options.starts):
+        for command, start in (("generate", generated), ("serve", served)):
+            for name, at in start(options.model, flags).items():
+                seen.setdefault(f"{command}, {name}", []).append(at)
+    found = {name: figures(moments) for name, moments in seen.items()}
+    about, console = machine.describe(), Console(width=110)
+    console.print(about)
+    console.print(table_of(found))
+    for name, one in found.items():
+        if name.endswith("first token"):
+            holds = one["wall_median_seconds"] <= MOST_SECONDS
+            console.print(f"{name} within {MOST_SECONDS:g} s: {'yes' if holds else 'no'}")
+    if options.json:
+        starts = {name: [asdict(one) for one in moments] for name, moments in seen.items()}
+        report = {"machine": about, "model": options.model, "figures": found, "starts": starts}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What a model is asked in one step, and where its memory lies."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvell.attention.interface import GroupBatch, LayerPages
+from kvell.attention.states import StateBatch
+from kvell.models.image_batch import ImageBatch
+from kvell.models.state_memory import StateMemory
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One step's work over a ragged batch of n requests with T new tokens in all.
+
+    All tensors are on the model's device.
+
+    :param token_ids: int64 [T], request after request.
+    :param positions: int64 [T], each token's position in its own request.
+    :param groups: metadata of each layer group, in the order of the layout; None where a
+        group holds no tokens of the text.
+    :param logits_rows: int64 [rows], the tokens whose logits are wanted; may be empty.
+    :param images: None if no request of the step has any.
+    :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    groups: tuple[GroupBatch | StateBatch | None, ...]
+    logits_rows: torch.Tensor
+    images: ImageBatch | None = None
+    prompt_ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """By layer: where its keys and values lie and which group's metadata is its own."""
+
+    pages: dict[int, LayerPages]
+    groups: dict[int, int]
+    states: StateMemory

@@ -1,0 +1,61 @@
+"""The HTTP side of a server: its app, and uvicorn around it."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+from fastapi import FastAPI
+
+from kvell.server.front import Front
+from kvell.server.metrics import ServerMetrics
+from kvell.server.openai_api import build_app
+from kvell.server.serve_options import ServeOptions
+from kvell.server.text_model import TextModel
+
+
+class HttpFace:
+    """What is ready before the instance is.
+
+    :param models: in the instance's order.
+    """
+
+    def __init__(self, models: Sequence[TextModel], options: ServeOptions) -> None:
+        self._models, self._options = models, options
+
+    def server(self, front: Front, metrics: ServerMetrics) -> uvicorn.Server:
+        """Around a started front."""
+        first, *beside = self._models
+        app = build_app(
+            front,
+            first,
+            metrics,
+            api_key=self._options.api_key,
+            max_body_bytes=self._options.max_body_bytes,
+            beside=beside,
+        )
+        return _Server(_config(app, self._options.limits.drain_seconds))
+
+
+def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(drain_seconds)),
+    )
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that ends quietly: its own handlers raise the signal again when done,
+    which would kill the process before the instance is drained."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError, RuntimeError):  # outside the main thread
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield

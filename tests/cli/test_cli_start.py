@@ -1,0 +1,108 @@
+"""What a start imports: nothing that a dense model with a lean pass does not need."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kvell.models._forward")
+
+GENERATE = ("generate", "--prompt", "Hello", "--max-tokens", "1", "--kv-memory", "64MiB")
+MODELLING = {
+    "accelerate",
+    "gguf",
+    "sympy",
+    "torch._dynamo",
+    "torch._inductor",
+    "transformers.generation.utils",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+}
+"""What transformers' modelling code brings."""
+HTTP = {"fastapi", "starlette", "uvicorn"}
+TEXT = {"tokenizers", "transformers"}
+
+SPY = """
+import json, sys
+from pathlib import Path
+
+def keep():
+    Path(sys.argv.pop()).write_text(json.dumps(sorted(sys.modules)))
+
+command = sys.argv.pop(1)
+exec(command)
+keep()
+"""
+
+RUN = """
+from kvell.cli.main import main
+words, sys.argv = sys.argv, ["kvell", *sys.argv[1:-1]]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+sys.argv = words
+"""
+
+ENGINE = """
+from kvell.cli.session import EngineSettings, open_model
+from kvell.cli.environment import process_cache_dir
+from kvell.models.progress import quiet
+model = open_model(EngineSettings("smollm2", 64 << 20), process_cache_dir(), quiet)
+assert model.engine.ready().max_model_len
+"""
+
+FRONT = """
+import kvell.server.run
+from kvell.cli.serve import texts_of
+from kvell.cli.environment import process_cache_dir
+from kvell.models.progress import quiet
+assert texts_of(("smollm2",), process_cache_dir(), quiet).names == ["smollm2"]
+"""
+
+
+def imported(tmp_path: Path, cache_dir: Path, program: str, *words: str) -> set[str]:
+    """Modules of a fresh process that has run a program."""
+    kept = tmp_path / "modules.json"
+    environment = os.environ | {"KVELL_CACHE_DIR": str(cache_dir), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SPY, program, *words, str(kept)]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=300)
+    return set(json.loads(kept.read_text()))
+
+
+def test_generating_needs_no_modelling_code_and_no_http(tmp_path: Path, smollm2_path: Path) -> None:
+    modules = imported(tmp_path, smollm2_path.parent, RUN, *GENERATE)
+    assert not modules & (MODELLING | HTTP)
+    assert modules >= {"torch", "tokenizers", "kvell.models.lean.skeleton"}
+
+
+def test_an_instance_reads_no_text_and_needs_no_transformers(
+    tmp_path: Path, smollm2_path: Path
+) -> None:
+    modules = imported(tmp_path, smollm2_path.parent, ENGINE)
+    assert not {name for name in modules if name.split(".")[0] in TEXT - {"tokenizers"}}
+    assert not modules & (MODELLING | HTTP)
+
+
+def test_a_front_starts_its_instance_before_anything_slow(
+    tmp_path: Path, smollm2_path: Path
+) -> None:
+    modules = imported(tmp_path, smollm2_path.parent, FRONT)
+    assert not {name for name in modules if name.split(".")[0] in TEXT | HTTP | {"torch"}}
+
+
+def test_a_pass_by_modules_brings_their_code(tmp_path: Path, smollm2_path: Path) -> None:
+    """So the others can fail: what they look for is found where it is needed."""
+    eager = ENGINE.replace("open_model(", "lazily(").replace(
+        "from kvell.models.progress import quiet",
+        "from kvell.models.progress import quiet\n"
+        "from kvell.llm import LLM\n"
+        "lazily = lambda settings, cache, told: LLM(\n"
+        "    settings.model, kv_memory_bytes=64 << 20, cache_dir=cache, enforce_eager=True)",
+    )
+    modules = imported(tmp_path, smollm2_path.parent, eager)
+    assert modules >= {"transformers.modeling_utils", "transformers.models.llama.modeling_llama"}
