@@ -101,7 +101,8 @@ class Bench:
             process, url, model = system.process, system.base_url, "smollm2"
         else:
             flags = shlex.split(self._options.vllm_flags)
-            system = vllm_server(vllm_python(self._options.vllm_env), self._weights, log, flags)
+            python = vllm_python(self._options.vllm_env)
+            system = vllm_server(python, str(self._weights), log, flags)
             process, url, model = system.process, system.base_url, self._weights.name
         try:
             yield url, model

@@ -20,14 +20,15 @@ from rich.table import Table
 
 from bench import machine
 from bench.side_by_side import report
+from bench.side_by_side.cases import CASES, Case, cases_of, reason_of, vllm_source
 from bench.side_by_side.model_size import model_size
+from bench.side_by_side.processes import SystemFailed
 from bench.side_by_side.rounds import alternated
 from bench.side_by_side.scenarios import Scenario, batches, prefill, served
 from bench.side_by_side.systems import System, kvell_server, offline_system, vllm_server
 from bench.side_by_side.vllm_environment import exported, vllm_python
 from kvell.cli.environment import process_cache_dir
 from kvell.errors import KvellError
-from kvell.models.source import resolve_model
 
 KVELL_FLAGS = ["--kv-memory", "512MiB"]
 COLUMNS = ("system", "median", "spread", "first is", "of limit", "TTFT ms", "TPOT ms")
@@ -48,6 +49,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm-flags", default="", help="such as '--enforce-eager'")
     parser.add_argument("--vllm-env", type=Path, default=process_cache_dir() / "vllm-env")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        help=f"several, one after the other: {', '.join(CASES)}, or what --model takes",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -70,21 +76,23 @@ def scenarios_of(options: argparse.Namespace) -> list[Scenario]:
 
 
 def starters(
-    options: argparse.Namespace, model: Path, logs: Path
+    options: argparse.Namespace, case: Case, model: Path, logs: Path
 ) -> dict[str, Callable[[], System]]:
     """How each system is started, the first being compared with the others."""
 
     def vllm() -> System:
         python = vllm_python(options.vllm_env)
         weights = exported(model, process_cache_dir() / f"{model.name}-bfloat16")
-        flags = shlex.split(options.vllm_flags)
-        return vllm_server(python, weights, logs / "vllm.log", flags)
+        source, flags = vllm_source(case, weights)
+        flags = (*flags, *shlex.split(options.vllm_flags))
+        return vllm_server(python, source, logs / "vllm.log", flags)
 
     def library(engine: str) -> Callable[[], System]:
         return lambda: offline_system(engine, model, logs / f"{engine}.log")
 
     def kvell(name: str, flags: Sequence[str]) -> Callable[[], System]:
-        return lambda: kvell_server(options.model, logs / f"{name}.log", [*KVELL_FLAGS, *flags])
+        given = [*KVELL_FLAGS, *case.kvell, *flags]
+        return lambda: kvell_server(str(model), logs / f"{name}.log", given)
 
     known: dict[str, Callable[[], System]] = {
         "kvell": kvell("kvell", []),
@@ -100,20 +108,33 @@ def starters(
     return found
 
 
-def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Start all, take turns, end all."""
-    model = resolve_model(options.model, process_cache_dir())
+def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[str, Any]:
+    """Start all, take turns, end all; who does not start is said with its reason.
+
+    :raises SystemFailed: if the first one does not start.
+    """
+    model = case.directory(process_cache_dir())
     scenarios, rooflines = scenarios_of(options), list[machine.Roofline]()
+    refused = {name: why for name, why in case.unasked.items() if name in options.systems}
     with ExitStack() as ends, console.status("starting") as status:
         logs = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         systems: dict[str, System] = {}
-        for name, start in starters(options, model, logs).items():
-            status.update(f"starting {name}")
-            systems[name] = start()
-            ends.callback(systems[name].process.end)
-            for scenario in scenarios[:1]:
-                systems[name].run(scenario, seed=0)
-            systems[name].process.pause()
+        for name, start in starters(options, case, model, logs).items():
+            if name in refused:
+                continue
+            status.update(f"{case.name}: starting {name}")
+            try:
+                system = start()
+                ends.callback(system.process.end)
+                for scenario in scenarios[:1]:
+                    system.run(scenario, seed=0)
+            except (SystemFailed, RuntimeError) as error:
+                if not systems:
+                    raise
+                refused[name] = reason_of(str(error))
+                continue
+            systems[name] = system
+            system.process.pause()
         results = alternated(
             systems,
             scenarios,
@@ -121,9 +142,10 @@ def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             status.update,
             lambda: rooflines.append(machine.measured_roofline()),
         )
-    roofline, size = machine.best_of(rooflines), model_size(model)
+    roofline, size = machine.best_of(rooflines), model_size(model, four_bits=case.four_bits)
     return {
-        "model": options.model,
+        "model": case.name,
+        "refused": refused,
         "rounds": options.rounds,
         "machine": machine.describe(),
         "roofline": asdict(roofline),
@@ -139,7 +161,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
     """Tables on stdout."""
     roofline = found["roofline"]
     console.print(
-        f"read {roofline['read_bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"{found['model']}: read {roofline['read_bytes_per_second'] / 1e9:.1f} GB/s, "
         f"GEMM {roofline['gemm_flops_per_second'] / 1e9:,.0f} GFLOP/s (bf16), "
         f"{found['machine']['threads']} threads, {found['rounds']} rounds"
     )
@@ -150,19 +172,24 @@ def show(console: Console, found: dict[str, Any]) -> None:
         for row in report.table_rows(one):
             table.add_row(*row)
         console.print(table)
+    for name, why in found["refused"].items():
+        console.print(f"{name}: not served: {why}")
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     options = arguments(given)
-    try:
-        found = measured(options, Console(stderr=True))
-    except KvellError as error:
-        print(error, file=sys.stderr)
-        return 2
-    show(Console(width=120), found)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    made: list[dict[str, Any]] = []
+    for case in cases_of(options.models or [options.model]):
+        try:
+            made.append(measured(options, case, Console(stderr=True)))
+        except KvellError as error:
+            print(error, file=sys.stderr)
+            return 2
+        show(Console(width=120), made[-1])
+        if options.json:  # after each, so that what was measured is kept
+            found = {"models": made} if options.models else made[0]
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 

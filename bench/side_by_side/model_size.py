@@ -6,15 +6,20 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-LOOKED_UP = ("embed_tokens", "lm_head")
+HEAD = "lm_head"
+LOOKED_UP = ("embed_tokens", HEAD)
 """Weights of which a prompt's token takes a row, or that only its last token meets."""
+
+
+FOUR_BITS, EIGHT_BITS = 20 / 32, 34 / 32
+"""Bytes of a number in blocks of 32, with their scales and minima."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
     """Sizes of a text model of plain attention, served in two bytes an element.
 
-    :param weight_bytes: that a decode step reads; a tied output matrix counts once.
+    :param weight_bytes: that a decode step reads: not an embedding beside the output matrix.
     :param prefill_parameters: that multiply every prompt token.
     :param kv_token_bytes: keys and values of a token in all layers.
     """
@@ -24,16 +29,23 @@ class ModelSize:
     kv_token_bytes: int
 
 
-def model_size(directory: Path, element_bytes: int = 2) -> ModelSize:
-    """Of a transformers directory with safetensors."""
+def model_size(directory: Path, element_bytes: int = 2, *, four_bits: bool = False) -> ModelSize:
+    """Of a transformers directory with safetensors.
+
+    :param four_bits: linears are kept in four bits, what is looked up in eight.
+    """
     config = json.loads((directory / "config.json").read_text())
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     counts = _parameters(directory)
+    has_head = any(HEAD in name for name in counts)
     looked_up = sum(n for name, n in counts.items() if any(part in name for part in LOOKED_UP))
+    linears = sum(counts.values()) - looked_up
+    read = sum(n for name, n in counts.items() if HEAD in name) if has_head else looked_up
+    by_linear, by_head = (FOUR_BITS, EIGHT_BITS) if four_bits else (element_bytes, element_bytes)
     return ModelSize(
-        sum(counts.values()) * element_bytes,
-        sum(counts.values()) - looked_up,
+        round(linears * by_linear + read * by_head),
+        linears,
         2 * config["num_hidden_layers"] * heads * head_size * element_bytes,
     )
 

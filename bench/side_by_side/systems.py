@@ -78,14 +78,21 @@ def kvell_server(model: str, log: Path, flags: Sequence[str]) -> ServerSystem:
     return ServerSystem(process, json.loads(process.hear())["url"])
 
 
-def vllm_server(python: Path, model: Path, log: Path, flags: Sequence[str]) -> ServerSystem:
-    """vLLM's CPU server in its own environment, at a free port."""
+def vllm_server(python: Path, model: str, log: Path, flags: Sequence[str]) -> ServerSystem:
+    """vLLM's CPU server in its own environment, at a free port.
+
+    :raises SystemFailed: if it does not come up; it is gone then.
+    """
     port = free_port()
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", model.name, "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--served-model-name", Path(model).name, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "bfloat16", "--max-model-len", "8192", *flags]
     process = SystemProcess(command, log, vllm_environment(python))
-    process.wait_for(f"http://127.0.0.1:{port}/health", START_SECONDS)
+    try:
+        process.wait_for(f"http://127.0.0.1:{port}/health", START_SECONDS)
+    except SystemFailed:
+        process.end()
+        raise
     return ServerSystem(process, f"http://127.0.0.1:{port}")
 
 

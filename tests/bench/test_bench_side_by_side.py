@@ -12,6 +12,8 @@ from safetensors.numpy import save_file
 
 from bench.machine import Roofline, best_of
 from bench.side_by_side import report
+from bench.side_by_side.__main__ import arguments, starters
+from bench.side_by_side.cases import CASES, Case, cases_of, reason_of, vllm_source
 from bench.side_by_side.model_size import ModelSize, model_size
 from bench.side_by_side.processes import SystemFailed, SystemProcess, birth, descendants
 from bench.side_by_side.rounds import alternated, order_of
@@ -93,6 +95,57 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     assert found.weight_bytes == 2 * (320 + 1024 + 32)
     assert found.prefill_parameters == 1024 + 32
     assert found.kv_token_bytes == 2 * 3 * 2 * 8 * 2
+
+
+def test_an_embedding_beside_the_output_matrix_is_not_read_whole(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": (10, 32), "lm_head.weight": (10, 32), "a": (32, 32)}
+    save_file({n: np.zeros(s, np.float32) for n, s in shapes.items()}, tmp_path / "m.safetensors")
+    assert model_size(tmp_path).weight_bytes == 2 * (320 + 1024)
+    four_bits = model_size(tmp_path, four_bits=True)
+    assert four_bits.weight_bytes == 1024 * 20 / 32 + 320 * 34 / 32
+    assert four_bits.prefill_parameters == 1024
+
+
+class TestCases:
+    def test_names_that_are_no_cases_are_models(self) -> None:
+        [four, other] = cases_of(["smollm2-int4", "some/dir"])
+        assert four is CASES["smollm2-int4"]
+        assert other == Case("some/dir", "some/dir")
+
+    def test_only_blocks_need_a_tokenizer_from_elsewhere(self, tmp_path: Path) -> None:
+        plain, flags = vllm_source(CASES["falcon-h1-small"], tmp_path)
+        assert (plain, flags) == (str(tmp_path), ("--no-enable-prefix-caching",))
+        blocks, flags = vllm_source(CASES["smollm2-int4"], tmp_path)
+        assert blocks.endswith(".gguf")
+        assert flags[flags.index("--tokenizer") + 1] == str(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("words", "reason"),
+        [
+            ("ended\nINFO a\nValueError: no 4 bits on CPU\n  at line 3", "no 4 bits on CPU"),
+            ("ended\n(APIServer) pydantic.ValidationError: 1: bad\nInfo", "1: bad"),
+            ("ended with status 3\nno memory", "no memory"),
+            ("", "it said nothing"),
+        ],
+    )
+    def test_a_reason_is_the_line_that_complains(self, words: str, reason: str) -> None:
+        assert reason_of(words) == reason
+
+    def test_flags_of_a_case_go_to_every_kvell(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[list[str]] = []
+        monkeypatch.setattr(
+            "bench.side_by_side.__main__.kvell_server",
+            lambda model, log, flags: started.append([model, *flags]),
+        )
+        options = arguments(["--systems", "kvell", "--kvell", "jenga=--manager jenga"])
+        found = starters(options, CASES["smollm2-int4"], Path("m"), Path("logs"))
+        for start in found.values():
+            start()
+        assert [one[0] for one in started] == ["m", "m"]
+        assert all("int4" in one for one in started)
+        assert "jenga" in started[1] and "jenga" not in started[0]
 
 
 class StoppedProcess:

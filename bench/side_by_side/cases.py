@@ -1,0 +1,83 @@
+"""Models, each as every system serves it: under which flags, or why not at all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.cost.shapes import NAMES, model_path
+from kvell.models.packaged import gguf_file
+from kvell.models.source import resolve_model
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model.
+
+    :param name: of a shape of ``bench.cost.shapes``, or whatever ``--model`` takes.
+    :param four_bits: its weights in blocks of four bits, those that it was packaged with.
+    :param kvell: flags of ``kvell serve``; ``vllm`` those of vLLM's server.
+    :param unasked: systems that are not started, and why.
+    """
+
+    name: str
+    model: str
+    four_bits: bool = False
+    kvell: tuple[str, ...] = ()
+    vllm: tuple[str, ...] = ()
+    unasked: Mapping[str, str] = field(default_factory=dict)
+
+    def directory(self, cache_dir: Path) -> Path:
+        """The model's; random weights are written once."""
+        if self.model in NAMES:
+            return model_path(self.model, cache_dir, cache_dir / "bench")
+        return resolve_model(self.model, cache_dir)
+
+
+CASES: Mapping[str, Case] = {
+    "smollm2": Case("smollm2", "smollm2"),
+    "smollm2-int4": Case(
+        "smollm2-int4",
+        "smollm2",
+        four_bits=True,
+        kvell=("--quantization", "int4"),
+        unasked={"transformers": "unpacks 4-bit blocks when it loads them: its bfloat16 row"},
+    ),
+    "gemma-3-270m": Case("gemma-3-270m", "gemma-3-270m"),
+    # vLLM keeps states of prefixes only for some hybrids: off, as random prompts leave Kvell's.
+    "falcon-h1-small": Case(
+        "falcon-h1-small", "falcon-h1-small", vllm=("--no-enable-prefix-caching",)
+    ),
+}
+"""What ``--models`` names; any other name is what ``--model`` takes."""
+
+
+def cases_of(names: Sequence[str]) -> list[Case]:
+    """In their order."""
+    return [CASES.get(name) or Case(name, name) for name in names]
+
+
+def vllm_source(case: Case, exported: Path) -> tuple[str, tuple[str, ...]]:
+    """What vLLM is told to serve, and the flags that say how.
+
+    :param exported: the model in bfloat16, whose tokenizer and config a file of blocks lacks.
+    """
+    if not case.four_bits:
+        return str(exported), case.vllm
+    return str(gguf_file()), (
+        *("--tokenizer", str(exported), "--hf-config-path", str(exported)),
+        *("--load-format", "gguf", "--quantization", "gguf"),
+        *case.vllm,
+    )
+
+
+SAID = ("Error: ", "Exception: ", "error: ")
+"""How a program's last complaint begins, somewhere in its line."""
+
+
+def reason_of(words: str) -> str:
+    """The line of a system's last words that says why it ended; the last one if none does."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    telling = [line for line in lines if any(mark in line for mark in SAID)]
+    chosen = (telling or lines or ["it said nothing"])[-1]
+    starts = [chosen.find(mark) for mark in SAID if mark in chosen]
+    return chosen[min(starts) + chosen[min(starts) :].find(": ") + 2 :] if starts else chosen
