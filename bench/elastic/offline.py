@@ -37,24 +37,28 @@ MAP_SECONDS, UNMAP_SECONDS = 12e-6, 3e-6
 
 @dataclass(frozen=True)
 class Case:
-    """A shape, memory for KV and activations together, and lengths."""
+    """A shape, memory for KV and activations together, lengths, and a profile's name."""
 
     shape: str
     memory_gib: float
     prompt_tokens: int
     output_tokens: int
     requests: int
+    hardware: str = "a100-80"
 
 
 CASES = (
+    Case("llama3-70b", 104, 128 * K, 8 * K, 6, "h200-x2"),
+    Case("jamba-mini", 40, 128 * K, 8 * K, 18),
     Case("llama3-8b", 57, 128 * K, 8 * K, 6),
     Case("llama3-8b", 36, 128 * K, 8 * K, 4),
-    Case("jamba-mini", 40, 128 * K, 8 * K, 18),
-    Case("llama3-8b", 57, 32 * K, 2 * K, 39),
+    Case("llama3-8b", 18.5, 32 * K, 2 * K, 24, "a100-40"),
     Case("jamba-mini", 40, 32 * K, 2 * K, 75),
+    Case("llama3-8b", 57, 32 * K, 2 * K, 39),
 )
-"""57 GiB: what the weights of Llama 3 8B leave of 90 % of an 80 GB card; 40 GiB: what Jamba Mini's
-leave of two.  36 GiB holds one request of Llama's beside the reserve, and two without."""
+"""What the weights leave of 90 % of the cards: 104 GiB of two of 141 GB (Llama 3 70B: 141 GB), 40
+of two of 80 GB (Jamba Mini), 57 and 18.5 GiB of one of 80 and one of 40 GB (Llama 3 8B: 16 GB).  36
+GiB holds one request of Llama's beside the reserve, and two without."""
 
 
 @dataclass
@@ -247,7 +251,7 @@ def lines(case: Case, sides: Sequence[Figures]) -> list[str]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hardware", default="a100-80", help="a profile's name")
+    parser.add_argument("--hardware", help="a profile's name, if not each case's own")
     parser.add_argument("--case", type=int, nargs="+", help="only these, by number from 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     return parser.parse_args()
@@ -258,11 +262,11 @@ def main() -> None:
     args = arguments()
     found = []
     for case in [CASES[n] for n in args.case] if args.case else CASES:
-        sides = compare(case, args.hardware)
+        sides = compare(case, args.hardware or case.hardware)
         print("\n".join(lines(case, sides)), flush=True)
         found.append({"case": asdict(case), "sides": [asdict(side) for side in sides]})
     if args.json:
-        result = {"hardware": args.hardware, "cases": found}
+        result = {"cases": found}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -99,3 +99,23 @@ def test_the_audit_sees_what_is_wrong() -> None:
         "a logical size of 5 chunks",
         "holder 8 holds 0 chunks",
     ]
+
+
+def test_it_grows_to_what_was_refused_at_once() -> None:
+    buffer = CpuBuffer(64)
+    buffer.note_refused(10)
+    assert late(buffer, "fff") == [1, 1, 10]
+    assert late(buffer, "fff") == [10, 10, 20], "a refusal is forgotten with the change"
+    assert buffer.hold(1, 12)
+    buffer.note_refused(60)
+    assert late(buffer, "fff")[-1] == 64, "no further than there is memory"
+    buffer.note_refused(60)
+    assert late(buffer, "ttt")[-1] == 32, "late tokens win over it"
+
+
+def test_what_is_in_the_buffer_already_is_held_whatever_the_size() -> None:
+    buffer = CpuBuffer(8, 2)
+    assert not buffer.hold(1, 5)
+    assert buffer.hold(1, 5, whatever_size=True)
+    assert (buffer.held_chunks, buffer.free_chunks) == (5, 0)
+    assert buffer.release(1) == 5

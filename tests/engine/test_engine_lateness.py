@@ -1,6 +1,6 @@
 """Who is late, step by step."""
 
-from kvell.engine.lateness import Lateness, LatenessWatch
+from kvell.engine.lateness import EARLY_TPOT, EARLY_TTFT, Lateness, LatenessWatch
 from kvell.engine.protocol import Finished, Tokens
 from kvell.vocabulary import RequestId
 
@@ -53,3 +53,27 @@ def test_who_is_over_is_late_no_more() -> None:
     assert late.step([Finished(B, 0, "cancelled")], 9.0).ttft_late
     assert late.step([], 99.0) == Lateness(False, False)
     assert late.step([token(RequestId("unknown"))], 99.0) == Lateness(False, False)
+
+
+def test_answers_are_expected_to_be_as_long_as_those_that_have_ended() -> None:
+    late = LatenessWatch(5.0, 1.0, expected_tokens=2)
+    for name in (A, B):
+        late.submitted(name, 0.0)
+    late.step([token(A), token(B)], 0.0)
+    assert late.step([], 2.5).tpot_late, "two were expected"
+    for index in range(1, 10):
+        late.step([token(A, index)], 2.5)
+    late.step([Finished(A, 0, "length")], 2.5)
+    assert late.step([], 9.9) == Lateness(False, False), "ten are now"
+    assert late.step([], 10.1).tpot_late
+
+
+def test_first_tokens_count_as_late_long_before_their_objective_and_others_before_theirs() -> None:
+    late = LatenessWatch.ahead_of(100.0, 1.0, expected_tokens=10)
+    late.submitted(A, 0.0)
+    assert late.step([], 100.0 * EARLY_TTFT) == Lateness(False, False)
+    assert late.step([], 100.0 * EARLY_TTFT + 0.1).ttft_late
+    assert EARLY_TTFT * 25 > 1, "nobody's own prompt makes it late"
+    late.step([token(A)], 20.0)
+    assert not late.step([], 20.0 + 10 * EARLY_TPOT).tpot_late
+    assert late.step([], 20.1 + 10 * EARLY_TPOT).tpot_late

@@ -155,3 +155,75 @@ TestParkingMachine = ParkingMachine.TestCase
 TestParkingMachine.settings = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_who_came_first_comes_back_first_and_is_parked_last() -> None:
+    run = started(40)
+    number = {f"q{n}": n for n in range(len(PROMPTS))}
+    back: list[str] = []
+    while run.core.has_work:
+        plan = run.step()
+        running = [request.number for request in run.core._scheduler.running]
+        parked = [request.number for request in parking_of(run.core).parked]
+        assert running == sorted(running) and parked == sorted(parked)
+        again = [name for name in plan.admitted if len(run.outputs.get(name, ())) > 1]
+        if len(again) > 1:
+            assert [number[name] for name in again] == sorted(number[name] for name in again)
+        back += again
+    assert back[0] == "q0"
+
+
+def test_a_prompt_without_a_seat_goes_ahead_too() -> None:
+    core = swapping_core(SMALL, limits(batched=32, seats=2, max_len=40), 200, ahead=200)
+    run = Run(core)
+    for number, prompt in enumerate(PROMPTS[:4]):
+        run.submit(f"q{number}", prompt[:4], TOKENS)
+    firsts: dict[str, int] = {}
+    while run.core.has_work:
+        plan = run.step()
+        for name in run.outputs:
+            firsts.setdefault(name, plan.step)
+        assert len(run.core._scheduler.running) <= 2
+    assert max(firsts.values()) < TOKENS
+    assert parking_of(core).count > 0
+
+
+def test_who_is_preempted_is_parked_and_holds_no_prompt_up() -> None:
+    run = started(40)
+    while not (plan := run.step()).preempted:
+        assert run.core.has_work, "nobody was preempted"
+    assert set(plan.preempted) <= set(plan.parked)
+    waiting = [request.request_id for request in run.core._scheduler.waiting]
+    assert not set(plan.preempted) & set(waiting)
+    run.to_the_end()
+    assert not parking_of(run.core).sizes.held
+
+
+def test_a_size_that_shrank_brings_back_whom_it_holds_before_prompts() -> None:
+    run = started(40)
+    while not run.step().parked:
+        pass
+    parking = parking_of(run.core)
+    parking.sizes.logical_chunks = 1
+    while parking.parked:
+        assert parking.comes_first
+        before = {request.request_id for request in parking.parked}
+        plan = run.step()
+        assert set(plan.admitted) <= before
+    run.to_the_end()
+
+
+def test_prompts_that_were_parked_are_counted_once() -> None:
+    run = started(40)
+    run.to_the_end()
+    assert parking_of(run.core).count > 0
+    assert run.core.stats().prompt_tokens == sum(map(len, PROMPTS))
+
+
+def test_a_refusal_says_what_would_have_been_enough() -> None:
+    run = started(1)
+    sizes = parking_of(run.core).sizes
+    while sizes.logical_chunks == 1 and run.core.has_work:
+        run.step()
+        run.told.note(Lateness(ttft_late=True, tpot_late=False))
+    assert sizes.logical_chunks > 2, "one step from nothing to a whole request"

@@ -1,6 +1,7 @@
 """What a step does and in which order, who is admitted, who gives way."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -227,3 +228,20 @@ def check_rules(plan: StepPlan, running: list[str], batched: int, seats: int) ->
     assert len(running) <= seats
     assert not (plan.preempted and plan.admitted)
     assert {w.handle for w in plan.work} >= set(plan.new_pages[:, 0].tolist())
+
+
+def test_prompts_one_after_another_where_so_many_tokens_are_enough() -> None:
+    chosen = replace(limits(batched=64), enough_prompt_tokens=8)
+    traffic = Traffic(make_layout(MIXED, 60), chosen)
+    traffic.submit("long", text(1, 30), max_tokens=3)
+    traffic.submit("short", text(2, 5), max_tokens=3)
+    traffic.submit("longer", text(3, 40), max_tokens=3)
+    traffic.submit("last", text(4, 6), max_tokens=3)
+    assert traffic.step() == [("long", 0, 30)], "whole, and nobody with it"
+    assert traffic.step() == [("long", 30, 1), ("short", 0, 5), ("longer", 0, 3)]
+    assert traffic.step() == [("long", 31, 1), ("short", 5, 1), ("longer", 3, 37)]
+    traffic.run()
+    by_prompt = Traffic(make_layout(MIXED, 60), limits(batched=64))
+    by_prompt.submit("long", text(1, 30), max_tokens=3)
+    by_prompt.submit("short", text(2, 5), max_tokens=3)
+    assert len(by_prompt.step()) == 2, "else as many as the step may compute"

@@ -2,12 +2,13 @@
 
 The logical size lies between one chunk and the physical size.  A violation of the time between
 tokens halves it, which limits prefills that go ahead of decodes; else a violation of the time
-to the first token doubles it.  (The paper's line 4 prints min(B·α, B); B_max is meant.)  Three
-late iterations of five are a violation; after a change the window starts anew.
+to the first token doubles it, or makes it as large as what was refused last, since less is the
+same as nothing.  (The paper's line 4 prints min(B·α, B); B_max is meant.)  Three late iterations
+of five are a violation; after a change the window starts anew.
 
 ::
 
-            TTFT: × α, at most physical
+            TTFT: × α, at least what was refused, at most physical
         ┌────────────────────┐
         │                    ▼
     [1 … size … physical]   what is held stays, whatever the size: shrinking refuses, never evicts
@@ -40,12 +41,17 @@ class SloWindow:
         return sum(self.late) >= LATE_ITERATIONS
 
 
-def scaled(logical: int, physical: int, *, ttft: bool, tpot: bool, alpha: int = ALPHA) -> int:
-    """Algorithm 2: the new logical size, in chunks, from what was violated."""
+def scaled(
+    logical: int, physical: int, *, ttft: bool, tpot: bool, alpha: int = ALPHA, wanted: int = 0
+) -> int:
+    """Algorithm 2: the new logical size, in chunks, from what was violated.
+
+    :param wanted: the size at which what was refused last would not have been.
+    """
     if tpot:
         return max(logical // alpha, 1)
     if ttft:
-        return min(logical * alpha, physical)
+        return min(max(logical * alpha, wanted), physical)
     return logical
 
 
@@ -62,6 +68,7 @@ class CpuBuffer:
         self.logical_chunks = min(physical_chunks, logical_chunks)
         self.held: dict[int, int] = {}
         self._is_fixed = is_fixed
+        self._wanted_chunks = 0
         self._ttft, self._tpot = SloWindow(), SloWindow()
 
     @property
@@ -74,21 +81,33 @@ class CpuBuffer:
         """Chunks that may be used beside those that are; 0 while more are held than the size."""
         return max(0, self.logical_chunks - self.held_chunks)
 
+    def note_refused(self, chunks: int) -> None:
+        """So many were asked for beside those held, and are more than may be used now."""
+        self._wanted_chunks = self.held_chunks + chunks
+
     def note_iteration(self, *, ttft_late: bool, tpot_late: bool) -> None:
         """A step is over: was a first token, or a token after another, later than its target?"""
         self._ttft.note(ttft_late)
         self._tpot.note(tpot_late)
         if self._is_fixed or not self.physical_chunks:
             return
-        ttft, tpot = self._ttft.is_violated, self._tpot.is_violated
-        size = scaled(self.logical_chunks, self.physical_chunks, ttft=ttft, tpot=tpot)
+        size = scaled(
+            self.logical_chunks,
+            self.physical_chunks,
+            ttft=self._ttft.is_violated,
+            tpot=self._tpot.is_violated,
+            wanted=self._wanted_chunks,
+        )
         if size != self.logical_chunks:
-            self.logical_chunks = size
+            self.logical_chunks, self._wanted_chunks = size, 0
             self._ttft, self._tpot = SloWindow(), SloWindow()
 
-    def hold(self, holder: int, chunks: int) -> bool:
-        """Take chunks for a holder, all or none; False if they may not be had now."""
-        if chunks > self.free_chunks:
+    def hold(self, holder: int, chunks: int, *, whatever_size: bool = False) -> bool:
+        """Take chunks for a holder, all or none; False if they may not be had now.
+
+        :param whatever_size: the holder is in the buffer already, and asks nobody.
+        """
+        if chunks > self.free_chunks and not whatever_size:
             return False
         if chunks:
             self.held[holder] = self.held.get(holder, 0) + chunks

@@ -81,7 +81,7 @@ class EngineCore:
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
         self._guesses, self._step_sizes = Guesses(), StepSizes()
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
-        self.max_running = 0
+        self.max_running = self._submitted = 0
         self.last_decoding = 0
 
     # ------------------------------------------------------------------- inputs
@@ -104,7 +104,9 @@ class EngineCore:
             images=np.asarray(command.images, np.int32) if command.images else None,
             image_rows=command.images,
             model=model,
+            number=self._submitted,
         )
+        self._submitted += 1
         self._requests[request.request_id] = request
         self._scheduler.waiting.append(request)
         return []
@@ -302,7 +304,7 @@ class EngineCore:
         self.last_decoding = self.num_decoding()
         for request_id in plan.admitted:
             request = self._requests[request_id]
-            if request.preemptions:
+            if request.preemptions or request.output:
                 continue
             self._counts["prompt"] += len(request.prompt)
             self._counts["queries"] += len(request.prompt)
@@ -328,6 +330,10 @@ class EngineCore:
         """Requests that hold nothing yet, or no longer."""
         parking = self._scheduler.parking
         return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
+
+    def num_queued(self) -> int:
+        """Requests that wait in line; those in the CPU buffer ahead of others do not."""
+        return len(self._scheduler.waiting)
 
     def num_running(self) -> int:
         """Requests that hold pages."""

@@ -14,10 +14,12 @@ class PlanDraft:
     """A step plan in the making.
 
     :param budget: tokens that the step may still compute.
+    :ivar prompt_tokens: of its prefill chunks.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.prompt_tokens = 0
         self.work: list[TokenWork] = []
         self.preempted: list[RequestId] = []
         self.parked: list[RequestId] = []

@@ -33,6 +33,7 @@ class RequestState(StrEnum):
 class Request:
     """Tokens, progress, and the handle of its pages while it runs.
 
+    :ivar number: requests that came before it.
     :ivar model: which of several models computes it.
     :ivar computed: tokens that are computed, or are by a step in flight.
     :ivar settled: those of them whose step has its result.
@@ -62,6 +63,7 @@ class Request:
     image_rows: tuple[tuple[int, int, int], ...] = ()
     embedded: int = 0
     model: str = ""
+    number: int = 0
     _history: bytearray = field(default_factory=bytearray)
 
     @property

@@ -196,13 +196,22 @@ class Scheduler:
 
     def _plan_prefills(self, draft: PlanDraft) -> None:
         for request in [r for r in self._wanting() if not r.is_decoding]:
-            if draft.budget <= 0:
+            if self._prompt_budget(draft) <= 0:
                 return
             self._plan_chunk(request, draft)
 
+    def _prompt_budget(self, draft: PlanDraft) -> int:
+        """Tokens that the step may still compute of a prompt."""
+        enough = self.limits.enough_prompt_tokens
+        is_crowded = self.parking is not None and bool(self.parking.parked)
+        if enough is None or not (draft.prompt_tokens or is_crowded):
+            return draft.budget
+        return min(draft.budget, enough - draft.prompt_tokens)
+
     def _plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
         """As much of the request's known tokens as budget and memory allow."""
-        wanted = request.computed + min(request.remaining, draft.budget)
+        budget = draft.budget if request.is_decoding else self._prompt_budget(draft)
+        wanted = request.computed + min(request.remaining, budget)
         until = self._largest(request, wanted, draft)
         while until <= request.computed and self.protected.yield_least():
             until = self._largest(request, wanted, draft)
@@ -215,6 +224,8 @@ class Scheduler:
             return False
         _, rows = self.core.grow(_ints([request.handle]), _ints([until]))
         draft.add_pages(rows, [request.handle])
+        if not request.is_decoding:
+            draft.prompt_tokens += until - request.computed
         draft.add_work(request, until - request.computed)
         return True
 
@@ -286,27 +297,37 @@ class Scheduler:
             request = self.waiting.popleft()
             if self._waits_for_prefix(request):
                 held_back.append(request)
-            elif not self._admit_one(request, draft) and not self._admit_ahead(request, draft):
+            elif not self._admit_next(request, draft):
                 self.waiting.appendleft(request)
                 break
         self.waiting.extendleft(reversed(held_back))
 
     def _may_admit(self, draft: PlanDraft) -> bool:
-        return bool(self.waiting) and self._has_seats(draft)
+        if not self.waiting or self._prompt_budget(draft) <= 0:
+            return False
+        if self.parking is None:
+            return self._has_seats(draft)
+        return not self.parking.comes_first and not self._runs_alone()
 
     def _has_seats(self, draft: PlanDraft) -> bool:
         free_seats = self.limits.max_num_seqs - len(self._wanting())
-        if any(request.runs_alone for request in self.running):
-            return False
-        return draft.budget > 0 and free_seats > 0
+        return draft.budget > 0 and free_seats > 0 and not self._runs_alone()
+
+    def _runs_alone(self) -> bool:
+        return any(request.runs_alone for request in self.running)
 
     def _unpark(self, draft: PlanDraft) -> None:
-        """Decodes come before prompts, each with its fetch."""
+        """Decodes come before prompts, each with its fetch; who came first before others."""
         while self.parking is not None and self.parking.parked and self._has_seats(draft):
             request = self.parking.parked[0]
             if not self._admit_one(request, draft, ROOM_TOKENS if self.running else 0):
                 return
             self.parking.leave(request)
+
+    def _admit_next(self, request: Request, draft: PlanDraft) -> bool:
+        if self._has_seats(draft) and self._admit_one(request, draft):
+            return True
+        return self._admit_ahead(request, draft)
 
     def _admit_ahead(self, request: Request, draft: PlanDraft) -> bool:
         """Decodes go to the CPU buffer, and the request's prompt ahead of them."""
@@ -368,7 +389,7 @@ class Scheduler:
         if self.swapping is not None:
             draft.fetch(self.swapping.fetch(request, held))
         request.state = RequestState.RUNNING
-        self.running.append(request)
+        self._enter(request)
         draft.admitted.append(request.request_id)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
@@ -376,6 +397,15 @@ class Scheduler:
                 request, self._expected_output(request), len(self.running) + len(self.waiting)
             )
         return True
+
+    def _enter(self, request: Request) -> None:
+        """Who runs last gives way first: the one admitted last; with parking, who came last."""
+        place = len(self.running)
+        while (
+            self.parking is not None and place and self.running[place - 1].number > request.number
+        ):
+            place -= 1
+        self.running.insert(place, request)
 
     def _fits(self, request: Request, draft: PlanDraft, room_tokens: int) -> bool:
         """The whole remaining prompt, beside what every running request needs next."""
@@ -446,14 +476,20 @@ class Scheduler:
         self._finished_outputs[request.model] = (count + 1, total + len(request.output))
 
     def _preempt_youngest(self, draft: PlanDraft) -> Request:
-        """The request admitted last gives its pages up, maybe to the CPU buffer, and waits."""
+        """The youngest request gives its pages up, maybe to the CPU buffer, and waits."""
         victim = self.running.pop()
+        size_bytes = 0
         if self.swapping is not None:
+            size_bytes = self.swapping.size_bytes(victim)
             draft.offload(self.swapping.save(victim))
         victim.runs_alone |= not self.running
         self._give_up(victim, draft)
         victim.preemptions += 1
-        self.waiting.appendleft(victim)
+        if self.parking is not None and self._is_swapped(victim):
+            self.parking.park(victim, size_bytes, gave_way=False)
+            draft.parked.append(victim.request_id)
+        else:
+            self.waiting.appendleft(victim)
         draft.preempted.append(victim.request_id)
         self.rungs["preempt"] += 1
         return victim

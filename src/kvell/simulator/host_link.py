@@ -7,17 +7,27 @@ from kvell.engine.swapping import moved_bytes
 from kvell.memory import Layout
 from kvell.simulator.runner import StepTimer
 
+WAITS = 0
+
 
 @dataclass(frozen=True)
 class WithHostLink:
-    """A machine whose steps wait for the pages that a plan moves: nothing is overlapped.
+    """A machine whose steps wait for the pages that a plan moves, all of them or layer by layer.
+
+    Layer by layer (eLLM §4.3.2), a layer is computed while the next one's pages move, out and in
+    at once, so the longer of computing and moving counts, and one layer's pages besides::
+
+        moving     1 │ 2 │ 3 │ … │ L
+        computing      1 │ 2 │ 3 │ … │ L
 
     :param bytes_per_second: of the link, one way.
+    :param streamed_layers: L; WAITS: nothing is overlapped.
     """
 
     machine: StepTimer
     layout: Layout
     bytes_per_second: float
+    streamed_layers: int = WAITS
 
     @property
     def request_seconds(self) -> float:
@@ -27,5 +37,10 @@ class WithHostLink:
     def step_seconds(self, plan: StepPlan) -> float:
         """See :class:`StepTimer`."""
         groups = self.layout.groups
-        size_bytes = moved_bytes(plan.offloads, groups) + moved_bytes(plan.fetches, groups)
-        return self.machine.step_seconds(plan) + size_bytes / self.bytes_per_second
+        out = moved_bytes(plan.offloads, groups) / self.bytes_per_second
+        back = moved_bytes(plan.fetches, groups) / self.bytes_per_second
+        computing = self.machine.step_seconds(plan)
+        if self.streamed_layers == WAITS:
+            return computing + out + back
+        moving = max(out, back)
+        return max(computing, moving) + moving / self.streamed_layers

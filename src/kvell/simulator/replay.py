@@ -213,7 +213,7 @@ class Replay:
         return at_seconds is not None and at_seconds <= self.clock.now_seconds()
 
     def _is_far_ahead(self) -> bool:
-        waiting = self._engine.num_waiting()
+        waiting = self._engine.num_queued()
         if waiting < AHEAD_REQUESTS:
             return False
         return waiting > self._engine.limits.max_num_seqs or self._waiting_tokens > AHEAD_TOKENS

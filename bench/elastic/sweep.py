@@ -1,0 +1,106 @@
+"""How large should the CPU buffer be? Fixed sizes beside Algorithm 2 (eLLM's figure 8).
+
+See README.md beside this file.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.elastic.online import (
+    BOTH,
+    CASES,
+    INTRA,
+    Bench,
+    Case,
+    Seen,
+    Side,
+    header,
+    line,
+    make_bench,
+)
+
+SIZES_GIB = (0.0, 2.0, 8.0, 32.0, 119.0)
+"""Of the buffer's logical size; with none, only preempted requests go there."""
+RATES = {"2k-2k": 1.8, "32k-2k": 0.12, "sharegpt-like": 16.0}
+"""Requests per second: more than static sides keep up with."""
+WITHIN = 0.10
+"""Algorithm 2 may miss the best fixed size by so much."""
+SLOWER = 0.02
+"""And a pool without a buffer by so much in the seconds of the whole run."""
+
+
+def fixed_sides() -> list[Side]:
+    """Both kinds of elasticity, with the buffer's size given."""
+    return [replace(BOTH, name=f"fixed {gib:g} GiB", fixed_gib=gib) for gib in SIZES_GIB]
+
+
+def best_of(runs: dict[str, Seen]) -> str:
+    """The fixed size with most requests in time; of several, that with the soonest first token."""
+    return max(runs, key=lambda name: (runs[name]["slo_attainment"], -_ttft(runs[name])))
+
+
+def verdicts(chosen: Seen, off: Seen, fixed: dict[str, Seen]) -> list[str]:
+    """Algorithm 2 beside the best fixed size, and beside none.
+
+    :param off: the run without a buffer.
+    """
+    best = best_of(fixed)
+    in_time, first = chosen["slo_attainment"], _ttft(chosen)
+    most, soonest = fixed[best]["slo_attainment"], _ttft(fixed[best])
+    seconds, without = chosen["virtual_seconds"], off["virtual_seconds"]
+    checks = (
+        (in_time >= (1 - WITHIN) * most, f"in time {in_time:.3f}, {best} {most:.3f}"),
+        (first <= (1 + WITHIN) * soonest, f"TTFT {first:.2f} s, {best} {soonest:.2f} s"),
+        (seconds <= (1 + SLOWER) * without, f"all in {seconds:.1f} s, off {without:.1f} s"),
+    )
+    return [f"{'holds' if holds else 'FAILS'}: {says}" for holds, says in checks]
+
+
+def _ttft(seen: Seen) -> float:
+    return float(seen["ttft_seconds"]["mean"])
+
+
+def sweep(bench: Bench, rate: float) -> dict[str, Any]:
+    """All sizes of a case, said as they come."""
+    print(header(bench), flush=True)
+    runs: dict[str, Seen] = {}
+    for side in (INTRA, *fixed_sides(), BOTH):
+        runs[side.name] = bench.run(side, rate)
+        print(line(side.name, runs[side.name]), flush=True)
+    fixed = {side.name: runs[side.name] for side in fixed_sides()}
+    told = verdicts(runs[BOTH.name], runs[INTRA.name], fixed)
+    print("\n".join(f"  {one}" for one in told), flush=True)
+    return {"case": asdict(bench.case), "rate": rate, "runs": runs, "verdicts": told}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hardware", default="a100-80", help="a profile's name")
+    parser.add_argument("--link", default="pcie-4", help="to the host's memory, by name")
+    parser.add_argument("--case", type=int, nargs="+", help="only these, by number from 0")
+    parser.add_argument("--requests", type=int, help="of every case, if not its own number")
+    parser.add_argument("--rate", type=float, help="of every case, if not its own")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Prints every size of every case, and verdicts."""
+    args = arguments()
+    found = []
+    cases: list[Case] = [CASES[n] for n in args.case] if args.case else [*CASES]
+    for named in cases:
+        case = replace(named, requests=args.requests or named.requests)
+        bench = make_bench(case, args.hardware, args.link)
+        found.append(sweep(bench, args.rate or RATES[case.workload]))
+    if args.json:
+        result = {"hardware": args.hardware, "link": args.link, "cases": found}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
