@@ -43,10 +43,14 @@ from kvell.vocabulary import GIB
 
 K = 1 << 10
 CHUNKED_TOKENS = 512
+ENOUGH_TOKENS = 2_048
+"""Of prompts in a step, if there are several."""
 SLACK = 25
 """Objectives are so many times what a request sees alone."""
 ATTAINMENT = 0.9
 """Goodput is the highest rate at which so many requests meet both."""
+LOOKS_EVERY = 16
+"""Steps from one look at the pool to the next."""
 MODEL_TOKENS = 262_144
 """Context of the paper's model, Llama-3-8B-262K, and so of its server (eLLM §3.2, §6.1)."""
 BUFFER_GIB = 119.0
@@ -76,7 +80,7 @@ def rising(first: float, count: int = 16, factor: float = 1.15) -> tuple[float, 
 
 
 CASES = (
-    Case("llama3-8b", 57, "2k-2k", 500, rising(0.6)),
+    Case("llama3-8b", 57, "2k-2k", 200, rising(0.8)),
     Case("llama3-8b", 57, "32k-2k", 100, rising(0.04)),
     Case("llama3-8b", 57, "sharegpt-like", 1_000, rising(6.0)),
 )
@@ -151,7 +155,8 @@ class Bench:
             max_num_batched_tokens=most,
             max_model_len=MODEL_TOKENS,
             min_chunk_tokens=min(MIN_CHUNK_TOKENS, most),
-            enough_prompt_tokens=CHUNKED_TOKENS,
+            enough_prompt_tokens=ENOUGH_TOKENS,
+            crowded_prompt_tokens=CHUNKED_TOKENS,
         )
 
     def objectives(self) -> Objectives:
@@ -218,6 +223,7 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
         WithHostLink(bench.machine, layout, bench.bytes_per_second, layers),
         MonotonicClock(),
         sessions=False,
+        looks_every=LOOKS_EVERY,
         memory=share,
         swapping=swap if side.buffer_gib else None,
         parking=lambda metered, swapping: parking_of(side, metered, swapping, limits),

@@ -26,10 +26,11 @@ class Limits:
     :param prompt_lookup_max: longest end of a text whose earlier occurrence gives guesses.
     :param prompt_lookup_min: shortest one.
     :param whole_images: an image's tokens in the text are computed in one step.
-    :param enough_prompt_tokens: so many prompt tokens keep the device busy.  Prompts are computed
-        one after another: a further one joins a step only up to them; and in chunks of as many
-        while decodes are parked, which then read their KV while a chunk is computed.  None: as
-        many as the step may compute, which all have their first tokens when the last is done.
+    :param enough_prompt_tokens: prompts are computed one after another: a further one joins a
+        step only up to so many prompt tokens, which keep the device busy.  None: as many as the
+        step may compute, which all have their first tokens when the last is done.
+    :param crowded_prompt_tokens: of a step while decodes are parked for want of pages: as many
+        as are computed in the time in which the other decodes read a full pool.  None: no bound.
     :param observing_tokens: the last ones of a prompt, computed in one step where they choose
         the tokens that its layers keep (0: none do).
     :param depth: results that a plan does not see yet (0: plan, run, commit in turn).
@@ -52,6 +53,7 @@ class Limits:
     whole_images: bool = False
     observing_tokens: int = 0
     enough_prompt_tokens: int | None = None
+    crowded_prompt_tokens: int | None = None
 
     @property
     def max_step_guesses(self) -> int:

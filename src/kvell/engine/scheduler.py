@@ -202,11 +202,18 @@ class Scheduler:
 
     def _prompt_budget(self, draft: PlanDraft) -> int:
         """Tokens that the step may still compute of a prompt."""
-        enough = self.limits.enough_prompt_tokens
-        is_crowded = self.parking is not None and bool(self.parking.parked)
-        if enough is None or not (draft.prompt_tokens or is_crowded):
-            return draft.budget
-        return min(draft.budget, enough - draft.prompt_tokens)
+        most = [draft.budget]
+        enough, crowded = self.limits.enough_prompt_tokens, self.limits.crowded_prompt_tokens
+        if enough is not None and draft.prompt_tokens:
+            most.append(enough - draft.prompt_tokens)
+        if crowded is not None and self._is_crowded():
+            most.append(crowded - draft.prompt_tokens)
+        return min(most)
+
+    def _is_crowded(self) -> bool:
+        """Are decodes parked for want of pages, not of seats? Then a step reads a full pool."""
+        has_seats = len(self.running) < self.limits.max_num_seqs
+        return has_seats and self.parking is not None and bool(self.parking.parked)
 
     def _plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
         """As much of the request's known tokens as budget and memory allow."""

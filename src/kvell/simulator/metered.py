@@ -159,7 +159,8 @@ class MeteredCore:
         """Passed on; then whoever watches looks."""
         self._timed(self._core.advance, handles, computed)
         for handle, length in zip(handles.tolist(), computed.tolist(), strict=True):
-            self._watched[handle] = replace(self._watched[handle], computed=length)
+            seen = self._watched[handle]
+            self._watched[handle] = RunningRequest(length, seen.hit_tokens, seen.facts, seen.model)
         self.on_advanced()
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:

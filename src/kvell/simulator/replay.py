@@ -82,6 +82,7 @@ class Replay:
     :param swapping: makes the CPU buffer, over the core it is given.
     :param parking: makes what lets prompts go ahead of decodes, over core and buffer.
     :param lateness: tells the engine who is late, if given.
+    :param looks_every: steps from one look at the pool to the next; means are over looks.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Replay:
         swapping: Callable[[MemoryCore], Swapping] | None = None,
         parking: Callable[[MemoryCore, Swapping], Parking] | None = None,
         lateness: LatenessWatch | None = None,
+        looks_every: int = 1,
     ) -> None:
         self._placed = [placed(row, images_in_text) for row in rows]
         self.requests = [
@@ -123,7 +125,7 @@ class Replay:
             swapping=buffer,
             parking=parking(self._memory, buffer) if parking and buffer else None,
         )
-        self._lateness = lateness
+        self._lateness, self._looks_every = lateness, looks_every
         self._journaled = JournaledCore(self._engine, journal)
         self._prompts = PromptMaker(rows, images_in_text)
         self._runner = TraceRunner(self._prompts, acceptance)
@@ -155,7 +157,7 @@ class Replay:
 
     def report(self) -> dict[str, Any]:
         """The figures of the run, by the names that every bench uses."""
-        stats, steps = self._engine.stats(), self.means.num_steps
+        stats, steps = self._engine.stats(), self._engine.step
         every, saturated = self.means.means(), self.means.means(saturated=True)
         manager_us = self._memory.nanoseconds / 1e3
         groups = [
@@ -266,6 +268,8 @@ class Replay:
 
     def _look(self) -> None:
         """A step's tokens are computed: sample the pool."""
+        if self._engine.step % self._looks_every:
+            return
         running = self._memory.running()
         totals = self._memory.totals()
         sample = self._meter.sample(running, totals, leaves_waiting=self._leaves_waiting)
