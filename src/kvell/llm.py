@@ -81,6 +81,10 @@ class LLM:
     :param kv_memory_bytes: size of the KV pool; beside ``memory_bytes``, KV's share of it at first.
     :param cpu_buffer_bytes: host memory beside all that, in which preempted requests keep their
         pages, where that is quicker than computing their tokens again; None for none.
+    :param slo_ttft_seconds: to a request's first token, at most. With either objective prompts go
+        ahead of decodes, whose pages wait in the CPU buffer: further into it while first tokens
+        are late, less far while answers are slow. None asks nothing.
+    :param slo_tpot_seconds: for each further token of an answer, on average, at most.
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
@@ -115,6 +119,8 @@ class LLM:
         memory_bytes: int | None = None,
         kv_memory_bytes: int | None = None,
         cpu_buffer_bytes: int | None = None,
+        slo_ttft_seconds: float | None = None,
+        slo_tpot_seconds: float | None = None,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
         quantization: str = "none",
@@ -171,6 +177,8 @@ class LLM:
                 prompt_lookup_min=prompt_lookup_min,
                 memory_bytes=memory_bytes,
                 cpu_buffer_bytes=cpu_buffer_bytes,
+                slo_ttft_seconds=slo_ttft_seconds,
+                slo_tpot_seconds=slo_tpot_seconds,
                 async_scheduling=async_scheduling,
             ),
             first.eos_token_ids,

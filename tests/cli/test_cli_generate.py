@@ -153,6 +153,13 @@ class TestEngineFlags:
         kvell("generate", "--prompt", "x")
         assert model.settings.cpu_buffer_bytes is None
 
+    def test_objectives_are_seconds_above_nothing(self, kvell: Kvell, model: Any) -> None:
+        kvell("generate", "--prompt", "x", "--slo-ttft", "1.5", "--slo-tpot", "0.2")
+        assert (model.settings.slo_ttft_seconds, model.settings.slo_tpot_seconds) == (1.5, 0.2)
+        assert kvell("generate", "--prompt", "x", "--slo-tpot", "0").code == 2
+        kvell("generate", "--prompt", "x")
+        assert (model.settings.slo_ttft_seconds, model.settings.slo_tpot_seconds) == (None, None)
+
     def test_a_gpu_gets_no_default_from_host_memory(self, kvell: Kvell, model: Any) -> None:
         kvell("generate", "--prompt", "x", "--device", "cuda")
         assert model.settings.kv_memory_bytes is None

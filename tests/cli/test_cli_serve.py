@@ -36,6 +36,9 @@ ALL_SET = EngineSettings(
     prompt_lookup_min=3,
     beside=("other/model", "small=some/dir"),
     memory_bytes=987654321,
+    cpu_buffer_bytes=55555555,
+    slo_ttft_seconds=2.5,
+    slo_tpot_seconds=0.125,
 )
 
 

@@ -227,6 +227,11 @@ def test_a_cpu_buffer_says_what_went_out_and_came_in() -> None:
     assert sample(metrics, "cpu_buffer_requests") == 2
     assert sample(metrics, "cpu_buffer_bytes_total", way="out") == 70
     assert sample(metrics, "cpu_buffer_bytes_total", way="in") == 5
+    assert sample(metrics, "cpu_buffer_parked") is None, "prompts do not go ahead there"
+    ahead = {"parked": 1, "parkings": 8, "logical_large_pages": 6}
+    metrics.instance.stats = dataclasses.replace(STATS, buffer=buffer | ahead)
+    assert sample(metrics, "cpu_buffer_parked") == 1
+    assert sample(metrics, "cpu_buffer_logical") == 6
 
 
 def test_a_shared_pool_says_who_has_its_chunks() -> None:

@@ -67,6 +67,13 @@ def cpu_buffer_option(command: Command) -> Command:
     return click.option("--cpu-buffer", "cpu_buffer_bytes", type=SIZE, help=text)(command)
 
 
+def objective_option(flag: str, text: str) -> Callable[[Command], Command]:
+    """``--slo-ttft`` or ``--slo-tpot``; the command gets seconds, or None."""
+    name = f"{flag.removeprefix('--').replace('-', '_')}_seconds"
+    seconds = click.FloatRange(min=0, min_open=True)
+    return click.option(flag, name, type=seconds, metavar="SECONDS", help=text)
+
+
 def dtype_option(command: Command) -> Command:
     """``--dtype``."""
     choices = click.Choice(["auto", "float32", "bfloat16"])
@@ -160,6 +167,12 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     memory_option,
     kv_memory_option,
     cpu_buffer_option,
+    objective_option(
+        "--slo-ttft",
+        "To a first token at most: while they are late, prompts go ahead of decodes, whose pages "
+        "wait in the CPU buffer.",
+    ),
+    objective_option("--slo-tpot", "Per further token at most: while it is missed, they do not."),
     dtype_option,
     kv_cache_dtype_option,
     quantization_option,

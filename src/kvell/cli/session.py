@@ -34,6 +34,8 @@ class EngineSettings:
     memory_bytes: int | None = None
     cpu_buffer_bytes: int | None = None
     async_scheduling: bool = False
+    slo_ttft_seconds: float | None = None
+    slo_tpot_seconds: float | None = None
 
     def flags(self) -> list[str]:
         """The command line that gives these settings again."""
@@ -41,6 +43,8 @@ class EngineSettings:
             "--memory": self.memory_bytes,
             "--kv-memory": self.kv_memory_bytes,
             "--cpu-buffer": self.cpu_buffer_bytes,
+            "--slo-ttft": self.slo_ttft_seconds,
+            "--slo-tpot": self.slo_tpot_seconds,
             "--dtype": self.dtype,
             "--kv-cache-dtype": self.kv_cache_dtype,
             "--quantization": self.quantization,
@@ -124,6 +128,8 @@ def open_model(
         memory_bytes=settings.memory_bytes,
         kv_memory_bytes=settings.kv_memory_bytes,
         cpu_buffer_bytes=settings.cpu_buffer_bytes,
+        slo_ttft_seconds=settings.slo_ttft_seconds,
+        slo_tpot_seconds=settings.slo_tpot_seconds,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         quantization=settings.quantization,

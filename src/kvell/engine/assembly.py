@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kvell.attention.choice import choose_kernels
+from kvell.clock import MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.process_size import give_back_freed
 from kvell.engine.budget_limits import observing_tokens
@@ -17,6 +18,7 @@ from kvell.engine.engine_memory import cpu_buffer_of, memory_of
 from kvell.engine.journal import Journal
 from kvell.engine.limits import Limits
 from kvell.engine.model_rules import ModelRules
+from kvell.engine.objectives import check_objectives, watch_of
 from kvell.engine.options import EngineOptions
 from kvell.engine.overlap import chosen_depth
 from kvell.engine.runner import ModelRunner
@@ -106,8 +108,10 @@ def build_engine(
     :param beside: further models, independent of it, that share its pool and its steps.
     :param floor_bytes: what the process took before it loaded anything, for the contract.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
-        draft model cannot guess for this one, or models cannot be served side by side.
+        draft model cannot guess for this one, models cannot be served side by side, or there
+        are objectives and nothing that could be done for them.
     """
+    check_objectives(options)
     check_speculation(model, draft, options)
     served = (ServedModel(name if beside else "", model, eos_token_ids), *beside)
     check_several(served, options, draft is not None)
@@ -123,7 +127,7 @@ def build_engine(
         limits = replace(limits, whole_images=model.images.family.both_directions)
     core = create_core(layout)
     memory = memory_of(sizes, core, every, options)
-    buffer = cpu_buffer_of(layout, core, every, options)
+    buffer = cpu_buffer_of(core, every, options, limits)
     limits, steps = chosen_depth(
         limits,
         layout,
@@ -160,6 +164,7 @@ def build_engine(
             rules if beside else (),
             memory.steps,
             None if buffer is None else buffer.swapping,
+            None if buffer is None else buffer.parking,
         ),
         runner,
         make_contract(
@@ -181,6 +186,7 @@ def build_engine(
         images=model.images,
         warmer=memory.warmer,
         cold=memory.chunks,
+        objectives=watch_of(options, MonotonicClock()),
     )
 
 

@@ -346,7 +346,7 @@ class EngineCore:
             count * group.page_stride_bytes
             for count, group in zip(totals.used_pages, layout.groups, strict=True)
         )
-        swapping = self._scheduler.swapping
+        swapping, parking = self._scheduler.swapping, self._scheduler.parking
         return Stats(
             incarnation=self._incarnation,
             step=self.step,
@@ -366,6 +366,7 @@ class EngineCore:
                 **self._scheduler.rungs,
                 **self._scheduler.memory.rungs,
                 **(swapping.rungs if swapping else {}),
+                **({"offload": parking.count} if parking else {}),
                 "refuse": self._finished["refused"],
             },
             protected_prefixes=self._scheduler.protected.prefixes,

@@ -18,6 +18,7 @@ from kvell.elastic.arena import ActivationArena, ActivationNeed
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, JournaledCore
+from kvell.engine.objectives import ObjectiveWatch
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import (
     SCHEMA_VERSION,
@@ -57,13 +58,15 @@ class Engine:
         clock: Clock | None = None,
         warmer: Warmer | None = None,
         cold: ChunkDevice | None = None,
+        objectives: ObjectiveWatch | None = None,
     ) -> None:
         """:param activations: what a step needs of the reserve, where it has no slot.
         :param images: of requests in flight, which whoever submits prompts with images
         has put there; None if the model takes text only.
         :param clock: tells how long requests wait, prefill and decode.
         :param warmer: puts memory behind the pool while steps run; None if it has all of it.
-        :param cold: what the pool lies in, if only a first touch puts memory there."""
+        :param cold: what the pool lies in, if only a first touch puts memory there.
+        :param objectives: tells the core after every step who is late; None if nobody ever is."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -73,7 +76,7 @@ class Engine:
         self._activations = activations
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
-        self._warmer = warmer
+        self._warmer, self._objectives = warmer, objectives
         self._cold = cold
         self._behind: Warmer | None = None
         self._ahead: ThreadPoolExecutor | None = None
@@ -115,7 +118,10 @@ class Engine:
             return [_without_images(command)]
         if isinstance(command, Submit):
             self._times.submitted(command.request_id)
-        return self._times.told(self._told.tell(command))
+        events = self._told.tell(command)
+        if self._objectives is not None:
+            self._objectives.heard(command, events)
+        return self._times.told(events)
 
     def _knows_images(self, command: Submit) -> bool:
         """Has somebody said what the prompt's images are?"""
@@ -169,7 +175,10 @@ class Engine:
             self.arena.release(need_bytes)
 
     def _committed(self, result: StepResult) -> list[Event]:
-        return self._times.told(self._told.commit(result))
+        events = self._told.commit(result)
+        if self._objectives is not None:
+            self._told.note(self._objectives.after_step(events))
+        return self._times.told(events)
 
     def _take_warm(self) -> None:
         """Memory that has come since the last step is the pool's."""

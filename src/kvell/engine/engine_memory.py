@@ -10,8 +10,11 @@ from kvell.device.available import available_bytes
 from kvell.device.chunks import ChunkDevice
 from kvell.device.host import HostPool
 from kvell.device.host_chunks import HostChunks
+from kvell.elastic.logical_buffer import CpuBuffer as LogicalBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.limits import Limits
 from kvell.engine.options import EngineOptions
+from kvell.engine.parking import Parking
 from kvell.engine.sharing import share_pool
 from kvell.engine.sizes import Sizes
 from kvell.engine.slot_memory import SlotMemory
@@ -46,14 +49,16 @@ class CpuBuffer:
     """Host memory beside the pool, and who decides what goes there.
 
     :param memory: uint8 [bytes].
+    :param parking: lets prompts go ahead of decodes, if anybody may be late.
     """
 
     swapping: Swapping
     memory: torch.Tensor
+    parking: Parking | None = None
 
 
 def cpu_buffer_of(
-    layout: Layout, core: MemoryCore, every: Sequence[PagedModel], options: EngineOptions
+    core: MemoryCore, every: Sequence[PagedModel], options: EngineOptions, limits: Limits
 ) -> CpuBuffer | None:
     """The CPU buffer, in whole large pages; None without one.
 
@@ -61,6 +66,7 @@ def cpu_buffer_of(
     """
     if options.cpu_buffer_bytes is None:
         return None
+    layout = core.layout
     count = options.cpu_buffer_bytes // layout.large_page_bytes
     if not count:
         raise ChangeSomething(
@@ -73,10 +79,14 @@ def cpu_buffer_of(
     _check_available(size_bytes)
     weights = sum(one.weight_bytes // one.dtype.itemsize for one in every)
     swapping = Swapping(core, PageBuffer(layout.groups, count), rule_of_weights(weights, device))
+    parking = None
+    if options.has_objectives:
+        parking = Parking(core, swapping, LogicalBuffer(count), limits.min_chunk_tokens)
     if device == "cuda":
-        return CpuBuffer(swapping, torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True))
-    pool = HostPool(size_bytes, "--cpu-buffer")
-    return CpuBuffer(swapping, host_pool(pool.buffer())[:size_bytes])
+        memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+    else:
+        memory = host_pool(HostPool(size_bytes, "--cpu-buffer").buffer())[:size_bytes]
+    return CpuBuffer(swapping, memory, parking)
 
 
 def _check_available(size_bytes: int) -> None:

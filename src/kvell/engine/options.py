@@ -12,6 +12,9 @@ class EngineOptions:
 
     :param memory_bytes: of weights, KV cache and activations together; None bounds KV alone.
     :param cpu_buffer_bytes: of the host's memory, for pages of preempted requests; None for none.
+    :param slo_ttft_seconds: to a request's first token, at most; with either of these, prompts go
+        ahead of decodes, as far into the CPU buffer as lateness says. None asks nothing.
+    :param slo_tpot_seconds: for each further token on average, at most.
     :param async_scheduling: plan a step while the one before runs, where that can be.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
@@ -30,6 +33,13 @@ class EngineOptions:
     memory_bytes: int | None = None
     cpu_buffer_bytes: int | None = None
     async_scheduling: bool = False
+    slo_ttft_seconds: float | None = None
+    slo_tpot_seconds: float | None = None
+
+    @property
+    def has_objectives(self) -> bool:
+        """Is anybody ever late?"""
+        return self.slo_ttft_seconds is not None or self.slo_tpot_seconds is not None
 
     @property
     def max_step_logits(self) -> int:

@@ -86,6 +86,7 @@ class Scheduler:
         self._released: list[int] = []
         self._lends = memory is not None
         self._turned_away: Request | None = None
+        self._made_way_in_vain: Request | None = None
         if memory is not None and self._speculation.is_on:
             raise ValueError("guesses have no activations of their own in a shared pool yet")
 
@@ -340,6 +341,8 @@ class Scheduler:
         """Decodes go to the CPU buffer, and the request's prompt ahead of them."""
         if self.parking is None or self.swapping is None or self._is_swapped(request):
             return False
+        if request is self._made_way_in_vain:
+            return False
         for other in self.parking.give_way(request, self.running, draft.admitted):
             size_bytes = self.swapping.size_bytes(other)
             self.running.remove(other)
@@ -349,6 +352,7 @@ class Scheduler:
             draft.parked.append(other.request_id)
             if self._admit_one(request, draft):
                 return True
+            self._made_way_in_vain = request  # until somebody ends: else they come and go
         return False
 
     def _admit_one(self, request: Request, draft: PlanDraft, room_tokens: int = 0) -> bool:
@@ -479,6 +483,7 @@ class Scheduler:
         if self.parking is not None:
             self.parking.leave(request)
         request.state = RequestState.FINISHED
+        self._made_way_in_vain = None
         count, total = self._finished_outputs.get(request.model, (0, 0))
         self._finished_outputs[request.model] = (count + 1, total + len(request.output))
 

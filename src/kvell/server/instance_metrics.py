@@ -147,6 +147,11 @@ class InstanceCollector(Collector):
         yield self._gauge("cpu_buffer_requests", "Requests in the buffer.", buffer["holders"])
         moved = {"out": buffer["out_bytes"], "in": buffer["in_bytes"]}
         yield self._by_label("cpu_buffer_bytes", "Bytes copied, by way.", "way", moved)
+        if "parked" in buffer:
+            text = "Requests that wait there for prompts ahead of them."
+            yield self._gauge("cpu_buffer_parked", text, buffer["parked"])
+            text = "Large pages that prompts may take to go ahead."
+            yield self._gauge("cpu_buffer_logical", text, buffer["logical_large_pages"])
 
     def _of_sizes(self, stats: Stats) -> Iterator[Metric]:
         """Sizes that never change, as labels of a 1; vLLM's labels for one page size tell the
