@@ -1,11 +1,13 @@
 """Balloon, memory core and CPU buffer together, over a device that fails at every edge.
 
 Requests write into their pages, steps into their slots, all into the same bytes of one fake
-device: whatever moves, every request reads what it wrote.  The audits run after each rule, and
-at the end the pool is empty.
+device: whatever moves, every request reads what it wrote.  Their pages go to the buffer and come
+back, where mappings, copies and allocations fail midway.  The audits run after each rule, and at
+the end the pool and the buffer are empty.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -23,6 +25,7 @@ from kvell.device.fake_chunks import EDGES, Edge, FakeChunks
 from kvell.elastic.audit import audit_buffer
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.memory import ElasticMemory, Slot
+from kvell.elastic.page_buffer import PageBuffer
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
 from kvell.memory import Implementation, create_core
@@ -30,6 +33,36 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.interface import USED
 from tests.pages.pools import group, pool_of, state
+
+BUFFER_LARGE = 4
+"""Large pages of the buffer: three requests do not fit."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A request's tokens, where its prefix is looked for, and how many are computed."""
+
+    tokens: tuple[int, ...]
+    root: str
+    computed: int
+
+
+@dataclass(frozen=True)
+class Out:
+    """A request in the buffer.
+
+    :param pages: (group, position) → page of the buffer.
+    :param content: what each of them held on the device.
+    """
+
+    text: Text
+    pages: dict[tuple[int, int], int]
+    content: dict[tuple[int, int], bytes]
+
+
+class CopyFailed(Exception):
+    """Injected."""
+
 
 LAYOUTS: dict[str, Callable[[], Layout]] = {
     "one size": lambda: pool_of(12, group(2, 2)),
@@ -58,8 +91,12 @@ class Elastic(RuleBasedStateMachine):
         self.device = FakeChunks(num_chunks, chunk_bytes)
         self.memory = ElasticMemory(self.device, self.core, tiled, round(committed * num_chunks))
         self.buffer = CpuBuffer(6)
-        self.step, self.tag = 0, 0
+        self.pages = PageBuffer(self.layout.groups, BUFFER_LARGE)
+        self.host: dict[tuple[int, int], bytes] = {}
+        self.out: dict[int, Out] = {}
+        self.step, self.tag, self.holder = 0, 0, 0
         self.lengths: dict[int, int] = {}
+        self.texts: dict[int, Text] = {}
         self.written: dict[tuple[int, int, int], bytes] = {}
         self.in_flight: tuple[Slot, bytes] | None = None
 
@@ -105,6 +142,7 @@ class Elastic(RuleBasedStateMachine):
     def begin_step(self, need: int, edge: Edge | None, after: int) -> None:
         """A step wants activations; the one before is completed."""
         self.end_step()
+        self.pages.settle()
         self.step += 1
         self.core.begin_step(self.step)
         if edge is not None:
@@ -168,6 +206,7 @@ class Elastic(RuleBasedStateMachine):
             self.core.close(handle, renew=False)
             return
         self.lengths[handle] = len(tokens)
+        self.texts[handle] = Text(tuple(tokens), str(self.tag), until)
         self.compute(handle, until)
 
     def compute(self, handle: int, until: int) -> None:
@@ -185,7 +224,113 @@ class Elastic(RuleBasedStateMachine):
         handle = sorted(self.lengths)[index % len(self.lengths)]
         self.read_pages(handle)
         self.core.close(handle, renew=renew)
-        del self.lengths[handle]
+        self.forget(handle)
+
+    def forget(self, handle: int) -> None:
+        del self.lengths[handle], self.texts[handle]
+
+    # ---------------------------------------------------------------- out, and in again
+
+    @precondition(lambda self: self.lengths)
+    @rule(index=st.integers(0, 9), fails_after=st.one_of(st.none(), st.integers(0, 3)))
+    def swap_out(self, index: int, fails_after: int | None) -> None:
+        """A copy that fails, or a buffer that is full, leaves the request where it is."""
+        handle = sorted(self.lengths)[index % len(self.lengths)]
+        text = self.texts[handle]
+        rows = [r for r in self.rows(handle) if self.is_computed(r[0], r[1], text.computed)]
+        groups = range(len(self.layout.groups))
+        need = [sum(group == g for group, _, _ in rows) for g in groups]
+        self.holder += 1
+        had_room = self.pages.has_room(need)
+        taken = self.pages.hold(self.holder, need)
+        assert (taken is not None) == had_room
+        if taken is None:
+            return
+        left = [iter(some) for some in taken]
+        pages = {(group, position): next(left[group]) for group, position, _ in rows}
+        content: dict[tuple[int, int], bytes] = {}
+        try:
+            for count, (group, position, page) in enumerate(rows):
+                self.may_fail(count, fails_after)
+                data = self.touch(page * self.stride(group), None, self.stride(group))
+                content[group, position] = data
+                self.host[group, pages[group, position]] = data
+        except CopyFailed:
+            self.pages.release(self.holder)
+            return
+        self.core.close(handle, returns=True)
+        self.forget(handle)
+        self.out[self.holder] = Out(text, pages, content)
+
+    @precondition(lambda self: self.out)
+    @rule(index=st.integers(0, 9), fails_after=st.one_of(st.none(), st.integers(0, 3)))
+    def swap_in(self, index: int, fails_after: int | None) -> None:
+        """It goes on where it was, or stays in the buffer; pages not read yet keep their bytes."""
+        holder = sorted(self.out)[index % len(self.out)]
+        out = self.out[holder]
+        computed = out.text.computed
+        tokens = np.asarray([*out.text.tokens[:computed], 1], np.int32)
+        handle = self.core.open(tokens, root=out.text.root, reuse=True)
+        before = {(group, position) for group, position, _ in self.rows(handle)}
+        if self.core.hit_tokens(handle) < computed:
+            self.core.receive(handle, computed)
+        self.core.claim(handle, len(tokens))
+        handles, ends = np.asarray([handle], np.int32), np.asarray([computed + 1], np.int32)
+        served, _ = self.core.grow(handles, ends)
+        self.carry_out_copies()
+        try:
+            if not served:
+                raise CopyFailed
+            self.copy_in(handle, out, before, fails_after)
+        except CopyFailed:
+            self.core.close(handle, renew=False)
+            return
+        self.pages.release(holder)
+        del self.out[holder]
+        self.lengths[handle] = len(tokens)
+        self.texts[handle] = Text(tuple(tokens.tolist()), out.text.root, computed + 1)
+        self.write_pages(handle)
+        self.read_pages(handle)
+        self.core.advance(handles, ends)
+
+    def copy_in(
+        self, handle: int, out: Out, before: set[tuple[int, int]], fails_after: int | None
+    ) -> None:
+        for count, (group, position, page) in enumerate(self.rows(handle)):
+            if (group, position) not in out.pages:
+                continue
+            if (group, position) not in before:
+                self.may_fail(count, fails_after)
+                data = self.host[group, out.pages[group, position]]
+                self.touch(page * self.stride(group), data, len(data))
+            self.written[handle, group, position] = out.content[group, position]
+
+    def carry_out_copies(self) -> None:
+        for _, group, source, target in self.core.copies().tolist():
+            stride = self.stride(group)
+            self.touch(target * stride, self.touch(source * stride, None, stride), stride)
+
+    def may_fail(self, count: int, fails_after: int | None) -> None:
+        if count == fails_after:
+            raise CopyFailed
+
+    def rows(self, handle: int) -> list[tuple[int, int, int]]:
+        return [(g, position, page) for _, g, position, page in self.core.held_pages(handle).tolist()]
+
+    def stride(self, group: int) -> int:
+        return self.layout.groups[group].page_stride_bytes
+
+    def is_computed(self, group: int, position: int, computed: int) -> bool:
+        spec = self.layout.groups[group]
+        return not spec.kind.counts_tokens or position * spec.page_tokens < computed
+
+    @precondition(lambda self: self.out)
+    @rule(index=st.integers(0, 9))
+    def cancel(self, index: int) -> None:
+        """Of a request in the buffer: its pages are free one step later."""
+        holder = sorted(self.out)[index % len(self.out)]
+        self.pages.release(holder)
+        del self.out[holder]
 
     @precondition(lambda self: self.lengths)
     @rule(index=st.integers(0, 9), kept=st.integers(1, 3))
@@ -209,6 +354,7 @@ class Elastic(RuleBasedStateMachine):
         assert self.memory.audit() == []
         assert audit(self.layout, self.core.snapshot()) == []
         assert audit_buffer(self.buffer) == []
+        assert self.pages.audit() == []
         for handle in self.lengths:
             self.read_pages(handle)
 
@@ -221,6 +367,10 @@ class Elastic(RuleBasedStateMachine):
             self.core.close(handle)
         for holder in list(self.buffer.held):
             self.buffer.release(holder)
+        for holder in self.out:
+            self.pages.release(holder)
+        self.pages.settle()
+        assert self.pages.used_large == 0
         self.memory.warm(self.device.num_chunks)
         self.memory.inflate(self.layout.num_large_pages)
         self.memory.tend(self.step)
