@@ -1,6 +1,19 @@
 """Two sides of one bench: the same memory, the same answers."""
 
-from bench.elastic.served import MAX_NUM_SEQS, Load, lines, narrow_config, options_of, run
+import pytest
+
+from bench.elastic.served import (
+    MAX_NUM_SEQS,
+    SHAPES,
+    Load,
+    SideRun,
+    alternated,
+    lines,
+    narrow_config,
+    options_of,
+)
+from bench.replay.shapes import read_shape
+from kvell.models.description import describe
 from tests.engine.test_engine_sharing import wide_module
 from tests.models.lean_models import lean_model
 
@@ -17,14 +30,14 @@ def test_both_sides_have_the_same_memory_and_the_same_largest_step() -> None:
 
 
 def test_both_sides_answer_alike_and_say_what_they_did() -> None:
-    model = lean_model(wide_module())
-    sides = [
-        run(side, model, options, LOAD)
-        for side, options in zip(("static", "elastic"), options_of(model, LOAD), strict=True)
-    ]
-    assert sides[0][1] == sides[1][1]
-    assert {len(tokens) for tokens in sides[0][1].values()} == {6}
-    figures = [figures for figures, _ in sides]
+    models = [lean_model(wide_module()), lean_model(wide_module())]
+    chosen = zip(("static", "elastic"), models, options_of(models[0], LOAD), strict=True)
+    sides = [SideRun(side, model, options, LOAD) for side, model, options in chosen]
+    alternated(sides)
+    assert not any(side.has_work for side in sides)
+    assert sides[0].answers == sides[1].answers
+    assert {len(tokens) for tokens in sides[0].answers.values()} == {6}
+    figures = [side.figures() for side in sides]
     assert figures[0].reserve_mib > 0 and figures[1].reserve_mib == 0
     assert figures[1].chunks_mapped > 0
     assert all(1 <= side.batch_decoding <= 3 for side in figures)
@@ -32,7 +45,40 @@ def test_both_sides_answer_alike_and_say_what_they_did() -> None:
     assert "3 requests of 300 + 6 tokens" in told[0] and len(told) == 3
 
 
+class Counted:
+    """A side of so many steps that notes when it has one."""
+
+    def __init__(self, name: str, steps: int, log: list[str]) -> None:
+        self._name, self._left, self._log = name, steps, log
+
+    @property
+    def has_work(self) -> bool:
+        return self._left > 0
+
+    def step(self) -> None:
+        self._left -= 1
+        self._log.append(self._name)
+
+
+def test_sides_take_turns_until_the_last_is_done() -> None:
+    log: list[str] = []
+    alternated([Counted("a", 2, log), Counted("b", 4, log)])  # type: ignore[list-item]
+    assert log == ["a", "b", "a", "b", "b", "b"]
+
+
 def test_a_narrow_shape_keeps_the_layers_of_its_model() -> None:
     config = narrow_config("ministral-8b")
     assert (config.num_hidden_layers, config.num_key_value_heads) == (36, 1)
     assert (config.hidden_size, config.head_dim, config.sliding_window) == (512, 128, 2048)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_narrow_shape_keeps_its_proportions(name: str) -> None:
+    """KV of a token, and states, beside widths: an eighth of the model's, layer by layer."""
+    whole, narrow = (
+        describe(config, 2).layers for config in (read_shape(name).config, narrow_config(name))
+    )
+    assert len(whole) == len(narrow)
+    for one, other in zip(whole, narrow, strict=True):
+        assert one.kind is other.kind
+        assert one.token_bytes == pytest.approx(8 * other.token_bytes, rel=0.05)
