@@ -1,0 +1,208 @@
+"""Does a server keep its memory contract, for twenty minutes of anything?
+
+See README.md beside this file.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.elastic.mixed_load import Asked, Mix, MixedLoad, Tally, figures
+from bench.elastic.process_sizes import Sample, Sampler, import_bytes
+from bench.side_by_side.processes import SystemProcess
+from kvell.cli.sizes import parse_bytes
+from kvell.clock import Clock, MonotonicClock
+from kvell.load.http import HttpClient
+from kvell.vocabulary import MIB
+
+FRONT_MODULES = ("kvell.cli.main", "kvell.cli.served_text", "kvell.server.run")
+INSTANCE_MODULES = ("kvell.cli.main", "kvell.engine.instance", "kvell.llm")
+"""What each process has imported when it is about to load anything."""
+LEAST_ALLOWANCE_BYTES, ALLOWANCE_SHARE = 64 * MIB, 0.03
+START_SECONDS = 5.0
+VOCAB_SIZE = 49_152
+FIRST = Asked([1000, 2000, 3000, 4000], 1)
+SERIES_SECONDS = 10.0
+"""Of the samples the largest of so long is written down."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the server was started with, in bytes, and what its processes are before they load."""
+
+    memory_bytes: int
+    cpu_buffer_bytes: int
+    front_import_bytes: int
+    instance_import_bytes: int
+
+    @property
+    def most_bytes(self) -> int:
+        """A contract may promise so much at most."""
+        counted_bytes = self.memory_bytes + self.cpu_buffer_bytes
+        imported_bytes = self.front_import_bytes + self.instance_import_bytes
+        allowance_bytes = max(LEAST_ALLOWANCE_BYTES, int(ALLOWANCE_SHARE * self.memory_bytes))
+        return counted_bytes + imported_bytes + allowance_bytes
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of it.
+
+    :param contract_bytes: as ``/debug/memory`` has it.
+    :param first_token_seconds: from the start of the process.
+    """
+
+    contract_bytes: int
+    max_model_len: int
+    first_token_seconds: float
+    samples: Sequence[Sample]
+    tally: Tally
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of all samples."""
+        return max(sample.size_bytes for sample in self.samples)
+
+
+def verdicts(given: Given, seen: Seen) -> dict[str, bool]:
+    """What was kept."""
+    longest = seen.max_model_len - 1
+    return {
+        "never_above_the_contract": seen.largest_bytes <= seen.contract_bytes,
+        "the_contract_is_tight": seen.contract_bytes <= given.most_bytes,
+        "nothing_refused": not seen.tally.failures,
+        "from_one_token_to_the_longest": seen.tally.shortest_prompt == 1
+        and seen.tally.longest_prompt == longest,
+        "first_token_in_time": seen.first_token_seconds <= START_SECONDS,
+    }
+
+
+def series(samples: Sequence[Sample], every_seconds: float = SERIES_SECONDS) -> list[list[float]]:
+    """(seconds, MiB): the largest sample of each interval."""
+    most: dict[int, int] = {}
+    for sample in samples:
+        place = int(sample.seconds // every_seconds)
+        most[place] = max(most.get(place, 0), sample.size_bytes)
+    return [[place * every_seconds, round(size / MIB, 1)] for place, size in sorted(most.items())]
+
+
+def get_json(url: str) -> Any:
+    """What an address says."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)
+
+
+async def loaded(
+    url: str, options: argparse.Namespace, longest_tokens: int, clock: Clock
+) -> tuple[float, Tally]:
+    """When the first token of a first request came, by the clock, and what came of the load."""
+    client = HttpClient(url)
+    try:
+        mix = Mix(options.seed, longest_tokens, VOCAB_SIZE)
+        load = MixedLoad(client, options.model, mix)
+        await load.ask(FIRST)
+        first_seconds = clock.now_seconds()
+        for tokens in (1, longest_tokens - 1):  # whatever is drawn, both ends are asked
+            await load.ask(Asked([FIRST.prompt[0]] * tokens, 1))
+        return first_seconds, await load.run(options.workers, 60.0 * options.minutes)
+    finally:
+        client.close()
+
+
+def serve_command(options: argparse.Namespace) -> list[str]:
+    """``kvell serve`` on a free port."""
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    command += ["--model", options.model, "--memory", options.memory]
+    command += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
+    if options.cpu_buffer:
+        command += ["--cpu-buffer", options.cpu_buffer, "--slo-ttft", "5", "--slo-tpot", "1"]
+    return command
+
+
+def watched(options: argparse.Namespace, log: Path) -> tuple[Seen, dict[str, Any]]:
+    """A server from its start to the end of its load; what was seen, and ``/debug/memory``."""
+    clock = MonotonicClock()
+    began_seconds = clock.now_seconds()
+    process = SystemProcess(serve_command(options), log, {}, talks=True)
+    sampler = Sampler(process.process.pid, clock)
+    try:
+        url = json.loads(process.hear())["url"]
+        [card] = get_json(f"{url}/v1/models")["data"]
+        length = int(card["max_model_len"])
+        first_seconds, tally = asyncio.run(loaded(url, options, length, clock))
+        page = get_json(f"{url}/debug/memory")
+    finally:
+        samples = sampler.stop()
+        process.end()
+    seen = Seen(page["contract_bytes"], length, first_seconds - began_seconds, samples, tally)
+    return seen, page
+
+
+def lines(given: Given, seen: Seen, kept: dict[str, bool]) -> list[str]:
+    """For people."""
+    tally = seen.tally
+    return [
+        f"contract {seen.contract_bytes / MIB:,.1f} MiB, at most {given.most_bytes / MIB:,.1f} "
+        f"allowed; largest of {len(seen.samples)} samples {seen.largest_bytes / MIB:,.1f} MiB",
+        f"{tally.completed} answers, prompts of {tally.shortest_prompt} to {tally.longest_prompt} "
+        f"tokens, {tally.hung_up} clients hung up, failures: {dict(tally.failures) or 'none'}",
+        f"first token {seen.first_token_seconds:.2f} s after the start",
+        *(f"  {'kept' if is_kept else 'NOT KEPT'}: {name}" for name, is_kept in kept.items()),
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--memory", default="768MiB")
+    parser.add_argument("--cpu-buffer", default="256MiB", help="'' for none")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Prints what was kept; exits with 1 if something was not."""
+    options = arguments()
+    given = Given(
+        parse_bytes(options.memory, "--memory"),
+        parse_bytes(options.cpu_buffer, "--cpu-buffer") if options.cpu_buffer else 0,
+        import_bytes(FRONT_MODULES),
+        import_bytes(INSTANCE_MODULES),
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        seen, page = watched(options, Path(directory) / "server.log")
+    kept = verdicts(given, seen)
+    print("\n".join(lines(given, seen, kept)), flush=True)
+    if options.json:
+        report = {
+            "machine": machine.describe(),
+            "arguments": {k: v for k, v in vars(options).items() if k != "json"},
+            "given": asdict(given) | {"most_bytes": given.most_bytes},
+            "contract_bytes": seen.contract_bytes,
+            "largest_bytes": seen.largest_bytes,
+            "samples": len(seen.samples),
+            "first_token_seconds": seen.first_token_seconds,
+            "kept": kept,
+            "load": figures(seen.tally),
+            "memory": page,
+            "mib_by_seconds": series(seen.samples),
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    raise SystemExit(0 if all(kept.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
