@@ -6,6 +6,7 @@ from collections.abc import Callable
 from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.buffered_prefixes import BufferedPrefixes
 from kvell.engine.core import EngineCore
 from kvell.engine.limits import Limits
 from kvell.engine.parking import Parking
@@ -40,13 +41,19 @@ def swapping_core(
     implementation: Implementation = "auto",
     make: Callable[[MemoryCore, PageBuffer, SwapRule], Swapping] = Swapping,
     ahead: int | None = None,
+    *,
+    keeps_prefixes: bool = False,
 ) -> EngineCore:
     """An engine core with a buffer of so many large pages.
 
     :param ahead: of them prompts may take to go ahead of decodes, at first; None: never.
+    :param keeps_prefixes: what the pool evicts, too.
     """
     core = create_core(layout, implementation)
-    swapping = make(core, PageBuffer(layout.groups, num_large), rule or Always())
+    buffer = PageBuffer(layout.groups, num_large)
+    swapping = make(core, buffer, rule or Always())
+    if keeps_prefixes:
+        swapping.prefixes = BufferedPrefixes(core, buffer, rule or Always())
     parking = None
     if ahead is not None:
         sizes = CpuBuffer(num_large, ahead)

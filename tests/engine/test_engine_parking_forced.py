@@ -15,6 +15,7 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.buffered_prefixes import BufferedPrefixes
 from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
 from kvell.engine.journal import Journal, replay
@@ -83,14 +84,15 @@ def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = 
     engine._objectives = Dice(seed)
     swapping = scheduler.swapping
     assert swapping is not None
-    swapping._rule = Always()
+    assert swapping.prefixes is not None
+    swapping._rule = swapping.prefixes._rule = Always()
     return engine
 
 
 def assert_used(engine: Engine) -> None:
     """Every way was gone."""
     rungs = engine.core.stats().rungs
-    ways = ("inflate", "deflate", "preempt", "swap_out", "swap_in", "offload")
+    ways = ("inflate", "deflate", "preempt", "swap_out", "swap_in", "offload", "cache_out")
     assert all(rungs[way] > 0 for way in ways), rungs
 
 
@@ -98,6 +100,7 @@ def assert_buffer_empty(engine: Engine) -> None:
     scheduler = engine.core._scheduler
     assert scheduler.swapping is not None
     assert scheduler.parking is not None
+    engine.core.let_go()
     scheduler.swapping.begin()
     assert scheduler.swapping.buffer.audit() == []
     assert scheduler.swapping.buffer.used_large == 0
@@ -151,7 +154,8 @@ def again(engine: Engine, seed: int) -> EngineCore:
     device = FakeChunks(elastic_of(engine).device.num_chunks, CHUNK_BYTES, has_bytes=False)
     shared = share_pool(device, layout, core, engine._activations)
     num_large = BUFFER_MIB * MIB // layout.large_page_bytes
-    swapping = Swapping(core, PageBuffer(layout.groups, num_large), Always())
+    buffer = PageBuffer(layout.groups, num_large)
+    swapping = Swapping(core, buffer, Always(), BufferedPrefixes(core, buffer, Always()))
     return EngineCore(
         core,
         limits,

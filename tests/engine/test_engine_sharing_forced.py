@@ -177,5 +177,6 @@ def test_tokens_are_exact_while_requests_are_swapped_and_the_device_refuses(
     assert answers(engine, asked) == expected
     assert engine.core.stats().rungs["swap_in"] > 1
     assert_nothing_left(engine)
+    engine.core.let_go()
     scheduler.swapping.begin()
     assert scheduler.swapping.buffer.used_large == 0

@@ -228,6 +228,12 @@ def test_a_cpu_buffer_says_what_went_out_and_came_in() -> None:
     assert sample(metrics, "cpu_buffer_bytes_total", way="out") == 70
     assert sample(metrics, "cpu_buffer_bytes_total", way="in") == 5
     assert sample(metrics, "cpu_buffer_parked") is None, "prompts do not go ahead there"
+    more = dataclasses.replace(STATS, buffer=buffer | {"cached_pages": 3, "cache_hit_tokens": 40})
+    metrics.instance.stats = dataclasses.replace(more, prefix_cache_hits=100)
+    assert sample(metrics, "cpu_buffer_cached_pages") == 3
+    found = {"source": "cpu_buffer"}, {"source": "device"}
+    hits = [sample(metrics, "prompt_tokens_cached_by_source_total", **one) for one in found]
+    assert hits == [40, 60]
     ahead = {"parked": 1, "parkings": 8, "logical_large_pages": 6}
     metrics.instance.stats = dataclasses.replace(STATS, buffer=buffer | ahead)
     assert sample(metrics, "cpu_buffer_parked") == 1

@@ -5,6 +5,7 @@ so that a page is copied as it is.  Whoever holds pages holds all that it asked 
 
             hold                      release                 settle: a step later
      EMPTY ──────► HELD by a holder ──────────► DRAINING ─────────────────────────► EMPTY
+                         └── drop: nobody reads it ──────────────────────────────────┘
 
 What is released may still be read by the step in flight, so nobody gets it before the next one.
 """
@@ -65,6 +66,12 @@ class PageBuffer:
     def release(self, holder: int) -> None:
         """The holder needs its pages no more, but for the step that is planned now; idempotent."""
         self._draining.extend(self._held.pop(holder, ()))
+
+    def drop(self, holder: int) -> None:
+        """The same at once, for pages that neither the step in flight nor the one that is planned
+        reads; idempotent."""
+        for group, page in self._held.pop(holder, ()):
+            self._give_back(group, page)
 
     def settle(self) -> None:
         """That step is over: what was released before is empty."""

@@ -292,8 +292,11 @@ class EngineCore:
         return any(request is one for step in self._in_flight for one in step.requests)
 
     def let_go(self) -> None:
-        """Protect no prefix any more: what nobody runs on becomes cache again."""
+        """Protect no prefix any more: what nobody runs on becomes cache again. Nor keep any in the
+        CPU buffer."""
         self._scheduler.protected.yield_all()
+        if self._scheduler.swapping is not None:
+            self._scheduler.swapping.let_go()
 
     # ------------------------------------------------------------------- counting
 
@@ -315,8 +318,8 @@ class EngineCore:
         if swapping is None:
             return {}
         if parking is None:
-            return swapping.buffer.figures()
-        return swapping.buffer.figures() | {
+            return swapping.figures()
+        return swapping.figures() | {
             "parked": len(parking.parked),
             "parkings": parking.count,
             "logical_large_pages": parking.sizes.logical_chunks,
@@ -365,7 +368,7 @@ class EngineCore:
                 **totals.rungs,
                 **self._scheduler.rungs,
                 **self._scheduler.memory.rungs,
-                **(swapping.rungs if swapping else {}),
+                **(swapping.counters() if swapping else {}),
                 **({"offload": parking.count} if parking else {}),
                 "refuse": self._finished["refused"],
             },

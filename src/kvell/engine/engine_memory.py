@@ -12,6 +12,7 @@ from kvell.device.host import HostPool
 from kvell.device.host_chunks import HostChunks
 from kvell.elastic.logical_buffer import CpuBuffer as LogicalBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.buffered_prefixes import BufferedPrefixes
 from kvell.engine.limits import Limits
 from kvell.engine.options import EngineOptions
 from kvell.engine.parking import Parking
@@ -78,7 +79,8 @@ def cpu_buffer_of(
     size_bytes, device = count * layout.large_page_bytes, every[0].device.type
     _check_available(size_bytes)
     weights = sum(one.weight_bytes // one.dtype.itemsize for one in every)
-    swapping = Swapping(core, PageBuffer(layout.groups, count), rule_of_weights(weights, device))
+    ledger, rule = PageBuffer(layout.groups, count), rule_of_weights(weights, device)
+    swapping = Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
     parking = None
     if options.has_objectives:
         parking = Parking(core, swapping, LogicalBuffer(count), limits.min_chunk_tokens)

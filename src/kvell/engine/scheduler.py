@@ -104,6 +104,8 @@ class Scheduler:
             self.swapping.begin()
         self.protected.renew(self.running)
         draft = PlanDraft(self.limits.max_num_batched_tokens)
+        if self.swapping is not None:
+            draft.offload(self.swapping.copy_out(self._wanted_large()))
         self._plan_decodes(draft)
         self._plan_prefills(draft)
         if not draft.preempted and not self.must_settle:
@@ -388,6 +390,17 @@ class Scheduler:
         request.runs_alone = True  # what it would reuse lies in its way
         return self._admit_one(request, draft)
 
+    def _wanted_large(self) -> int:
+        """Large pages that the first in line will ask for, at most."""
+        if not self.waiting:
+            return 0
+        first = self.waiting[0]
+        return sum(
+            -(-first.num_tokens // (group.page_tokens * group.pages_per_large))
+            for group in self.core.layout.groups
+            if group.model == first.model and group.kind.counts_tokens
+        )
+
     def _start(self, request: Request, draft: PlanDraft) -> bool:
         expected_tokens = request.num_tokens + self._expected_output(request)
         will_return = request.sampling.will_return
@@ -475,6 +488,8 @@ class Scheduler:
         """The request is over, whatever its state: its pages are given back."""
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
+            if self.swapping is not None:
+                self.swapping.ended(request)
             self._close(request)
         elif request in self.waiting:
             self.waiting.remove(request)

@@ -21,6 +21,7 @@ import numpy as np
 
 from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.buffered_prefixes import BufferedPrefixes
 from kvell.engine.plan import NewPages
 from kvell.engine.request import Request
 from kvell.memory import GroupKind, GroupSpec, MemoryCore
@@ -46,11 +47,20 @@ class Saved:
 
 
 class Swapping:
-    """Who is in the buffer; asked by the scheduler, and pure like it."""
+    """Who is in the buffer; asked by the scheduler, and pure like it.
 
-    def __init__(self, core: MemoryCore, buffer: PageBuffer, rule: SwapRule) -> None:
+    :param prefixes: cached there too, where requests leave room; None keeps preempted ones only.
+    """
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        buffer: PageBuffer,
+        rule: SwapRule,
+        prefixes: BufferedPrefixes | None = None,
+    ) -> None:
         self.rungs = dict.fromkeys(("swap_out", "swap_in", "recompute", "buffer_full"), 0)
-        self.buffer = buffer
+        self.buffer, self.prefixes = buffer, prefixes
         self._core, self._rule = core, rule
         self._saved: dict[RequestId, Saved] = {}
         self._next_holder = 1
@@ -58,6 +68,8 @@ class Swapping:
     def begin(self) -> None:
         """A step is planned: what the one before has read of the buffer is free."""
         self.buffer.settle()
+        if self.prefixes is not None:
+            self.prefixes.begin()
 
     def has(self, request: Request) -> bool:
         """Is the request in the buffer?"""
@@ -68,8 +80,10 @@ class Swapping:
         return self.buffer.size_bytes(self._need([request]))
 
     def has_room(self, requests: Sequence[Request]) -> bool:
-        """Could the buffer take them all?"""
-        return self.buffer.has_room(self._need(requests))
+        """Could the buffer take them all? Prefixes give way."""
+        need = self._need(requests)
+        self._make_room(need)
+        return self.buffer.has_room(need)
 
     def _need(self, requests: Sequence[Request]) -> list[int]:
         """Pages of each group."""
@@ -92,6 +106,7 @@ class Swapping:
         if not pays or not len(rows):
             self.rungs["recompute"] += 1
             return _no_rows()
+        self._make_room(need)
         pages = self.buffer.hold(self._next_holder, need)
         if pages is None:
             self.rungs["buffer_full"] += 1
@@ -109,6 +124,10 @@ class Swapping:
         self._count("out", out)
         self.rungs["swap_out"] += 1
         return out
+
+    def _make_room(self, need: Sequence[int]) -> None:
+        if self.prefixes is not None:
+            self.prefixes.pages.make_room(need)
 
     def _worth_keeping(self, request: Request) -> NewPages:
         """(group, position, page) of all that its next token needs; none if more would be."""
@@ -132,6 +151,8 @@ class Swapping:
         What it has computed is not there yet: :meth:`fetch` says where it comes from.
         """
         saved = self._saved.get(request.request_id)
+        if saved is None and self.prefixes is not None:
+            self.prefixes.resume(request)
         if saved is None or saved.computed <= request.computed:
             return
         self._core.receive(request.handle, saved.computed)
@@ -145,7 +166,11 @@ class Swapping:
         """
         saved = self._saved.pop(request.request_id, None)
         if saved is None:
-            return _no_rows()
+            found = _no_rows()
+            if self.prefixes is not None:
+                found = self.prefixes.copy_in(request, before)
+                self._count("in", found[:, [0, 2, 1]])
+            return found
         self.buffer.release(saved.holder)
         if saved.computed <= self._core.hit_tokens(request.handle):
             return _no_rows()
@@ -163,6 +188,43 @@ class Swapping:
     def _is_computed(self, group: int, position: int, saved: Saved) -> bool:
         spec = self._core.layout.groups[group]
         return not spec.kind.counts_tokens or position * spec.page_tokens < saved.computed
+
+    def ended(self, request: Request) -> None:
+        """The request is over, and its pages are about to be cached on the device."""
+        if self.prefixes is not None:
+            self.prefixes.ended(request)
+
+    def copy_out(self, wanted_large: int) -> NewPages:
+        """Cached pages that this plan may evict, copied before that [m, 3]: group, page, page of
+        the buffer.
+
+        :param wanted_large: large pages that the plan is about to ask for.
+        """
+        found = _no_rows()
+        if self.prefixes is not None:
+            found = self.prefixes.copy_out(wanted_large)
+            self._count("out", found)
+        return found
+
+    def counters(self) -> dict[str, int]:
+        """How often each way was gone."""
+        return self.rungs | (self.prefixes.rungs if self.prefixes else {})
+
+    def figures(self) -> dict[str, int]:
+        """The buffer's, with the requests in it, and the pages of prefixes beside them."""
+        found = self.buffer.figures() | {"holders": len(self._saved)}
+        if self.prefixes is None:
+            return found
+        cached = {
+            "cached_pages": len(self.prefixes.pages),
+            "cache_hit_tokens": self.prefixes.hit_tokens,
+        }
+        return found | cached
+
+    def let_go(self) -> None:
+        """Cached prefixes are kept no more."""
+        if self.prefixes is not None:
+            self.prefixes.let_go()
 
     def forget(self, request: Request) -> None:
         """The request is over, or will not be fetched."""

@@ -86,7 +86,7 @@ class InstanceCollector(Collector):
             "prompt_tokens_cached_by_source",
             "Prompt tokens found cached, by what had them.",
             "source",
-            {"device": hits},
+            _hits_by_place(hits, stats.buffer),
         )
         yield counter("num_preemptions", "Preemptions.", stats.preemptions)
 
@@ -147,6 +147,9 @@ class InstanceCollector(Collector):
         yield self._gauge("cpu_buffer_requests", "Requests in the buffer.", buffer["holders"])
         moved = {"out": buffer["out_bytes"], "in": buffer["in_bytes"]}
         yield self._by_label("cpu_buffer_bytes", "Bytes copied, by way.", "way", moved)
+        if "cached_pages" in buffer:
+            text = "Pages of cached prefixes in the buffer."
+            yield self._gauge("cpu_buffer_cached_pages", text, buffer["cached_pages"])
         if "parked" in buffer:
             text = "Requests that wait there for prompts ahead of them."
             yield self._gauge("cpu_buffer_parked", text, buffer["parked"])
@@ -204,3 +207,11 @@ class InstanceCollector(Collector):
         family = CounterMetricFamily(f"kvell:{name}", text, labels=LABELS)
         family.add_metric((self._model_name,), value)
         return family
+
+
+def _hits_by_place(hits: int, buffer: Mapping[str, int]) -> dict[str, int]:
+    """Cached tokens found in the pool, and those found in the CPU buffer behind it, if any is."""
+    if "cache_hit_tokens" not in buffer:
+        return {"device": hits}
+    found = min(hits, buffer["cache_hit_tokens"])
+    return {"device": hits - found, "cpu_buffer": found}

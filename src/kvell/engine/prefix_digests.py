@@ -1,0 +1,46 @@
+"""Names for beginnings of texts: equal names, equal tokens (but for 1 in 2¹²⁸ pairs)."""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+Digest = bytes
+SIZE_BYTES = 16
+EVERY_TOKENS = 64
+"""A beginning is hashed from the last of these places before its end."""
+
+
+class PrefixDigests:
+    """Of one text: every beginning by its length.
+
+    :param tokens: int32 [n]; must stay as they are.
+    :param root: where the text belongs; texts of different roots have no name in common.
+    """
+
+    def __init__(self, tokens: npt.NDArray[np.int32], root: str) -> None:
+        self._tokens = tokens
+        begun = hashlib.blake2b(digest_size=SIZE_BYTES)
+        begun.update(f"{len(root)}:{root}".encode())
+        self._begun = [begun]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def of(self, length: int) -> Digest:
+        """The name of the first ``length`` tokens.
+
+        :raises ValueError: if there are not so many.
+        """
+        if not 0 <= length <= len(self._tokens):
+            raise ValueError(f"a text of {len(self._tokens)} tokens has no {length} first ones")
+        place = length // EVERY_TOKENS
+        while len(self._begun) <= place:
+            start = (len(self._begun) - 1) * EVERY_TOKENS
+            self._begun.append(self._after(self._begun[-1], start, start + EVERY_TOKENS))
+        return self._after(self._begun[place], place * EVERY_TOKENS, length).digest()
+
+    def _after(self, begun: "hashlib.blake2b", start: int, end: int) -> "hashlib.blake2b":
+        further = begun.copy()
+        further.update(self._tokens[start:end].astype("<i4", copy=False).tobytes())
+        return further
