@@ -26,7 +26,9 @@ def import_bytes(modules: Sequence[str]) -> int:
     :raises KvellError: if they cannot be imported.
     """
     code = _PROBE.format(modules=", ".join(modules))
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     if ended.returncode:
         raise KvellError(f"cannot import {', '.join(modules)}: {ended.stderr[-500:]}")
     return int(ended.stdout)

@@ -30,6 +30,7 @@ from kvell.models.paged_model import PagedModel
 from kvell.models.random_weights import random_module
 from kvell.vocabulary import MIB, RequestId
 
+
 @dataclass(frozen=True)
 class Shape:
     """A config of ``bench/configs`` that two cores can compute, and memory that makes it tight.

@@ -44,7 +44,7 @@ void Publisher::receive(Holder& h, int64_t computed) {
   for (const int32_t g : h.model->own) {
     GroupPages& held = h.groups[g];
     if (held.slots.empty())
-      held.first = std::max(held.first, kept_from(store_.groups[g], h.facts, computed));
+      held.first = std::max(held.first, resumed_from(store_.groups[g], h.facts, computed));
   }
 }
 

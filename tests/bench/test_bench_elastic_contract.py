@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -52,7 +53,7 @@ class TestMix:
 
     def test_some_begin_alike_and_some_clients_hang_up(self) -> None:
         asked = self.asked()
-        pairs = [(a.prompt, b.prompt) for a, b in zip(asked, asked[1:], strict=False)]
+        pairs = [(a.prompt, b.prompt) for a, b in pairwise(asked)]
         alike = [b for a, b in pairs if len(b) > 20 and a[:8] == b[:8]]
         assert 10 < len(alike) < 200
         left = [one for one in asked if one.hangs_up is not None]

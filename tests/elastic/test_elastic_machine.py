@@ -60,7 +60,7 @@ class Out:
     content: dict[tuple[int, int], bytes]
 
 
-class CopyFailed(Exception):
+class CopyFailedError(Exception):
     """Injected."""
 
 
@@ -255,7 +255,7 @@ class Elastic(RuleBasedStateMachine):
                 data = self.touch(page * self.stride(group), None, self.stride(group))
                 content[group, position] = data
                 self.host[group, pages[group, position]] = data
-        except CopyFailed:
+        except CopyFailedError:
             self.pages.release(self.holder)
             return
         self.core.close(handle, returns=True)
@@ -280,9 +280,9 @@ class Elastic(RuleBasedStateMachine):
         self.carry_out_copies()
         try:
             if not served:
-                raise CopyFailed
+                raise CopyFailedError
             self.copy_in(handle, out, before, fails_after)
-        except CopyFailed:
+        except CopyFailedError:
             self.core.close(handle, renew=False)
             return
         self.pages.release(holder)
@@ -296,26 +296,28 @@ class Elastic(RuleBasedStateMachine):
     def copy_in(
         self, handle: int, out: Out, before: set[tuple[int, int]], fails_after: int | None
     ) -> None:
-        for count, (group, position, page) in enumerate(self.rows(handle)):
-            if (group, position) not in out.pages:
+        for count, (index, position, page) in enumerate(self.rows(handle)):
+            if (index, position) not in out.pages:
                 continue
-            if (group, position) not in before:
+            if (index, position) not in before:
                 self.may_fail(count, fails_after)
-                data = self.host[group, out.pages[group, position]]
-                self.touch(page * self.stride(group), data, len(data))
-            self.written[handle, group, position] = out.content[group, position]
+                data = self.host[index, out.pages[index, position]]
+                self.touch(page * self.stride(index), data, len(data))
+            self.written[handle, index, position] = out.content[index, position]
 
     def carry_out_copies(self) -> None:
-        for _, group, source, target in self.core.copies().tolist():
-            stride = self.stride(group)
+        for _, index, source, target in self.core.copies().tolist():
+            stride = self.stride(index)
             self.touch(target * stride, self.touch(source * stride, None, stride), stride)
 
     def may_fail(self, count: int, fails_after: int | None) -> None:
         if count == fails_after:
-            raise CopyFailed
+            raise CopyFailedError
 
     def rows(self, handle: int) -> list[tuple[int, int, int]]:
-        return [(g, position, page) for _, g, position, page in self.core.held_pages(handle).tolist()]
+        return [
+            (g, position, page) for _, g, position, page in self.core.held_pages(handle).tolist()
+        ]
 
     def stride(self, group: int) -> int:
         return self.layout.groups[group].page_stride_bytes

@@ -56,7 +56,9 @@ class Refusing(FakeChunks):
         super().map(area, positions, chunks)
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        return super().unmap(area, positions[: len(positions) // 2] if self.refuses() else positions)
+        return super().unmap(
+            area, positions[: len(positions) // 2] if self.refuses() else positions
+        )
 
 
 class ElasticMachine(ParkingMachine):

@@ -20,7 +20,9 @@ NAME = RequestId("a")
 NONE = Lateness(ttft_late=False, tpot_late=False)
 
 
-def watch(ttft: float | None = 10.0, tpot: float | None = None) -> tuple[ObjectiveWatch, VirtualClock]:
+def watch(
+    ttft: float | None = 10.0, tpot: float | None = None
+) -> tuple[ObjectiveWatch, VirtualClock]:
     clock = VirtualClock()
     options = EngineOptions(slo_ttft_seconds=ttft, slo_tpot_seconds=tpot, cpu_buffer_bytes=1)
     made = watch_of(options, clock)

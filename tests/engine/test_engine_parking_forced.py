@@ -75,9 +75,7 @@ def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[
 
 def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = None) -> Engine:
     """Its memory, its requests and its clock do as the seed says."""
-    options = roomy(
-        module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0
-    )
+    options = roomy(module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0)
     engine = engine_over(module, options, journal)
     scheduler = engine.core._scheduler
     scheduler.memory = Preempting(engine.core.memory, elastic_of(engine), engine._activations, seed)

@@ -128,11 +128,7 @@ class BufferedPrefixes:
     def _copy_prefix(self, ended: _Ended, most_bytes: int, rows: Moves) -> tuple[int, int]:
         """Add what of it is cached still, its beginning first; bytes of all of that, and of what
         was not here yet."""
-        handle = self._core.open(
-            ended.tokens, ended.root, prompt_tokens=ended.prompt_tokens, model=ended.model
-        )
-        length, held = self._core.hit_tokens(handle), self._core.held_pages(handle)[:, 1:]
-        self._core.close(handle, renew=False)
+        length, held = self._cached(ended)
         digests = PrefixDigests(ended.tokens, _root(ended.model, ended.root))
         cached = [
             (*self.pages.key(group, position, length, digests), page)
@@ -147,6 +143,23 @@ class BufferedPrefixes:
         new_bytes = sum(self._groups[group].page_stride_bytes for group, _, _ in taken)
         self._copied_bytes += new_bytes
         return all_bytes, new_bytes
+
+    def _cached(self, ended: _Ended) -> tuple[int, NewPages]:
+        """How much of it the pool has, up to where pages of all groups end; and its pages there
+        [m, 3]: group, position, page."""
+        step, most = self.pages.step(self._own(ended.model)), len(ended.tokens) - 1
+        while most > 0:
+            most -= most % step
+            tokens = ended.tokens[: most + 1]
+            prompt_tokens = min(ended.prompt_tokens, len(tokens))
+            handle = self._core.open(
+                tokens, ended.root, prompt_tokens=prompt_tokens, model=ended.model
+            )
+            most, held = self._core.hit_tokens(handle), self._core.held_pages(handle)[:, 1:]
+            self._core.close(handle, renew=False)
+            if not most % step:
+                return most, held
+        return 0, _rows([])
 
     def _begin_of(self, row: tuple[int, int, int]) -> int:
         """Where a page's tokens begin; states come last."""

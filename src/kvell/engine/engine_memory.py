@@ -23,7 +23,7 @@ from kvell.engine.step_memory import SharedMemory
 from kvell.engine.swapping import Swapping
 from kvell.engine.warmer import Warmer
 from kvell.errors import ChangeSomething
-from kvell.memory import Layout, LendingCore, MemoryCore
+from kvell.memory import LendingCore, MemoryCore
 from kvell.models.kv_memory import host_pool, pool_tensor
 from kvell.models.lean.decoder import LeanDecoder
 from kvell.models.paged_model import PagedModel

@@ -1,8 +1,8 @@
 """Pages of cached prefixes in the CPU buffer, by the tokens that they end with; and who reads what.
 
 A page's name is the digest of all tokens up to its end, so prefixes that begin alike share pages.
-A page that a prefix fills in part, and a state, end where the prefix does and serve that length
-only.  The longest unused page goes first; of one prefix its end.
+Prefixes end where a page of every group does; a state serves the length that it was kept at.  The
+longest unused page goes first; of one prefix its end.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ Key = tuple[int, int, Digest]
 class _Page:
     """A page of the buffer.
 
-    :param end: tokens after which it ends, if it ends where a prefix does; 0 for a whole page.
+    :param end: of a state, the tokens that it stands for; else 0.
     :param used: the last plan that copied it.
     """
 
@@ -65,14 +65,16 @@ class PrefixPages:
     def key(
         self, group: int, position: int, length: int, digests: PrefixDigests
     ) -> tuple[Key, int]:
-        """Of a page of a prefix of ``length`` tokens; and where it ends, if that is with it."""
+        """Of a page of a prefix of ``length`` tokens; and ``length`` for a state, else 0."""
         spec = self._groups[group]
         if not spec.kind.counts_tokens:
             return (group, position, digests.of(length)), length
-        end = (position + 1) * spec.page_tokens
-        if end <= length:
-            return (group, 0, digests.of(end)), 0
-        return (group, 0, digests.of(length)), length
+        return (group, 0, digests.of((position + 1) * spec.page_tokens)), 0
+
+    def step(self, own: Sequence[int]) -> int:
+        """Prefixes of some groups end at multiples of so many tokens."""
+        kinds = (self._groups[index] for index in own)
+        return lcm(*(spec.page_tokens for spec in kinds if spec.kind.counts_tokens))
 
     # ---------------------------------------------------------------- coming and going
 
@@ -138,12 +140,11 @@ class PrefixPages:
 
         :param own: the groups that read it.
         """
-        most = len(digests) - 1
+        most, step = len(digests) - 1, self.step(own)
         whole = {index: self._whole(index, digests, most) for index in own}
-        ends = [end for end in self._ends if end <= most]
-        if all(self._groups[index].kind.counts_tokens for index in own):
-            step = lcm(*(self._groups[index].page_tokens for index in own))
-            ends += range(step, most + 1, step)
+        ends: Iterable[int] = range(step, most + 1, step)
+        if not all(self._groups[index].kind.counts_tokens for index in own):
+            ends = (end for end in self._ends if end <= most and not end % step)
         for end in sorted(ends, reverse=True):
             if all(self._reaches(index, end, whole[index], digests) for index in own):
                 return end
@@ -179,10 +180,5 @@ class PrefixPages:
         if not spec.kind.counts_tokens:
             digest = digests.of(end)
             return all((index, part, digest) in self._pages for part in range(spec.slices))
-        size, start = spec.page_tokens, policy_of(spec).active_start(end)
-        if start >= end:
-            return True
-        first, last = start // size, end // size
-        if whole[last] - whole[first] < last - first:
-            return False
-        return not end % size or (index, 0, digests.of(end)) in self._pages
+        first, last = policy_of(spec).active_start(end) // spec.page_tokens, end // spec.page_tokens
+        return bool(whole[last] - whole[first] == last - first)

@@ -16,6 +16,7 @@ from kvell.prefix.needs import (
     image_pages,
     kept_from,
     kept_to,
+    resumed_from,
 )
 from kvell.prefix.radix import Place
 from kvell.prefix.resuming import Resuming
@@ -68,7 +69,7 @@ class Publisher:
         for index, held in holder.own_groups():
             if not held.pages:
                 group, policy = self._store.groups[index], self._store.policies[index]
-                held.first = max(held.first, kept_from(group, policy, holder.facts, computed))
+                held.first = max(held.first, resumed_from(group, policy, holder.facts, computed))
 
     def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
         """The holder uses nothing any more; ``renew`` keeps what ends with it, and unless it
