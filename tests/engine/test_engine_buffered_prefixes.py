@@ -22,7 +22,7 @@ from tests.engine.test_engine_parking import ParkingMachine
 from tests.engine.test_engine_swapping import Losing, Run
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
-from tests.pages.pools import group, pool_of, state
+from tests.pages.pools import group, pool_of
 
 FULL_AND_SLIDING = make_layout((0, 9), 12)
 LIMITS = limits(batched=16, seats=4, max_len=64)
@@ -64,23 +64,22 @@ class TestPages:
     """Pages of four tokens."""
 
     def filled(
-        self, kind: GroupSpec, positions: Sequence[int], length: int, num_large: int = 12
+        self, kind: GroupSpec, positions: Sequence[int], num_large: int = 12
     ) -> tuple[PrefixPages, PrefixDigests]:
         layout = pool_of(num_large, kind)
         pages = PrefixPages(layout.groups, PageBuffer(layout.groups, num_large))
         digests = PrefixDigests(TEXT, "")
         for position in positions:
-            key, end = pages.key(0, position, length, digests)
-            assert pages.put(key, end) is not None
+            assert pages.put(pages.key(0, position, digests)) is not None
         return pages, digests
 
     def test_full_attention_reaches_as_far_as_there_is_no_hole(self) -> None:
         for positions, reached in (((), 0), ((0, 1, 2), 12), ((0, 1, 3, 4), 8), ((1, 2), 0)):
-            pages, digests = self.filled(group(4, 1), positions, 40)
+            pages, digests = self.filled(group(4, 1), positions)
             assert pages.longest(digests, [0]) == reached
 
     def test_a_last_token_is_left_and_other_tokens_are_another_page(self) -> None:
-        pages, _ = self.filled(group(4, 1), (0, 1, 2), 12)
+        pages, _ = self.filled(group(4, 1), (0, 1, 2))
         assert pages.longest(PrefixDigests(TEXT[:12], ""), [0]) == 8
         assert pages.longest(PrefixDigests(TEXT[:13], ""), [0]) == 12
         other = TEXT.copy()
@@ -89,37 +88,31 @@ class TestPages:
 
     def test_a_window_needs_its_last_tokens_only(self) -> None:
         for positions, reached in (((3, 4), 20), ((4,), 0), ((2, 3, 6, 7), 32), ((0,), 4)):
-            pages, digests = self.filled(group(4, 1, window=9), positions, 40)
+            pages, digests = self.filled(group(4, 1, window=9), positions)
             assert pages.longest(digests, [0]) == reached, positions
 
-    def test_a_state_serves_its_own_length(self) -> None:
-        pages, digests = self.filled(state(2, 1), (0, 1), 13)
-        assert pages.longest(digests, [0]) == 13
-        pages, digests = self.filled(state(2, 1), (0,), 13)
-        assert pages.longest(digests, [0]) == 0, "half of it"
-
     def test_all_groups_must_reach(self) -> None:
-        layout = pool_of(12, group(4, 1), state(1, 1))
+        layout = pool_of(12, group(4, 1), group(2, 1, window=5))
         pages = PrefixPages(layout.groups, PageBuffer(layout.groups, 12))
         digests = PrefixDigests(TEXT, "")
         for position in range(3):
-            pages.put(*pages.key(0, position, 12, digests))
+            pages.put(pages.key(0, position, digests))
         assert pages.longest(digests, [0, 1]) == 0
         assert pages.longest(digests, [0]) == 12
-        pages.put(*pages.key(1, 0, 8, digests))
+        for position in (2, 3):
+            pages.put(pages.key(1, position, digests))
         assert pages.longest(digests, [0, 1]) == 8
-        assert sorted(pages.needed([0, 1], 8)) == [(0, 0), (0, 1), (1, 0)]
-        pages.put(*pages.key(1, 0, 11, digests))
-        assert pages.longest(digests, [0, 1]) == 8, "no page ends there"
+        assert sorted(pages.needed([0, 1], 8)) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+        assert (pages.step([0, 1]), pages.step([1])) == (4, 2)
 
     def test_the_longest_unused_goes_first_and_what_a_plan_uses_stays(self) -> None:
-        pages, digests = self.filled(group(4, 1), range(4), 40, num_large=4)
-        keys = [pages.key(0, position, 40, digests)[0] for position in range(6)]
-        assert pages.put(keys[4], 0) is None, "all of it is of this plan"
+        pages, digests = self.filled(group(4, 1), range(4), num_large=4)
+        keys = [pages.key(0, position, digests) for position in range(6)]
+        assert pages.put(keys[4]) is None, "all of it is of this plan"
         pages.begin()
         pages.touch([keys[0]])
         version = pages.version
-        assert pages.put(keys[4], 0) is not None
+        assert pages.put(keys[4]) is not None
         assert [key in pages for key in keys[:5]] == [True, False, True, True, True]
         assert pages.version > version
         pages.clear()

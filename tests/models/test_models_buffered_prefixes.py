@@ -1,4 +1,4 @@
-"""Prefixes evicted from the pool and found in the CPU buffer, for every kind of layer: exact."""
+"""Prefixes evicted from the pool and found in the CPU buffer, for every kind of attention: exact."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,6 @@ ARCHITECTURES = [
     "LlamaForCausalLM",
     "Gemma3ForCausalLM",
     "Llama4ForCausalLM",
-    "JambaForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Lfm2ForCausalLM",
-    "Mamba2ForCausalLM",
 ]
 TEXT = [(i * i + 11 * i) % 199 + 3 for i in range(90)]
 
@@ -55,7 +51,7 @@ def ask_again(run: Served, first: Sequence[int]) -> int:
 def test_a_next_turn_goes_on_from_the_buffer_exactly(architecture: str) -> None:
     run, swapping = caching(architecture)
     cached = ask_again(run, TEXT)
-    assert cached >= len(TEXT), "its whole prompt, and most of its answer"
+    assert cached >= len(TEXT), "its whole prompt, and some of its answer"
     assert swapping.counters()["cache_in"] == 1
     assert swapping.prefixes is not None
     assert swapping.prefixes.hit_tokens == cached
@@ -75,7 +71,7 @@ def test_another_question_about_the_same_text_does_too(architecture: str) -> Non
     assert_all(run)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "JambaForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
 def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
     """What comes back is read: the equality can fail."""
     run, _ = caching(architecture)
@@ -90,6 +86,14 @@ def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
     ask_again(run, TEXT)
     with pytest.raises(AssertionError):
         assert_all(run)
+
+
+@pytest.mark.parametrize("architecture", ["JambaForCausalLM", "Mamba2ForCausalLM"])
+def test_models_with_states_are_not_kept(architecture: str) -> None:
+    run, swapping = caching(architecture)
+    ask_again(run, TEXT)
+    assert swapping.counters()["cache_out"] == 0
+    assert_all(run)
 
 
 def test_a_draft_models_pages_are_not_kept() -> None:

@@ -29,7 +29,8 @@ from kvell.engine.request import Request
 from kvell.memory import GroupKind, MemoryCore
 from kvell.vocabulary import MIB, RequestId
 
-SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
+SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
+"""A state that is cached is no page of whoever looks it up, but what its own is copied from."""
 MOST_REMEMBERED = 256
 """Requests that ended, at most."""
 AHEAD_SHARE = 8
@@ -131,14 +132,14 @@ class BufferedPrefixes:
         length, held = self._cached(ended)
         digests = PrefixDigests(ended.tokens, _root(ended.model, ended.root))
         cached = [
-            (*self.pages.key(group, position, length, digests), page)
+            (self.pages.key(group, position, digests), page)
             for group, position, page in sorted(held.tolist(), key=self._begin_of)
         ]
-        all_bytes = sum(self._groups[key[0]].page_stride_bytes for key, _, _ in cached)
+        all_bytes = sum(self._groups[key[0]].page_stride_bytes for key, _ in cached)
         if not length or not self._rule.swaps(length, all_bytes):
             return all_bytes, 0
         taken = list(self._taken(cached, most_bytes))
-        self.pages.touch(key for key, _, _ in reversed(cached))
+        self.pages.touch(key for key, _ in reversed(cached))
         rows.extend(taken)
         new_bytes = sum(self._groups[group].page_stride_bytes for group, _, _ in taken)
         self._copied_bytes += new_bytes
@@ -162,19 +163,18 @@ class BufferedPrefixes:
         return 0, _rows([])
 
     def _begin_of(self, row: tuple[int, int, int]) -> int:
-        """Where a page's tokens begin; states come last."""
+        """Where a page's tokens begin."""
         group, position, _ = row
-        spec = self._groups[group]
-        return position * spec.page_tokens if spec.kind.counts_tokens else 1 << 60
+        return position * self._groups[group].page_tokens
 
     def _taken(
-        self, cached: Sequence[tuple[Key, int, int]], most_bytes: int
+        self, cached: Sequence[tuple[Key, int]], most_bytes: int
     ) -> Iterator[tuple[int, int, int]]:
         """Pages of the buffer for those that are not here, as far as there are any."""
-        for key, end, page in cached:
+        for key, page in cached:
             if key in self.pages:
                 continue
-            held = self.pages.put(key, end) if most_bytes > 0 else None
+            held = self.pages.put(key) if most_bytes > 0 else None
             if held is None:
                 return
             most_bytes -= self._groups[key[0]].page_stride_bytes
@@ -195,8 +195,7 @@ class BufferedPrefixes:
         size_bytes = sum(
             self._groups[group].page_stride_bytes
             for group, position in self.pages.needed(own, found.computed)
-            if not self._groups[group].kind.counts_tokens
-            or (position + 1) * self._groups[group].page_tokens > hit
+            if (position + 1) * self._groups[group].page_tokens > hit
         )
         if self._rule.swaps(found.computed - hit, size_bytes // WAYS):
             self._core.receive(request.handle, found.computed)
@@ -215,11 +214,10 @@ class BufferedPrefixes:
         rows: Moves = []
         keys: list[Key] = []
         for _, group, position, page in self._core.held_pages(request.handle).tolist():
-            spec = self._groups[group]
-            is_later = spec.kind.counts_tokens and position * spec.page_tokens >= found.computed
+            is_later = position * self._groups[group].page_tokens >= found.computed
             if is_later or (group, position) in known:
                 continue
-            key, _ = self.pages.key(group, position, found.computed, found.digests)
+            key = self.pages.key(group, position, found.digests)
             keys.append(key)
             rows.append((group, self.pages.page(key), page))
         self.pages.touch(reversed(keys))
