@@ -131,7 +131,8 @@ def watched(options: argparse.Namespace, log: Path) -> tuple[Seen, dict[str, Any
     """A server from its start to the end of its load; what was seen, and ``/debug/memory``."""
     clock = MonotonicClock()
     began_seconds = clock.now_seconds()
-    process = SystemProcess(serve_command(options), log, {}, talks=True)
+    loud = {"PYTHONFAULTHANDLER": "1"}  # an instance that crashes says where
+    process = SystemProcess(serve_command(options), log, loud, talks=True)
     sampler = Sampler(process.process.pid, clock)
     try:
         url = json.loads(process.hear())["url"]
@@ -183,9 +184,13 @@ def main() -> None:
         import_bytes(INSTANCE_MODULES),
     )
     with tempfile.TemporaryDirectory() as directory:
-        seen, page = watched(options, Path(directory) / "server.log")
+        log = Path(directory) / "server.log"
+        seen, page = watched(options, log)
+        said = log.read_text(errors="replace").splitlines()
     kept = verdicts(given, seen)
     print("\n".join(lines(given, seen, kept)), flush=True)
+    if not kept["nothing_refused"]:
+        print("\n".join(["the server said last:", *said[-40:]]), flush=True)
     if options.json:
         report = {
             "machine": machine.describe(),

@@ -1,4 +1,4 @@
-"""Prefixes evicted from the pool and found in the CPU buffer, for every kind of attention: exact."""
+"""Prefixes evicted from the pool and found in the CPU buffer, for attention of any kind: exact."""
 
 from collections.abc import Sequence
 
