@@ -46,9 +46,9 @@ def test_what_comes_back_is_what_the_draft_model_wrote() -> None:
     """A model that guesses for itself is always right, wherever its pages have been."""
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
-    swapping = force(run.engine, 3)
+    swapping = force(run.engine, 1)
     assert answers(run) == answers(served(module))
-    assert swapping.rungs["swap_in"] > 3
+    assert swapping.rungs["swap_in"] > 1
     assert_drafts_pages_came_back(run)
     assert run.stats.spec_decode_accepted_tokens == run.stats.spec_decode_draft_tokens > 0
 
@@ -57,7 +57,7 @@ def test_a_draft_model_whose_pages_came_back_damaged_guesses_wrong() -> None:
     """So the test above can fail; the answers stay the same."""
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
-    force(run.engine, 3)
+    force(run.engine, 1)
     pages = run._runner._pages  # type: ignore[attr-defined]
     fetch, groups = pages.fetch, run.layout.groups
 
