@@ -223,7 +223,7 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
         WithHostLink(bench.machine, layout, bench.bytes_per_second, layers),
         MonotonicClock(),
         sessions=False,
-        looks_every=LOOKS_EVERY,
+        look_every=LOOKS_EVERY,
         memory=share,
         swapping=swap if side.buffer_gib else None,
         parking=lambda metered, swapping: parking_of(side, metered, swapping, limits),

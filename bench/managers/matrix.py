@@ -1,8 +1,9 @@
 """Every shape × trace × memory size, under every manager of ours and under vLLM's.
 
 Run from the repository's root: ``python -m bench.managers.matrix --traces DIR --vllm-env DIR``.
-Each cell's result is kept in ``.cache/managers``, so an interrupted run goes on where it was, and
-``--report`` only reads what is there.
+Each cell's result is kept in ``.cache/managers``, so an interrupted run goes on where it was; cells
+of the committed results whose sources are still the same are not run again.  ``--report`` only
+reads what is there.  Filters choose what is run and printed; the file has every cell there is.
 """
 
 import argparse
@@ -31,10 +32,11 @@ from bench.managers.cells import (
     memory_bytes,
 )
 from bench.managers.ours import outcome
-from bench.managers.report import printed, written
+from bench.managers.report import printed
+from bench.managers.results import written
 from bench.managers.store import Store
 from bench.managers.theirs import REPOSITORY, Peer, peer_job
-from bench.managers.verdicts import comparisons, verdicts
+from bench.managers.verdicts import Comparison, Verdict, comparisons, verdicts
 from bench.replay.shapes import Shape, read_shape
 from kvell.errors import ChangeSomething
 from kvell.simulator.rows import TraceRow
@@ -44,7 +46,7 @@ RESULTS = Path("bench", "results", "managers.json")
 QUICK_RESULTS = Path("bench", "results", "managers_quick.json")
 QUICK_REQUESTS = 60
 MOST_PROCESSES = 2
-SAMPLE_EVERY = 64
+SAMPLE_EVERY = 256
 """vLLM's pages are looked at that seldom: it has no totals to ask for."""
 
 
@@ -110,14 +112,17 @@ def run_cell(setting: Setting, cell: Cell) -> dict[str, Any]:
         memory,
         retention_tokens=VLLM[cell.manager],
         sample_every=SAMPLE_EVERY,
+        skips_idle=True,
     )
     figures: dict[str, Any] = peer(setting.vllm).run(job)
     return figures
 
 
 def missing(setting: Setting, store: Store, asked: Iterable[Cell]) -> Iterator[Cell]:
-    """Cells that have no result yet."""
+    """Cells that have no result yet, and can be run."""
     for cell in asked:
+        if cell.manager in VLLM and setting.vllm is None:
+            continue
         memory = bytes_of(setting, cell.shape, cell.trace, cell.size)
         if store.get(cell, memory) is None:
             yield cell
@@ -144,20 +149,34 @@ def run(setting: Setting, store: Store, todo: Sequence[Cell], processes: int) ->
 
 
 def found(store: Store, asked: Iterable[Cell]) -> dict[Cell, dict[str, Any]]:
-    """Results that there are."""
-    results = ((cell, store.get(cell)) for cell in asked)
+    """Results that there are, of whatever sources."""
+    results = ((cell, store.last(cell)) for cell in asked)
     return {cell: result for cell, result in results if result is not None}
 
 
-def report(results: Mapping[Cell, dict[str, Any]], out: Path) -> bool:
-    """Print what holds, write every figure; does all hold?"""
+def stale(store: Store, results: Mapping[Cell, dict[str, Any]]) -> list[Cell]:
+    """Those that were measured with other sources than these."""
+    return [cell for cell, one in results.items() if one["sources"] != store.sources(cell)]
+
+
+def judged(results: Mapping[Cell, dict[str, Any]]) -> tuple[list[Comparison], list[Verdict]]:
+    """What is compared, and what holds of it."""
     by_shape = {name: kinds(shape_of(name)) for name in {cell.shape for cell in results}}
     compared = comparisons(results, by_shape)
-    told = verdicts(compared)
+    return compared, verdicts(compared)
+
+
+def report(store: Store, asked: Sequence[Cell], out: Path) -> bool:
+    """Print what holds of the cells asked for, write all there are; does all that is asked hold?"""
+    every = found(store, cells())
+    compared, told = judged({cell: every[cell] for cell in asked if cell in every})
     console = Console(width=140)
     for table in printed(compared, told):
         console.print(table)
-    out.write_text(written(results, compared, told))
+    others = stale(store, every)
+    if others:
+        console.print(f"{len(others)} of {len(every)} cells were measured with other sources")
+    out.write_text(written(every, *judged(every), len(others)))
     return all(one.holds for one in told)
 
 
@@ -181,16 +200,13 @@ def main() -> None:
     """Run what is missing, then report."""
     args = arguments()
     asked = list(cells(args.shape or (), args.trace or (), args.size or (), args.manager or ()))
-    if args.vllm_env is None:
-        asked = [cell for cell in asked if args.report or cell.manager not in VLLM]
     setting = Setting(args.traces, QUICK_REQUESTS if args.quick else None, args.vllm_env)
-    store = Store(REPOSITORY, requests=setting.requests)
+    results = QUICK_RESULTS if args.quick else RESULTS
+    store = Store(REPOSITORY, requests=setting.requests, committed=REPOSITORY / results)
     if not args.report:
-        todo = list(missing(setting, store, asked))
-        run(setting, store, todo, args.processes)
+        run(setting, store, list(missing(setting, store, asked)), args.processes)
     try:
-        out = args.out or (QUICK_RESULTS if args.quick else RESULTS)
-        holds = report(found(store, asked), out)
+        holds = report(store, asked, args.out or results)
     except ChangeSomething as error:
         raise SystemExit(str(error)) from error
     print("all holds" if holds else "something does not hold")

@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from bench.replay.shapes import ELEMENT_BYTES, Shape
+from bench.replay.shapes import Shape
 from kvell.cli.replay import replay_limits
 from kvell.clock import MonotonicClock
 from kvell.engine.limits import Limits
+from kvell.engine.plan import StepPlan
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, Manager, MemoryCore, create_core, plan_layout
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
 from kvell.simulator.replay import Replay, RequestFigures
 from kvell.simulator.rows import TraceRow
-from kvell.simulator.runner import Machine
+from kvell.simulator.runner import StepTimer
 from kvell.simulator.timeline import Timeline
 
 KEPT = (
@@ -35,6 +34,18 @@ KEPT = (
     "wall_seconds",
 )
 """What a cell keeps of a replay's report."""
+LOOK_EVERY = 16
+"""Steps of a cell between two looks at what its pages are used for: looking takes long."""
+
+
+class EqualSteps:
+    """Steps that take a second each: where all requests wait at the start, time decides nothing."""
+
+    request_seconds = 0.0
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """See :class:`kvell.simulator.runner.StepTimer`."""
+        return 1.0
 
 
 def replayed(
@@ -45,28 +56,32 @@ def replayed(
     *,
     core_of: Callable[[Layout], MemoryCore] = create_core,
     limits_of: Callable[[Layout, int], Limits] = replay_limits,
+    machine: StepTimer | None = None,
     timeline: Timeline | None = None,
+    look_every: int = 1,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Replay:
     """Replay rows that all wait at the start, sessions or not: vLLM's side knows none.
 
     :param limits_of: from pages and the model's own longest request.
+    :param machine: how long steps take, where anybody wants to know; a second otherwise.
+    :param look_every: steps between two looks at what pages are used for.
     :raises ChangeSomething: if the memory holds no request of the shape under this manager.
     """
     layers = shape.description.layers
     layout = plan_layout(layers, memory_bytes, manager=manager)
-    cost = model_cost(shape.config, shape.description, ELEMENT_BYTES)
     run = Replay(
         core_of(layout),
         layers,
         limits_of(layout, shape.description.max_model_len),
         rows,
         "start",
-        Machine(load_profile(DEFAULT_HARDWARE), cost),
+        machine or EqualSteps(),
         MonotonicClock(),
         timeline=timeline,
         sessions=False,
         images_in_text=shape.images_in_text,
+        look_every=look_every,
     )
     run.run(progress)
     return run
@@ -81,7 +96,7 @@ def outcome(
 ) -> dict[str, Any]:
     """The figures of one cell, or ``{"refused": reason}``."""
     try:
-        run = replayed(shape, rows, memory_bytes, manager, progress=progress)
+        run = replayed(shape, rows, memory_bytes, manager, look_every=LOOK_EVERY, progress=progress)
     except ChangeSomething as error:
         return {"refused": str(error)}
     report = run.report()

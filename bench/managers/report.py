@@ -1,19 +1,13 @@
-"""The matrix as tables and as one compact JSON file."""
+"""The matrix as tables."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bench.managers.cells import MANAGERS, Cell, is_refused
+from bench.managers.cells import MANAGERS
 from bench.managers.verdicts import SELF, Comparison, Verdict, refusals
 
-WRITTEN = ("steps", "batch_mean", "hit_rate", "short_of_memory", "waste", "preemptions")
-"""Figures of a cell in the file, in this order, rounded; memory stands with the comparison."""
-DIGITS = 4
 LISTED = 40
 
 
@@ -56,34 +50,3 @@ def sums(compared: Sequence[Comparison]) -> Table:
             figures = (sum(parts) / len(parts), min(parts), max(parts))
             table.add_row(manager, str(len(parts)), *(f"{part:.3f}" for part in figures))
     return table
-
-
-def written(
-    results: Mapping[Cell, Mapping[str, Any]],
-    compared: Sequence[Comparison],
-    told: Sequence[Verdict],
-) -> str:
-    """One line for each cell, so that a change of one shows as one."""
-    head = {
-        "cells": len(results),
-        "comparisons": len(compared),
-        "verdicts": [asdict(one) | {"part": one.part, "holds": one.holds} for one in told],
-        "figures": [*WRITTEN, "kv_memory_bytes"],
-    }
-    lines = [f" {json.dumps(cell.name)}: {_line(results[cell])}" for cell in sorted(results)]
-    text = json.dumps(head, indent=1, ensure_ascii=False)
-    return text[:-2] + ',\n "by_cell": {\n' + ",\n".join(lines) + "\n }\n}\n"
-
-
-def _line(outcome: Mapping[str, Any]) -> str:
-    if is_refused(outcome):
-        return json.dumps({"refused": outcome["refused"]}, ensure_ascii=False)
-    figures = [_rounded(outcome.get(name)) for name in WRITTEN]
-    figures.append(outcome["asked_bytes"])
-    if outcome["requests_refused"]:
-        figures.append(f"{outcome['requests_refused']} requests refused")
-    return json.dumps(figures)
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, DIGITS) if isinstance(value, float) else value

@@ -1,7 +1,8 @@
 """Results of cells on disk, so that an interrupted run goes on, and only with what still holds.
 
 A result is found again only by the sources that made it: those that decide about memory, or
-for vLLM its driver.  ``.cache/`` is not part of the repository.
+for vLLM its driver.  What is new lies in ``.cache/``, which is not part of the repository;
+what was committed (:mod:`bench.managers.results`) is found in any checkout.
 """
 
 import hashlib
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.managers.cells import VLLM, Cell
+from bench.managers.results import read
 
 CACHE = Path(".cache", "managers")
+CONFIG = "bench/configs/{shape}.json"
 DECIDING = (
     "src/kvell/pages/*.py",
     "src/kvell/prefix/*.py",
@@ -26,11 +29,11 @@ DECIDING = (
     "src/kvell/simulator/replay.py",
     "src/kvell/simulator/metrics.py",
     "csrc/memory/*",
-    "bench/configs/*.json",
     "bench/managers/ours.py",
+    CONFIG,
 )
 """What a cell of ours depends on."""
-DRIVING = ("bench/managers/peer/*.py", "bench/managers/environment.py", "bench/configs/*.json")
+DRIVING = ("bench/managers/peer/*.py", "bench/managers/environment.py", CONFIG)
 """What a cell of vLLM's depends on."""
 
 
@@ -44,28 +47,50 @@ def fingerprint(root: Path, patterns: Iterable[str]) -> str:
 
 
 class Store:
-    """One file for each cell.
+    """One file for each cell, and a committed one for many.
 
     :param requests: an override of the number of requests, part of a cell's identity.
+    :param committed: a file of results that is looked into where the cache has none.
     """
 
-    def __init__(self, root: Path, cache: Path = CACHE, requests: int | None = None) -> None:
-        self._ours = fingerprint(root, DECIDING)
-        self._theirs = fingerprint(root, DRIVING)
+    def __init__(
+        self,
+        root: Path,
+        cache: Path = CACHE,
+        requests: int | None = None,
+        committed: Path | None = None,
+    ) -> None:
+        self._root = root
         self._directory = cache / (f"first-{requests}" if requests else "whole")
+        self._committed = read(committed) if committed else {}
+        self._sources: dict[tuple[bool, str], str] = {}
+
+    def sources(self, cell: Cell) -> str:
+        """Fingerprint of what decides about a cell now."""
+        which = cell.manager in VLLM, cell.shape
+        if which not in self._sources:
+            patterns = (one.format(shape=cell.shape) for one in (DRIVING if which[0] else DECIDING))
+            self._sources[which] = fingerprint(self._root, patterns)
+        return self._sources[which]
 
     def path(self, cell: Cell) -> Path:
         """Where a cell's result lies, or will."""
-        sources = self._theirs if cell.manager in VLLM else self._ours
-        return self._directory / sources / f"{cell.name}.json"
+        return self._directory / self.sources(cell) / f"{cell.name}.json"
 
     def get(self, cell: Cell, memory_bytes: int | None = None) -> dict[str, Any] | None:
-        """A cell's result; None if there is none, or one of another memory size."""
+        """A cell's result; None if there is none of these sources and this memory size."""
+        found = self.last(cell)
+        if found is None or found["sources"] != self.sources(cell):
+            return None
+        return found if memory_bytes in (None, found["asked_bytes"]) else None
+
+    def last(self, cell: Cell) -> dict[str, Any] | None:
+        """A cell's result, of the sources that it names: these, or those it was committed with."""
         try:
             found: dict[str, Any] = json.loads(self.path(cell).read_text())
         except (OSError, ValueError):
-            return None
-        return found if memory_bytes in (None, found["asked_bytes"]) else None
+            return self._committed.get(cell.name)
+        return found | {"sources": self.sources(cell)}
 
     def put(self, cell: Cell, memory_bytes: int, outcome: dict[str, Any]) -> dict[str, Any]:
         """Keep it, in one rename; returns what :meth:`get` will."""
@@ -75,4 +100,4 @@ class Store:
         part = path.with_suffix(".part")
         part.write_text(json.dumps(kept))
         part.replace(path)
-        return kept
+        return kept | {"sources": self.sources(cell)}

@@ -22,8 +22,14 @@ def ran(steps: int = 100, **more: Any) -> dict[str, Any]:
         "preemptions": 0,
         "decisions": "same",
         "asked_bytes": 1 << 30,
+        "sources": "0123456789ab",
     }
     return figures | more
+
+
+def refused(why: str) -> dict[str, Any]:
+    """A cell that its manager did not run at all."""
+    return {"refused": why, "asked_bytes": 1 << 30, "sources": "0123456789ab"}
 
 
 def compared(kinds: tuple[str, ...] = MIXED, **outcomes: dict[str, Any]) -> Comparison:

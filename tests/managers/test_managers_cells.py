@@ -1,7 +1,5 @@
-"""Which cells there are, how much memory each has, and where their results are kept."""
+"""Which cells there are, how much memory each has, and what runs in one."""
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -20,15 +18,13 @@ from bench.managers.cells import (
     kinds,
     memory_bytes,
 )
-from bench.managers.matrix import Setting, missing
-from bench.managers.ours import digest, outcome
-from bench.managers.store import Store, fingerprint
+from bench.managers.ours import digest, outcome, replayed
 from bench.managers.theirs import PEER_SHAPES
 from bench.managers.verdicts import comparisons, verdicts
 from bench.replay.shapes import read_shape
 from kvell.memory import longest_request, plan_layout
 from kvell.simulator.replay import RequestFigures
-from tests.simulator.replays import row
+from tests.simulator.replays import MACHINE, row
 
 CELL = Cell("gpt-oss-20b", "azure-2023-code", 8, "kvell")
 
@@ -100,6 +96,10 @@ class TestMemory:
         assert plain == ["deepseek-v2-lite", "llama3-8b", *images, "qwen3-8b"]
 
 
+def steps_of(one: RequestFigures) -> tuple[int | None, ...]:
+    return one.hit_tokens, one.admitted_step, one.first_token_step, one.finish_step
+
+
 class TestOurs:
     ROWS = tuple(row(40 + 7 * i, 5) for i in range(12))
 
@@ -132,6 +132,16 @@ class TestOurs:
         assert not any(one.missed for one in (told[0], told[1], told[-1]))
         assert found["kvell"]["requests_finished"] == len(self.ROWS)
 
+    def test_how_long_steps_take_decides_nothing(self) -> None:
+        shape = read_shape("gpt-oss-20b")
+        memory = memory_bytes(shape, self.ROWS, 8)
+        timed = replayed(shape, self.ROWS, memory, "kvell", machine=MACHINE)
+        equal = replayed(shape, self.ROWS, memory, "kvell")
+        assert timed.clock.now_seconds() != equal.clock.now_seconds()
+        assert [steps_of(one) for one in timed.requests] == [
+            steps_of(one) for one in equal.requests
+        ]
+
     def test_too_little_memory_is_refused_with_a_reason(self) -> None:
         found = outcome(read_shape("llama3-8b"), self.ROWS, 1 << 16, "kvell")
         assert "--kv-memory" in found["refused"]
@@ -140,58 +150,3 @@ class TestOurs:
         early, late = RequestFigures(0, 8, finish_step=3), RequestFigures(0, 8, finish_step=4)
         assert digest([early]) == digest([RequestFigures(0, 8, finish_step=3)])
         assert digest([early]) != digest([late])
-
-
-class TestStore:
-    def root(self, path: Path, text: str) -> Path:
-        (path / "csrc" / "memory").mkdir(parents=True, exist_ok=True)
-        (path / "csrc" / "memory" / "core.cpp").write_text(text)
-        return path
-
-    def test_what_is_kept_is_found(self, tmp_path: Path) -> None:
-        store = Store(tmp_path, tmp_path / "cache")
-        kept = store.put(CELL, 100, {"steps": 3})
-        assert store.get(CELL) == store.get(CELL, 100) == kept
-        assert kept["steps"] == 3
-
-    def test_not_for_another_memory_size(self, tmp_path: Path) -> None:
-        store = Store(tmp_path, tmp_path / "cache")
-        store.put(CELL, 100, {"steps": 3})
-        assert store.get(CELL, 101) is None
-
-    def test_not_once_the_core_has_changed(self, tmp_path: Path) -> None:
-        Store(self.root(tmp_path, "old"), tmp_path / "cache").put(CELL, 1, {"steps": 3})
-        assert Store(tmp_path, tmp_path / "cache").get(CELL) is not None
-        assert Store(self.root(tmp_path, "new"), tmp_path / "cache").get(CELL) is None
-
-    def test_vllms_cells_do_not_depend_on_our_core(self, tmp_path: Path) -> None:
-        theirs = Cell(*CELL.place, "vllm")
-        Store(self.root(tmp_path, "old"), tmp_path / "cache").put(theirs, 1, {"steps": 3})
-        assert Store(self.root(tmp_path, "new"), tmp_path / "cache").get(theirs) is not None
-
-    def test_fewer_requests_are_other_cells(self, tmp_path: Path) -> None:
-        Store(tmp_path, tmp_path / "cache", requests=60).put(CELL, 1, {"steps": 3})
-        assert Store(tmp_path, tmp_path / "cache").get(CELL) is None
-
-    def test_a_broken_file_is_no_result(self, tmp_path: Path) -> None:
-        store = Store(tmp_path, tmp_path / "cache")
-        store.put(CELL, 1, {"steps": 3})
-        store.path(CELL).write_text("{")
-        assert store.get(CELL) is None
-
-    def test_names_count_in_the_fingerprint(self, tmp_path: Path) -> None:
-        (tmp_path / "a.py").write_text("1")
-        before = fingerprint(tmp_path, ["*.py"])
-        (tmp_path / "a.py").rename(tmp_path / "b.py")
-        assert fingerprint(tmp_path, ["*.py"]) != before
-
-    def test_only_what_is_missing_is_run(self, tmp_path: Path) -> None:
-        lines = [{"arrival_s": i, "prompt_tokens": 20, "output_tokens": 2} for i in range(3)]
-        trace = tmp_path / "azure-2023-code.jsonl.gz"
-        trace.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
-        setting, store = Setting(tmp_path, 2, None), Store(tmp_path, tmp_path / "cache")
-        asked = [CELL, Cell(*CELL.place, "paged")]
-        assert list(missing(setting, store, asked)) == asked
-        memory = memory_bytes(read_shape(CELL.shape), [row(20, 2)], CELL.size)
-        store.put(CELL, memory, {"steps": 3})
-        assert list(missing(setting, store, asked)) == asked[1:]

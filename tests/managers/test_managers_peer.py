@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.managers.environment import create, main, needed, require
+from bench.managers.peer.idle import IdleDecodes
 from bench.managers.peer.job import Order, PeerJob, PeerLayer, job_from
 from bench.managers.peer.loop import Loop
 from bench.managers.peer.requests import Row, TokenMaker, read_rows
@@ -185,6 +186,31 @@ class TestLoop:
             looped(TokenPool(4), (5, 1))
 
 
+class TestIdleDecodes:
+    def told(self, prompt: int, steps: int, page: int = 16) -> list[int]:
+        """Tokens computed before the decodes that the manager is told of."""
+        idle = IdleDecodes(page)
+        idle.admitted("0")
+        assert not idle.is_idle("0", 0, prompt)
+        return [at for at in range(prompt, prompt + steps) if not idle.is_idle("0", at, 1)]
+
+    def test_around_the_edges_of_pages_and_after_a_prefill(self) -> None:
+        assert self.told(100, 30) == [100, 101, 102, 110, 111, 112, 113, 114, 126, 127, 128, 129]
+
+    @pytest.mark.parametrize("prompt", range(1, 50, 7))
+    def test_every_decode_that_needs_or_fills_a_page(self, prompt: int) -> None:
+        edges = {at for at in range(prompt, prompt + 100) if at % 16 in (0, 15)}
+        assert edges <= set(self.told(prompt, 100))
+
+    def test_a_preempted_request_begins_again(self) -> None:
+        idle = IdleDecodes(16)
+        idle.admitted("0")
+        assert [idle.is_idle("0", 5 + i, 1) for i in range(4)] == [False] * 3 + [True]
+        idle.gone("0")
+        idle.admitted("0")
+        assert not idle.is_idle("0", 9, 1)
+
+
 class TestWaste:
     SLIDING = PeerLayer("sliding", 1, 8, window_tokens=4)
     STATE = PeerLayer("state", 0, 0, state_bytes=100)
@@ -215,6 +241,18 @@ class TestWaste:
     def test_layers_of_a_group_that_do_not_fill_its_pages_are_padding(self) -> None:
         found = held([(PeerGroup((FULL,), 4), [(4, [0])])], 2 * 4 * 32)
         assert found.padding == 4 * 32
+
+    def test_layers_alike_count_as_often_as_there_are(self) -> None:
+        group = PeerGroup((self.SLIDING, FULL, self.SLIDING), 4)
+        once = PeerGroup((self.SLIDING,), 4), PeerGroup((FULL,), 4)
+        tables = [(10, [None, 1, 2])]
+        alone = [held([(one, tables)], 3 * 4 * 32) for one in once]
+        found = held([(group, tables)], 3 * 4 * 32)
+        assert found.needed == 2 * alone[0].needed + alone[1].needed
+        assert found.expired == 2 * alone[0].expired + alone[1].expired
+
+    def test_a_group_that_nobody_uses(self) -> None:
+        assert held([(PeerGroup((FULL, self.STATE), 4), [])], 128).parts() == (0, 0, 0, 0)
 
     def test_one_state_is_needed_and_a_second_is_not(self) -> None:
         found = held([(PeerGroup((self.STATE,), 4), [(9, [None, 1, 2]), (3, [3])])], 128)

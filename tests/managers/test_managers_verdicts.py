@@ -1,13 +1,12 @@
 """What the matrix is judged by."""
 
 import io
-import json
 
 import pytest
 from rich.console import Console
 
 from bench.managers.cells import Cell
-from bench.managers.report import printed, written
+from bench.managers.report import printed
 from bench.managers.verdicts import Comparison, Verdict, comparisons, refusals, verdicts
 from tests.managers.outcomes import MIXED, PLACE, PLAIN, compared, ran
 
@@ -151,14 +150,3 @@ class TestReport:
         text = console.export_text()
         assert "1.5000 × jenga" in text
         assert "no room" in text
-
-    def test_the_file_has_a_line_for_each_cell(self) -> None:
-        one = compared(static={"refused": "no room"})
-        results = {Cell(*one.place, name): dict(found) for name, found in one.outcomes.items()}
-        text = written(results, [one], verdicts([one]))
-        read = json.loads(text)
-        assert read["cells"] == len(read["by_cell"]) == 5
-        assert read["by_cell"]["gemma3-27b.azure-2023-conv.8.static"] == {"refused": "no room"}
-        figures = read["by_cell"]["gemma3-27b.azure-2023-conv.8.kvell"]
-        assert dict(zip(read["figures"], figures, strict=True))["steps"] == 100
-        assert sum(line.startswith(' "gemma3') for line in text.splitlines()) == 5

@@ -73,6 +73,7 @@ def make_replay(
     timeline: Timeline | None = None,
     *,
     sessions: bool = True,
+    look_every: int = 1,
 ) -> Replay:
     """A replay that has been run."""
     replay = Replay(
@@ -86,6 +87,7 @@ def make_replay(
         journal,
         timeline=timeline,
         sessions=sessions,
+        look_every=look_every,
     )
     replay.run()
     return replay

@@ -72,6 +72,19 @@ class TestWholeTraces:
         assert report["rungs"]["wait_for_prefix"] > 0
         assert report["short_of_memory"] == 0
 
+    @pytest.mark.parametrize("look_every", [3, 1000])
+    def test_looking_seldom_changes_figures_of_memory_alone(self, look_every: int) -> None:
+        layout = layout_of(*MIXED, large_pages=24)
+        every = make_replay(layout, busy_rows(0))
+        seldom = make_replay(layout, busy_rows(0), look_every=look_every)
+        of_memory = {"waste", "stranded", "waste_saturated", "stranded_saturated", "groups"}
+        told, again = figures(every), figures(seldom)
+        assert {name for name in told if told[name] != again[name]} == of_memory
+        assert every.requests == seldom.requests
+        looked = [sample.groups for sample in every.means.samples]
+        held = [looked[step // look_every * look_every] for step in range(len(looked))]
+        assert [sample.groups for sample in seldom.means.samples] == held
+
     def test_deterministic(self) -> None:
         runs = [make_replay(layout_of(*MIXED, large_pages=40), busy_rows(1)) for _ in range(2)]
         assert figures(runs[0]) == figures(runs[1])

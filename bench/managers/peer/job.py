@@ -41,6 +41,8 @@ class PeerJob:
     :param retention_tokens: vLLM's ``prefix_cache_retention_interval``: 0 is its default, which
         keeps what sliding windows and states need at the end of a prompt; None keeps all of it.
     :param sample_every: steps between two looks at the pool (0: none, and no waste is told).
+    :param skips_idle: do not tell the manager of decodes that it has nothing to do for; the
+        figures stay the same, but for its time.
     """
 
     shape: str
@@ -52,6 +54,7 @@ class PeerJob:
     retention_tokens: int | None = 0
     order: Order = "decodes-first"
     sample_every: int = 8
+    skips_idle: bool = False
     max_batched_tokens: int = 8192
     max_running: int = 256
     block_tokens: int = 16

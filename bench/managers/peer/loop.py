@@ -99,7 +99,7 @@ class StepPlan:
 
     budget: int
     tokens: dict[Any, int] = field(default_factory=dict)
-    has_preempted: bool = False
+    preempted: set[Any] = field(default_factory=set)
 
     def add(self, request: Any, tokens: int) -> None:
         """Compute so many tokens of it."""
@@ -108,7 +108,7 @@ class StepPlan:
 
     def forget(self, request: Any) -> None:
         """It is preempted, perhaps after it was planned."""
-        self.has_preempted = True
+        self.preempted.add(request)
         self.budget += self.tokens.pop(request, 0)
 
 
@@ -158,7 +158,7 @@ class Loop:
         plan = StepPlan(self._job.max_batched_tokens)
         self._manager.begin_step()
         self._plan_running(plan)
-        if not plan.has_preempted:
+        if not plan.preempted:
             self._plan_waiting(plan)
         if not plan.tokens:
             raise RuntimeError("a step computes nothing: a request never fits")
@@ -175,14 +175,17 @@ class Loop:
         for request in self._in_order():
             if plan.budget <= 0:
                 return
-            if request in self._outputs and request in self.running:
+            if request not in plan.preempted:
                 self._plan_one(request, plan)
 
     def _in_order(self) -> Iterable[Any]:
         if self._job.order == "admission":
             return list(self.running)
-        decodes = [request for request in self.running if is_decoding(request)]
-        return [*decodes, *(r for r in self.running if not is_decoding(r))]
+        decodes: list[Any] = []
+        prefills: list[Any] = []
+        for request in self.running:
+            (decodes if is_decoding(request) else prefills).append(request)
+        return [*decodes, *prefills]
 
     def _plan_one(self, request: Any, plan: StepPlan) -> None:
         wanted = min(request.num_tokens - request.num_computed_tokens, plan.budget)

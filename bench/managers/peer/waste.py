@@ -6,13 +6,20 @@ The rest is *expired* (behind the window or chunk; a second state), *unfilled* (
 or *padding* (bytes of a page that belong to no layer).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from bench.managers.peer.job import PeerLayer
 
 Table = tuple[int, Sequence[int | None]]
 """A request's computed tokens, and its pages by position; None where it holds none."""
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+NONE = -1
+"""For None, in arrays."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +67,51 @@ def held(groups: Iterable[tuple[PeerGroup, Sequence[Table]]], page_bytes: int) -
     """What running requests hold in all groups; a page takes ``page_bytes`` in any of them."""
     allocated = needed = expired = unfilled = 0
     for group, tables in groups:
-        pages = {page for _, table in tables for page in table if page is not None}
-        allocated += len(pages) * page_bytes
-        for layer in group.layers:
-            part = _layer_bytes(layer, group.page_tokens, tables, len(pages))
-            needed, expired, unfilled = needed + part[0], expired + part[1], unfilled + part[2]
+        numbers = [(computed, _numbers(table)) for computed, table in tables]
+        every = [pages[pages != NONE] for _, pages in numbers]
+        num_pages = len(np.unique(np.concatenate(every))) if every else 0
+        allocated += num_pages * page_bytes
+        for layer, count in Counter(group.layers).items():
+            part = _layer_bytes(layer, group.page_tokens, numbers, num_pages)
+            needed += part[0] * count
+            expired += part[1] * count
+            unfilled += part[2] * count
     return Held(allocated, needed, expired, unfilled)
 
 
+def _numbers(table: Sequence[int | None]) -> Numbers:
+    return np.fromiter((NONE if page is None else page for page in table), np.int64, len(table))
+
+
 def _layer_bytes(
-    layer: PeerLayer, page_tokens: int, tables: Sequence[Table], pages: int
+    layer: PeerLayer, page_tokens: int, tables: Sequence[tuple[int, Numbers]], num_pages: int
 ) -> tuple[int, int, int]:
     if layer.kind == "state":
-        states = sum(any(page is not None for page in table) for _, table in tables)
-        return states * layer.state_bytes, max(0, pages - states) * layer.state_bytes, 0
-    seen: dict[int, tuple[int, int]] = {}
-    for computed, table in tables:
-        first = first_needed(layer, computed)
-        for position, page in enumerate(table):
-            if page is None:
-                continue
-            low, high = position * page_tokens, min((position + 1) * page_tokens, computed)
-            use = max(0, high - max(low, first)), max(0, min(high, first) - low)
-            seen[page] = max(seen.get(page, (0, 0)), use)
-    needed = sum(use for use, _ in seen.values())
-    expired = sum(old for _, old in seen.values())
-    rest, each = pages * page_tokens - needed - expired, layer.token_bytes
+        states = sum(bool((pages != NONE).any()) for _, pages in tables)
+        return states * layer.state_bytes, max(0, num_pages - states) * layer.state_bytes, 0
+    needed, expired = _tokens(layer, page_tokens, tables)
+    rest, each = num_pages * page_tokens - needed - expired, layer.token_bytes
     return needed * each, expired * each, rest * each
+
+
+def _tokens(
+    layer: PeerLayer, page_tokens: int, tables: Sequence[tuple[int, Numbers]]
+) -> tuple[int, int]:
+    """Needed and expired tokens; a shared page counts once, as its neediest user has it."""
+    pages_of, uses_of = [], []
+    for computed, pages in tables:
+        first = first_needed(layer, computed)
+        low = np.arange(len(pages), dtype=np.int64) * page_tokens
+        high = np.minimum(low + page_tokens, computed)
+        needed = np.maximum(high - np.maximum(low, first), 0)
+        expired = np.maximum(np.minimum(high, first) - low, 0)
+        is_held = pages != NONE
+        pages_of.append(pages[is_held])
+        uses_of.append((needed * (page_tokens + 1) + expired)[is_held])
+    if not pages_of:
+        return 0, 0
+    names, places = np.unique(np.concatenate(pages_of), return_inverse=True)
+    most = np.zeros(len(names), np.int64)
+    np.maximum.at(most, places, np.concatenate(uses_of))
+    needed, expired = np.divmod(most, page_tokens + 1)
+    return int(needed.sum()), int(expired.sum())

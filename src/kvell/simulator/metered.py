@@ -158,9 +158,10 @@ class MeteredCore:
     def advance(self, handles: Ints, computed: Ints) -> None:
         """Passed on; then whoever watches looks."""
         self._timed(self._core.advance, handles, computed)
+        watched = self._watched
         for handle, length in zip(handles.tolist(), computed.tolist(), strict=True):
-            seen = self._watched[handle]
-            self._watched[handle] = RunningRequest(length, seen.hit_tokens, seen.facts, seen.model)
+            before = watched[handle]  # `replace` takes thrice as long, for each token of a trace
+            watched[handle] = RunningRequest(length, before.hit_tokens, before.facts, before.model)
         self.on_advanced()
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:

@@ -82,7 +82,8 @@ class Replay:
     :param swapping: makes the CPU buffer, over the core it is given.
     :param parking: makes what lets prompts go ahead of decodes, over core and buffer.
     :param lateness: tells the engine who is late, if given.
-    :param looks_every: steps from one look at the pool to the next; means are over looks.
+    :param look_every: steps between two looks at what pages are used for; figures of memory
+        stand still in between.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Replay:
         swapping: Callable[[MemoryCore], Swapping] | None = None,
         parking: Callable[[MemoryCore, Swapping], Parking] | None = None,
         lateness: LatenessWatch | None = None,
-        looks_every: int = 1,
+        look_every: int = 1,
     ) -> None:
         self._placed = [placed(row, images_in_text) for row in rows]
         self.requests = [
@@ -125,7 +126,8 @@ class Replay:
             swapping=buffer,
             parking=parking(self._memory, buffer) if parking and buffer else None,
         )
-        self._lateness, self._looks_every = lateness, looks_every
+        self._lateness = lateness
+        self._look_every, self._seen = look_every, Sample(0, False, ())
         self._journaled = JournaledCore(self._engine, journal)
         self._prompts = PromptMaker(rows, images_in_text)
         self._runner = TraceRunner(self._prompts, acceptance)
@@ -268,14 +270,15 @@ class Replay:
 
     def _look(self) -> None:
         """A step's tokens are computed: sample the pool."""
-        if self._engine.step % self._looks_every:
-            return
-        running = self._memory.running()
-        totals = self._memory.totals()
-        sample = self._meter.sample(running, totals, leaves_waiting=self._leaves_waiting)
+        running, waits = self._memory.running(), self._leaves_waiting
+        if self.means.num_steps % self._look_every:
+            sample = Sample(len(running), waits, self._seen.groups)
+        else:
+            sample = self._meter.sample(running, self._memory.totals(), leaves_waiting=waits)
+        self._seen = sample
         self.means.add(sample)
         if self._timeline is not None:
-            self._timeline.offer(lambda: self._moment(sample, totals.empty_large))
+            self._timeline.offer(lambda: self._moment(sample, self._memory.totals().empty_large))
 
     def _moment(self, sample: Sample, empty_large: int) -> Moment:
         layout, now_seconds = self._memory.layout, self.clock.now_seconds()
