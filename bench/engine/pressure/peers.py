@@ -94,7 +94,7 @@ def starters(case: Case, model: Path, vllm: Path, logs: Path) -> dict[str, Calla
         "kvell": lambda: kvell_server(
             str(model), logs / "kvell.log", [*same, "--kv-memory", f"{kv_bytes}B"]
         ),
-        "vllm": lambda: vllm_server(vllm, model, logs / "vllm.log", theirs),
+        "vllm": lambda: vllm_server(vllm, str(model), logs / "vllm.log", theirs),
     }
 
 
