@@ -90,6 +90,45 @@ def test_a_budget_cuts_a_table_that_was_looked_through() -> None:
     assert moved
 
 
+def test_what_a_budget_cut_off_counts_as_looked_through_no_longer() -> None:
+    """New pages at positions that were looked through before the cut are gathered in time.
+
+    Nothing else makes anybody look again: each large page that loses a page to the cut keeps two
+    of three, and the new pages lie beside cached ones alone.
+    """
+    both = Pair(pool_of(30, dropping(1, 3, 2)))
+    both("begin_step", 0)
+
+    def grown(handle: int, until: int) -> None:
+        assert both("grow", ints(handle), ints(until))[0] == 1
+        both("advance", ints(handle), ints(until))
+
+    def opened(prompt: list[int], expected: int) -> int:
+        handle = int(both("open", ints(*prompt), ""))
+        both("claim", handle, expected)
+        return handle
+
+    cut, *others = (opened([n] * length, 1) for n, length in enumerate((5, 20, 20)))
+    for until in range(1, 5):
+        for handle in (cut, *others):
+            grown(handle, until)  # a page each in every large page
+    for n in range(3):  # and three large pages with two cached pages and room for one
+        short = opened([50 + n, 60 + n], 3)
+        grown(short, 2)
+        both("close", short)
+    grown(opened([99] * 20, 1), 1)  # pages are gathered only where some room is left unused
+    assert not len(both("compact", 9))
+    grown(cut, 5)
+    for handle in others:
+        grown(handle, 5)  # into the two holes that the cut left
+    for token in range(3):  # nobody looks meanwhile: most steps have no memory to spare for it
+        both("append", ints(cut), ints(token))
+        grown(cut, 6 + token)
+    rows = both("compact", 9)
+    assert [position for _, _, position, _ in rows.tolist()] == [2, 3, 4]
+    both.check()
+
+
 # -------------------------------------------------------------------- compaction
 
 
