@@ -75,6 +75,7 @@ struct Float16Kernel : FloatKernel<Avx512Lanes, Pool, 6, 4> {
       next.advance((C * kItemBytes + 3) / 4);
       for (int c = 0; c < C; ++c) {
         const int32_t at = column + c * 16;
+        fetch_near(values + k, at * kItemBytes);
         const __m512 items = read(row, at, Avx512Lanes::lanes(0, lay.value_size - at), lay.head_size);
         for (int r = 0; r < R; ++r)
           acc[r][c] = Base::multiply_add(acc[r][c], Base::broadcast(weights + r * kvell::kSpan + k),

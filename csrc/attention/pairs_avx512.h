@@ -110,6 +110,8 @@ struct PairKernel {
       next.advance(C);
       Items items[C];
       for (int c = 0; c < C; c += 2) {
+        fetch_near(values + 2 * k, (column + c * 16) * 2);
+        fetch_near(values + 2 * k + 1, (column + c * 16) * 2);
         const __m512i a = load_row(even, column + c * 16, mask(c));
         const __m512i b = load_row(odd, column + c * 16, mask(c));
         items[c] = items_of(_mm512_permutex2var_epi16(a, first, b));

@@ -9,6 +9,15 @@
 
 namespace {
 
+// What was asked for too early, or while too much else was under way, is asked for once more so
+// many rows before its use: prefetches that find no room are dropped.
+constexpr int kNearRows = 48;
+static_assert(kNearRows < kvell::kSpan, "a head's rows are followed by one span of the next one's");
+
+KVELL_INLINE void fetch_near(const uint8_t* const* row, int64_t at_bytes) {
+  __builtin_prefetch(row[kNearRows] + at_bytes, 0, 3);
+}
+
 class Stream {
  public:
   void clear() {

@@ -91,9 +91,10 @@ class Tile {
 
   void spans(Range range) {
     const int32_t first = range.begin / kSpan * kSpan;
+    find_rows(first, range, found_[0]);
     for (int32_t position = first; position < range.end; position += kSpan) {
       if (position == first || position % kSection == 0) lay_.clear_section();
-      find_rows(position, range);
+      find_rows(position + kSpan, range, found_[1]);
       for (int32_t head = 0; head < task_.heads(); head += heads_ahead_) {
         const int32_t after = min(head + heads_ahead_, task_.heads());
         if (after < task_.heads())
@@ -102,6 +103,7 @@ class Tile {
           stream(position + kSpan, min(position + 2 * kSpan, range.end), 0);
         for (int32_t h = head; h < after; ++h) attend_head(h, position);
       }
+      found_[0] = found_[1];
       const int32_t after = position + kSpan;
       if (after % kSection == 0 || after >= range.end) task_.record ? keep_record() : fold_section();
     }
@@ -109,30 +111,35 @@ class Tile {
 
   // Address of the task's first head's K row of each position of a span, null where
   // nothing is to be read.
-  void find_rows(int32_t position, Range range) {
+  struct Found {
+    const uint8_t* rows[kSpan];
+    bool whole;  // none is null
+  };
+
+  void find_rows(int32_t position, Range range, Found& found) {
     const int32_t page_tokens = call_.layer.page_tokens;
     const int64_t row_bytes = call_.layer.row_bytes();
     const int64_t at = task_.head_begin * call_.layer.head_bytes();
     const int32_t begin = max(range.begin - position, 0), end = min(range.end - position, kSpan);
-    whole_ = begin == 0 && end == kSpan;
-    if (!whole_) {
-      for (const uint8_t*& row : rows_of_span_) row = nullptr;
+    found.whole = begin == 0 && end == kSpan;
+    if (!found.whole) {
+      for (const uint8_t*& row : found.rows) row = nullptr;
       lay_.clear_zeros();
     }
     for (int32_t i = begin; i < end;) {
       const int32_t in_page = (position + i) % page_tokens;
       const uint8_t* row = page_of(position + i) + at + in_page * row_bytes;
       for (const int32_t stop = min(end, i + page_tokens - in_page); i < stop; row += row_bytes)
-        rows_of_span_[i++] = row;
+        found.rows[i++] = row;
     }
   }
 
-  // The span's rows of one head, `at` bytes behind the first head's.
-  void shift_rows(int64_t at, const uint8_t** rows) const {
-    for (int i = 0; i < kSpan; ++i) rows[i] = rows_of_span_[i] + at;
-    if (whole_) return;
+  // A span's rows of one head, `at` bytes behind the first head's.
+  void shift_rows(const Found& found, int64_t at, const uint8_t** rows) const {
+    for (int i = 0; i < kSpan; ++i) rows[i] = found.rows[i] + at;
+    if (found.whole) return;
     for (int i = 0; i < kSpan; ++i)
-      if (!rows_of_span_[i]) rows[i] = lay_.zeros;
+      if (!found.rows[i]) rows[i] = lay_.zeros;
   }
 
   const uint8_t* page_of(int32_t position) const {
@@ -166,12 +173,16 @@ class Tile {
   // are packed once and read from cache by every group of rows.
   void attend_head(int32_t head, int32_t position) {
     const int64_t at = head * call_.layer.head_bytes();
-    const uint8_t *keys[kSpan], *values[kSpan];
-    shift_rows(at, keys);
-    shift_rows(at + call_.layer.value_offset_bytes(), values);
+    const uint8_t* rows[3 * kSpan];  // in the order in which pages are read: the last are the next head's
+    const uint8_t **keys = rows, **values = rows + kSpan;
+    shift_rows(found_[0], at, keys);
+    shift_rows(found_[0], at + call_.layer.value_offset_bytes(), values);
     if constexpr (K::kPageRows > 0) {
-      if (rows_per_head_ <= K::kPageRows)
+      if (rows_per_head_ <= K::kPageRows) {
+        const bool last = head + 1 == task_.heads();
+        shift_rows(found_[last], last ? 0 : at + call_.layer.head_bytes(), rows + 2 * kSpan);
         return remainder<K::kPageRows, true>(head, 0, position, keys, values);
+      }
     }
     K::pack_keys(lay_, keys, next_);
     K::pack_values(lay_, values, next_);
@@ -297,8 +308,7 @@ class Tile {
   const int32_t group_, rows_per_head_, rows_, first_position_;
   Lay<K> lay_;
   const int32_t heads_ahead_;
-  bool whole_ = false;  // no row of the span is null
-  const uint8_t* rows_of_span_[kSpan];
+  Found found_[2];  // this span's, and the next one's
   Stream next_;
 };
 

@@ -99,60 +99,58 @@ static void widen_query(const Lay<K>& lay, int32_t rows_per_head) {
       }
 }
 
-// acc[r] += four chains of 4 Blocks items of four positions, for N of R query rows:
-// `keys` are those positions' rows, `wide` the queries' items.
-template <class K, int R, int N, int Blocks>
-KVELL_INLINE void add_quarters(__m512 (&acc)[N], const typename K::Item* wide, SpanRows keys,
+// acc[r] += four chains of 4 Blocks items of four positions, for R query rows: `keys` are those
+// positions' rows, `wide` the queries' items.
+template <class K, int R, int Blocks>
+KVELL_INLINE void add_quarters(__m512 (&acc)[R], const typename K::Item* wide, SpanRows keys,
                                int32_t item, int32_t head_size) {
   constexpr __mmask16 mask = Blocks == 4 ? 0xffff : (1u << (4 * Blocks)) - 1;
   __m512i quarters[4];
-  for (int q = 0; q < 4; ++q) quarters[q] = K::read_items(keys[q], item, mask, head_size);
+  for (int q = 0; q < 4; ++q) {
+    fetch_near(keys + q, item * K::kItemBytes);
+    quarters[q] = K::read_items(keys[q], item, mask, head_size);
+  }
   transpose_quarters(quarters);
   for (int b = 0; b < Blocks; ++b)
-    for (int r = 0; r < N; ++r)
+    for (int r = 0; r < R; ++r)
       acc[r] = K::multiply_add(acc[r], K::items_of(quarters[b]), K::load(wide + (b * R + r) * 16));
 }
 
-// Sixteen positions' scores of N of a head's R query rows. Lanes are four positions times four
-// chains: to bring quarters of rows together costs half of a whole transposition.
-template <class K, int R, int N>
+// Sixteen positions' scores of a head's R query rows. Lanes are four positions times four
+// chains: to bring quarters of rows together costs half of a whole transposition. Four positions
+// after the other, so that their rows are read through; the processor overlaps their sums.
+template <class K, int R>
 KVELL_INLINE void sixteen_scores(const Lay<K>& lay, const typename K::Item* wide, SpanRows keys,
                                  int lines, Stream& next, float* scores) {
   const int32_t head_size = lay.head_size, items = lay.query_items;
   const int32_t whole = items / 16 * 16, rest = (items - whole) / 4;
-  __m512 acc[4][N];
-  for (int g = 0; g < 4; ++g)
-    for (int r = 0; r < N; ++r) acc[g][r] = _mm512_setzero_ps();
-  for (int32_t item = 0; item < whole; item += 16, wide += R * 64) {
-    for (int g = 0; g < 4; ++g) {
-      next.advance(lines / 4);  // a few at a time: what comes in bursts is dropped
-      add_quarters<K, R, N, 4>(acc[g], wide, keys + 4 * g, item, head_size);
-    }
-  }
-  if (rest > 0) next.advance(lines);
+  __m512 acc[4][R];
+#pragma GCC unroll 4
   for (int g = 0; g < 4; ++g) {
-    if (rest == 1) add_quarters<K, R, N, 1>(acc[g], wide, keys + 4 * g, whole, head_size);
-    if (rest == 2) add_quarters<K, R, N, 2>(acc[g], wide, keys + 4 * g, whole, head_size);
-    if (rest == 3) add_quarters<K, R, N, 3>(acc[g], wide, keys + 4 * g, whole, head_size);
+    const typename K::Item* query = wide;
+    for (int r = 0; r < R; ++r) acc[g][r] = _mm512_setzero_ps();
+    for (int32_t item = 0; item < whole; item += 16, query += R * 64) {
+      next.advance(lines / 4);  // a few at a time: what comes in bursts is dropped
+      add_quarters<K, R, 4>(acc[g], query, keys + 4 * g, item, head_size);
+    }
+    if (rest > 0) next.advance(lines / 4);
+    if (rest == 1) add_quarters<K, R, 1>(acc[g], query, keys + 4 * g, whole, head_size);
+    if (rest == 2) add_quarters<K, R, 2>(acc[g], query, keys + 4 * g, whole, head_size);
+    if (rest == 3) add_quarters<K, R, 3>(acc[g], query, keys + 4 * g, whole, head_size);
   }
-  for (int r = 0; r < N; ++r) {
+  for (int r = 0; r < R; ++r) {
     const __m512 sums[4] = {acc[0][r], acc[1][r], acc[2][r], acc[3][r]};
     _mm512_store_ps(scores + r * kvell::kSpan, add_chains(sums));
   }
 }
 
-// What multiply<K, R, …, 4> makes of transposed keys, for all R query rows of a head: as many at
-// a time as keep their sums in registers.
+// What multiply<K, R, …, 4> makes of transposed keys, for all R query rows of a head.
 template <class K, int R>
 KVELL_INLINE void chained_scores(const Lay<K>& lay, int32_t row, SpanRows keys, Stream& next,
                                  float (*scores)[kvell::kSpan]) {
-  constexpr int N = R <= 5 ? R : (R + 1) / 2;
   const auto* wide = lay.wide_query + int64_t(row) * lay.query_items * 4;
-  for (int i = 0; i < kvell::kSpan; i += 16) {
-    sixteen_scores<K, R, N>(lay, wide, keys + i, lines_of<K>(16), next, scores[0] + i);
-    if constexpr (N < R)
-      sixteen_scores<K, R, R - N>(lay, wide + N * 16, keys + i, 0, next, scores[N] + i);
-  }
+  for (int i = 0; i < kvell::kSpan; i += 16)
+    sixteen_scores<K, R>(lay, wide, keys + i, lines_of<K>(16), next, scores[0] + i);
 }
 
 }  // namespace
