@@ -95,6 +95,44 @@ def test_nothing_around_a_token_changes_a_bit(
     assert len(set(whole.argmax(-1).tolist())) > 5
 
 
+@every_form
+@every_set
+@pytest.mark.parametrize("factor", [10, 40, 300])
+def test_a_large_number_costs_the_small_ones_beside_it_nothing(
+    quantization: str, instruction_set: str, factor: int
+) -> None:
+    """Whole numbers are scaled by a group's largest; the plain set multiplies bf16 as floats."""
+    module = copy.deepcopy(tiny_module("LlamaForCausalLM"))
+    for layer in module.model.layers:
+        layer.input_layernorm.weight.data[5] *= factor
+        layer.post_attention_layernorm.weight.data[7] *= factor
+    module = module.bfloat16()
+    oracle = unpacked_module(module, quantization)
+    prompts = [prompt_ids(40, seed) for seed in range(3)]
+    exact = torch.cat([oracle_logits(oracle, ids) for ids in prompts])
+    ours, plain = (
+        torch.cat([steps_of(model, ids, [9, 10, 40]) for ids in prompts])
+        for model in (
+            lean_model(module, name, quantization=quantization)
+            for name in (instruction_set, "portable")
+        )
+    )
+    assert 0 < rms(ours - exact) <= 1.2 * rms(plain - exact)
+
+
+@every_form
+@every_set
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none(quantization: str, instruction_set: str, bad: float) -> None:
+    """One token's, and no other's: rows are multiplied side by side."""
+    module = copy.deepcopy(tiny_module("LlamaForCausalLM")).bfloat16()
+    module.model.embed_tokens.weight.data[3] = bad
+    model = lean_model(module, instruction_set, quantization=quantization)
+    logits = runner_over(model).step([("a", [1, 2]), ("b", [3]), ("c", [4])])
+    assert logits[2].isnan().all()
+    assert logits[[0, 1, 3]].isfinite().all()
+
+
 ODD_SHAPES: list[dict[str, Any]] = [
     {"attention_bias": True, "mlp_bias": True},
     {"intermediate_size": 52, "vocab_size": 515},
