@@ -9,8 +9,9 @@
 
 namespace {
 
-// What was asked for too early, or while too much else was under way, is asked for once more so
-// many rows before its use: prefetches that find no room are dropped.
+// A prefetch that finds no room among the lines under way is dropped, and the load itself then waits
+// for memory. So each line is asked for once more, so many rows before its use: whatever came costs
+// a look into the second cache, and whatever was dropped is on its way again.
 constexpr int kNearRows = 48;
 static_assert(kNearRows < kvell::kSpan, "a head's rows are followed by one span of the next one's");
 

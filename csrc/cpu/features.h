@@ -8,8 +8,7 @@ inline bool has_avx512_bf16() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
-         __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("fma");
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
 #else
   return false;
 #endif

@@ -18,8 +18,7 @@ function(kvell_add_backends name)
     set(avx2_flags -mavx2 -mfma)
     # gcc 12 warns about its own intrinsics' undefined() values.
     set(avx512_flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi
-        -mavx512vnni -mfma
-        -Wno-uninitialized -Wno-maybe-uninitialized)
+        -mavx512vnni -mfma -Wno-uninitialized -Wno-maybe-uninitialized)
     foreach(set avx2 avx512)
       string(REPLACE ";" " " joined "${${set}_flags}")
       check_cxx_compiler_flag("${joined}" KVELL_COMPILES_${set})

@@ -2,6 +2,7 @@
 //
 //   sum over a row = Σ over groups (scale · Σ x q  +  minimum · Σ x)
 //
+// (Rows of bf16 on AVX-512 go through whole_avx512.h, in whole numbers themselves.)
 // Whole numbers of eight bits are exact as bf16, so a group costs what plain weights do, and its
 // scales are used once. The order of sums depends on the row's length alone, as everywhere.
 //

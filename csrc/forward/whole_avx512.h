@@ -3,10 +3,11 @@
 //   32 numbers of a row:  x = power · w, w whole and below 2^15; a power of two by the largest x
 //   sum over a group:     power · (scale · Σ w q + minimum · Σ w)
 //
-// An instruction multiplies two pairs in each lane, as bf16's does, but the processor begins two
-// of them where it begins one of those. A number keeps all bits of bf16 down to 1/128 of the
-// largest of its 32, below that it is rounded to 2^-15 of the largest. Σ w q is exact in 32 bits,
-// so inside a group the order of sums is free; groups follow each other in the order of the row.
+// An instruction multiplies and adds a pair in each lane, as bf16's does, but weights become its
+// items by one or two instructions, a third of what makes them bf16, and the next one of a sum need
+// not wait: Σ w q is exact in 32 bits, so inside a group the order is free and few rows keep several
+// sums. Groups follow each other in the order of the row. A number keeps all bits of bf16 down to
+// 1/128 of the largest of its 32; below that it is rounded to 2^-15 of the largest.
 #pragma once
 #include <cstring>
 #include <limits>
