@@ -5,6 +5,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "largest.h"
 #include "model.h"
 #include "scratch.h"
 #include "team.h"
@@ -299,6 +300,10 @@ class Pass {
             {&decoder_.head, items(work_.normed), decoder_.items(decoder_.hidden), step_.rows,
              {Goal::store, step_.logits, decoder_.head.out, 1.0f, decoder_.softcap}},
             &decoder_.layers[0].qkv);
+    if (!step_.largest) return;
+    team.each(self, step_.rows, [&](int64_t row) {
+      step_.largest[row] = first_largest(step_.logits + row * decoder_.head.out, decoder_.head.out);
+    });
   }
 
   static const uint32_t* items(const void* elements) {

@@ -80,7 +80,8 @@ struct Step {
   uint8_t* workspace;
   uint8_t* scratch;  // for attention
   int64_t scratch_bytes;
-  float* logits;  // [rows, vocab]
+  float* logits;     // [rows, vocab]
+  int64_t* largest;  // [rows], the first of the largest logits of each; null if nobody asks
   int threads;
 };
 

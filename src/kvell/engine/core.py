@@ -194,6 +194,13 @@ class EngineCore:
         guesses: list[tuple[int, int]] = []
         newest: list[tuple[int, int]] = []
         for work, request, tokens in zip(plan.work, requests, yields, strict=True):
+            if len(tokens) == 1 and not work.proposed:  # of most steps all are so
+                if request.finish_reason is None:
+                    events.append(self._take_token(request, tokens[0]))
+                newest.append((work.handle, tokens[0]))
+                request.repeats = 0
+                request.settle(work.start + work.count, True)
+                continue
             self._guesses.add(work.proposed, len(tokens) - 1)
             taken = self._take_yield(request, tokens)
             events.extend(taken)
@@ -215,8 +222,8 @@ class EngineCore:
     def _append(self, tokens: list[tuple[int, int]]) -> None:
         if not tokens:
             return
-        pairs = np.asarray(tokens, np.int32).reshape(-1, 2)
-        self.memory.append(pairs[:, 0].copy(), pairs[:, 1].copy())
+        handles, ids = zip(*tokens, strict=True)
+        self.memory.append(np.asarray(handles, np.int32), np.asarray(ids, np.int32))
 
     def _take_yield(self, request: Request, tokens: tuple[int, ...]) -> list[Event]:
         """The tokens one by one, up to where the request ends."""

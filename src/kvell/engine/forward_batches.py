@@ -44,18 +44,23 @@ class ForwardBatches:
         work: Sequence[TokenWork],
         checkpoints: NewPages = NO_CHECKPOINTS,
         num_logits: Sequence[int] | None = None,
+        *,
+        wants_largest: bool = False,
     ) -> ForwardBatch:
         """The work as one ragged batch.
 
         :param num_logits: how many of each work's tokens, the last ones, give logits; as many
             as the work says if it is not given.
+        :param wants_largest: is it asked where each row's logits are largest?
         """
         starts = np.fromiter((w.start for w in work), np.int64, len(work))
         counts = np.fromiter((w.count for w in work), np.int64, len(work))
         own = (w.num_logits for w in work)
         logits = np.fromiter(own if num_logits is None else num_logits, np.int64, len(work))
         logits_rows = token_positions(np.cumsum(counts) - logits, logits)
-        token_ids = np.concatenate([self._token_ids(w) for w in work]).astype(np.int64)
+        images = self._images
+        known = [images.literal(w) if images else w.token_ids for w in work]
+        token_ids = np.concatenate(known).astype(np.int64)
         return ForwardBatch(
             token_ids=torch.from_numpy(token_ids).to(self._device),
             positions=torch.from_numpy(token_positions(starts, counts)).to(self._device),
@@ -63,6 +68,7 @@ class ForwardBatches:
             logits_rows=torch.from_numpy(logits_rows).to(self._device),
             images=self._images.batch(work, self._device) if self._images else None,
             prompt_ends=self._prompt_ends(work),
+            wants_largest=wants_largest,
         )
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
@@ -71,9 +77,6 @@ class ForwardBatches:
             return ()
         ends = enumerate(w.start + w.count - w.proposed == w.prompt_tokens for w in work)
         return tuple(index for index, is_end in ends if is_end)
-
-    def _token_ids(self, work: TokenWork) -> NewPages:
-        return self._images.literal(work) if self._images else work.token_ids
 
     def _group(
         self, index: int, work: Sequence[TokenWork], checkpoints: NewPages
@@ -100,8 +103,11 @@ def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
 
 
 def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
+    on_host = device.type == "cpu"
+
     def there(values: Ints) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+        made = torch.from_numpy(values)
+        return made if on_host else made.to(device)
 
     return GroupBatch(
         query_starts=there(arrays.query_starts),
@@ -111,7 +117,7 @@ def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
         first_positions=there(arrays.first_positions),
         write_page_ids=there(arrays.write_page_ids),
         write_offsets=there(arrays.write_offsets),
-        host=None if device.type == "cpu" else _lengths(arrays),
+        host=None if on_host else _lengths(arrays),
     )
 
 

@@ -6,6 +6,7 @@ would do the same: replaying a journal must give equal plans.
 """
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -143,12 +144,12 @@ class StepPlan:
     admitted: tuple[RequestId, ...] = ()
     slot: StepSlot | None = None
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
         return sum(work.count for work in self.work)
 
-    @property
+    @cached_property
     def num_logits(self) -> int:
         """Rows of logits that the step draws from."""
         return sum(work.num_logits for work in self.work)

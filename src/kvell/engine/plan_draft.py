@@ -50,6 +50,11 @@ class PlanDraft:
         )
         self.budget -= count
 
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits of all work so far."""
+        return sum(1 + work.proposed for work in self.work if work.sampling is not None)
+
     def add_guesses(self, index: int, tokens: NewPages) -> None:
         """Work number ``index`` computes these behind its own tokens."""
         if not len(tokens):

@@ -110,26 +110,26 @@ class ModelRunner:
         if self._drafter is not None:
             plan = self._drafter.with_guesses(plan)
         parts = self._parts(plan) if parts is None else parts
-        drawn = {name: iter(self._draw(name, part)) for name, part in parts.items()}
-        tokens = [next(drawn[work.model]) for work in plan.work for _ in range(work.num_logits)]
+        drawn = {name: self._draw(name, part) for name, part in parts.items()}
+        tokens = next(iter(drawn.values())) if len(drawn) == 1 else _in_turn(plan, drawn)
         result = verified(plan, tokens)
         self._before.note(plan, result)
         return result
 
     def _parts(self, plan: StepPlan) -> dict[str, _Part]:
         """By model, for those that have a part."""
+        if len(self._models) == 1 and plan.work:
+            (name,) = self._models
+            return {name: self._part(name, plan.work, plan)}
         found = {name: [work for work in plan.work if work.model == name] for name in self._models}
         return {name: self._part(name, work, plan) for name, work in found.items() if work}
 
     def _part(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> _Part:
         _, batches = self._models[name]
-        rows = [
-            _row(one.sampling, one.output_index + index)
-            for one in work
-            if one.sampling is not None
-            for index in range(one.num_logits)
-        ]
-        return _Part(batches.batch(work, plan.checkpoints), rows, to_come(work))
+        rows = rows_of(work)
+        greedy = all(row is GREEDY for row in rows)
+        batch = batches.batch(work, plan.checkpoints, wants_largest=greedy)
+        return _Part(batch, rows, to_come(work))
 
     def _draw(self, name: str, part: _Part) -> list[int]:
         """One model computes its part of a step; a token for each of the part's logits."""
@@ -137,13 +137,30 @@ class ModelRunner:
         if part.to_come.rows:
             newest = torch.tensor(self._before.newest(part.to_come.handles))
             part.batch.token_ids[list(part.to_come.rows)] = newest.to(part.batch.token_ids)
-        return sample(model.forward(part.batch), part.rows)
+        logits = model.forward(part.batch)
+        return model.largest or sample(logits, part.rows)
 
     def _batches_of(
         self, model: PagedModel, name: str = "", *, is_draft: bool = False
     ) -> ForwardBatches:
         groups = self._layout.indices_of(name, is_draft=is_draft)
         return ForwardBatches(self._layout, self._tables, groups, model.device, model.images)
+
+
+def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
+    """Tokens that several models drew, in the order of the plan's work."""
+    left = {name: iter(tokens) for name, tokens in drawn.items()}
+    return [next(left[work.model]) for work in plan.work for _ in range(work.num_logits)]
+
+
+def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
+    """How each of the work's logits is drawn from, in their order."""
+    return [
+        _row(one.sampling, one.output_index + index)
+        for one in work
+        if one.sampling is not None
+        for index in range(1 + one.proposed)
+    ]
 
 
 def _row(params: SamplingParams, position: int) -> RowSampling:

@@ -156,9 +156,7 @@ class Scheduler:
     def _grant(self, step: StepNumber, draft: PlanDraft) -> None:
         """Activations for all of it; what the device refuses waits for the next step."""
         planned = len(draft.work)
-        while not self.memory.grant(
-            step, self._tokens(draft), sum(work.num_logits for work in draft.work)
-        ):
+        while not self.memory.grant(step, self._tokens(draft), draft.num_logits):
             draft.put_off_last()
         if draft.work or not planned:
             self.steps_put_off = 0
@@ -198,6 +196,8 @@ class Scheduler:
         return [r for r, end in zip(decodes, ends, strict=True) if end <= budget]
 
     def _plan_prefills(self, draft: PlanDraft) -> None:
+        if len(draft.work) == len(self.running):
+            return  # all of them decode
         for request in [r for r in self._wanting() if not r.is_decoding]:
             if self._prompt_budget(draft) <= 0:
                 return

@@ -38,10 +38,13 @@ class StageTimes:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stages: dict[RequestId, _Stages] = {}
+        self._without_token = 0
 
     def submitted(self, request_id: RequestId) -> None:
         """A request comes; one that is in flight already keeps its time."""
-        self._stages.setdefault(request_id, _Stages(self._clock.now_seconds()))
+        if request_id not in self._stages:
+            self._stages[request_id] = _Stages(self._clock.now_seconds())
+            self._without_token += 1
 
     def admitted(self, request_ids: Iterable[RequestId]) -> None:
         """A step that begins now computes something of these for the first time, or again."""
@@ -53,6 +56,8 @@ class StageTimes:
 
     def told(self, events: list[Event]) -> list[Event]:
         """The same events; the ends of requests with their times."""
+        if not self._without_token and not any(type(event) is Finished for event in events):
+            return events
         now = self._clock.now_seconds()
         return [self._told(event, now) for event in events]
 
@@ -61,7 +66,11 @@ class StageTimes:
             stages = self._stages.get(event.request_id)
             if stages is not None and stages.first_token_seconds is None:
                 stages.first_token_seconds = now
+                self._without_token -= 1
         elif isinstance(event, Finished):
             stages = self._stages.pop(event.request_id, None)
-            return event if stages is None else stages.told(event, now)
+            if stages is None:
+                return event
+            self._without_token -= stages.first_token_seconds is None
+            return stages.told(event, now)
         return event

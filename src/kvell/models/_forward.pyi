@@ -57,6 +57,7 @@ class Forward:
         workspace: Memory,
         scratch: Memory,
         logits: int,
+        largest: int,
         threads: int,
         hook: Callable[[int, int], None] | None,
     ) -> int: ...

@@ -23,6 +23,7 @@ class ForwardBatch:
     :param logits_rows: int64 [rows], the tokens whose logits are wanted; may be empty.
     :param images: None if no request of the step has any.
     :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
+    :param wants_largest: is it asked where each row's logits are largest?
     """
 
     token_ids: torch.Tensor
@@ -31,6 +32,7 @@ class ForwardBatch:
     logits_rows: torch.Tensor
     images: ImageBatch | None = None
     prompt_ends: tuple[int, ...] = ()
+    wants_largest: bool = False
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class ModulePass:
         if self._image_side:
             self._image_side.attach(layout, pool, memory.pages)
 
+    @torch.inference_mode()
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
         """See :meth:`PagedModel.forward`."""
         assert self._memory is not None, "attach memory first"

@@ -52,6 +52,7 @@ class PagedModel:
         self.lean = lean
         self._modules = None if lean else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
+        self._largest: torch.Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +103,6 @@ class PagedModel:
             self._lean.attach(pages, groups, memory.states)
         self._memory = memory
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
         """Compute a step; returns logits, float32 [rows, vocab].
 
@@ -114,7 +114,14 @@ class PagedModel:
         if self._modules:
             return self._modules.forward(batch, callbacks)
         ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
-        return self._lean.forward(ids, positions, rows, batch.groups, callbacks)
+        self._largest = torch.empty_like(rows) if batch.wants_largest else None
+        return self._lean.forward(ids, positions, rows, batch.groups, callbacks, self._largest)
+
+    @property
+    def largest(self) -> list[int] | None:
+        """Where each row's logits are largest, first of equals: of the last step, if its batch
+        wanted that and a compiled pass computed it, beside the logits themselves."""
+        return None if self._largest is None else self._largest.tolist()
 
     @property
     def _lean(self) -> LeanDecoder:

@@ -129,9 +129,11 @@ class LeanDecoder:
         logits_rows: torch.Tensor,
         groups: Sequence[GroupBatch | StateBatch | None],
         callbacks: LayerCallbacks | None = None,
+        largest: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute a step; parameters as in ``ForwardBatch``; logits, float32 [rows, vocab].
 
+        :param largest: int64 [rows], filled with the first of the largest logits of each row.
         :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
             needs more memory than it was lent.
         :raises RuntimeError: if a group has metadata of another kind than its layers.
@@ -150,6 +152,7 @@ class LeanDecoder:
             (at + parts.attention_bytes, parts.rows_bytes),
             (at, parts.attention_bytes),
             logits.data_ptr(),
+            0 if largest is None else largest.data_ptr(),
             self._threads,
             None if callbacks is None else self._hook(callbacks, tokens, rows, memory),
         )
