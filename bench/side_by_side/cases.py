@@ -1,5 +1,6 @@
 """Models, each as every system serves it: under which flags, or why not at all."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,11 +73,16 @@ def vllm_source(case: Case, exported: Path) -> tuple[str, tuple[str, ...]]:
 
 SAID = ("Error: ", "Exception: ", "error: ")
 """How a program's last complaint begins, somewhere in its line."""
+PATHS = re.compile(r"(?:/[\w.+-]+)+/([\w.+-]+)")
 
 
 def reason_of(words: str) -> str:
-    """The line of a system's last words that says why it ended; the last one if none does."""
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    """The line of a system's last words that says why it ended; the last one if none does.
+
+    Files are named without their directories.
+    """
+    shown = PATHS.sub(r"\1", words)
+    lines = [line.strip() for line in shown.splitlines() if line.strip()]
     telling = [line for line in lines if any(mark in line for mark in SAID)]
     chosen = (telling or lines or ["it said nothing"])[-1]
     starts = [chosen.find(mark) for mark in SAID if mark in chosen]
