@@ -82,9 +82,9 @@ def rising(first: float, count: int = 16, factor: float = 1.15) -> tuple[float, 
 CASES = (
     Case("llama3-8b", 57, "2k-2k", 200, rising(0.8)),
     Case("llama3-8b", 57, "32k-2k", 100, rising(0.04)),
-    Case("llama3-8b", 57, "sharegpt-like", 1_000, rising(6.0)),
+    Case("llama3-8b", 57, "sharegpt-like", 600, rising(6.0)),
 )
-"""As many requests as these workloads have by themselves.  57 GiB: what the weights leave of 90 %
+"""57 GiB: what the weights leave of 90 %
 of an 80 GB card."""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bench.elastic import online, sweep
+from bench.elastic.offline import CHUNK_BYTES
 from bench.elastic.online import (
     BOTH,
     CASES,
@@ -56,7 +57,7 @@ def test_sides_have_the_same_memory_and_serve_the_same_lengths() -> None:
         layout, num_chunks = pool_of(bench, side, limits)
         pools[side.name] = layout.pool_bytes
         reserve = bench.need.need_bytes(limits.max_num_batched_tokens, limits.max_num_seqs)
-        whole = num_chunks * online.CHUNK_BYTES
+        whole = num_chunks * CHUNK_BYTES
         expected = whole if side.shares else whole - reserve
         assert expected - layout.large_page_bytes < layout.pool_bytes <= expected
     assert pools["static"] < 0.6 * pools["both"]
