@@ -6,12 +6,17 @@ from typing import Any
 import pytest
 
 from kvell.clock import VirtualClock
+from kvell.elastic.logical_buffer import CpuBuffer
+from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, replay
+from kvell.engine.parking import Parking
 from kvell.engine.plan import StepPlan
-from kvell.memory import audit, create_core
+from kvell.engine.swapping import Swapping
+from kvell.memory import MemoryCore, audit, create_core
 from kvell.simulator.metered import MeteredCore
 from kvell.simulator.replay import Replay
+from tests.engine.swapping import Always
 from tests.simulator.replays import (
     MACHINE,
     busy_rows,
@@ -200,3 +205,54 @@ def test_progress_reaches_the_end() -> None:
     fresh.run(seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
+
+
+def test_looking_seldom_changes_nothing_but_the_means() -> None:
+    layout, runs = layout_of((0, 1)), list[Replay]()
+    for every in (1, 5):
+        core, limits = create_core(layout), limits_of(layout)
+        layers, rows = layers_in(layout), busy_rows(0)
+        runs.append(
+            Replay(core, layers, limits, rows, "start", MACHINE, VirtualClock(), looks_every=every)
+        )
+        runs[-1].run()
+    often, seldom = runs
+    assert often.requests == seldom.requests
+    assert often.means.num_steps == often.report()["steps"] == seldom.report()["steps"]
+    assert seldom.means.num_steps == often.means.num_steps // 5
+    assert seldom.report()["batch_mean"] == pytest.approx(often.report()["batch_mean"], rel=0.2)
+
+
+def test_prompts_come_however_many_are_parked() -> None:
+    """One a second, and eight seats: whoever comes next goes ahead of those that decode."""
+    layout = layout_of((0, 1), large_pages=200)
+    rows = [row(8 + i % 3, 60, at=2.0 * i) for i in range(40)]
+
+    def swap(core: MemoryCore) -> Swapping:
+        return Swapping(core, PageBuffer(layout.groups, 800), Always())
+
+    def park(core: MemoryCore, swapping: Swapping) -> Parking:
+        return Parking(core, swapping, CpuBuffer(800, 800, is_fixed=True), 4)
+
+    core, limits = create_core(layout), limits_of(layout)
+    run = Replay(
+        core,
+        layers_in(layout),
+        limits,
+        rows,
+        "trace",
+        MACHINE,
+        VirtualClock(),
+        swapping=swap,
+        parking=park,
+    )
+    run.run()
+    waited = [
+        one.first_token_seconds - one.came_seconds
+        for one in run.requests
+        if one.first_token_seconds is not None and one.came_seconds is not None
+    ]
+    assert len(waited) == len(rows)
+    assert max(waited) < 5
+    assert run.report()["cpu_buffer"]["parkings"] > 20
+    assert run.report()["max_running"] == limits.max_num_seqs
