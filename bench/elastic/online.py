@@ -358,7 +358,8 @@ def searched(bench: Bench, sides: Iterable[Side]) -> list[dict[str, Any]]:
     found = []
     for side in sides:
         best = goodput(bench, side)
-        print(line(f"{side.name}: {best:.3f}/s", bench.run(side, best or bench.case.rates[0])))
+        seen = bench.run(side, best or bench.case.rates[0])
+        print(line(f"{side.name}: {best:.3f}/s", seen), flush=True)
         found.append({"side": asdict(side), "goodput": best})
     return found
 
