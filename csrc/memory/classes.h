@@ -20,17 +20,21 @@ class ClassQueue {
 
   void push(int32_t id) {
     ++size_;
-    first_ = kUnknown;
     const int32_t number = class_of(records_[id].key);
     fill_[number / 64] |= uint64_t(1) << number % 64;
     queues_[number].push(id);
+    if (is_first_known() && number != first_) consider(number);
   }
   void remove(int32_t id) {
     --size_;
-    first_ = kUnknown;
     const int32_t number = class_of(records_[id].key);
-    queues_[number].remove(id);
-    if (queues_[number].empty()) fill_[number / 64] &= ~(uint64_t(1) << number % 64);
+    RunQueue<Record, kTag>& queue = queues_[number];
+    const bool led = number == first_ && queue.top().id() == id;
+    queue.remove(id);
+    if (queue.empty()) fill_[number / 64] &= ~(uint64_t(1) << number % 64);
+    // What is left of other classes goes no sooner; what is left of this one may still go first.
+    if (!led) return;
+    if (!is_first_known() || queue.empty() || !(place_of(number) < others_)) first_ = kUnknown;
   }
   // The member that goes first; there is one.
   const Entry& top() const { return queues_[first()].top(); }
@@ -46,27 +50,40 @@ class ClassQueue {
  private:
   static constexpr int32_t kUnknown = -1;
   static constexpr size_t kWords = (kClasses + 63) / 64;
+  static constexpr Place kLast{std::numeric_limits<int64_t>::max(), 0.0, 0, 0};
   struct Head {  // what a class' first key was worth when it was asked for last
     int64_t epoch = -1;
     uint64_t stamp = 0;
     double worth = 0.0;
   };
 
+  bool is_first_known() const { return first_ != kUnknown && first_epoch_ == rule_.epoch(); }
+
   int32_t first() const {
     if (queues_.size() == 1) return 0;
-    if (first_ != kUnknown && first_epoch_ == rule_.epoch()) return first_;
-    int32_t found = -1;
-    Place least{};
-    for (size_t word = 0; word < kWords; ++word)
-      for (uint64_t left = fill_[word]; left; left &= left - 1) {
-        const int32_t number = int32_t(word * 64) + __builtin_ctzll(left);
-        const Place place = place_of(number);
-        if (found >= 0 && !goes_before(place, number, least, found)) continue;
-        found = number;
-        least = place;
-      }
+    if (is_first_known()) return first_;
+    first_ = kUnknown;
     first_epoch_ = rule_.epoch();
-    return first_ = found;
+    others_ = kLast;
+    for (size_t word = 0; word < kWords; ++word)
+      for (uint64_t left = fill_[word]; left; left &= left - 1)
+        consider(int32_t(word * 64) + __builtin_ctzll(left));
+    return first_;
+  }
+
+  // Another class: does its head go first?
+  void consider(int32_t number) const {
+    Place place = place_of(number);
+    if (first_ == kUnknown) {
+      first_ = number;
+      return;
+    }
+    const Place least = place_of(first_);
+    if (goes_before(place, number, least, first_)) {
+      first_ = number;
+      place = least;
+    }
+    if (place < others_) others_ = place;
   }
 
   bool goes_before(const Place& a, int32_t of_a, const Place& b, int32_t of_b) const {
@@ -87,8 +104,9 @@ class ClassQueue {
   const EvictionRule& rule_;
   std::vector<RunQueue<Record, kTag>> queues_;
   mutable std::vector<Head> heads_;
-  mutable int32_t first_ = kUnknown;  // the class that goes first, while nothing changes
+  mutable int32_t first_ = kUnknown;  // the class that goes first, if that is known
   mutable int64_t first_epoch_ = 0;
+  mutable Place others_ = kLast;  // no head of another class goes before this
   std::array<uint64_t, kWords> fill_{};
   size_t size_ = 0;
 };

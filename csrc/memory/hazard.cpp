@@ -60,11 +60,19 @@ HazardTable::HazardTable(HazardSettings settings)
       entered_(kClasses * kAges),
       returned_(kClasses * kAges),
       events_(kClasses),
-      next_refit_(settings_.first_refit) {}
+      next_refit_(settings_.first_refit) {
+  for (int32_t bits = 1, bucket = 0; bits < int32_t(first_buckets_.size()); ++bits) {
+    while (bucket < kAges && uint64_t(settings_.bounds[bucket + 1]) <= uint64_t(1) << (bits - 1))
+      ++bucket;
+    first_buckets_[bits] = bucket;
+  }
+}
 
+// Buckets are about √2 apart: two of each width in bits.
 int32_t HazardTable::bucket_of(int64_t age) const {
-  const auto& bounds = settings_.bounds;
-  return int32_t(std::upper_bound(bounds.begin(), bounds.end(), age) - bounds.begin()) - 1;
+  int32_t bucket = first_buckets_[width_of(age)];
+  while (bucket < kAges && settings_.bounds[bucket + 1] <= age) ++bucket;
+  return bucket;
 }
 
 double HazardTable::value(int32_t eviction_class, int64_t age) const {

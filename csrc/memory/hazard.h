@@ -3,12 +3,12 @@
 // asked to (prefix/hazard_fit.py); every sum here is taken in the order of the Python one, so
 // that both hold the same numbers to the bit.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <string>
 #include <unordered_map>
 #include <vector>
-
 
 namespace kvell::memory {
 
@@ -89,8 +89,12 @@ class HazardTable {
   uint32_t new_past(const Past& past);
   void let_go(uint32_t past);
   int32_t bucket_of(int64_t age) const;
+  static int32_t width_of(int64_t age) {  // in bits
+    return age ? 64 - __builtin_clzll(uint64_t(age)) : 0;
+  }
 
   const HazardSettings settings_;
+  std::array<int32_t, 65> first_buckets_{};  // of the ages of so many bits
   std::unordered_map<uint64_t, uint32_t> where_;  // keys are as good as random: see find
   std::vector<Known> known_;  // [0] is before the oldest and after the newest
   std::vector<uint32_t> free_known_;

@@ -205,19 +205,21 @@ void Pool::renew(int32_t slot, const Key& key) {
     return;
   }
   const int32_t id = large_of(slot);
+  const Key old = page.key;
   cached_[larges_[id].group()].renew(slot, key);
   if (!larges_[id].run) return;
-  // By age alone it goes later or where it did; by worth it may go sooner.
-  if (!rule_.learns() && !(larges_[id].key < key)) return;
+  // By age alone it goes later or where it did; by worth it may go sooner, which counts if it
+  // gave the large page its place.
+  if (rule_.learns() ? !(old == larges_[id].key) : !(larges_[id].key < key)) return;
   evictable_.remove(id);
   make_evictable(id, rule_.learns() ? youngest(id) : key);
 }
 
 void Pool::evict(int32_t slot) {
   const int32_t id = large_of(slot);
-  // Its youngest page gives an evictable large page its place.
-  if (larges_[id].run && (rule_.learns() || !(pages_[slot].key < larges_[id].key)))
-    evictable_.remove(id);
+  // The page that gave an evictable large page its place: that was the last to go, or, by worth,
+  // one that goes before it.
+  if (larges_[id].run && pages_[slot].key == larges_[id].key) evictable_.remove(id);
   uncache(slot);
   pages_[slot].node = 0;
   make_empty(id, &slot, 1);

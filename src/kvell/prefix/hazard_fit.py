@@ -65,20 +65,18 @@ def index_of(chances: Floats) -> Floats:
     :param chances: hazards [n, AGES].
     :returns: float64 [n, AGES].
     """
-    widths = np.diff(age_bounds()).astype(np.float64)
-    start = np.ones((len(chances), 1))
-    alive = np.concatenate([start, np.cumprod(1 - chances, axis=1)], axis=1)
-    spent = np.cumsum(alive[:, :-1] * widths * (1 - chances / 2), axis=1)
-    spent = np.concatenate([0 * start, spent], axis=1)
-    rates = [
-        np.max(
-            (alive[:, age : age + 1] - alive[:, age + 1 :])
-            / np.maximum(spent[:, age + 1 :] - spent[:, age : age + 1], _TINY),
-            axis=1,
-        )
-        for age in range(AGES)
-    ]
-    return np.minimum.accumulate(np.stack(rates, axis=1), axis=1)
+    widths = np.diff(age_bounds()).astype(np.float64)[:, None]
+    of_age = np.ascontiguousarray(chances.T)  # a row is one age of all classes: fast to go along
+    start = np.ones((1, of_age.shape[1]))
+    alive = np.concatenate([start, np.cumprod(1 - of_age, axis=0)])
+    spent = np.cumsum(alive[:-1] * widths * (1 - of_age / 2), axis=0)
+    spent = np.concatenate([0 * start, spent])
+    rates = np.empty_like(of_age)
+    for age in range(AGES):
+        returns = alive[age] - alive[age + 1 :]
+        time = np.maximum(spent[age + 1 :] - spent[age], _TINY)
+        np.max(np.divide(returns, time, out=returns), axis=0, out=rates[age])
+    return np.minimum.accumulate(rates, axis=0).T
 
 
 def _shapes_of_hints(entered: Floats, returned: Floats) -> Floats:
@@ -128,7 +126,6 @@ def _believed(counted: Floats, expected: Floats, events: Floats) -> Floats:
 
 def _smooth(rows: Floats) -> Floats:
     """Each age with its neighbours, the last axis."""
-    pads = [(0, 0)] * (rows.ndim - 1) + [(1, 1)]
-    wide = np.pad(rows, pads, mode="edge")
+    wide = np.concatenate([rows[..., :1], rows, rows[..., -1:]], axis=-1)
     smoothed: Floats = wide[..., :-2] / 4 + wide[..., 1:-1] / 2 + wide[..., 2:] / 4
     return smoothed
