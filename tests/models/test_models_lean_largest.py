@@ -16,15 +16,17 @@ VOCAB = 5_003
 """More than are searched at once, and no whole number of vectors."""
 
 
-def asked(model: PagedModel, ids: list[int]) -> torch.Tensor:
-    """Logits of a request's tokens, the pass being asked where they are largest."""
-    forward = model.forward
+def asked(model: PagedModel, ids: list[int]) -> tuple[torch.Tensor, list[int] | None]:
+    """Logits of a request's tokens, and where the pass says that they are largest."""
+    forward, batches = model.forward, list[ForwardBatch]()
 
     def asking(batch: ForwardBatch, callbacks: Any = None) -> torch.Tensor:
-        return forward(replace(batch, wants_largest=True), callbacks)
+        batches.append(replace(batch, wants_largest=True))
+        return forward(batches[-1], callbacks)
 
     model.forward = asking  # type: ignore[method-assign]
-    return runner_over(model).step([("a", ids)])
+    logits = runner_over(model).step([("a", ids)])
+    return logits, model.largest(batches[-1])
 
 
 @every_set
@@ -35,40 +37,44 @@ def test_it_is_where_the_logits_say(
 ) -> None:
     config = tiny_config("LlamaForCausalLM", vocab_size=VOCAB)
     model = lean_model(random_module(config, 3, dtype, 8.0), instruction_set, None, num_threads)
-    logits = asked(model, prompt_ids(23))
-    assert model.largest == logits.argmax(-1).tolist()
-    assert len(set(model.largest)) > 10
+    logits, largest = asked(model, prompt_ids(23))
+    assert largest == logits.argmax(-1).tolist()
+    assert len(set(largest)) > 10
 
 
 @pytest.mark.parametrize("places", [[0], [4_097, 17], [5_002, 2_048, 3_000], [31, 15, 4_500]])
 def test_of_equals_it_is_the_first(places: list[int]) -> None:
     module = random_module(tiny_config("LlamaForCausalLM", vocab_size=VOCAB), 3, scale=8.0)
     model = lean_model(module)
-    best = asked(model, prompt_ids(1)).argmax().item()
+    best = asked(model, prompt_ids(1))[0].argmax().item()
     other = copy.deepcopy(module)
     with torch.no_grad():
         row = other.lm_head.weight[int(best)].clone()
         other.lm_head.weight[int(best)] = -row
         for place in places:
             other.lm_head.weight[place] = row
-    again = lean_model(other)
-    asked(again, prompt_ids(1))
-    assert again.largest == [min(places)]
+    assert asked(lean_model(other), prompt_ids(1))[1] == [min(places)]
 
 
 def test_where_all_are_equal_it_is_the_first_of_all() -> None:
     module = copy.deepcopy(tiny_module("LlamaForCausalLM"))
     with torch.no_grad():
         module.lm_head.weight.zero_()
-    model = lean_model(module)
-    asked(model, prompt_ids(3))
-    assert model.largest == [0, 0, 0]
+    assert asked(lean_model(module), prompt_ids(3))[1] == [0, 0, 0]
 
 
-def test_nobody_asked_and_nobody_found() -> None:
-    model = lean_model(tiny_module("LlamaForCausalLM"))
+def test_nobody_found_it_for_a_batch_that_was_not_computed_or_did_not_want_it() -> None:
+    model, seen = lean_model(tiny_module("LlamaForCausalLM")), list[ForwardBatch]()
+    forward = model.forward
+
+    def noting(batch: ForwardBatch, callbacks: Any = None) -> torch.Tensor:
+        seen.append(batch)
+        return forward(batch, callbacks)
+
+    model.forward = noting  # type: ignore[method-assign]
     runner_over(model).step([("a", prompt_ids(4))])
-    assert model.largest is None
-    generic = generic_model(tiny_module("LlamaForCausalLM"))
-    asked(generic, prompt_ids(4))
-    assert generic.largest is None
+    assert model.largest(seen[0]) is None
+    _, largest = asked(model, prompt_ids(4))
+    assert largest is not None
+    assert model.largest(replace(seen[0], wants_largest=True)) is None
+    assert asked(generic_model(tiny_module("LlamaForCausalLM")), prompt_ids(4))[1] is None

@@ -138,7 +138,7 @@ class ModelRunner:
             newest = torch.tensor(self._before.newest(part.to_come.handles))
             part.batch.token_ids[list(part.to_come.rows)] = newest.to(part.batch.token_ids)
         logits = model.forward(part.batch)
-        return model.largest or sample(logits, part.rows)
+        return model.largest(part.batch) or sample(logits, part.rows)
 
     def _batches_of(
         self, model: PagedModel, name: str = "", *, is_draft: bool = False

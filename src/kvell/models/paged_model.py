@@ -52,7 +52,7 @@ class PagedModel:
         self.lean = lean
         self._modules = None if lean else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
-        self._largest: torch.Tensor | None = None
+        self._largest: tuple[ForwardBatch, torch.Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -114,14 +114,19 @@ class PagedModel:
         if self._modules:
             return self._modules.forward(batch, callbacks)
         ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
-        self._largest = torch.empty_like(rows) if batch.wants_largest else None
-        return self._lean.forward(ids, positions, rows, batch.groups, callbacks, self._largest)
+        largest = torch.empty_like(rows) if batch.wants_largest else None
+        self._largest = None if largest is None else (batch, largest)
+        return self._lean.forward(ids, positions, rows, batch.groups, callbacks, largest)
 
-    @property
-    def largest(self) -> list[int] | None:
-        """Where each row's logits are largest, first of equals: of the last step, if its batch
-        wanted that and a compiled pass computed it, beside the logits themselves."""
-        return None if self._largest is None else self._largest.tolist()
+    def largest(self, batch: ForwardBatch) -> list[int] | None:
+        """Where each row's logits are largest, first of equals, if a compiled pass found it.
+
+        :param batch: of the step; None is answered unless it was the last, and wanted it.
+        """
+        if self._largest is None or self._largest[0] is not batch:
+            return None
+        found: list[int] = self._largest[1].tolist()
+        return found
 
     @property
     def _lean(self) -> LeanDecoder:
