@@ -49,7 +49,7 @@ NARROWER = 8
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("llama3-8b", 3.3),
+        Shape("llama3-8b", 2.6),
         Shape("ministral-8b", 3.3),
         Shape(
             "falcon-h1-7b",

@@ -23,13 +23,21 @@ def test_who_asks_gets_all_or_nothing() -> None:
 
 def test_what_is_released_is_to_be_had_a_step_later() -> None:
     buffer = PageBuffer(GROUPS, 1)
-    buffer = PageBuffer(GROUPS, 1)
     buffer.hold(1, [3, 0])
     buffer.release(1)
     buffer.release(1)
     assert buffer.hold(2, [0, 1]) is None
     buffer.settle()
     assert buffer.hold(2, [0, 1]) == [[], [0]], "and for another group"
+
+
+def test_what_nobody_reads_is_to_be_had_at_once() -> None:
+    buffer = PageBuffer(GROUPS, 1)
+    buffer.hold(1, [3, 0])
+    buffer.drop(1)
+    buffer.drop(1)
+    assert buffer.hold(2, [0, 1]) == [[], [0]]
+    assert buffer.audit() == []
 
 
 def test_pages_of_begun_large_pages_go_first() -> None:

@@ -1,5 +1,8 @@
 """Prompts ahead of decodes: who gives way, who comes back, and that answers stay the same."""
 
+from collections.abc import Collection, Sequence
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -10,6 +13,7 @@ from kvell.engine.lateness import Lateness
 from kvell.engine.parking import Parking
 from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Cancel
+from kvell.engine.request import Request
 from kvell.engine.swapping import Swapping
 from kvell.vocabulary import RequestId
 from tests.engine.swapping import AtRandom, swapping_core
@@ -122,6 +126,30 @@ def test_a_journal_with_lateness_replays_to_equal_plans() -> None:
         run.told.note(Lateness(ttft_late=run.core.step % 5 != 0, tpot_late=run.core.step % 11 == 0))
     assert any(plan.parked for plan in run.plans)
     assert replay(journal.entries, core_of(1)) == run.plans
+
+
+def test_who_made_way_in_vain_does_so_once_until_somebody_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else pages go out and come back at every step."""
+    run = Run(core_of(40))
+
+    def too_few(
+        _request: Request, running: Sequence[Request], admitted: Collection[RequestId]
+    ) -> list[Request]:
+        ready = [one for one in running if one.is_decoding and one.request_id not in admitted]
+        return ready[-1:]
+
+    monkeypatch.setattr(parking_of(run.core), "give_way", too_few)
+    for number in range(4):
+        run.submit(f"q{number}", PROMPTS[number][:6], 12)
+    run.step()
+    run.submit("long", [(3 * i) % 50 for i in range(36)], 2)
+    while not run.ended:
+        run.step()
+    assert parking_of(run.core).count == 1
+    run.to_the_end()
+    assert run.outputs["long"] == expected_output([(3 * i) % 50 for i in range(36)], 2)
 
 
 class ParkingMachine(SwappingMachine):
