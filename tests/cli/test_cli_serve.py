@@ -71,14 +71,26 @@ class TestServe:
     def test_listens_on_localhost_unless_told_otherwise(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0
         (_, texts, options) = served.calls[0]
-        assert (texts.names, texts.load()) == (["smollm2"], ["text of smollm2 in where smollm2 is"])
+        assert texts.names == ["smollm2"]
+        assert texts.load().models == ["text of smollm2 in where smollm2 is"]
         assert (options.host, options.port, options.api_key) == ("127.0.0.1", 8000, None)
+
+    def test_its_floor_is_taken_before_anything_is_read(
+        self, kvell: Kvell, served: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a tokenizer takes is what the contract's allowance is for."""
+        sizes = iter([111, 999])
+        monkeypatch.setattr("kvell.device.process_size.process_bytes", lambda: next(sizes))
+        monkeypatch.setattr(ServedText, "load", lambda model, *_: next(sizes))
+        assert kvell("serve").code == 0
+        loaded = served.calls[0][1].load()
+        assert (loaded.floor_bytes, loaded.models) == (111, [999])
 
     def test_several_models_in_their_order(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve", "--model", "smollm2", "--model", "small=some/dir").code == 0
         command, texts, _ = served.calls[0]
         assert texts.names == ["smollm2", "small"]
-        assert texts.load()[1] == "text of small in where some/dir is"
+        assert texts.load().models[1] == "text of small in where some/dir is"
         given = [word for flag, word in itertools.pairwise(command) if flag == "--model"]
         assert given == ["smollm2", "small=some/dir"]
 

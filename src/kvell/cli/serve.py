@@ -16,7 +16,6 @@ from kvell.cli.session import EngineSettings, Session
 from kvell.models.progress import Progress
 
 if TYPE_CHECKING:
-    from kvell.cli.served_text import ServedText
     from kvell.server.text_model import Texts
 
 
@@ -67,15 +66,19 @@ def texts_of(models: Sequence[str], cache_dir: Path, progress: Progress) -> "Tex
     """
     from kvell.models.named_sources import named_sources
     from kvell.models.source import resolve_model
-    from kvell.server.text_model import Texts
+    from kvell.server.text_model import LoadedTexts, Texts
 
     named = named_sources(models[0], models[1:])
     paths = [resolve_model(one.source, cache_dir, progress) for one in named]
 
-    def load() -> list["ServedText"]:
+    def load() -> LoadedTexts:
         from kvell.cli.served_text import ServedText
+        from kvell.device.process_size import give_back_freed, process_bytes
 
-        return [ServedText.load(one.name, path) for one, path in zip(named, paths, strict=True)]
+        floor_bytes = process_bytes()
+        read = [ServedText.load(one.name, path) for one, path in zip(named, paths, strict=True)]
+        give_back_freed()
+        return LoadedTexts(read, floor_bytes)
 
     return Texts([one.name for one in named], load)
 

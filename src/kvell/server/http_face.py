@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
@@ -12,21 +12,21 @@ from kvell.server.front import Front
 from kvell.server.metrics import ServerMetrics
 from kvell.server.openai_api import build_app
 from kvell.server.serve_options import ServeOptions
-from kvell.server.text_model import TextModel
+from kvell.server.text_model import LoadedTexts
 
 
 class HttpFace:
     """What is ready before the instance is.
 
-    :param models: in the instance's order.
+    :param texts: in the instance's order.
     """
 
-    def __init__(self, models: Sequence[TextModel], options: ServeOptions) -> None:
-        self._models, self._options = models, options
+    def __init__(self, texts: LoadedTexts, options: ServeOptions) -> None:
+        self._texts, self._options = texts, options
 
     def server(self, front: Front, metrics: ServerMetrics) -> uvicorn.Server:
         """Around a started front."""
-        first, *beside = self._models
+        first, *beside = self._texts.models
         app = build_app(
             front,
             first,
@@ -34,6 +34,7 @@ class HttpFace:
             api_key=self._options.api_key,
             max_body_bytes=self._options.max_body_bytes,
             beside=beside,
+            floor_bytes=self._texts.floor_bytes,
         )
         return _Server(_config(app, self._options.limits.drain_seconds))
 

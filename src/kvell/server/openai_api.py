@@ -255,18 +255,20 @@ def build_app(
     api_key: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     beside: Sequence[TextModel] = (),
+    floor_bytes: int = 0,
 ) -> FastAPI:
     """The ASGI app over a started front.
 
     :param model: the first that the instance serves; ``beside`` are the others.
     :param metrics: the observer that was given to the front.
     :param api_key: when given, ``/v1/`` answers only to it.
+    :param floor_bytes: of this process before it loaded anything; 0 takes what it is now.
     """
     ready = front.ready
     first = _served(model, "", ready.max_model_len)
     others = [_served(one, one.name, ready.beside[one.name]) for one in beside]
     models = {one.text.name: one for one in (first, *others)}
-    api = Api(front, models, metrics, int(time.time()), process_bytes())
+    api = Api(front, models, metrics, int(time.time()), floor_bytes or process_bytes())
     app = FastAPI(title="Kvell", docs_url=None, redoc_url=None)
     app.add_api_route("/v1/completions", api.completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"])

@@ -68,6 +68,17 @@ class TextModel(Protocol):
 
 
 @dataclass(frozen=True)
+class LoadedTexts:
+    """The text sides of an instance's models.
+
+    :param floor_bytes: of this process before it read them, for the contract; 0 if nobody looked.
+    """
+
+    models: Sequence[TextModel]
+    floor_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Texts:
     """The text sides of the models that an instance serves, to be read while it starts.
 
@@ -76,12 +87,12 @@ class Texts:
     """
 
     names: Sequence[str]
-    load: Callable[[], Sequence[TextModel]]
+    load: Callable[[], LoadedTexts]
 
     @classmethod
     def of(cls, *models: TextModel) -> "Texts":
         """Of models that are read already."""
-        return cls([model.name for model in models], lambda: models)
+        return cls([model.name for model in models], lambda: LoadedTexts(models))
 
 
 @dataclass(frozen=True)
