@@ -63,17 +63,21 @@ def replayed(
 ) -> Replay:
     """Replay rows that all wait at the start, sessions or not: vLLM's side knows none.
 
-    :param limits_of: from pages and the model's own longest request.
+    Requests may be longer than the model was made for: some traces have one, and vLLM's side
+    serves it.
+
+    :param limits_of: from pages and the longest request.
     :param machine: how long steps take, where anybody wants to know; a second otherwise.
     :param look_every: steps between two looks at what pages are used for.
     :raises ChangeSomething: if the memory holds no request of the shape under this manager.
     """
     layers = shape.description.layers
     layout = plan_layout(layers, memory_bytes, manager=manager)
+    longest = max(row.num_tokens for row in rows)
     run = Replay(
         core_of(layout),
         layers,
-        limits_of(layout, shape.description.max_model_len),
+        limits_of(layout, max(longest, shape.description.max_model_len)),
         rows,
         "start",
         machine or EqualSteps(),

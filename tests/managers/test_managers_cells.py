@@ -132,6 +132,12 @@ class TestOurs:
         assert not any(one.missed for one in (told[0], told[1], told[-1]))
         assert found["kvell"]["requests_finished"] == len(self.ROWS)
 
+    def test_a_request_longer_than_the_model_was_made_for_is_served(self) -> None:
+        shape = read_shape("gpt-oss-20b")
+        rows = [row(shape.description.max_model_len, 2), row(40, 2)]
+        found = outcome(shape, rows, memory_bytes(shape, rows, 8), "kvell")
+        assert (found["requests_finished"], found["requests_refused"]) == (2, 0)
+
     def test_how_long_steps_take_decides_nothing(self) -> None:
         shape = read_shape("gpt-oss-20b")
         memory = memory_bytes(shape, self.ROWS, 8)
