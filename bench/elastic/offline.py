@@ -48,7 +48,7 @@ class Case:
 
 
 CASES = (
-    Case("llama3-70b", 104, 128 * K, 8 * K, 6, "h200-x2"),
+    Case("large/llama3-70b", 104, 128 * K, 8 * K, 6, "h200-x2"),
     Case("jamba-mini", 40, 128 * K, 8 * K, 18),
     Case("llama3-8b", 57, 128 * K, 8 * K, 6),
     Case("llama3-8b", 36, 128 * K, 8 * K, 4),

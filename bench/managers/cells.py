@@ -33,7 +33,7 @@ SHAPES = (
     "qwen3-next",
     "zamba2-7b",
 )
-"""All of ``bench/configs`` but the drafts."""
+"""All of ``bench/configs`` but the drafts and what is larger than a card."""
 TRACES = {
     "azure-2023-code": 1000,
     "mooncake-synthetic": 500,
