@@ -207,22 +207,6 @@ def test_progress_reaches_the_end() -> None:
     assert seen[-1] == 1.0
 
 
-def test_looking_seldom_changes_nothing_but_the_means() -> None:
-    layout, runs = layout_of((0, 1)), list[Replay]()
-    for every in (1, 5):
-        core, limits = create_core(layout), limits_of(layout)
-        layers, rows = layers_in(layout), busy_rows(0)
-        runs.append(
-            Replay(core, layers, limits, rows, "start", MACHINE, VirtualClock(), looks_every=every)
-        )
-        runs[-1].run()
-    often, seldom = runs
-    assert often.requests == seldom.requests
-    assert often.means.num_steps == often.report()["steps"] == seldom.report()["steps"]
-    assert seldom.means.num_steps == often.means.num_steps // 5
-    assert seldom.report()["batch_mean"] == pytest.approx(often.report()["batch_mean"], rel=0.2)
-
-
 def test_prompts_come_however_many_are_parked() -> None:
     """One a second, and eight seats: whoever comes next goes ahead of those that decode."""
     layout = layout_of((0, 1), large_pages=200)
