@@ -55,6 +55,8 @@ MODEL_TOKENS = 262_144
 """Context of the paper's model, Llama-3-8B-262K, and so of its server (eLLM §3.2, §6.1)."""
 BUFFER_GIB = 119.0
 """A card's part of the paper's host: 1 TB for eight."""
+HALF_A_HOST_GIB = 512.0
+"""Of a host of 1 TB that has the one card: prompts of 32K fill a card's part of it."""
 LEAST_GAIN = 1.5
 """Asked of goodput over both static sides."""
 
@@ -65,6 +67,7 @@ class Case:
 
     :param requests: from an empty server until the last has its answer.
     :param rates: requests per second, rising.
+    :param buffer_gib: of host memory, for the sides that have a buffer.
     """
 
     shape: str
@@ -72,6 +75,7 @@ class Case:
     workload: str
     requests: int
     rates: tuple[float, ...]
+    buffer_gib: float = BUFFER_GIB
 
 
 def rising(first: float, count: int = 16, factor: float = 1.15) -> tuple[float, ...]:
@@ -83,9 +87,9 @@ CASES = (
     Case("llama3-8b", 57, "2k-2k", 200, rising(0.8)),
     Case("llama3-8b", 57, "32k-2k", 100, rising(0.04)),
     Case("llama3-8b", 57, "sharegpt-like", 600, rising(6.0)),
+    Case("llama3-8b", 57, "32k-2k", 100, rising(0.04), HALF_A_HOST_GIB),
 )
-"""57 GiB: what the weights leave of 90 %
-of an 80 GB card."""
+"""57 GiB: what the weights leave of 90 % of an 80 GB card."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +97,14 @@ class Side:
     """How memory is divided.
 
     :param shares: KV cache and activations share one pool; else activations have a reserve.
-    :param buffer_gib: of host memory: preempted requests go there, and prompts ahead of decodes.
+    :param buffers: preempted requests go to host memory, and prompts ahead of decodes.
     :param fixed_gib: the buffer's logical size, whoever is late; None: as Algorithm 2 says.
     :param batched_tokens: of a step at most; None for the longest prompt that is served.
     """
 
     name: str
     shares: bool = False
-    buffer_gib: float = 0.0
+    buffers: bool = False
     batched_tokens: int | None = None
     fixed_gib: float | None = None
 
@@ -108,9 +112,9 @@ class Side:
 STATIC, CHUNKED, BUFFER, INTRA, BOTH = (
     Side("static"),
     Side("static, chunks of 512", batched_tokens=CHUNKED_TOKENS),
-    Side("buffer only", buffer_gib=BUFFER_GIB),
+    Side("buffer only", buffers=True),
     Side("intra only", shares=True),
-    Side("both", shares=True, buffer_gib=BUFFER_GIB),
+    Side("both", shares=True, buffers=True),
 )
 SIDES = (STATIC, CHUNKED, BOTH, BUFFER, INTRA)
 """Those whose goodput is compared, and the ablation."""
@@ -205,7 +209,8 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
             return SharedMemory(metered, elastic, bench.need)
 
     def swap(metered: MemoryCore) -> Swapping:
-        buffer = PageBuffer(layout.groups, int(side.buffer_gib * GIB) // layout.large_page_bytes)
+        num_large = int(bench.case.buffer_gib * GIB) // layout.large_page_bytes
+        buffer = PageBuffer(layout.groups, num_large)
         model = AnalyticModel(bench.machine.profile, bench.machine.cost)
         rule = ByCost(model, bench.bytes_per_second, limits.max_num_batched_tokens)
         return Swapping(metered, buffer, rule)
@@ -225,12 +230,12 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
         sessions=False,
         look_every=LOOKS_EVERY,
         memory=share,
-        swapping=swap if side.buffer_gib else None,
+        swapping=swap if side.buffers else None,
         parking=lambda metered, swapping: parking_of(side, metered, swapping, limits),
         lateness=LatenessWatch.ahead_of(
             asked.ttft_seconds, asked.tpot_seconds, INITIAL_EXPECTED_OUTPUT
         )
-        if side.buffer_gib
+        if side.buffers
         else None,
     )
 
@@ -334,7 +339,8 @@ def header(bench: Bench) -> str:
     """The case and its objectives."""
     case, asked = bench.case, bench.objectives()
     return (
-        f"{case.shape}, {case.memory_gib} GiB, {case.workload}, {case.requests} requests; "
+        f"{case.shape}, {case.memory_gib} GiB, {case.workload}, {case.requests} requests, "
+        f"buffer {case.buffer_gib:g} GiB; "
         f"objectives: TTFT {asked.ttft_seconds:.2f} s, TPOT {asked.tpot_seconds:.3f} s"
     )
 

@@ -1,14 +1,18 @@
 """What serving adds, from what clients saw."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvell.calibration.serving import (
     BATCHES,
+    LONG_PROMPT_TOKENS,
+    LONG_PROMPTS,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
+    LongPrompt,
     Served,
     fit_serving,
     measure_serving,
@@ -16,6 +20,7 @@ from kvell.calibration.serving import (
 )
 from kvell.cost.calibration import Serving
 from kvell.cost.model import decode_seconds, prefill_seconds
+from kvell.cost.work import Chunk
 from kvell.errors import ChangeSomething
 from kvell.models.progress import quiet
 from tests.cost.test_cost_calibration import MADE
@@ -41,14 +46,25 @@ def test_prices_are_found() -> None:
     assert (found.step_seconds, found.token_seconds) == pytest.approx((5e-4, 2e-4))
 
 
+def test_what_a_prompts_tokens_cost_besides_is_found() -> None:
+    serving = Serving(4e-3, 5e-4, 2e-4, 3e-5)
+    rounds = [seen(replace(serving, request_seconds=4e-3), batch) for batch in BATCHES]
+    served = replace(MADE, serving=serving).served_step_seconds([Chunk(0, 200, 1)])
+    prompts = [LongPrompt(200, served + late + 4e-3) for late in (0.0, -1e-4, 0.5)]
+    assert fit_serving(MADE, rounds, prompts).prompt_token_seconds == pytest.approx(3e-5)
+
+
 def test_never_less_than_nothing() -> None:
     faster = [Served(batch, 1e-6, 1e-6) for batch in BATCHES]
-    assert fit_serving(MADE, faster) == Serving(0.0, 0.0, 0.0)
+    found = fit_serving(MADE, faster, [LongPrompt(200, 1e-6)])
+    assert found == Serving(0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_server_is_asked_and_ends() -> None:
     with server([sys.executable, str(Path(__file__).with_name("fake_server.py"))]) as url:
-        found = measure_serving(url, 200, quiet, rounds=1)
+        found, prompts = measure_serving(url, 200, quiet, rounds=1)
+    assert len(prompts) == LONG_PROMPTS
+    assert {one.prompt_tokens for one in prompts} == {LONG_PROMPT_TOKENS}
     assert [one.batch for one in found] == list(BATCHES)
     assert all(one.ttft_seconds > 0 and one.tpot_seconds >= 0 for one in found)
 

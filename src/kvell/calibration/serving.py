@@ -32,6 +32,9 @@ from kvell.simulator.rows import TraceRow
 BATCHES = (1, 4, 12)
 ROUNDS = 4
 PROMPT_TOKENS = 24
+LONG_PROMPT_TOKENS = 256
+LONG_PROMPTS = 4
+"""Asked one after the other in each round: a first token's time scatters more than a step's."""
 OUTPUT_TOKENS = 40
 STOP_SECONDS = 60.0
 
@@ -43,6 +46,14 @@ class Served:
     batch: int
     ttft_seconds: float
     tpot_seconds: float
+
+
+@dataclass(frozen=True)
+class LongPrompt:
+    """A prompt that had the server to itself."""
+
+    prompt_tokens: int
+    ttft_seconds: float
 
 
 @contextmanager
@@ -70,40 +81,62 @@ def server(command: Sequence[str]) -> Iterator[str]:
 
 def measure_serving(
     url: str, vocab_size: int, progress: Progress, rounds: int = ROUNDS
-) -> list[Served]:
+) -> tuple[list[Served], list[LongPrompt]]:
     """Ask a server, batch by batch, round by round; the first round is not counted."""
     found: list[Served] = []
+    alone: list[LongPrompt] = []
+    asker = _Asker(url, vocab_size)
     for turn in range(rounds + 1):
-        for place, batch in enumerate(BATCHES):
-            progress("asking a server", (turn + place / len(BATCHES)) / (rounds + 1))
-            outcomes = asyncio.run(_asked(url, batch, vocab_size, turn))
-            if turn:
-                found.append(
-                    Served(
-                        batch,
-                        median(one.ttft_seconds for one in outcomes),
-                        median(one.tpot_seconds or 0.0 for one in outcomes),
-                    )
-                )
-    return found
+        progress("asking a server", turn / (rounds + 1))
+        served = [_served(asker.ask(batch, PROMPT_TOKENS)) for batch in BATCHES]
+        prompts = [asker.ask(1, LONG_PROMPT_TOKENS) for _ in range(LONG_PROMPTS)]
+        if turn:
+            found += served
+            alone += [LongPrompt(LONG_PROMPT_TOKENS, one.ttft_seconds) for (one,) in prompts]
+    return found, alone
 
 
-async def _asked(url: str, batch: int, vocab_size: int, turn: int) -> list[Outcome]:
-    rows = [TraceRow(0.0, PROMPT_TOKENS, OUTPUT_TOKENS) for _ in range(batch)]
-    client = HttpClient(url)
-    try:
-        load = Load(rows, [None] * batch)
-        prompts = id_prompts(rows, 1000 * turn + batch, vocab_size, lambda _text: [])
-        measured = await measure(client, url, Wire(""), prompts, load)
-    finally:
-        client.close()
-    failures = [one.failure for one in measured.outcomes if not one.is_complete]
-    if failures:
-        raise RuntimeError(f"the server did not answer: {failures[0]}")
-    return list(measured.outcomes)
+def _served(outcomes: Sequence[Outcome]) -> Served:
+    return Served(
+        len(outcomes),
+        median(one.ttft_seconds for one in outcomes),
+        median(one.tpot_seconds or 0.0 for one in outcomes),
+    )
 
 
-def fit_serving(calibration: Calibration, served: Sequence[Served]) -> Serving:
+class _Asker:
+    """Asks so many at once, each time other prompts, so that nothing is found in the cache."""
+
+    def __init__(self, url: str, vocab_size: int) -> None:
+        self._url, self._vocab_size = url, vocab_size
+        self._asked = 0
+
+    def ask(self, batch: int, prompt_tokens: int) -> list[Outcome]:
+        """What all saw.
+
+        :raises RuntimeError: if any got no whole answer.
+        """
+        self._asked += 1
+        return asyncio.run(self._ask(batch, prompt_tokens, self._asked))
+
+    async def _ask(self, batch: int, prompt_tokens: int, seed: int) -> list[Outcome]:
+        rows = [TraceRow(0.0, prompt_tokens, OUTPUT_TOKENS) for _ in range(batch)]
+        client = HttpClient(self._url)
+        try:
+            load = Load(rows, [None] * batch)
+            prompts = id_prompts(rows, seed, self._vocab_size, lambda _text: [])
+            measured = await measure(client, self._url, Wire(""), prompts, load)
+        finally:
+            client.close()
+        failures = [one.failure for one in measured.outcomes if not one.is_complete]
+        if failures:
+            raise RuntimeError(f"the server did not answer: {failures[0]}")
+        return list(measured.outcomes)
+
+
+def fit_serving(
+    calibration: Calibration, served: Sequence[Served], prompts: Sequence[LongPrompt] = ()
+) -> Serving:
     """What is left when the engine's own steps are taken off: never less than nothing."""
     context = PROMPT_TOKENS + OUTPUT_TOKENS // 2
     batches = sorted({one.batch for one in served})
@@ -116,4 +149,21 @@ def fit_serving(calibration: Calibration, served: Sequence[Served]) -> Serving:
     step, token = non_negative(rows, np.asarray(left)).tolist()
     alone = median(one.ttft_seconds for one in served if one.batch == batches[0])
     first = prefill_seconds(calibration, PROMPT_TOKENS, 0.0) + step + token
-    return Serving(max(0.0, alone - first), step, token)
+    request = max(0.0, alone - first)
+    return Serving(
+        request, step, token, _prompt_token(calibration, prompts, request + step + token)
+    )
+
+
+def _prompt_token(
+    calibration: Calibration, prompts: Sequence[LongPrompt], besides_seconds: float
+) -> float:
+    """What a prompt's tokens take longer than in the calibrated engine, each."""
+    if not prompts:
+        return 0.0
+    per_token = [
+        (one.ttft_seconds - besides_seconds - prefill_seconds(calibration, one.prompt_tokens, 0.0))
+        / one.prompt_tokens
+        for one in prompts
+    ]
+    return max(0.0, median(per_token))

@@ -112,8 +112,9 @@ def with_serving(
 
     progress("starting a server", 0.0)
     with server(serve_command(settings)) as url:
-        served = measure_serving(url, made.model.vocab_size, progress, 2 if quick else ROUNDS)
-    return replace(made, serving=fit_serving(made, served))
+        rounds = 2 if quick else ROUNDS
+        served, prompts = measure_serving(url, made.model.vocab_size, progress, rounds)
+    return replace(made, serving=fit_serving(made, served, prompts))
 
 
 def serve_command(settings: EngineSettings) -> list[str]:
@@ -144,6 +145,7 @@ def summary(made: "Calibration") -> dict[str, Any]:
         "serving_request_seconds": made.serving.request_seconds,
         "serving_step_seconds": made.serving.step_seconds,
         "serving_token_seconds": made.serving.token_seconds,
+        "serving_prompt_token_seconds": made.serving.prompt_token_seconds,
     }
 
 
@@ -163,6 +165,7 @@ def _print(report: Mapping[str, Any]) -> None:
         ("serving adds, each request", milliseconds("serving_request_seconds")),
         ("serving adds, each step", milliseconds("serving_step_seconds")),
         ("serving adds, each token", milliseconds("serving_token_seconds")),
+        ("serving adds, each prompt token", milliseconds("serving_prompt_token_seconds")),
     ]
     title = (
         f"{report['model']} in {report['dtype']} on {report['machine']}; "

@@ -65,11 +65,14 @@ class Serving:
     :param request_seconds: for each request, before its first step and behind its first token.
     :param step_seconds: for each step.
     :param token_seconds: for each token that a step streams out.
+    :param prompt_token_seconds: for each token of a prompt that a step computes: the front
+        takes prompts while the engine computes, and shares its cores.
     """
 
     request_seconds: float = 0.0
     step_seconds: float = 0.0
     token_seconds: float = 0.0
+    prompt_token_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,13 @@ class Calibration:
     def served_step_seconds(self, work: Sequence[Work]) -> float:
         """With what serving adds to a step."""
         streamed = sum(w.num_logits > 0 for w in work)
-        added = self.serving.step_seconds + streamed * self.serving.token_seconds
-        return self.operators.step_seconds(work) + added
+        prompt_tokens = sum(w.count for w in work if w.count > 1)
+        return (
+            self.operators.step_seconds(work)
+            + self.serving.step_seconds
+            + streamed * self.serving.token_seconds
+            + prompt_tokens * self.serving.prompt_token_seconds
+        )
 
     @property
     def fetch(self) -> Fetch:
