@@ -97,27 +97,36 @@ def served(model: str, flags: Sequence[str]) -> dict[str, Moment]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        if not line:
-            raise SystemExit("kvell serve did not start")
-        ready = moment(process, started_seconds)
-        wait_for_words(json.loads(line)["url"])
-        first = moment(process, started_seconds)
-        process.send_signal(signal.SIGTERM)
+        try:
+            if not line:
+                raise SystemExit("kvell serve did not start")
+            ready = moment(process, started_seconds)
+            wait_for_words(json.loads(line)["url"])
+            first = moment(process, started_seconds)
+        finally:
+            process.send_signal(signal.SIGTERM)
     return {"ready": ready, "first token": first}
 
 
 def wait_for_words(url: str) -> None:
     """Ask for a streamed answer and read up to its first words."""
     address = urlsplit(url)
-    asked = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "stream": True}
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
+    connection.request("GET", "/v1/models")
+    name = json.load(connection.getresponse())["data"][0]["id"]
+    asked = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "stream": True}
     connection.request(
         "POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"}
     )
     answer = connection.getresponse()
     while line := answer.readline():
         body = line.removeprefix(b"data: ").strip()
-        if body.startswith(b"{") and json.loads(body)["choices"][0]["text"]:
+        if not body.startswith(b"{"):
+            continue
+        told = json.loads(body)
+        if "choices" not in told:
+            raise SystemExit(f"kvell serve answered {answer.status}: {told}")
+        if told["choices"][0]["text"]:
             connection.close()
             return
     raise SystemExit("kvell serve answered without words")

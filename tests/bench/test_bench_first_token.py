@@ -1,5 +1,6 @@
 """What the bench of starts reads from the system, and what it makes of it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -69,9 +70,17 @@ def test_figures_are_the_best_the_middle_and_the_most() -> None:
 
 class Streaming(BaseHTTPRequestHandler):
     said: tuple[str, ...] = ()
+    protocol_version = "HTTP/1.0"
+
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "small"}]}'
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert asked["model"] == "small"
         self.send_response(200)
         self.end_headers()
         for line in self.said:
@@ -82,22 +91,24 @@ class Streaming(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(
-    ("said", "has_words"),
+    ("said", "complaint"),
     [
         (
             ('data: {"choices": [{"text": ""}]}\n\n', 'data: {"choices": [{"text": "Hi"}]}\n\n'),
-            True,
+            "",
         ),
-        (('data: {"choices": [{"text": ""}]}\n\n', "data: [DONE]\n\n"), False),
+        (('data: {"choices": [{"text": ""}]}\n\n', "data: [DONE]\n\n"), "without words"),
+        (('{"error": {"message": "no such model"}}\n',), "no such model"),
     ],
 )
-def test_it_waits_for_words(said: tuple[str, ...], has_words: bool) -> None:
+def test_it_waits_for_words(said: tuple[str, ...], complaint: str) -> None:
     handler = type("Saying", (Streaming,), {"said": said})
     with HTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.handle_request, daemon=True).start()
+        Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        if has_words:
-            wait_for_words(url)
-        else:
-            with pytest.raises(SystemExit, match="without words"):
+        if complaint:
+            with pytest.raises(SystemExit, match=complaint):
                 wait_for_words(url)
+        else:
+            wait_for_words(url)
+        server.shutdown()

@@ -101,6 +101,25 @@ def test_lateness_moves_the_logical_size() -> None:
     core_without.note(Lateness(ttft_late=True, tpot_late=False))  # nobody asks
 
 
+@pytest.mark.parametrize(("most_steps", "overtaken"), [(1, False), (1 << 30, True)])
+def test_who_is_parked_for_long_is_not_overtaken(
+    monkeypatch: pytest.MonkeyPatch, most_steps: int, overtaken: bool
+) -> None:
+    """Else small prompts could take for ever what a large request waits for."""
+    monkeypatch.setattr("kvell.engine.parking.MOST_STEPS_PARKED", most_steps)
+    run = started(40)
+    parking = parking_of(run.core)
+    prompts_past: list[str] = []
+    while run.core.has_work:
+        before = {request.request_id for request in parking.parked}
+        plan = run.step()
+        if before & {request.request_id for request in parking.parked}:
+            prompts_past += [name for name in plan.admitted if name not in before]
+    assert parking.count > 0
+    assert bool(prompts_past) is overtaken
+    assert run.outputs["q0"] == expected_output(PROMPTS[0], TOKENS)
+
+
 def test_a_full_buffer_parks_nobody() -> None:
     run = started(40, num_large=1)
     first_tokens(run)

@@ -10,7 +10,8 @@ decode is scheduled::
 
 Whoever came first decodes first: it is parked last and comes back first, so a request goes to the
 buffer about once, and the longest wait is the shortest that can be had.  While the buffer may
-hold no more, those in it come back before any prompt is admitted.
+hold no more, or the first has lain there for long, those in it come back before any prompt is
+admitted: else small prompts could take for ever what a large request waits for.
 
 Our pages hold all layers of a group, so pages are chosen by request and not by layer: a prompt
 needs its pages on the device while it is computed.
@@ -26,6 +27,9 @@ from kvell.vocabulary import RequestId
 
 ROOM_TOKENS = 64
 """Who comes back finds room for so many tokens of everybody: else it would soon leave again."""
+
+MOST_STEPS_PARKED = 4_096
+"""After so many, no prompt is admitted until who came first is back."""
 
 
 class Parking:
@@ -44,11 +48,20 @@ class Parking:
         self.count = self._last_key = 0
         self._core, self._swapping, self._chunk_tokens = core, swapping, chunk_tokens
         self._keys: dict[RequestId, int] = {}
+        self._since: dict[RequestId, int] = {}
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        """The next step is planned."""
+        self._step = step
 
     @property
     def comes_first(self) -> bool:
         """Must those that are parked come back before a prompt is admitted?"""
-        return bool(self.parked) and not self.sizes.free_chunks
+        if not self.parked:
+            return False
+        steps = self._step - self._since[self.parked[0].request_id]
+        return not self.sizes.free_chunks or steps >= MOST_STEPS_PARKED
 
     def give_way(
         self, request: Request, running: Sequence[Request], admitted: Collection[RequestId]
@@ -84,6 +97,7 @@ class Parking:
         self._last_key += 1
         self.sizes.hold(self._last_key, self._larges(size_bytes), whatever_size=True)
         self._keys[request.request_id] = self._last_key
+        self._since[request.request_id] = self._step
         place = len(self.parked)
         while place and self.parked[place - 1].number > request.number:
             place -= 1
@@ -93,6 +107,7 @@ class Parking:
         """It runs again, or is over."""
         key = self._keys.pop(request.request_id, None)
         if key is not None:
+            del self._since[request.request_id]
             self.sizes.release(key)
             self.parked.remove(request)
 

@@ -102,6 +102,8 @@ class Scheduler:
         self.memory.begin(step)
         if self.swapping is not None:
             self.swapping.begin()
+        if self.parking is not None:
+            self.parking.begin(step)
         self.protected.renew(self.running)
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         if self.swapping is not None:
