@@ -36,7 +36,8 @@ def side_by_side(found: dict[str, Any]) -> Section:
         "Tokens/s are prompt tokens of a prefill, output tokens of all else, prefill included; "
         "*spread* is (largest − smallest) / median of a system's own rounds; *Kvell is* the median "
         "of the rounds' own ratios; *of limit* the part of what reading weights and KV (decode) or "
-        "multiplying (prefill) alone would allow."
+        "multiplying (prefill) alone would allow, *decode of limit* the same of the tokens "
+        "behind the first, by the median time per token."
     )
     columns = (
         "scenario",
@@ -45,6 +46,7 @@ def side_by_side(found: dict[str, Any]) -> Section:
         "spread",
         "Kvell is",
         "of limit",
+        "decode of limit",
         "TTFT ms",
         "TPOT ms",
     )
@@ -129,6 +131,7 @@ def _cells(one: dict[str, Any], system: dict[str, Any]) -> tuple[str, ...]:
         percent(system["spread"], 0),
         f"{system['ratio']:.2f}×",
         percent(system["share_of_limit"], 0),
+        percent(system["decode_share_of_limit"], 0),
         number(None if ttft is None else ttft * 1000),
         number(None if tpot is None else tpot * 1000),
     )

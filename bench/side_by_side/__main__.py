@@ -31,7 +31,10 @@ from kvell.cli.environment import process_cache_dir
 from kvell.errors import KvellError
 
 KVELL_FLAGS = ["--kv-memory", "512MiB"]
-COLUMNS = ("system", "median", "spread", "first is", "of limit", "TTFT ms", "TPOT ms")
+COLUMNS = (
+    *("system", "median", "spread", "first is", "of limit", "decode of limit"),
+    *("TTFT ms", "TPOT ms"),
+)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

@@ -15,9 +15,11 @@ Rounds = Mapping[str, Sequence[Figures]]
 def summary(scenario: Scenario, rounds: Rounds, limit: float | None) -> dict[str, Any]:
     """One scenario: of each system medians, spread, ratio to the first, share of the limit.
 
-    ``spread`` is (largest − smallest) / median of the system's own rounds: what the machine
-    does to a figure that does not change. ``ratio`` is the median of the rounds' own ratios, so
-    that what disturbs a round disturbs both sides of it.
+    ``decode_share_of_limit`` is that of the tokens behind the first, by the clients' median
+    time per token: a prompt's own time is no part of it.  ``spread`` is (largest − smallest) /
+    median of the system's own rounds: what the machine does to a figure that does not change.
+    ``ratio`` is the median of the rounds' own ratios, so that what disturbs a round disturbs
+    both sides of it.
     """
     first = next(iter(rounds))
     return {
@@ -31,6 +33,7 @@ def summary(scenario: Scenario, rounds: Rounds, limit: float | None) -> dict[str
                 "spread": spread([one[scenario.figure] for one in figures]),
                 "ratio": ratio(rounds[first], figures, scenario.figure),
                 "share_of_limit": _share(figures, scenario.figure, limit),
+                "decode_share_of_limit": _decode_share(scenario, figures, limit),
             }
             for name, figures in rounds.items()
         },
@@ -66,18 +69,18 @@ def limit_of(scenario: Scenario, size: ModelSize, roofline: Roofline) -> float |
 
 
 def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """System, median, spread, times the first is faster, share of the limit, TTFT, TPOT."""
+    """System, median, spread, times the first is faster, shares of the limit, TTFT, TPOT."""
     rows: list[tuple[str, ...]] = []
     for name, system in found["systems"].items():
         median = system["median"]
-        share = system["share_of_limit"]
         rows.append(
             (
                 name,
                 f"{median[found['figure']]:,.1f}",
                 f"{system['spread']:.0%}",
                 f"{system['ratio']:.2f}×",
-                "–" if share is None else f"{share:.0%}",
+                _percent(system["share_of_limit"]),
+                _percent(system["decode_share_of_limit"]),
                 _milliseconds(median.get("ttft_p50_seconds")),
                 _milliseconds(median.get("tpot_p50_seconds")),
             )
@@ -87,6 +90,19 @@ def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def _share(figures: Sequence[Figures], name: str, limit: float | None) -> float | None:
     return None if limit is None else statistics.median(one[name] for one in figures) / limit
+
+
+def _decode_share(
+    scenario: Scenario, figures: Sequence[Figures], limit: float | None
+) -> float | None:
+    tpots = [one["tpot_p50_seconds"] for one in figures if "tpot_p50_seconds" in one]
+    if limit is None or scenario.figure != "output_tokens_per_second" or not tpots:
+        return None
+    return scenario.requests / statistics.median(tpots) / limit
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -21,6 +21,7 @@ def system(median: float, ratio: float, share: float | None) -> dict[str, Any]:
         "spread": 0.1,
         "ratio": ratio,
         "share_of_limit": share,
+        "decode_share_of_limit": share,
     }
 
 
@@ -59,7 +60,7 @@ VERDICT = {
 def test_side_by_side_names_systems_shares_and_what_was_not_asked() -> None:
     section = side_by_side(SIDE_BY_SIDE)
     assert section.rows[1] == (
-        *("batch 8", "vLLM CPU 0.32", "250.0", "10%", "2.00×", "25%", "250.0", "–"),
+        *("batch 8", "vLLM CPU 0.32", "250.0", "10%", "2.00×", "25%", "25%", "250.0", "–"),
     )
     assert section.rows[2][5] == "–", "a mix has no limit"
     [bars] = section.bars

@@ -72,8 +72,15 @@ class TestReport:
         assert json.loads(json.dumps(found)) == found
         assert report.table_rows(found)[1] == (
             *("other", "22.5", "22%", "2.50×", "22%"),
-            *("–", "–"),
+            *("–", "–", "–"),
         )
+
+    def test_a_prompts_time_is_no_part_of_decoding(self) -> None:
+        [scenario] = batches([8], 128, 128)
+        rounds = {"kvell": [figures(50, tpot_p50_seconds=s) for s in (0.1, 0.125, 0.2)]}
+        found = report.summary(scenario, rounds, limit=100.0)["systems"]["kvell"]
+        assert found["share_of_limit"] == 0.5
+        assert found["decode_share_of_limit"] == 8 / 0.125 / 100
 
     def test_limits_of_decode_prefill_and_a_mix(self) -> None:
         [decode] = batches([4], 100, 20)
