@@ -29,7 +29,7 @@ from kvell.vocabulary import MIB
 
 MOST_SECONDS = 5.0
 KVELL = (sys.executable, "-m", "kvell.cli.main")
-PROMPT = "Why is the sky blue?"
+PROMPT = "The sky is blue because"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
