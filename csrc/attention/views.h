@@ -89,6 +89,11 @@ struct Rule {
     const int32_t first = behind_window > chunk_start ? behind_window : chunk_start;
     return first > 0 ? first : 0;
   }
+
+  // Does a layer under the other rule read the same positions?
+  bool reads_like(const Rule& other) const {
+    return window_tokens == other.window_tokens && chunk_tokens == other.chunk_tokens;
+  }
 };
 
 // Contiguous [token][head][value_size] in `element`; maximum and denominator

@@ -57,12 +57,14 @@ class Pass {
         step_(step),
         hook_(hook),
         work_(decoder, step.tokens, step.rows, step.workspace),
-        plans_(step.groups.size()),
+        plans_(decoder.layers.size()),
         scratch_(step.scratch, step.scratch_bytes, slice_bytes(decoder), threads) {
     if (!scratch_.fits()) throw std::invalid_argument("scratch: too small for so many threads");
-    for (const DecoderLayer& layer : decoder.layers) {
-      Plan& plan = plans_[layer.group];
-      if (plan.tasks.empty()) plan = make_plan_in(scratch_.records, call_of(layer), threads);
+    for (size_t index = 0; index < decoder.layers.size(); ++index) {
+      const DecoderLayer& layer = decoder.layers[index];
+      plan_of_.push_back(first_alike(index));
+      if (plan_of_[index] == index)
+        plans_[index] = make_plan_in(scratch_.records, call_of(layer), threads);
     }
     for (const StateBatch& batch : step.states) tracks_.emplace_back(batch);
   }
@@ -77,7 +79,7 @@ class Pass {
       const bool last = index + 1 == layers;
       before(team, self, layer);
       if (!seam(team, self, Seam::before_attend, index)) return;
-      attend(team, self, layer);
+      attend(team, self, index);
       if (!seam(team, self, Seam::after_attend, index)) return;
       const Rows rows = last ? wanted_rows(team, self) : all_rows();
       if (rows.count == 0) return;
@@ -182,9 +184,20 @@ class Pass {
             {work_.attended, element, nullptr, nullptr}};
   }
 
-  void attend(Team& team, int self, const DecoderLayer& layer) {
+  // The first layer that reads the same positions of the same pages: their plan is one.
+  size_t first_alike(size_t index) const {
+    const std::vector<DecoderLayer>& layers = decoder_.layers;
+    size_t first = 0;
+    while (layers[first].group != layers[index].group ||
+           !layers[first].rule.reads_like(layers[index].rule))
+      ++first;
+    return first;
+  }
+
+  void attend(Team& team, int self, int index) {
+    const DecoderLayer& layer = decoder_.layers[index];
     const Call call = call_of(layer);
-    const Plan& plan = plans_[layer.group];
+    const Plan& plan = plans_[plan_of_[index]];
     const int64_t tasks = plan.tasks.size(), folds = plan.folds.size();
     team.each(self, tasks + convolutions(layer), [&](int64_t share) {
       if (share >= tasks) return convolve(layer, share - tasks);
@@ -353,7 +366,8 @@ class Pass {
   const Step& step_;
   SeamHook* const hook_;
   const Workspace work_;
-  std::vector<Plan> plans_;
+  std::vector<size_t> plan_of_;  // by layer
+  std::vector<Plan> plans_;      // of the first layer of those that share one
   std::vector<Tracks> tracks_;  // by group of states
   Scratch scratch_;
   std::exception_ptr failure_;
