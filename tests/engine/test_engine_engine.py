@@ -193,8 +193,11 @@ def test_a_runner_prepares_a_step_while_the_one_before_runs() -> None:
             super().__init__()
             self.prepared: list[int] = []
 
-        def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
+        def prepare(
+            self, plan: StepPlan, begun: Callable[[], None] | None = None
+        ) -> Callable[[], StepResult]:
             self.prepared.append(plan.step)
+            assert begun is not None
             return partial(self.run, plan)
 
     engine, _ = make_engine(depth=1)

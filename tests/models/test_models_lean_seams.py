@@ -16,6 +16,7 @@ from kvell.models.families import EXACT, LEAN
 from kvell.models.lean.decoder import lean_decoder
 from kvell.models.lean.recipe import recipe_of
 from kvell.models.loading import load_paged_model
+from kvell.models.paged_model import PagedModel
 from kvell.models.random_model import random_paged_model
 from kvell.models.random_weights import random_module, write_random_model
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
@@ -71,6 +72,20 @@ def test_only_the_rows_asked_for_get_logits() -> None:
     runner = runner_over(model)
     batch = replace(batch_of(runner, ids), logits_rows=torch.tensor([10, 3]))
     assert torch.equal(model.forward(batch), every[[10, 3]])
+
+
+@pytest.mark.parametrize("made", [lean_model, generic_model])
+def test_a_pass_says_once_that_it_begins(made: Callable[[Any], PagedModel]) -> None:
+    """Before anything is written."""
+    model, said = made(tiny_module("LlamaForCausalLM")), []
+    runner = runner_over(model)
+    untouched = runner.pool.clone()
+    batch = batch_of(runner, prompt_ids(11))
+    told = replace(batch, begun=lambda: said.append(torch.equal(runner.pool, untouched)))
+    logits = model.forward(told)
+    assert said == [True]
+    assert torch.equal(logits, model.forward(batch))
+    assert not torch.equal(runner.pool, untouched)
 
 
 def test_a_step_without_logits() -> None:

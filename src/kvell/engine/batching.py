@@ -10,6 +10,9 @@ from kvell.engine.plan import NewPages, StepPlan, TokenWork
 from kvell.memory import GroupKind, GroupSpec, SlotTable, policy_of
 
 Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+FEW_ROWS = 64
+"""New pages that are put one by one sooner than sorted."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,34 @@ class StateArrays:
     end_page_ids: Ints | None
 
 
+@dataclass(frozen=True)
+class WorkRows:
+    """What every group of a step needs to know of its work.
+
+    :param starts: int64 [n], where each work starts.
+    :param counts: int64 [n], tokens of each.
+    :param positions: int64 [T], of all tokens.
+    :param query_starts: int32 [n+1], where each work's tokens start among all.
+    """
+
+    starts: Longs
+    counts: Longs
+    positions: Longs
+    query_starts: Ints
+
+    @classmethod
+    def of(cls, work: Sequence[TokenWork]) -> "WorkRows":
+        """Of a step's work."""
+        starts = np.fromiter([w.start for w in work], np.int64, len(work))
+        counts = np.fromiter([w.count for w in work], np.int64, len(work))
+        return cls(starts, counts, token_positions(starts, counts), _starts(counts))
+
+    def begun_at(self, begins: Longs) -> "WorkRows":
+        """The same work, in the tokens that a group has."""
+        positions = token_positions(begins, self.counts)
+        return WorkRows(begins, self.counts, positions, self.query_starts)
+
+
 class PageTables:
     """Which logical page holds which position, per holder and group; fed by plans."""
 
@@ -52,7 +83,10 @@ class PageTables:
         for handle in plan.released:
             self._tables.pop(handle, None)
         rows = plan.new_pages
-        if len(rows):
+        if len(rows) <= FEW_ROWS:
+            for handle, group, position, page in rows.tolist():
+                self._table_with(handle, group, position + 1)[position] = page
+        else:
             order = np.lexsort((rows[:, 1], rows[:, 0]))
             rows = rows[order]
             changes = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 0)) + 1
@@ -64,35 +98,42 @@ class PageTables:
         pages_per_large = self._groups[group_index].pages_per_large
         return self._slots.physical(self._tables[handle][group_index], pages_per_large)
 
-    def arrays(self, group_index: int, work: Sequence[TokenWork]) -> GroupArrays:
+    def arrays(
+        self, group_index: int, work: Sequence[TokenWork], rows: WorkRows | None = None
+    ) -> GroupArrays:
         """The group's metadata for this work, with physical page ids.
 
         Positions count the tokens that the group has: of a prompt that was cut to a budget,
         those that were kept.
+
+        :param rows: of this work, if somebody has made them.
         """
         group, policy = self._groups[group_index], self._policies[group_index]
         size = group.page_tokens
-        begins = _begins(group, work)
-        starts = np.asarray(begins, np.int64)
-        counts = np.fromiter((w.count for w in work), np.int64, len(work))
-        firsts = [policy.active_start(start) // size for start in begins]
-        pages = [
-            self._tables[w.handle][group_index][first : -(-(start + w.count) // size)]
-            for w, start, first in zip(work, begins, firsts, strict=True)
-        ]
-        positions = token_positions(starts, counts)
+        rows = WorkRows.of(work) if rows is None else rows
+        if group.kind is GroupKind.DROPPING:
+            dropped = np.array([_dropped(group, w) for w in work], np.int64)
+            rows = rows.begun_at(rows.starts - dropped)
+        begins, lengths = rows.starts.tolist(), rows.starts + rows.counts
+        firsts = [policy.active_start(begin) // size for begin in begins]
+        ends = (-(-lengths // size)).tolist()
+        tables = [self._tables[w.handle][group_index] for w in work]
+        pages = [table[f:e] for table, f, e in zip(tables, firsts, ends, strict=True)]
         page_ids = self._slots.physical(_join(pages), group.pages_per_large)
         table_starts = _starts([len(p) for p in pages])
-        first = np.asarray(firsts, np.int32)
-        row_of_token = np.repeat(table_starts[:-1] - first, counts)
+        first = np.array(firsts, np.int32)
+        row_of_token = table_starts[:-1] - first
+        if len(rows.positions) != len(work):
+            row_of_token = np.repeat(row_of_token, rows.counts)
+        numbers, offsets = np.divmod(rows.positions, size)
         return GroupArrays(
-            query_starts=_starts(counts),
-            context_lens=(starts + counts).astype(np.int32),
+            query_starts=rows.query_starts,
+            context_lens=lengths.astype(np.int32),
             table_starts=table_starts,
             page_ids=page_ids,
             first_positions=first,
-            write_page_ids=page_ids[row_of_token + positions // size],
-            write_offsets=(positions % size).astype(np.int32),
+            write_page_ids=page_ids[row_of_token + numbers],
+            write_offsets=offsets.astype(np.int32),
         )
 
     def states(
@@ -133,21 +174,20 @@ class PageTables:
 
     def _put(self, rows: NewPages) -> None:
         """Rows of one holder and one group."""
-        handle, group = int(rows[0, 0]), int(rows[0, 1])
-        tables = self._tables.setdefault(handle, [np.full(16, -1, np.int32) for _ in self._groups])
         end = int(rows[:, 2].max()) + 1
-        if end > len(tables[group]):
-            grown = np.full(max(end, 2 * len(tables[group])), -1, np.int32)
-            grown[: len(tables[group])] = tables[group]
-            tables[group] = grown
-        tables[group][rows[:, 2]] = rows[:, 3]
+        self._table_with(int(rows[0, 0]), int(rows[0, 1]), end)[rows[:, 2]] = rows[:, 3]
 
-
-def _begins(group: GroupSpec, work: Sequence[TokenWork]) -> list[int]:
-    """Where each work starts, in the tokens that the group has."""
-    if group.kind is not GroupKind.DROPPING:
-        return [w.start for w in work]
-    return [w.start - _dropped(group, w) for w in work]
+    def _table_with(self, handle: int, group: int, length: int) -> Ints:
+        """A holder's table of a group, at least so long."""
+        tables = self._tables.get(handle)
+        if tables is None:
+            tables = self._tables[handle] = [np.full(16, -1, np.int32) for _ in self._groups]
+        table = tables[group]
+        if length > len(table):
+            grown = np.full(max(length, 2 * len(table)), -1, np.int32)
+            grown[: len(table)] = table
+            tables[group] = table = grown
+        return table
 
 
 def _dropped(group: GroupSpec, work: TokenWork) -> int:
@@ -157,13 +197,13 @@ def _dropped(group: GroupSpec, work: TokenWork) -> int:
     return max(0, work.prompt_tokens - group.window_tokens)
 
 
-def token_positions(
-    starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def token_positions(starts: Longs, counts: Longs) -> Longs:
     """start_i, start_i+1, … start_i+count_i-1 for every i, concatenated; int64 [Σ counts]."""
+    if (counts == 1).all():
+        return starts
     ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    positions: npt.NDArray[np.int64] = np.arange(total, dtype=np.int64)
+    total = int(ends[-1])
+    positions: Longs = np.arange(total, dtype=np.int64)
     positions += np.repeat(starts - (ends - counts), counts)
     return positions
 

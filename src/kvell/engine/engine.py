@@ -7,7 +7,7 @@ hold no lock of Python's.
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed
+from kvell.engine.ahead import StepsAhead
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, JournaledCore
@@ -79,9 +80,7 @@ class Engine:
         self._warmer, self._objectives = warmer, objectives
         self._cold = cold
         self._behind: Warmer | None = None
-        self._ahead: ThreadPoolExecutor | None = None
-        if core.limits.depth:
-            self._ahead = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
+        self._ahead = StepsAhead() if core.limits.depth else None
         self._running: deque[Future[StepResult]] = deque()
 
     def warm(self) -> Warmer | None:
@@ -145,10 +144,11 @@ class Engine:
             self._warmer.wait(WARMING_SECONDS)
         return events
 
-    def _step_ahead(self, ahead: ThreadPoolExecutor) -> list[Event]:
+    def _step_ahead(self, ahead: StepsAhead) -> list[Event]:
         while self.core.may_plan:
             plan = self._plan()
-            self._running.append(ahead.submit(self._run, plan, self._prepared(plan)))
+            compute = self._prepared(plan, ahead.begun)
+            self._running.append(ahead.ask(partial(self._run, plan, compute)))
         return self._committed(self._running.popleft().result())
 
     def _plan(self) -> StepPlan:
@@ -156,10 +156,10 @@ class Engine:
         self._times.admitted(plan.admitted)
         return plan
 
-    def _prepared(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def _prepared(self, plan: StepPlan, begun: Callable[[], None]) -> Callable[[], StepResult]:
         """What is left to do when the step before has run."""
         if isinstance(self.runner, PreparingRunner):
-            return self.runner.prepare(plan)
+            return self.runner.prepare(plan, begun)
         return partial(self.runner.run, plan)
 
     def _run(self, plan: StepPlan, compute: Callable[[], StepResult]) -> StepResult:

@@ -1,13 +1,20 @@
 """What one model computes in a pass, as tensors: the work of a plan over that model's groups."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from kvell.attention.interface import GroupBatch, HostLengths
 from kvell.attention.states import StateBatch
-from kvell.engine.batching import GroupArrays, Ints, PageTables, StateArrays, token_positions
+from kvell.engine.batching import (
+    GroupArrays,
+    Ints,
+    PageTables,
+    StateArrays,
+    WorkRows,
+    token_positions,
+)
 from kvell.engine.image_batching import ImageBatcher
 from kvell.engine.plan import NewPages, TokenWork
 from kvell.memory import GroupKind, Layout
@@ -46,29 +53,31 @@ class ForwardBatches:
         num_logits: Sequence[int] | None = None,
         *,
         wants_largest: bool = False,
+        begun: Callable[[], None] | None = None,
     ) -> ForwardBatch:
         """The work as one ragged batch.
 
         :param num_logits: how many of each work's tokens, the last ones, give logits; as many
             as the work says if it is not given.
         :param wants_largest: is it asked where each row's logits are largest?
+        :param begun: called when the pass begins to compute.
         """
-        starts = np.fromiter((w.start for w in work), np.int64, len(work))
-        counts = np.fromiter((w.count for w in work), np.int64, len(work))
-        own = (w.num_logits for w in work)
+        rows = WorkRows.of(work)
+        own = [w.num_logits for w in work]
         logits = np.fromiter(own if num_logits is None else num_logits, np.int64, len(work))
-        logits_rows = token_positions(np.cumsum(counts) - logits, logits)
+        logits_rows = token_positions(np.cumsum(rows.counts) - logits, logits)
         images = self._images
         known = [images.literal(w) if images else w.token_ids for w in work]
         token_ids = np.concatenate(known).astype(np.int64)
         return ForwardBatch(
             token_ids=torch.from_numpy(token_ids).to(self._device),
-            positions=torch.from_numpy(token_positions(starts, counts)).to(self._device),
-            groups=tuple(self._group(index, work, checkpoints) for index in self._groups),
+            positions=torch.from_numpy(rows.positions).to(self._device),
+            groups=tuple(self._group(index, work, rows, checkpoints) for index in self._groups),
             logits_rows=torch.from_numpy(logits_rows).to(self._device),
             images=self._images.batch(work, self._device) if self._images else None,
             prompt_ends=self._prompt_ends(work),
             wants_largest=wants_largest,
+            begun=begun,
         )
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
@@ -79,13 +88,13 @@ class ForwardBatches:
         return tuple(index for index, is_end in ends if is_end)
 
     def _group(
-        self, index: int, work: Sequence[TokenWork], checkpoints: NewPages
+        self, index: int, work: Sequence[TokenWork], rows: WorkRows, checkpoints: NewPages
     ) -> GroupBatch | StateBatch | None:
         if self._layout.groups[index].kind in IMAGE_KINDS:
             return None
         if self._layout.groups[index].kind is GroupKind.STATE:
             return _to_pool(self._tables.states(index, work, checkpoints), self._device)
-        return _to_device(self._tables.arrays(index, work), self._device)
+        return _to_device(self._tables.arrays(index, work, rows), self._device)
 
 
 def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:

@@ -34,10 +34,14 @@ class Runner(Protocol):
 class PreparingRunner(Runner, Protocol):
     """A runner that can do part of a step while the one before runs."""
 
-    def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def prepare(
+        self, plan: StepPlan, begun: Callable[[], None] | None = None
+    ) -> Callable[[], StepResult]:
         """All that needs neither the pool nor what the step before draws.
 
         What is returned does the rest, once, after the step before; on any thread.
+
+        :param begun: called by that when nothing but computing is left; maybe several times.
         """
         ...
 
@@ -91,12 +95,14 @@ class ModelRunner:
         """See :class:`Runner`."""
         return self.prepare(plan)()
 
-    def prepare(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def prepare(
+        self, plan: StepPlan, begun: Callable[[], None] | None = None
+    ) -> Callable[[], StepResult]:
         """See :class:`PreparingRunner`."""
         if plan.moves:
             raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
-        parts = self._parts(plan) if self._drafter is None else None
+        parts = self._parts(plan, begun) if self._drafter is None else None
         return partial(self._compute, plan, parts)
 
     def _compute(self, plan: StepPlan, parts: Mapping[str, _Part] | None) -> StepResult:
@@ -116,19 +122,25 @@ class ModelRunner:
         self._before.note(plan, result)
         return result
 
-    def _parts(self, plan: StepPlan) -> dict[str, _Part]:
+    def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
         """By model, for those that have a part."""
         if len(self._models) == 1 and plan.work:
             (name,) = self._models
-            return {name: self._part(name, plan.work, plan)}
+            return {name: self._part(name, plan.work, plan, begun)}
         found = {name: [work for work in plan.work if work.model == name] for name in self._models}
-        return {name: self._part(name, work, plan) for name, work in found.items() if work}
+        return {name: self._part(name, work, plan, begun) for name, work in found.items() if work}
 
-    def _part(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> _Part:
+    def _part(
+        self,
+        name: str,
+        work: Sequence[TokenWork],
+        plan: StepPlan,
+        begun: Callable[[], None] | None,
+    ) -> _Part:
         _, batches = self._models[name]
         rows = rows_of(work)
         greedy = all(row is GREEDY for row in rows)
-        batch = batches.batch(work, plan.checkpoints, wants_largest=greedy)
+        batch = batches.batch(work, plan.checkpoints, wants_largest=greedy, begun=begun)
         return _Part(batch, rows, to_come(work))
 
     def _draw(self, name: str, part: _Part) -> list[int]:

@@ -1,5 +1,6 @@
 """What a model is asked in one step, and where its memory lies."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class ForwardBatch:
     :param images: None if no request of the step has any.
     :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
     :param wants_largest: is it asked where each row's logits are largest?
+    :param begun: called once the pass needs Python no more, or, if it always does, at its start.
     """
 
     token_ids: torch.Tensor
@@ -33,6 +35,7 @@ class ForwardBatch:
     images: ImageBatch | None = None
     prompt_ends: tuple[int, ...] = ()
     wants_largest: bool = False
+    begun: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)

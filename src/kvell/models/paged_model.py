@@ -112,11 +112,15 @@ class PagedModel:
         if self._memory is None:
             raise RuntimeError("attach() memory before the first forward pass")
         if self._modules:
+            if batch.begun is not None:
+                batch.begun()
             return self._modules.forward(batch, callbacks)
         ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
         largest = torch.empty_like(rows) if batch.wants_largest else None
         self._largest = None if largest is None else (batch, largest)
-        return self._lean.forward(ids, positions, rows, batch.groups, callbacks, largest)
+        return self._lean.forward(
+            ids, positions, rows, batch.groups, callbacks, largest, batch.begun
+        )
 
     def largest(self, batch: ForwardBatch) -> list[int] | None:
         """Where each row's logits are largest, first of equals, if a compiled pass found it.

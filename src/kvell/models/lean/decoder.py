@@ -130,10 +130,12 @@ class LeanDecoder:
         groups: Sequence[GroupBatch | StateBatch | None],
         callbacks: LayerCallbacks | None = None,
         largest: torch.Tensor | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> torch.Tensor:
         """Compute a step; parameters as in ``ForwardBatch``; logits, float32 [rows, vocab].
 
         :param largest: int64 [rows], filled with the first of the largest logits of each row.
+        :param begun: called when nothing but the compiled part is left.
         :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
             needs more memory than it was lent.
         :raises RuntimeError: if a group has metadata of another kind than its layers.
@@ -144,7 +146,7 @@ class LeanDecoder:
         logits = self._logits(memory, parts, rows)
         ids, places, wanted = (_int64(x) for x in (token_ids, positions, logits_rows))
         at = memory.data_ptr()
-        used_bytes = self._forward.run(
+        asked = (
             (tokens, ids.data_ptr(), places.data_ptr()),
             (rows, wanted.data_ptr()),
             [_group_args(groups[index], tokens) for index in self._groups],
@@ -156,6 +158,9 @@ class LeanDecoder:
             self._threads,
             None if callbacks is None else self._hook(callbacks, tokens, rows, memory),
         )
+        if begun is not None:
+            begun()
+        used_bytes = self._forward.run(*asked)
         self.used_bytes = used_bytes + parts.logits_bytes
         return logits
 
