@@ -5,8 +5,10 @@ tokens take turns.  Everything read in a run is larger than the caches and lies 
 the engine's pool does.  ``--clock cpu --threads 1`` counts the thread's own seconds, in which busy
 neighbours matter only through caches and memory.
 
-Beside the share of the bandwidth stands the share of the roofline: where a byte asks for more
-arithmetic than the machine does while it reads one, the products' peak is the limit.
+The bandwidth is read beside every run, and shares are medians of such neighbours: what a machine
+with busy neighbours reads changes by the minute.  Beside the share of the bandwidth stands the
+share of the roofline: where a byte asks for more arithmetic than the machine does while it reads
+one, the products' peak is the limit.
 """
 
 import argparse
@@ -31,8 +33,10 @@ from kvell.memory import GroupKind, LayerSpec
 CONFIGS = Path("bench", "configs")
 PAGE_TOKENS = (16, 8)
 CONTEXTS = (1024, 2048, 4096, 8192)
-READ_BYTES = 256 << 20
-"""Of a run, at least: far larger than any cache."""
+READ_BYTES = 1 << 30
+"""Of a run, at least: far larger than any cache, also a host's that guests see a part of."""
+REQUESTS = 8
+"""That decode together, or as many as fit: a call for one short context would be timed instead."""
 WANTED = 0.7
 """Of the read bandwidth."""
 ELSEWHERE = frozenset({GroupKind.STATE, GroupKind.VISION})
@@ -71,16 +75,27 @@ class Cell:
     """Seconds of every run, by tokens of a page.
 
     :param read_bytes: of each run.
+    :param limits: bytes per second that a plain sum over the pool read beside each run.
     """
 
     shape: Shape
     context: int
     read_bytes: int
     seconds: dict[int, list[float]]
+    limits: list[float]
 
-    def rate(self, page_tokens: int) -> float:
-        """Bytes per second of the best run."""
-        return self.read_bytes / min(self.seconds[page_tokens])
+    def share(self, page_tokens: int) -> float:
+        """Of the read bandwidth beside it: the median run's."""
+        pairs = zip(self.seconds[page_tokens], self.limits, strict=True)
+        return statistics.median(self.read_bytes / taken / limit for taken, limit in pairs)
+
+    def roofline_share(self, page_tokens: int, flops_per_second: float) -> float:
+        """Of what memory and arithmetic both allow; the products' peak is the run's."""
+        pairs = zip(self.seconds[page_tokens], self.limits, strict=True)
+        return statistics.median(
+            self.read_bytes / taken / self.shape.limit(machine.Roofline(limit, flops_per_second))
+            for taken, limit in pairs
+        )
 
     @property
     def small_over_large(self) -> float:
@@ -110,10 +125,10 @@ def _sizes(shape: Shape) -> tuple[int, int]:
     return shape.head_size, shape.value_size
 
 
-def layers_of(pool: torch.Tensor, shape: Shape, page_tokens: int, context: int) -> list[LayerPages]:
-    """As many layers as fill the pool, one request's context in each page by page."""
+def layers_of(pool: torch.Tensor, shape: Shape, page_tokens: int, tokens: int) -> list[LayerPages]:
+    """As many layers as fill the pool, so many tokens in each page by page."""
     layer_bytes = shape.token_bytes * page_tokens
-    count = max(1, pool.numel() // (shape.token_bytes * context))
+    count = max(1, pool.numel() // (shape.token_bytes * tokens))
     one = LayerPages(
         pool,
         torch.bfloat16,
@@ -128,27 +143,36 @@ def layers_of(pool: torch.Tensor, shape: Shape, page_tokens: int, context: int) 
 
 
 def measured(
-    shape: Shape, context: int, pool: torch.Tensor, runs: int, clock: Callable[[], float]
+    shape: Shape,
+    context: int,
+    pool: torch.Tensor,
+    runs: int,
+    clock: Callable[[], float],
+    requests: int = REQUESTS,
 ) -> Cell:
-    """One request that decodes, all layers in turn; sizes of pages alternate."""
+    """Requests that decode together, all layers in turn; sizes of pages alternate."""
+    requests = min(requests, pool.numel() // (shape.token_bytes * context))
     kernels = NativeKernels(instruction_set=instruction_sets()[0])
-    query = torch.randn(1, shape.heads, shape.head_size, dtype=torch.bfloat16)
+    query = torch.randn(requests, shape.heads, shape.head_size, dtype=torch.bfloat16)
     params = AttendParams(shape.head_size**-0.5)
-    cases = {size: layers_of(pool, shape, size, context) for size in PAGE_TOKENS}
-    batches = {size: make_batch(1, context, 1, size) for size in PAGE_TOKENS}
+    cases = {size: layers_of(pool, shape, size, requests * context) for size in PAGE_TOKENS}
+    batches = {size: make_batch(requests, context, 1, size) for size in PAGE_TOKENS}
     seconds: dict[int, list[float]] = {size: [] for size in PAGE_TOKENS}
+    limits: list[float] = []
     for _ in range(runs + 1):
+        limits.append(machine.read_rate(pool.view(torch.float32), 1, clock))
         for size, layers in cases.items():
             begin = clock()
             for layer in layers:
                 kernels.attend(layer, batches[size], query, params)
             seconds[size].append(clock() - begin)
-    read_bytes = context * shape.token_bytes * len(cases[16])
-    return Cell(shape, context, read_bytes, {size: taken[1:] for size, taken in seconds.items()})
+    read_bytes = requests * context * shape.token_bytes * len(cases[16])
+    counted = {size: taken[1:] for size, taken in seconds.items()}
+    return Cell(shape, context, read_bytes, counted, limits[1:])
 
 
 def show(console: Console, cells: Sequence[Cell], roofline: machine.Roofline) -> None:
-    """A row for each shape; shares are of the best run."""
+    """A row for each shape; the roofline's rates are the medians of the whole run."""
     bandwidth, flops = roofline.read_bytes_per_second, roofline.gemm_flops_per_second
     limits = f"{bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s"
     table = Table(title=f"decode, share of bandwidth: pages of 16 (of 8); {limits}")
@@ -158,8 +182,8 @@ def show(console: Console, cells: Sequence[Cell], roofline: machine.Roofline) ->
         table.add_column(name, justify="left" if name in left else "right")
     for shape in dict.fromkeys(cell.shape for cell in cells):
         own = [cell for cell in cells if cell.shape == shape]
-        shares = [f"{c.rate(16) / bandwidth:.0%} ({c.rate(8) / bandwidth:.0%})" for c in own]
-        rates = sorted(cell.rate(16) / shape.limit(roofline) for cell in own)
+        shares = [f"{cell.share(16):.0%} ({cell.share(8):.0%})" for cell in own]
+        rates = sorted(cell.roofline_share(16, flops) for cell in own)
         table.add_row(
             *(shape.label, shape.name, _bound(shape, roofline), f"{shape.flops_per_byte:.1f}"),
             *shares,
@@ -176,11 +200,10 @@ def _bound(shape: Shape, roofline: machine.Roofline) -> str:
 def below(cells: Sequence[Cell], roofline: machine.Roofline) -> list[str]:
     """Shapes and contexts that do not reach what is wanted of the bandwidth."""
     return [
-        f"{cell.shape.label} at {cell.context}: {cell.rate(16) / bandwidth:.0%}"
-        + f", of its roofline {cell.rate(16) / cell.shape.limit(roofline):.0%}"
-        for bandwidth in (roofline.read_bytes_per_second,)
+        f"{cell.shape.label} at {cell.context}: {cell.share(16):.0%}, of its roofline "
+        f"{cell.roofline_share(16, roofline.gemm_flops_per_second):.0%}"
         for cell in cells
-        if cell.rate(16) < WANTED * bandwidth
+        if cell.share(16) < WANTED
     ]
 
 
@@ -193,19 +216,12 @@ def random_pool(size_bytes: int) -> torch.Tensor:
     return pool.normal_().view(torch.uint8)
 
 
-def limits(pool: torch.Tensor, runs: int, clock: machine.Clock) -> machine.Roofline:
-    """Both limits now; what is read is the pool itself."""
-    words = pool.view(torch.float32)
-    return machine.Roofline(
-        machine.read_rate(words, runs, clock), machine.gemm_rate(rounds=runs, clock=clock)
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     machine.add_clock_options(parser)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="that decode together")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -213,20 +229,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     console = Console(width=120)
     pool = random_pool(READ_BYTES)
-    seen = [limits(pool, options.runs, clock)]
     cells: list[Cell] = []
+    peaks: list[float] = []
     for shape in shapes():
+        peaks.append(machine.gemm_rate(rounds=options.runs, clock=clock))
         cells += [
-            measured(shape, context, pool, options.runs, clock) for context in options.contexts
+            measured(shape, context, pool, options.runs, clock, options.requests)
+            for context in options.contexts
         ]
-        seen.append(limits(pool, options.runs, clock))
-    roofline = machine.best_of(seen)
+    read = statistics.median(limit for cell in cells for limit in cell.limits)
+    roofline = machine.Roofline(read, statistics.median(peaks))
     show(console, cells, roofline)
     console.print(f"below {WANTED:.0%}: {'; '.join(below(cells, roofline)) or 'none'}")
     if options.json:
         about = machine.describe(clock) | {
             "clock": options.clock,
-            "best_of_run": roofline.read_bytes_per_second,
+            "requests": options.requests,
+            "read_of_run": roofline.read_bytes_per_second,
             "flops_of_run": roofline.gemm_flops_per_second,
         }
         found = [_facts(cell, roofline) for cell in cells]
@@ -234,15 +253,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _facts(cell: Cell, roofline: machine.Roofline) -> dict[str, object]:
-    bandwidth, limit = roofline.read_bytes_per_second, cell.shape.limit(roofline)
+    flops = roofline.gemm_flops_per_second
     return {
         "heads": cell.shape.label,
         "from": cell.shape.name,
         "context": cell.context,
         "flops_per_byte": cell.shape.flops_per_byte,
         "bound_by": _bound(cell.shape, roofline),
-        **{f"share_of_{size}": cell.rate(size) / bandwidth for size in PAGE_TOKENS},
-        **{f"roofline_share_of_{size}": cell.rate(size) / limit for size in PAGE_TOKENS},
+        **{f"share_of_{size}": cell.share(size) for size in PAGE_TOKENS},
+        **{f"roofline_share_of_{size}": cell.roofline_share(size, flops) for size in PAGE_TOKENS},
     }
 
 

@@ -47,15 +47,16 @@ def test_layers_fill_the_pool_and_stay_in_it(page_tokens: int) -> None:
 
 def test_a_run_reads_whole_contexts_and_pages_take_turns() -> None:
     pool = torch.zeros(1 << 18, dtype=torch.bfloat16).view(torch.uint8)
-    cell = measured(Shape("small", 4, 2, 64), 64, pool, 2, iter(range(100)).__next__)
+    cell = measured(Shape("small", 4, 2, 64), 32, pool, 2, iter(range(100)).__next__, 2)
     assert cell.read_bytes == pool.numel()
     assert {size: len(taken) for size, taken in cell.seconds.items()} == {16: 2, 8: 2}
+    assert cell.limits == [pool.numel()] * 2, "read in one tick of the clock"
 
 
 def test_only_what_is_slow_is_named() -> None:
     roofline = Roofline(read_bytes_per_second=140.0, gemm_flops_per_second=30.0 * 70)
-    fast = Cell(LLAMA, 1024, 100, {16: [1.0, 2.0], 8: [1.5, 2.0]})
-    slow = Cell(LATENT, 2048, 100, {16: [2.0, 2.0], 8: [2.0, 2.0]})
+    fast = Cell(LLAMA, 1024, 100, {16: [1.0, 2.0], 8: [1.5, 2.0]}, [140.0, 70.0])
+    slow = Cell(LATENT, 2048, 100, {16: [2.0, 2.0], 8: [2.0, 2.0]}, [140.0, 140.0])
     [named] = below([fast, slow], roofline)
     assert named == "16/1 x 576 latent at 2048: 36%, of its roofline 72%"
     assert fast.small_over_large == 1.25
@@ -74,7 +75,8 @@ def test_the_lower_of_two_limits_counts() -> None:
 
 def test_a_table_says_what_bounds_each_shape() -> None:
     console = Console(width=150, record=True, file=StringIO())
-    cells = [Cell(shape, 1024, 100, {16: [10.0], 8: [20.0]}) for shape in (LLAMA, LATENT)]
+    seconds = {16: [10.0], 8: [20.0]}
+    cells = [Cell(shape, 1024, 100, seconds, [20.0]) for shape in (LLAMA, LATENT)]
     show(console, cells, Roofline(read_bytes_per_second=20.0, gemm_flops_per_second=400.0))
     llama, latent = (line for line in console.export_text().splitlines() if " x " in line)
     assert "memory" in llama and "50% (25%)" in llama
