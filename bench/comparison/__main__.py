@@ -14,6 +14,7 @@ from bench.comparison.section import Section
 RESULTS = Path(__file__).parents[1] / "results"
 SECTIONS: dict[str, Callable[[Any], Section]] = {
     "side_by_side.json": speed.side_by_side,
+    "side_by_side_models.json": speed.more_models,
     "engine_throughput.json": speed.libraries,
     "batch_in_memory.json": memory.batch_in_memory,
     "managers_peers.json": memory.peers_in_one_run,

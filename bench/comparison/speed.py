@@ -7,6 +7,14 @@ from bench.comparison.section import Bars, Section, number, percent
 from bench.load.verdicts import COLUMNS as VERDICTS
 
 SIDE_BY_SIDE = "python -m bench.side_by_side --json bench/results/side_by_side.json"
+MORE_MODELS = (
+    "python -m bench.side_by_side --vllm-env DIR --rounds 3 --models smollm2-int4 gemma-3-270m "
+    "falcon-h1-small --json bench/results/side_by_side_models.json"
+)
+SYSTEM_COLUMNS = (
+    *("system", "tokens/s", "spread", "Kvell is", "of limit", "decode of limit"),
+    *("TTFT ms", "TPOT ms"),
+)
 NAMES = {
     "kvell": "Kvell",
     "vllm": "vLLM CPU 0.32",
@@ -39,17 +47,6 @@ def side_by_side(found: dict[str, Any]) -> Section:
         "multiplying (prefill) alone would allow, *decode of limit* the same of the tokens "
         "behind the first, by the median time per token."
     )
-    columns = (
-        "scenario",
-        "system",
-        "tokens/s",
-        "spread",
-        "Kvell is",
-        "of limit",
-        "decode of limit",
-        "TTFT ms",
-        "TPOT ms",
-    )
     bars = [
         _bars("decode", "output", scenarios, names),
         _bars("prefill", "prompt", scenarios, names),
@@ -59,10 +56,38 @@ def side_by_side(found: dict[str, Any]) -> Section:
         note,
         "side_by_side.json",
         SIDE_BY_SIDE,
-        columns,
+        ("scenario", *SYSTEM_COLUMNS),
         rows,
         [one for one in bars if one.groups],
     )
+
+
+def more_models(found: dict[str, Any]) -> Section:
+    """The same of other models and weights, each in a run of its own."""
+    models = found["models"]
+    rows = [
+        (f"{model['model']}, {one['scenario']}", _shown(name), *_cells(one, one["systems"][name]))
+        for model in models
+        for one in model["scenarios"]
+        for name in one["systems"]
+    ]
+    refusals = [
+        f"{_shown(name)} has no row of {model['model']}: {_sentence(why)}"
+        for model in models
+        for name, why in model["refused"].items()
+    ]
+    return Section(
+        "The same of other models",
+        " ".join(["Columns as above; small shapes have random weights.", *refusals]),
+        "side_by_side_models.json",
+        MORE_MODELS,
+        ("model, scenario", *SYSTEM_COLUMNS),
+        rows,
+    )
+
+
+def _sentence(why: str) -> str:
+    return why if why.endswith(".") else f"{why}."
 
 
 def libraries(found: dict[str, Any]) -> Section:

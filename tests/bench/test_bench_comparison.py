@@ -11,7 +11,7 @@ from bench.comparison.__main__ import RESULTS, SECTIONS, SUPERSEDED, sections_of
 from bench.comparison.memory import managers, peers_in_one_run
 from bench.comparison.page import page
 from bench.comparison.section import Bars, Section
-from bench.comparison.speed import load_tools, side_by_side
+from bench.comparison.speed import load_tools, more_models, side_by_side
 
 
 def system(median: float, ratio: float, share: float | None) -> dict[str, Any]:
@@ -66,6 +66,18 @@ def test_side_by_side_names_systems_shares_and_what_was_not_asked() -> None:
     [bars] = section.bars
     assert bars.series == {"Kvell": [500, 80], "vLLM CPU 0.32": [250, None]}
     assert "40.0 GB/s" in section.note
+
+
+def test_further_models_have_rows_of_their_own_and_say_who_refused() -> None:
+    refused = {"refused": {"vllm": "no such format"}}
+    section = more_models({"models": [SIDE_BY_SIDE | {"model": "small"} | refused]})
+    assert [row[:3] for row in section.rows] == [
+        ("small, batch 8", "Kvell", "500.0"),
+        ("small, batch 8", "vLLM CPU 0.32", "250.0"),
+        ("small, sharegpt-like at 2/s", "Kvell", "80.0"),
+    ]
+    assert "vLLM CPU 0.32 has no row of small: no such format." in section.note
+    assert all(len(row) == len(section.columns) for row in section.rows)
 
 
 def test_tools_that_differ_are_marked() -> None:
