@@ -22,7 +22,7 @@ def printed(compared: Sequence[Comparison], told: Sequence[Verdict]) -> Iterator
         yield missed
     yield sums(compared)
     refused = Counter(
-        (manager, name.split(".")[0], why) for name, manager, why in refusals(compared)
+        (manager, name.rsplit(".", 2)[0], why) for name, manager, why in refusals(compared)
     )
     if refused:
         table = Table("manager", "shape", "cells", "why", title="Not run, or not all of it")

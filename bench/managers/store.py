@@ -7,18 +7,17 @@ what was committed (:mod:`bench.managers.results`) is found in any checkout.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.managers.cells import VLLM, Cell
+from bench.managers.cells import IDEAL, VLLM, Cell
 from bench.managers.results import read
 
 CACHE = Path(".cache", "managers")
 CONFIG = "bench/configs/{shape}.json"
-DECIDING = (
+SCHEDULING = (
     "src/kvell/pages/*.py",
-    "src/kvell/prefix/*.py",
     "src/kvell/memory.py",
     "src/kvell/engine/core.py",
     "src/kvell/engine/limits.py",
@@ -28,13 +27,22 @@ DECIDING = (
     "src/kvell/simulator/prompts.py",
     "src/kvell/simulator/replay.py",
     "src/kvell/simulator/metrics.py",
-    "csrc/memory/*",
     "bench/managers/ours.py",
     CONFIG,
 )
+DECIDING = (*SCHEDULING, "src/kvell/prefix/*.py", "csrc/memory/*")
 """What a cell of ours depends on."""
+PACKING = (*SCHEDULING, "bench/managers/bound.py", "bench/replay/ideal.py")
+"""What a cell of the packer without pages depends on."""
 DRIVING = ("bench/managers/peer/*.py", "bench/managers/environment.py", CONFIG)
 """What a cell of vLLM's depends on."""
+
+
+def depends_on(manager: str) -> tuple[str, ...]:
+    """Patterns of the files that decide about a manager's cells."""
+    if manager in VLLM:
+        return DRIVING
+    return PACKING if manager == IDEAL else DECIDING
 
 
 def fingerprint(root: Path, patterns: Iterable[str]) -> str:
@@ -63,13 +71,13 @@ class Store:
         self._root = root
         self._directory = cache / (f"first-{requests}" if requests else "whole")
         self._committed = read(committed) if committed else {}
-        self._sources: dict[tuple[bool, str], str] = {}
+        self._sources: dict[tuple[Sequence[str], str], str] = {}
 
     def sources(self, cell: Cell) -> str:
         """Fingerprint of what decides about a cell now."""
-        which = cell.manager in VLLM, cell.shape
+        which = depends_on(cell.manager), cell.shape
         if which not in self._sources:
-            patterns = (one.format(shape=cell.shape) for one in (DRIVING if which[0] else DECIDING))
+            patterns = (one.format(shape=cell.shape) for one in which[0])
             self._sources[which] = fingerprint(self._root, patterns)
         return self._sources[which]
 

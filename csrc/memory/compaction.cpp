@@ -5,6 +5,7 @@ namespace {
 
 // The names and values of prefix/compaction.py.
 constexpr int64_t kSpread = 64, kSpareLarge = 16, kScanPages = 4096;
+constexpr int64_t kSqueezedPages = 64, kMostRest = 31;
 
 }  // namespace
 
@@ -12,13 +13,26 @@ std::vector<Move> Compactor::compact(const std::map<int32_t, Holder*>& holders,
                                      int64_t most_large) {
   std::vector<Move> moves;
   if (holders.empty() || !is_worth_it()) return moves;
+  const bool gathers = is_spare();
+  if (!gathers && rests_ > 0) {
+    --rests_;
+    return moves;
+  }
   scanned_ = 0;
   auto at = holders.upper_bound(last_);
   for (size_t left = holders.size(); left; --left, ++at) {
     if (scanned_ >= kScanPages || most_large <= 0) break;
+    if (!gathers && int64_t(moves.size()) >= kSqueezedPages) break;
     if (at == holders.end()) at = holders.begin();
     last_ = at->first;
-    visit(*at->second, most_large, moves);
+    if (gathers)
+      visit(*at->second, most_large, moves);
+    else
+      squeeze(*at->second, moves);
+  }
+  if (!gathers) {
+    rest_ = moves.empty() ? std::min(2 * rest_ + 1, kMostRest) : 0;
+    rests_ = rest_;
   }
   return moves;
 }
@@ -29,12 +43,35 @@ bool Compactor::is_worth_it() const {
   int64_t partial_bytes = 0;
   for (size_t g = 0; g < store_.groups.size(); ++g)
     partial_bytes += pool.supply().partial()[g] * store_.groups[g].page_bytes;
-  return partial_bytes * kSpread >= store_.large_page_bytes * pool.num_large() && is_spare();
+  return partial_bytes * kSpread >= store_.large_page_bytes * pool.num_large();
 }
 
 bool Compactor::is_spare() const {
   const int64_t whole = store_.pool.supply().whole();
   return whole > 0 && whole * kSpareLarge >= store_.pool.num_large();
+}
+
+// Moves pages from sparse large pages into denser ones.
+void Compactor::squeeze(Holder& h, std::vector<Move>& moves) {
+  if (h.lease_until || !h.sources.empty()) return;
+  Pool& pool = store_.pool;
+  for (const int32_t g : h.model->own) {
+    GroupPages& held = h.groups[g];
+    scanned_ += int64_t(held.slots.size());
+    const int64_t per_large = pool.per_large(g), most = kSqueezedPages - int64_t(moves.size());
+    if (most <= 0 || per_large == 1 || pool.supply().partial()[g] < per_large) continue;
+    positions_.clear();
+    const int64_t end = held.first + std::min<int64_t>(held.slots.size(), kScanPages);
+    scan(held, held.first, end, most);
+    for (const int64_t position : positions_) {
+      const int32_t slot = held.slots[size_t(position - held.first)];
+      const int32_t large = store_.placer.denser(g, pool.large_of(slot));
+      if (large < 0) break;
+      taken_.clear();
+      pool.take(large, 1, taken_);
+      rename(h, g, position, taken_[0], moves);
+    }
+  }
 }
 
 void Compactor::visit(Holder& h, int64_t& most_large, std::vector<Move>& moves) {
@@ -95,16 +132,19 @@ void Compactor::scan(const GroupPages& held, int64_t from, int64_t end, int64_t 
 
 void Compactor::move(Holder& h, int32_t g, std::vector<Move>& moves) {
   const int32_t large = store_.placer.vacate(g, h.handle);
+  taken_.clear();
+  store_.pool.take(large, int64_t(positions_.size()), taken_);
+  for (size_t i = 0; i < taken_.size(); ++i) rename(h, g, positions_[i], taken_[i], moves);
+}
+
+void Compactor::rename(Holder& h, int32_t g, int64_t position, int32_t to,
+                       std::vector<Move>& moves) {
   GroupPages& held = h.groups[g];
-  std::vector<int32_t> slots;
-  store_.pool.take(large, int64_t(positions_.size()), slots);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    int32_t& slot = held.slots[size_t(positions_[i] - held.first)];
-    store_.tree.rename(g, slot, slots[i]);
-    moves.push_back({&h, g, positions_[i], slot, slots[i]});
-    h.sources.push_back({g, slot, positions_[i], 0});
-    slot = slots[i];
-  }
+  int32_t& slot = held.slots[size_t(position - held.first)];
+  store_.tree.rename(g, slot, to);
+  moves.push_back({&h, g, position, slot, to});
+  h.sources.push_back({g, slot, position, 0});
+  slot = to;
   h.next_event = 0;
 }
 

@@ -56,11 +56,19 @@ int32_t Placer::find_large(int32_t holder, int32_t group, int64_t demand, const 
     large = pool_.claim_large(group, holder);
     if (large >= 0) return counted(kOwnLargePage, large);
   }
+  const bool saves = spare && saves_large(group);
   large = pool_.rooms().shared(group, demand, in_use);
-  if (large < 0 && spare) large = pool_.claim_large(group, kShared);
+  if (large < 0 && spare && !saves) large = pool_.claim_large(group, kShared);
   if (large >= 0) return counted(kSharedPage, large);
-  large = pool_.rooms().others(group, in_use);
+  large = pool_.rooms().others(group, in_use || saves);
   return large >= 0 ? counted(kOthersPage, large) : -1;
+}
+
+// Where large pages are scarce, a page beside used ones is taken before an empty large page is
+// begun: the large page can serve any group, the page none but its own.
+bool Placer::saves_large(int32_t group) const {
+  return pool_.is_scarce() && !pool_.supply().has_shares() &&
+         (pool_.rooms().others(group, true) >= 0 || pool_.oldest_page(group, true));
 }
 
 // Jenga §5.4, steps 2 to 4: a large page of its own, be it by eviction, comes first.
@@ -127,6 +135,20 @@ int32_t Placer::vacate(int32_t group, int32_t holder) {
     large = pool_.claim_large(group, holder);
   }
   if (large < 0) throw std::logic_error("no large page is without a used page");
+  return large;
+}
+
+int32_t Placer::denser(int32_t group, int32_t than) {
+  const auto is_denser = [&](int32_t large) {
+    const int32_t used = pool_.large(large).used, own = pool_.large(than).used;
+    return used > own || (used == own && large < than);
+  };
+  for (const int32_t large : {pool_.rooms().shared(group, 1, true), pool_.rooms().others(group, true)})
+    if (large >= 0 && is_denser(large)) return large;
+  const Entry* hole = pool_.oldest_page(group, true);
+  const int32_t large = hole ? pool_.large_of(hole->id()) : -1;
+  if (large < 0 || !is_denser(large)) return -1;
+  evict_page(group, hole->id());
   return large;
 }
 

@@ -44,6 +44,10 @@ class Placer {
   // An empty large page for the holder alone; there is one, or one that may be evicted.
   int32_t vacate(int32_t group, int32_t holder);
 
+  // A large page with an empty page and more used pages than another has, or as many and a lower
+  // id; an old cached page may become empty for it. -1: there is none.
+  int32_t denser(int32_t group, int32_t than);
+
   bool is_literal() const { return literal_order_; }
   void add_groups() { evicted_.resize(groups_.size(), 0); }
 
@@ -60,6 +64,7 @@ class Placer {
   void place_alone(int32_t holder, int32_t group, int64_t need, Counts& left,
                    std::vector<int32_t>& out);
   int32_t find_large(int32_t holder, int32_t group, int64_t demand, const Counts& left);
+  bool saves_large(int32_t group) const;
   int32_t in_literal_order(int32_t holder, int32_t group, int64_t demand, bool spare);
   void make_room(int32_t group, int64_t demand, const Counts& left, int64_t need);
   void evict_beside(int32_t group, int32_t slot, int64_t need);

@@ -21,6 +21,10 @@ from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output
 from tests.pages.pools import group, pool_of
 
 
+STEPS_A_REQUEST = 80
+"""Where a device refuses every second mapping, one request after the other is served."""
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Submit, cancel, step; small pools, shared prefixes, cancels in flight."""
 
@@ -188,7 +192,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        for _ in range(2000):
+        for _ in range(500 + STEPS_A_REQUEST * len(self.prompts)):
             if not self.engine.core.has_work:
                 break
             self.step()

@@ -154,9 +154,10 @@ def test_pages_are_gathered_as_soon_as_they_are_scattered(
         both("begin_step", step)
         if len(running) < 10 and draw.random() < 0.4:
             prompt = [*range(int(draw.integers(0, 9))), 50 + step]
-            handle = filled(both, prompt)
-            running.append(handle)
-            lengths[handle] = len(prompt)
+            handle = both("open", ints(*prompt[:-1]), "")
+            both("claim", handle, len(prompt))
+            lengths[handle] = len(prompt) - 1
+            running += decoded(both, [handle], lengths, prompt[-1])
         if running and draw.random() < 0.12:
             gone = running.pop(int(draw.integers(0, len(running))))
             both("close", gone, renew=bool(draw.random() < 0.5))

@@ -90,13 +90,26 @@ class Placer:
         fills = demand >= pool.pages_per_large[group]
         if fills and spare and (large := pool.claim_large(group, holder)) is not None:
             return self._count("own_large_page", large)
+        saves = spare and self._saves_large(group)
         if (shared := pool.shared_large(group, demand, in_use=not spare)) is not None:
             return self._count("shared_page", shared)
-        if spare and (large := pool.claim_large(group, SHARED)) is not None:
+        begins = spare and not saves
+        if begins and (large := pool.claim_large(group, SHARED)) is not None:
             return self._count("shared_page", large)
-        if (others := pool.others_large(group, in_use=not spare)) is not None:
+        if (others := pool.others_large(group, in_use=not begins)) is not None:
             return self._count("others_page", others)
         return None
+
+    def _saves_large(self, group: int) -> bool:
+        """Is a page beside used ones taken before an empty large page is begun?
+
+        Where large pages are scarce: the large page can serve any group, the page its own only.
+        """
+        if not self._is_scarce() or self._pool.has_shares:
+            return False
+        if self._pool.others_large(group, in_use=True) is not None:
+            return True
+        return self._evictor.oldest_page(group, in_used_large=True) is not None
 
     def _in_literal_order(self, holder: int, group: int, demand: int, spare: bool) -> int | None:
         """Jenga §5.4, steps 2 to 4: a large page of its own, be it by eviction, comes first."""
@@ -159,6 +172,24 @@ class Placer:
         if large is None:
             raise AssertionError("no large page is without a used page")
         return large
+
+    def denser(self, group: int, than: int) -> int | None:
+        """A large page with an empty page and more used pages than another has, or as many and a
+        lower number; None if there is none.  An old cached page may become empty for it."""
+        pool = self._pool
+
+        def is_denser(large: int) -> bool:
+            return (pool.used[large], -large) > (pool.used[than], -than)
+
+        rooms = (pool.shared_large(group, 1, in_use=True), pool.others_large(group, in_use=True))
+        for large in rooms:
+            if large is not None and is_denser(large):
+                return large
+        hole = self._evictor.oldest_page(group, in_used_large=True)
+        if hole is None or not is_denser(hole[1] // pool.pages_per_large[group]):
+            return None
+        self._evict_page(group, hole[1])
+        return hole[1] // pool.pages_per_large[group]
 
     def evict_large(self, large: int) -> None:
         """The cached pages of an evictable large page become empty, and so does it."""
