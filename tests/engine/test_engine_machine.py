@@ -20,7 +20,6 @@ from tests.engine.conftest import EOS, make_engine_core, make_submit
 from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output
 from tests.pages.pools import group, pool_of
 
-
 STEPS_A_REQUEST = 80
 """Where a device refuses every second mapping, one request after the other is served."""
 
