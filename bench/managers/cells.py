@@ -49,6 +49,8 @@ VLLM = {"vllm": 0, "vllm-dense": None}
 """vLLM's two settings of ``prefix_cache_retention_interval``."""
 IDEAL = "ideal"
 """A packer without pages, as a bound: on traces that share nothing, since it caches nothing."""
+ROOMY: tuple[Manager, ...] = ("paged", "kvell")
+"""Nobody's memory is too small for the longest request under these."""
 WITHOUT_REUSE = ("azure-2023-code", "azure-2023-conv")
 MANAGERS = (*OURS, *VLLM, IDEAL)
 IMAGE_KINDS = frozenset({GroupKind.VISION})
@@ -102,20 +104,24 @@ def _is_asked(manager: str, shape: str, trace: str) -> bool:
 def memory_bytes(shape: Shape, rows: Sequence[TraceRow], size: int) -> int:
     """So many mean requests as ``paged`` stores them, and room for the longest at least.
 
-    What a request takes is counted at its last token, in whole pages, padding included.
+    What a request takes is counted at its last token, in whole pages, padding included.  There is
+    room for the longest both under ``paged`` and under ``kvell``, whose pages are padded otherwise.
     """
     layers, limits = shape.description.layers, Limits()
     layout = plan_layout(layers, PLANNED_BYTES, manager="paged")
     each = [request_bytes(layout, row.num_tokens, limits.min_chunk_tokens) for row in rows]
     least = int(size * mean(each))
     longest = max(row.num_tokens for row in rows)
-    while not _holds(layers, least, longest, limits.min_chunk_tokens):
-        least += layout.large_page_bytes
+    for manager in ROOMY:
+        while not _holds(layers, manager, least, longest, limits.min_chunk_tokens):
+            least += layout.large_page_bytes
     return least
 
 
-def _holds(layers: Sequence[LayerSpec], pool_bytes: int, tokens: int, chunk_tokens: int) -> bool:
-    layout = plan_layout(layers, pool_bytes, manager="paged")
+def _holds(
+    layers: Sequence[LayerSpec], manager: Manager, pool_bytes: int, tokens: int, chunk_tokens: int
+) -> bool:
+    layout = plan_layout(layers, pool_bytes, manager=manager)
     return longest_request(layout, tokens, chunk_tokens) >= tokens
 
 
