@@ -40,6 +40,7 @@ std::vector<Move> Compactor::compact(const std::map<int32_t, Holder*>& holders,
 bool Compactor::is_worth_it() const {
   const Pool& pool = store_.pool;
   if (store_.placer.is_literal() || pool.supply().has_shares()) return false;
+  if (pool.supply().whole() == 0) return true;
   int64_t partial_bytes = 0;
   for (size_t g = 0; g < store_.groups.size(); ++g)
     partial_bytes += pool.supply().partial()[g] * store_.groups[g].page_bytes;

@@ -15,7 +15,8 @@ from kvell.prefix.holders import GroupPages, Holder
 from kvell.prefix.store import Store
 
 SPREAD = 64
-"""Worth looking when at least one byte in so many is in a used large page, yet not used."""
+"""Worth looking when at least one byte in so many is in a used large page, yet not used, or when
+each large page has a used page."""
 SPARE_LARGE = 16
 """Only while one large page in so many has no used page."""
 SPARSE = 2
@@ -113,6 +114,8 @@ class Compactor:
         if self._store.layout.association == "literal" or pool.has_shares:
             return False
         supply = pool.supply
+        if supply.whole == 0:
+            return True
         partial_bytes = sum(
             pages * group.page_stride_bytes
             for pages, group in zip(supply.partial, groups, strict=True)

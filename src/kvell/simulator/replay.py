@@ -244,7 +244,7 @@ class Replay:
 
     def _step(self) -> None:
         plan = self._journaled.plan()
-        if not plan.work:
+        if not plan.work and not plan.preempted:
             raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
         self._leaves_waiting = self._engine.num_waiting() > 0 or self._is_due()
         self._note_admitted(plan)
