@@ -13,6 +13,7 @@ one, the products' peak is the limit.
 
 import argparse
 import json
+import math
 import mmap
 import statistics
 from collections.abc import Callable, Sequence
@@ -86,8 +87,7 @@ class Cell:
 
     def share(self, page_tokens: int) -> float:
         """Of the read bandwidth beside it: the median run's."""
-        pairs = zip(self.seconds[page_tokens], self.limits, strict=True)
-        return statistics.median(self.read_bytes / taken / limit for taken, limit in pairs)
+        return self.roofline_share(page_tokens, math.inf)
 
     def roofline_share(self, page_tokens: int, flops_per_second: float) -> float:
         """Of what memory and arithmetic both allow; the products' peak is the run's."""

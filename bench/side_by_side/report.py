@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.comparison.section import percent
 from bench.machine import Roofline
 from bench.side_by_side.model_size import ModelSize
 from bench.side_by_side.scenarios import Figures, Scenario
@@ -79,8 +80,8 @@ def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 f"{median[found['figure']]:,.1f}",
                 f"{system['spread']:.0%}",
                 f"{system['ratio']:.2f}×",
-                _percent(system["share_of_limit"]),
-                _percent(system["decode_share_of_limit"]),
+                percent(system["share_of_limit"], 0),
+                percent(system["decode_share_of_limit"], 0),
                 _milliseconds(median.get("ttft_p50_seconds")),
                 _milliseconds(median.get("tpot_p50_seconds")),
             )
@@ -99,10 +100,6 @@ def _decode_share(
     if limit is None or scenario.figure != "output_tokens_per_second" or not tpots:
         return None
     return scenario.requests / statistics.median(tpots) / limit
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -122,9 +122,7 @@ class PageTables:
         page_ids = self._slots.physical(_join(pages), group.pages_per_large)
         table_starts = _starts([len(p) for p in pages])
         first = np.array(firsts, np.int32)
-        row_of_token = table_starts[:-1] - first
-        if len(rows.positions) != len(work):
-            row_of_token = np.repeat(row_of_token, rows.counts)
+        row_of_token = np.repeat(table_starts[:-1] - first, rows.counts)
         numbers, offsets = np.divmod(rows.positions, size)
         return GroupArrays(
             query_starts=rows.query_starts,
@@ -137,11 +135,16 @@ class PageTables:
         )
 
     def states(
-        self, group_index: int, work: Sequence[TokenWork], checkpoints: NewPages
+        self,
+        group_index: int,
+        work: Sequence[TokenWork],
+        checkpoints: NewPages,
+        rows: WorkRows | None = None,
     ) -> StateArrays:
         """A state group's metadata, with physical page ids.
 
         :param checkpoints: the plan's; those of other groups are left out.
+        :param rows: of this work, if somebody has made them.
         :raises ValueError: if a checkpoint is of no token of this step.
         """
         group = self._groups[group_index]
@@ -150,16 +153,16 @@ class PageTables:
         kept = np.concatenate([kept, _states_before_guesses(work, running, group_index)])
         index_of = {w.handle: index for index, w in enumerate(work)}
         requests = np.asarray([index_of.get(handle, -1) for handle in kept[:, 0, 0]], np.int32)
-        starts = np.fromiter((w.start for w in work), np.int32, len(work))
-        counts = np.fromiter((w.count for w in work), np.int64, len(work))
+        rows = WorkRows.of(work) if rows is None else rows
+        starts = rows.starts.astype(np.int32)
         tokens = (kept[:, 0, 2] - starts[requests]).astype(np.int32)
-        if ((requests < 0) | (tokens < 1) | (tokens > counts[requests])).any():
+        if ((requests < 0) | (tokens < 1) | (tokens > rows.counts[requests])).any():
             raise ValueError("a checkpoint is of a token that the step does not compute")
         per_large = group.pages_per_large
         page_ids = self._slots.physical(_join(running), per_large).reshape(-1, group.slices)
         guessed = np.fromiter((w.proposed > 0 for w in work), np.bool_, len(work))
         return StateArrays(
-            query_starts=_starts(counts),
+            query_starts=rows.query_starts,
             starts=starts,
             page_ids=page_ids,
             cut_requests=requests,

@@ -93,7 +93,7 @@ class ForwardBatches:
         if self._layout.groups[index].kind in IMAGE_KINDS:
             return None
         if self._layout.groups[index].kind is GroupKind.STATE:
-            return _to_pool(self._tables.states(index, work, checkpoints), self._device)
+            return _to_pool(self._tables.states(index, work, checkpoints, rows), self._device)
         return _to_device(self._tables.arrays(index, work, rows), self._device)
 
 
