@@ -68,6 +68,8 @@ class Case:
     :param requests: from an empty server until the last has its answer.
     :param rates: requests per second, rising.
     :param buffer_gib: of host memory, for the sides that have a buffer.
+    :param hardware: a profile's name.
+    :param context_tokens: that the server allows a request.
     """
 
     shape: str
@@ -76,6 +78,8 @@ class Case:
     requests: int
     rates: tuple[float, ...]
     buffer_gib: float = BUFFER_GIB
+    hardware: str = "a100-80"
+    context_tokens: int = MODEL_TOKENS
 
 
 def rising(first: float, count: int = 16, factor: float = 1.15) -> tuple[float, ...]:
@@ -88,8 +92,10 @@ CASES = (
     Case("llama3-8b", 57, "32k-2k", 100, rising(0.04)),
     Case("llama3-8b", 57, "sharegpt-like", 600, rising(6.0)),
     Case("llama3-8b", 57, "32k-2k", 100, rising(0.04), HALF_A_HOST_GIB),
+    Case("llama3-8b", 5, "sharegpt-like", 600, rising(0.2), 32.0, "l4", 8_192),
 )
-"""57 GiB: what the weights leave of 90 % of an 80 GB card."""
+"""57 GiB: what the weights leave of 90 % of an 80 GB card; 5 GiB: of a 24 GB card, for which the
+last case is scaled: the model's first context, host memory in proportion."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +160,10 @@ class Bench:
 
     def limits(self, side: Side) -> Limits:
         """Whoever may ask for the whole context of the model."""
-        most = side.batched_tokens or MODEL_TOKENS
+        most = side.batched_tokens or self.case.context_tokens
         return Limits(
             max_num_batched_tokens=most,
-            max_model_len=MODEL_TOKENS,
+            max_model_len=self.case.context_tokens,
             min_chunk_tokens=min(MIN_CHUNK_TOKENS, most),
             enough_prompt_tokens=ENOUGH_TOKENS,
             crowded_prompt_tokens=CHUNKED_TOKENS,
@@ -308,7 +314,7 @@ def _mean(seen: Seen, name: str) -> float:
     return float(seen[name]["mean"])
 
 
-def make_bench(case: Case, hardware: str, link: str, *, streams: bool = True) -> Bench:
+def make_bench(case: Case, link: str, *, streams: bool = True) -> Bench:
     """Shape, machine and link of a case."""
     shape = read_shape(case.shape)
     return Bench(
@@ -316,7 +322,8 @@ def make_bench(case: Case, hardware: str, link: str, *, streams: bool = True) ->
         shape,
         activation_model(shape.config, shape.description, ELEMENT_BYTES),
         AnalyticMachine(
-            load_profile(hardware), model_cost(shape.config, shape.description, ELEMENT_BYTES)
+            load_profile(case.hardware),
+            model_cost(shape.config, shape.description, ELEMENT_BYTES),
         ),
         load_link(link).bytes_per_second,
         streams,
@@ -339,7 +346,7 @@ def header(bench: Bench) -> str:
     """The case and its objectives."""
     case, asked = bench.case, bench.objectives()
     return (
-        f"{case.shape}, {case.memory_gib} GiB, {case.workload}, {case.requests} requests, "
+        f"{case.shape}, {case.hardware}, {case.memory_gib} GiB, {case.workload}, {case.requests} requests, "
         f"buffer {case.buffer_gib:g} GiB; "
         f"objectives: TTFT {asked.ttft_seconds:.2f} s, TPOT {asked.tpot_seconds:.3f} s"
     )
@@ -348,14 +355,16 @@ def header(bench: Bench) -> str:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hardware", default="a100-80", help="a profile's name")
+    parser.add_argument("--hardware", help="a profile's name, if not each case's own")
     parser.add_argument("--link", default="pcie-4", help="to the host's memory, by name")
     parser.add_argument("--waits", action="store_true", help="for pages, whole: no layer streams")
     parser.add_argument("--case", type=int, nargs="+", help="only these, by number from 0")
     parser.add_argument("--requests", type=int, help="of every case, if not its own number")
     parser.add_argument("--rate", type=float, help="all sides at this rate, and no search")
     parser.add_argument("--side", type=int, nargs="+", help="only these, by number from 0")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the cases' figures here too"
+    )
     return parser.parse_args()
 
 
@@ -370,38 +379,47 @@ def searched(bench: Bench, sides: Iterable[Side]) -> list[dict[str, Any]]:
     return found
 
 
+def write_case(number: int, found: dict[str, Any], path: Path) -> None:
+    """Writes one case into a file of all; the others in it stay."""
+    kept = json.loads(path.read_text())["cases"] if path.exists() else {}
+    cases = kept | {str(number): found}
+    path.write_text(json.dumps({"cases": dict(sorted(cases.items()))}, indent=1) + "\n")
+
+
+def of_case(args: argparse.Namespace, number: int) -> dict[str, Any]:
+    """Every side of one case, and verdicts; said as they come."""
+    named = CASES[number]
+    hardware = args.hardware or named.hardware
+    case = replace(named, requests=args.requests or named.requests, hardware=hardware)
+    bench = make_bench(case, args.link, streams=not args.waits)
+    sides = [SIDES[n] for n in args.side] if args.side else SIDES
+    print(header(bench), flush=True)
+    told: list[str] = []
+    bests: list[dict[str, Any]] = []
+    if args.rate:
+        for side in sides:
+            print(line(side.name, bench.run(side, args.rate)), flush=True)
+    else:
+        bests = searched(bench, sides)
+        told = verdicts(bench) if set(SIDES[:3]) <= set(sides) else []
+        print("\n".join(f"  {one}" for one in told), flush=True)
+    return {
+        "case": asdict(case),
+        "link": args.link,
+        "objectives": asdict(bench.objectives()),
+        "goodput": bests,
+        "verdicts": told,
+        "runs": [asdict(side) | {"run": seen} for (side, _), seen in bench.seen.items()],
+    }
+
+
 def main() -> None:
     """Prints every side of every case, and verdicts."""
     args = arguments()
-    found = []
-    sides = [SIDES[n] for n in args.side] if args.side else SIDES
-    for named in [CASES[n] for n in args.case] if args.case else CASES:
-        case = replace(named, requests=args.requests or named.requests)
-        bench = make_bench(case, args.hardware, args.link, streams=not args.waits)
-        print(header(bench), flush=True)
-        told: list[str] = []
-        bests: list[dict[str, Any]] = []
-        if args.rate:
-            for side in sides:
-                print(line(side.name, bench.run(side, args.rate)), flush=True)
-        else:
-            bests = searched(bench, sides)
-            told = verdicts(bench) if set(SIDES[:3]) <= set(sides) else []
-            print("\n".join(f"  {one}" for one in told), flush=True)
-        runs = [asdict(side) | {"run": seen} for (side, _), seen in bench.seen.items()]
-        asked = asdict(bench.objectives())
-        found.append(
-            {
-                "case": asdict(case),
-                "objectives": asked,
-                "goodput": bests,
-                "verdicts": told,
-                "runs": runs,
-            }
-        )
-    if args.json:
-        result = {"hardware": args.hardware, "link": args.link, "cases": found}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    for number in args.case or range(len(CASES)):
+        found = of_case(args, number)
+        if args.json:
+            write_case(number, found, args.json)
 
 
 if __name__ == "__main__":

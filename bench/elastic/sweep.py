@@ -79,7 +79,7 @@ def sweep(bench: Bench, rate: float) -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hardware", default="a100-80", help="a profile's name")
+    parser.add_argument("--hardware", help="a profile's name, if not each case's own")
     parser.add_argument("--link", default="pcie-4", help="to the host's memory, by name")
     parser.add_argument("--case", type=int, nargs="+", help="only these, by number from 0")
     parser.add_argument("--requests", type=int, help="of every case, if not its own number")
@@ -94,11 +94,12 @@ def main() -> None:
     found = []
     cases: list[Case] = [CASES[n] for n in args.case] if args.case else [*CASES]
     for named in cases:
-        case = replace(named, requests=args.requests or named.requests)
-        bench = make_bench(case, args.hardware, args.link)
+        hardware = args.hardware or named.hardware
+        case = replace(named, requests=args.requests or named.requests, hardware=hardware)
+        bench = make_bench(case, args.link)
         found.append(sweep(bench, args.rate or RATES[case.workload]))
     if args.json:
-        result = {"hardware": args.hardware, "link": args.link, "cases": found}
+        result = {"link": args.link, "cases": found}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

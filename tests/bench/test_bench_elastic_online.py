@@ -1,6 +1,8 @@
 """Sides of the online bench: the same requests, memory, and meaning of goodput."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from bench.elastic.online import (
     rising,
     run,
     verdicts,
+    write_case,
 )
 
 FULL = replace(BOTH, fixed_gib=8.0)
@@ -32,7 +35,7 @@ FULL = replace(BOTH, fixed_gib=8.0)
 def bench() -> Bench:
     """Conversations in a twelfth of the memory."""
     small = replace(CASES[2], memory_gib=5.0, requests=24, rates=rising(1.0, 12, 1.25))
-    return make_bench(small, "a100-80", "pcie-4")
+    return make_bench(small, "pcie-4")
 
 
 def seen(rate: float, in_time: float, ttft: float = 1.0, seconds: float = 10.0) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def test_rates_rise_by_a_factor() -> None:
 
 
 def test_sides_have_the_same_memory_and_serve_the_same_lengths() -> None:
-    bench = make_bench(CASES[0], "a100-80", "pcie-4")
+    bench = make_bench(CASES[0], "pcie-4")
     pools = {}
     for side in (STATIC, CHUNKED, BOTH):
         limits = bench.limits(side)
@@ -73,6 +76,13 @@ def test_both_ways_through_the_buffer_are_equal_and_nobody_is_lost(bench: Bench)
     buffer = ahead["cpu_buffer"]
     assert buffer["in_bytes"] == buffer["out_bytes"]
     assert buffer["holders"] == buffer["used_large_pages"] == buffer["parked"] == 0
+
+
+def test_a_case_is_written_beside_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "online.json"
+    for number, goodput in ((2, 1.0), (0, 2.0), (2, 3.0)):
+        write_case(number, {"goodput": goodput}, file)
+    assert json.loads(file.read_text()) == {"cases": {"0": {"goodput": 2.0}, "2": {"goodput": 3.0}}}
 
 
 def test_a_run_is_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

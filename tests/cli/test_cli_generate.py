@@ -189,11 +189,17 @@ class TestForAPerson:
         assert ended.code == 2
         assert ended.stderr.endswith("kvell: --max-model-len=4: is too short; use 5\n")
 
-    @pytest.mark.parametrize("flags", [[], ["--prompt", "a", "--prompts", "b"]])
+    def test_the_text_may_stand_without_its_flag(self, kvell: Kvell) -> None:
+        assert kvell("generate", "hi").stdout == kvell("generate", "--prompt", "hi").stdout
+        assert kvell("generate", "--raw", "--", "--hi").stdout == "--HI\n"
+
+    @pytest.mark.parametrize(
+        "flags", [[], ["--prompt", "a", "--prompts", "b"], ["a", "--prompt", "a"]]
+    )
     def test_needs_one_kind_of_prompt(self, kvell: Kvell, flags: list[str]) -> None:
         ended = kvell("generate", *flags)
         assert ended.code == 2
-        assert ended.stderr.startswith("kvell: Give either --prompt or --prompts;")
+        assert ended.stderr.startswith("kvell: Give one of TEXT, --prompt and --prompts;")
 
 
 class TestBadFiles:

@@ -46,6 +46,17 @@ def test_each_answers_in_its_own_way(client: openai.OpenAI, model: str, key: str
     assert chat.choices[0].message.content == answer("user: hi\nassistant: ", 12, key)
 
 
+@pytest.mark.parametrize("unnamed", [{}, {"model": None}])
+def test_who_names_none_means_the_first(url: str, unnamed: dict[str, None]) -> None:
+    body = unnamed | {"prompt": "hi", "max_tokens": 12}
+    reply = httpx.post(f"{url}/v1/completions", json=body).json()
+    assert (reply["model"], reply["choices"][0]["text"]) == ("fake", answer("hi", 12, ""))
+    asked = unnamed | {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12}
+    chat = httpx.post(f"{url}/v1/chat/completions", json=asked).json()
+    assert chat["model"] == "fake"
+    assert chat["choices"][0]["message"]["content"] == answer("user: hi\nassistant: ", 12, "")
+
+
 def test_each_has_its_own_length(client: openai.OpenAI) -> None:
     prompt = "x" * 3000
     assert client.completions.create(model="fake", prompt=prompt, max_tokens=1).choices

@@ -42,7 +42,8 @@ class Job:
 
 
 @click.command()
-@click.option("--prompt", help="A text to answer.")
+@click.argument("text", required=False)
+@click.option("--prompt", help="A text to answer; the same as TEXT.")
 @click.option(
     "--prompts", "path", metavar="FILE", help='A file of lines {"prompt": …}; - reads stdin.'
 )
@@ -58,6 +59,7 @@ def generate(
     session: Session,
     /,
     settings: EngineSettings,
+    text: str | None,
     prompt: str | None,
     path: str | None,
     as_json: bool,
@@ -65,9 +67,10 @@ def generate(
     raw: bool,
     **sampling: Any,
 ) -> None:
-    """Answer a prompt, or a file of prompts."""
-    if (prompt is None) == (path is None):
-        raise click.UsageError("Give either --prompt or --prompts.")
+    """Answer TEXT, or a file of prompts."""
+    if sum(one is not None for one in (text, prompt, path)) != 1:
+        raise click.UsageError("Give one of TEXT, --prompt and --prompts.")
+    prompt = text if prompt is None else prompt
     lines = read_prompts(path) if path is not None else []
     job = Job(prompt, lines, SamplingParams(**sampling), as_json, sequential, raw)
     started_seconds = session.clock.now_seconds()

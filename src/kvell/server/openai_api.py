@@ -60,7 +60,7 @@ class Api:
     """What the handlers work with.
 
     :param front: a started front.
-    :param models_by_name: what requests may name.
+    :param models_by_name: what requests may name, the first for those that name none.
     :param metrics: the observer that was given to the front.
     :param floor_bytes: of this process before it served anything.
     """
@@ -73,12 +73,14 @@ class Api:
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """``/v1/completions``."""
-        served, heading = self._served(body), self._heading("cmpl", body)
+        name, served = self._served(body)
+        heading = _heading("cmpl", name, body)
         return await _guarded(request, self._complete(served, heading, body))
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """``/v1/chat/completions``."""
-        served, heading = self._served(body), self._heading("chatcmpl", body)
+        name, served = self._served(body)
+        heading = _heading("chatcmpl", name, body)
         return await _guarded(request, self._chat(served, heading, body))
 
     async def models(self) -> Response:
@@ -162,16 +164,19 @@ class Api:
         prompt = PreparedPrompt(ids, request_id, salt, served.key)
         return text_deltas(self.front, served.text, prompt, sampling)
 
-    def _served(self, body: GenerationRequest) -> Served:
-        served = self.models_by_name.get(body.model)
+    def _served(self, body: GenerationRequest) -> tuple[str, Served]:
+        """The model that a request names, and its name; who names none means the first."""
+        name = next(iter(self.models_by_name)) if body.model is None else body.model
+        served = self.models_by_name.get(name)
         if served is None:
             names = ", ".join(self.models_by_name)
-            raise UnknownModel(f"model={body.model[:200]}: is not served; use {names}")
-        return served
+            raise UnknownModel(f"model={name[:200]}: is not served; use {names}")
+        return name, served
 
-    def _heading(self, prefix: str, body: GenerationRequest) -> Heading:
-        answer_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
-        return Heading(answer_id, body.model, created, bool(body.return_token_ids))
+
+def _heading(prefix: str, model: str, body: GenerationRequest) -> Heading:
+    answer_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+    return Heading(answer_id, model, created, bool(body.return_token_ids))
 
 
 async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:

@@ -32,7 +32,7 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str
+    model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
