@@ -346,8 +346,8 @@ def header(bench: Bench) -> str:
     """The case and its objectives."""
     case, asked = bench.case, bench.objectives()
     return (
-        f"{case.shape}, {case.hardware}, {case.memory_gib} GiB, {case.workload}, {case.requests} requests, "
-        f"buffer {case.buffer_gib:g} GiB; "
+        f"{case.shape}, {case.hardware}, {case.memory_gib} GiB, {case.workload}, "
+        f"{case.requests} requests, buffer {case.buffer_gib:g} GiB; "
         f"objectives: TTFT {asked.ttft_seconds:.2f} s, TPOT {asked.tpot_seconds:.3f} s"
     )
 

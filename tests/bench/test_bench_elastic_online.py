@@ -80,9 +80,9 @@ def test_both_ways_through_the_buffer_are_equal_and_nobody_is_lost(bench: Bench)
 
 def test_a_case_is_written_beside_the_others(tmp_path: Path) -> None:
     file = tmp_path / "online.json"
-    for number, goodput in ((2, 1.0), (0, 2.0), (2, 3.0)):
-        write_case(number, {"goodput": goodput}, file)
-    assert json.loads(file.read_text()) == {"cases": {"0": {"goodput": 2.0}, "2": {"goodput": 3.0}}}
+    for number, rate in ((2, 1.0), (0, 2.0), (2, 3.0)):
+        write_case(number, {"rate": rate}, file)
+    assert json.loads(file.read_text()) == {"cases": {"0": {"rate": 2.0}, "2": {"rate": 3.0}}}
 
 
 def test_a_run_is_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
