@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -209,7 +209,20 @@ class SideRun:
         )
 
 
-def alternated(sides: Sequence[SideRun]) -> None:
+class Side(Protocol):
+    """Whoever goes on step by step."""
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything left to do?"""
+        ...
+
+    def step(self) -> None:
+        """Do a part of it."""
+        ...
+
+
+def alternated(sides: Sequence[Side]) -> None:
     """Run all to their ends, a step of each in turn: neighbours on the machine slow all alike."""
     while any(side.has_work for side in sides):
         for side in sides:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kvell.attention.choice import choose_kernels
-from kvell.clock import MonotonicClock
+from kvell.clock import Clock, MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.process_size import give_back_freed
 from kvell.engine.budget_limits import observing_tokens
@@ -101,16 +101,19 @@ def build_engine(
     draft: PagedModel | None = None,
     beside: Sequence[ServedModel] = (),
     floor_bytes: int = 0,
+    clock: Clock | None = None,
 ) -> Engine:
     """An engine over a loaded model, its pool attached.
 
     :param draft: a smaller model that guesses for it; its groups lie in the same pool.
     :param beside: further models, independent of it, that share its pool and its steps.
     :param floor_bytes: what the process took before it loaded anything, for the contract.
+    :param clock: tells how long requests wait and who is late; the machine's own if not given.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
         draft model cannot guess for this one, models cannot be served side by side, or there
         are objectives and nothing that could be done for them.
     """
+    clock = clock or MonotonicClock()
     check_objectives(options)
     check_speculation(model, draft, options)
     served = (ServedModel(name if beside else "", model, eos_token_ids), *beside)
@@ -186,7 +189,8 @@ def build_engine(
         images=model.images,
         warmer=memory.warmer,
         cold=memory.chunks,
-        objectives=watch_of(options, MonotonicClock()),
+        objectives=watch_of(options, clock),
+        clock=clock,
     )
 
 

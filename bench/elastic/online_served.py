@@ -1,0 +1,333 @@
+"""Requests that come one by one, for real: one pool and a CPU buffer beside a static reserve.
+
+See README.md beside this file.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.elastic.online import ATTAINMENT, SLACK, rising
+from bench.elastic.served import MAX_NUM_SEQS, alternated, narrow_model
+from kvell.clock import MonotonicClock
+from kvell.device.host import CHUNK_BYTES
+from kvell.engine.assembly import build_engine
+from kvell.engine.options import EngineOptions
+from kvell.engine.protocol import Finished, Submit, Tokens
+from kvell.engine.sampling_params import SamplingParams
+from kvell.load.arrivals import retimed
+from kvell.load.outcome import Outcome
+from kvell.load.report import Objectives, summary
+from kvell.models.paged_model import PagedModel
+from kvell.simulator.generators import generate_trace
+from kvell.simulator.rows import TraceRow, predecessors
+from kvell.vocabulary import MIB, RequestId
+
+SHAPE = "llama3-8b"
+STATIC, CHUNKED, BOTH = "static", "static, chunks of 512", "both"
+SIDES = (STATIC, CHUNKED, BOTH)
+CHUNKED_TOKENS = 512
+RESERVE_SHARE = 25 / 57
+"""Of the memory beside weights, as in the paper's setting (``bench.elastic.online``)."""
+BUFFER_SHARE = 119 / 57
+"""Host memory beside it."""
+AS_SOON = 1.05
+"""First tokens that are so much later are no later: neighbours on the machine make steps differ."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A workload, and a server that is as short of memory as the paper's.
+
+    :param shorter: prompts and answers are so many times shorter than the workload's.
+    :param context_tokens: of the server; its largest step has so many, and a reserve for them.
+    """
+
+    workload: str
+    shorter: int
+    context_tokens: int
+    requests: int
+    rates: tuple[float, ...]
+
+
+SETTINGS = (
+    Setting("2k-2k", 8, 2_048, 32, rising(0.8, 6, 1.3)),
+    Setting("32k-2k", 8, 8_192, 16, rising(0.15, 6, 1.3)),
+    Setting("sharegpt-like", 2, 1_024, 40, rising(1.5, 6, 1.3)),
+)
+
+
+class SideClock:
+    """Goes on only while its own side computes, so that sides may take turns."""
+
+    def __init__(self) -> None:
+        self._machine = MonotonicClock()
+        self._passed_seconds = 0.0
+        self._began_seconds: float | None = None
+
+    def now_seconds(self) -> float:
+        """Seconds that this side has computed or waited for requests."""
+        if self._began_seconds is None:
+            return self._passed_seconds
+        return self._passed_seconds + self._machine.now_seconds() - self._began_seconds
+
+    def start(self) -> None:
+        """The side computes from now on."""
+        self._began_seconds = self._machine.now_seconds()
+
+    def stop(self) -> None:
+        """It is another side's turn."""
+        self._passed_seconds, self._began_seconds = self.now_seconds(), None
+
+    def wait_until(self, seconds: float) -> None:
+        """Nothing is there to compute before; in the past it is nothing."""
+        self._passed_seconds = max(self._passed_seconds, seconds)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request and when it comes."""
+
+    seconds: float
+    prompt: bytes
+    output_tokens: int
+
+
+def arrivals(setting: Setting, rate: float, vocab: int, seed: int = 0) -> list[Arrival]:
+    """A Poisson process of unrelated prompts; of a turn, what its conversation adds."""
+    rows = generate_trace(setting.workload, setting.requests, seed)
+    lengths = [
+        _added_tokens(rows, index, before) for index, before in enumerate(predecessors(rows))
+    ]
+    draw = np.random.default_rng(seed)
+    found = []
+    for row, added in zip(retimed(rows, rate=rate), lengths, strict=True):
+        count = max(1, added // setting.shorter)
+        ids = draw.integers(3, vocab, count).astype("<i4").tobytes()
+        found.append(Arrival(row.arrival_s, ids, max(2, row.output_tokens // setting.shorter)))
+    return found
+
+
+def _added_tokens(rows: Sequence[TraceRow], index: int, before: int | None) -> int:
+    row = rows[index]
+    return row.prompt_tokens - (rows[before].num_tokens if before is not None else 0)
+
+
+class Served:
+    """One side at one rate: an engine, a clock of its own, and what became of each request."""
+
+    def __init__(
+        self, name: str, model: PagedModel, options: EngineOptions, asked: Sequence[Arrival]
+    ) -> None:
+        self.clock = SideClock()
+        self._engine = build_engine(model, name, options, clock=self.clock)
+        self._asked = asked
+        self._sent = 0
+        self._first_seconds: dict[int, float] = {}
+        self._last_seconds: dict[int, float] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Does anybody come, or wait?"""
+        return self._sent < len(self._asked) or self._engine.has_work()
+
+    def step(self) -> None:
+        """One step, with whoever has come by now."""
+        if not self._engine.has_work():
+            self.clock.wait_until(self._asked[self._sent].seconds)
+        self.clock.start()
+        self._submit_those_who_came()
+        for event in self._engine.step():
+            if isinstance(event, Tokens):
+                index = int(event.request_id)
+                now_seconds = self.clock.now_seconds()
+                self._first_seconds.setdefault(index, now_seconds)
+                self._last_seconds[index] = now_seconds
+            if isinstance(event, Finished) and event.reason != "length":
+                raise RuntimeError(f"a request ended with {event.reason}: {event.message}")
+        self.clock.stop()
+
+    def _submit_those_who_came(self) -> None:
+        now_seconds = self.clock.now_seconds()
+        while self._sent < len(self._asked) and self._asked[self._sent].seconds <= now_seconds:
+            one = self._asked[self._sent]
+            sampling = SamplingParams(temperature=0, max_tokens=one.output_tokens, ignore_eos=True)
+            self._engine.handle(Submit(RequestId(str(self._sent)), one.prompt, sampling))
+            self._sent += 1
+
+    def outcomes(self) -> list[Outcome]:
+        """What each client saw."""
+        return [
+            Outcome(
+                index,
+                one.seconds,
+                one.seconds,
+                self._last_seconds[index],
+                (self._first_seconds[index], self._last_seconds[index]),
+                len(one.prompt) // 4,
+                one.output_tokens,
+            )
+            for index, one in enumerate(self._asked)
+        ]
+
+    def counters(self) -> dict[str, Any]:
+        """What its memory did."""
+        stats = self._engine.core.stats()
+        return {"preemptions": stats.preemptions, "cpu_buffer": stats.buffer}
+
+
+def options_of(
+    model: PagedModel, setting: Setting, asked: Objectives | None
+) -> dict[str, EngineOptions]:
+    """Each side's: the same memory beside weights.
+
+    :param asked: what the side with a buffer is told to keep to.
+    """
+    reserve_bytes = model.activations.need_bytes(setting.context_tokens, MAX_NUM_SEQS)
+    bound_bytes = int(reserve_bytes / RESERVE_SHARE) // CHUNK_BYTES * CHUNK_BYTES
+    chunk_bytes = model.activations.need_bytes(CHUNKED_TOKENS, MAX_NUM_SEQS)
+    common = EngineOptions(
+        max_model_len=setting.context_tokens,
+        max_num_batched_tokens=setting.context_tokens,
+        max_num_seqs=MAX_NUM_SEQS,
+    )
+    return {
+        STATIC: replace(common, kv_memory_bytes=bound_bytes - reserve_bytes),
+        CHUNKED: replace(
+            common,
+            kv_memory_bytes=bound_bytes - chunk_bytes,
+            max_num_batched_tokens=CHUNKED_TOKENS,
+        ),
+        BOTH: replace(
+            common,
+            memory_bytes=model.weight_bytes + bound_bytes,
+            cpu_buffer_bytes=int(BUFFER_SHARE * bound_bytes),
+            slo_ttft_seconds=None if asked is None else asked.ttft_seconds,
+            slo_tpot_seconds=None if asked is None else asked.tpot_seconds,
+        ),
+    }
+
+
+def objectives(model: PagedModel, setting: Setting, runs: int = 3) -> Objectives:
+    """25 times what the mean request sees alone."""
+    asked = arrivals(setting, 1.0, model.description.vocab_size)
+    prompt = int(np.mean([len(one.prompt) // 4 for one in asked]))
+    output = int(np.mean([one.output_tokens for one in asked]))
+    ids = np.random.default_rng(1).integers(3, model.description.vocab_size, (runs + 1, prompt))
+    alone = [Arrival(1e4 * at, row.astype("<i4").tobytes(), output) for at, row in enumerate(ids)]
+    side = Served(STATIC, model, options_of(model, setting, None)[STATIC], alone)
+    alternated([side])
+    seen = side.outcomes()[1:]
+    tpots = [one.tpot_seconds for one in seen if one.tpot_seconds is not None]
+    first = min(one.ttft_seconds for one in seen)
+    return Objectives(SLACK * first, SLACK * min(tpots))
+
+
+Seen = dict[str, Any]
+
+
+def run(models: dict[str, PagedModel], setting: Setting, rate: float, told: Objectives) -> Seen:
+    """All sides at one rate, a step of each in turn: figures by side."""
+    asked = arrivals(setting, rate, models[STATIC].description.vocab_size)
+    chosen = options_of(models[STATIC], setting, told)
+    sides = {name: Served(name, models[name], chosen[name], asked) for name in SIDES}
+    alternated(list(sides.values()))
+    kept = ("ttft_seconds", "tpot_seconds", "slo_attainment", "output_tokens_per_second")
+    found: Seen = {}
+    for name, side in sides.items():
+        figures = summary(side.outcomes(), told)
+        found[name] = {key: figures[key] for key in kept} | side.counters()
+    return found
+
+
+def goodput(runs: dict[float, Seen], side: str) -> float:
+    """The highest rate that the side keeps up with, and with all below it; 0 if none."""
+    best = 0.0
+    for rate in sorted(runs):
+        if runs[rate][side]["slo_attainment"] < ATTAINMENT:
+            break
+        best = rate
+    return best
+
+
+def verdicts(runs: dict[float, Seen]) -> list[str]:
+    """Goodput beside both static sides; first tokens at the lowest rate and at each goodput."""
+    best = {side: goodput(runs, side) for side in SIDES}
+    told = []
+    for side in (STATIC, CHUNKED):
+        holds = "holds" if best[BOTH] >= best[side] else "FAILS"
+        told.append(f"{holds}: goodput {best[BOTH]:.2f}/s, {side} {best[side]:.2f}/s")
+    for rate in sorted({min(runs), *best.values()} - {0.0}):
+        first = {side: runs[rate][side]["ttft_seconds"]["mean"] for side in SIDES}
+        soonest = min(first[STATIC], first[CHUNKED])
+        holds = "holds" if first[BOTH] <= AS_SOON * soonest else "FAILS"
+        told.append(
+            f"{holds}: at {rate:.2f}/s TTFT {first[BOTH]:.3f} s, "
+            f"beside {first[STATIC]:.3f} and {first[CHUNKED]:.3f}"
+        )
+    return told
+
+
+def of_setting(models: dict[str, PagedModel], setting: Setting) -> dict[str, Any]:
+    """All rates of a workload, said as they come."""
+    told = objectives(models[STATIC], setting)
+    memory = {
+        side: one.kv_memory_bytes for side, one in options_of(models[STATIC], setting, told).items()
+    }
+    print(
+        f"{SHAPE} / 8, {setting.workload} / {setting.shorter}, {setting.requests} requests; "
+        f"objectives: TTFT {told.ttft_seconds:.2f} s, TPOT {told.tpot_seconds:.3f} s; "
+        f"KV of static {(memory[STATIC] or 0) / MIB:.0f} MiB",
+        flush=True,
+    )
+    runs: dict[float, Seen] = {}
+    for rate in setting.rates:
+        runs[rate] = run(models, setting, rate, told)
+        for side in SIDES:
+            print(line(side, rate, runs[rate][side]), flush=True)
+    said = verdicts(runs)
+    print("\n".join(f"  {one}" for one in said), flush=True)
+    return {
+        "setting": asdict(setting),
+        "objectives": asdict(told),
+        "runs": {f"{rate:.3f}": seen for rate, seen in runs.items()},
+        "verdicts": said,
+    }
+
+
+def line(side: str, rate: float, seen: Seen) -> str:
+    """One run of a side, for people."""
+    ttft, tpot = seen["ttft_seconds"], seen["tpot_seconds"]
+    return (
+        f"  {side:22} at {rate:5.2f}/s TTFT {ttft['mean']:7.3f} s (p90 {ttft['p90']:7.3f}), "
+        f"TPOT {1e3 * tpot['mean']:6.1f} ms, {seen['output_tokens_per_second']:6.1f} tokens/s, "
+        f"{seen['preemptions']} preemptions, {100 * seen['slo_attainment']:.0f} % in time"
+    )
+
+
+def main() -> None:
+    """Prints every side at every rate, and verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="+", choices=[one.workload for one in SETTINGS])
+    parser.add_argument("--requests", type=int, help="of every workload, if not its own number")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    options = parser.parse_args()
+    models = {side: narrow_model(SHAPE) for side in SIDES}
+    found = []
+    for named in SETTINGS:
+        if options.workloads and named.workload not in options.workloads:
+            continue
+        found.append(
+            of_setting(models, replace(named, requests=options.requests or named.requests))
+        )
+        if options.json:
+            options.json.write_text(json.dumps({"workloads": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
