@@ -23,7 +23,12 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.load.http import HttpClient
 from kvell.vocabulary import MIB
 
-FRONT_MODULES = ("kvell.cli.main", "kvell.cli.served_text", "kvell.server.run")
+FRONT_MODULES = (
+    "kvell.cli.main",
+    "kvell.cli.served_text",
+    "kvell.server.run",
+    "kvell.server.http_face",
+)
 INSTANCE_MODULES = ("kvell.cli.main", "kvell.engine.instance", "kvell.llm")
 """What each process has imported when it is about to load anything."""
 LEAST_ALLOWANCE_BYTES, ALLOWANCE_SHARE = 64 * MIB, 0.03
