@@ -1,6 +1,7 @@
 """Prompts ahead of decodes: who gives way, who comes back, and that answers stay the same."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -80,6 +81,29 @@ def test_who_was_admitted_last_and_decodes_gives_way() -> None:
     assert list(plan.parked) == [*reversed(running)][: len(plan.parked)]
     assert plan.admitted
     assert not set(plan.parked) & {work.request_id for work in plan.work}
+
+
+@pytest.mark.parametrize("decoding", [1, 2, 3])
+def test_nobody_gives_way_for_a_prompt_that_the_step_has_no_tokens_for(decoding: int) -> None:
+    """Beside parked decodes a step computes few tokens of prompts, and it has begun some."""
+    few = limits(batched=32, seats=6, max_len=40)
+    few = replace(few, enough_prompt_tokens=24, crowded_prompt_tokens=8)
+    run = Run(swapping_core(SMALL, few, 40, ahead=40))
+    for number in range(decoding):
+        run.submit(f"q{number}", PROMPTS[number], TOKENS)
+        run.step()
+    for number in range(decoding, 6):
+        run.submit(f"q{number}", PROMPTS[number][: 7 + 2 * number], TOKENS)
+    parking = parking_of(run.core)
+    crowds = 0
+    while run.core.has_work:
+        before = parking.count
+        plan = run.step()
+        prompt_tokens = sum(work.count for work in plan.work if work.count > 1)
+        crowds += parking.count > before
+        assert parking.count == before or prompt_tokens <= 8
+    assert crowds > 0
+    assert run.outputs["q0"] == expected_output(PROMPTS[0], TOKENS)
 
 
 def test_the_logical_size_bounds_who_may_go() -> None:

@@ -28,7 +28,7 @@ from kvell.vocabulary import RequestId
 ROOM_TOKENS = 64
 """Who comes back finds room for so many tokens of everybody: else it would soon leave again."""
 
-MOST_STEPS_PARKED = 4_096
+MOST_STEPS_PARKED = 16_384
 """After so many, no prompt is admitted until who came first is back."""
 
 

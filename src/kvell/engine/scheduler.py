@@ -205,13 +205,13 @@ class Scheduler:
                 return
             self._plan_chunk(request, draft)
 
-    def _prompt_budget(self, draft: PlanDraft) -> int:
-        """Tokens that the step may still compute of a prompt."""
+    def _prompt_budget(self, draft: PlanDraft, *, parks: bool = False) -> int:
+        """Tokens that the step may still compute of a prompt; ``parks``: if it parks decodes."""
         most = [draft.budget]
         enough, crowded = self.limits.enough_prompt_tokens, self.limits.crowded_prompt_tokens
         if enough is not None and draft.prompt_tokens:
             most.append(enough - draft.prompt_tokens)
-        if crowded is not None and self._is_crowded():
+        if crowded is not None and (parks or self._is_crowded()):
             most.append(crowded - draft.prompt_tokens)
         return min(most)
 
@@ -345,7 +345,7 @@ class Scheduler:
         """Decodes go to the CPU buffer, and the request's prompt ahead of them."""
         if self.parking is None or self.swapping is None or self._is_swapped(request):
             return False
-        if request is self._made_way_in_vain:
+        if request is self._made_way_in_vain or self._prompt_budget(draft, parks=True) <= 0:
             return False
         for other in self.parking.give_way(request, self.running, draft.admitted):
             size_bytes = self.swapping.size_bytes(other)
