@@ -56,9 +56,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("2k-2k", 8, 2_048, 32, rising(0.8, 6, 1.3)),
-    Setting("32k-2k", 8, 8_192, 16, rising(0.15, 6, 1.3)),
-    Setting("sharegpt-like", 2, 1_024, 40, rising(1.5, 6, 1.3)),
+    Setting("2k-2k", 8, 2_048, 24, rising(0.8, 4, 1.4)),
+    Setting("32k-2k", 8, 8_192, 12, rising(0.15, 4, 1.5)),
+    Setting("sharegpt-like", 2, 2_048, 32, rising(2.0, 4, 1.5)),
 )
 
 
