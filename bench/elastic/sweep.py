@@ -4,7 +4,6 @@ See README.md beside this file.
 """
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,18 @@ from bench.elastic.online import (
     CASES,
     INTRA,
     Bench,
-    Case,
     Seen,
     Side,
     header,
     line,
     make_bench,
+    write_case,
 )
 
 SIZES_GIB = (0.0, 2.0, 8.0, 32.0, 119.0)
 """Of the buffer's logical size; with none, only preempted requests go there."""
-RATES = {"2k-2k": 1.8, "32k-2k": 0.12, "sharegpt-like": 16.0}
-"""Requests per second: more than static sides keep up with."""
+RATES = (2.5, 0.18, 18.0, 0.2, 1.0)
+"""Requests per second of each case: more than static sides keep up with."""
 WITHIN = 0.10
 """Algorithm 2 may miss the best fixed size by so much."""
 SLOWER = 0.02
@@ -91,16 +90,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Prints every size of every case, and verdicts."""
     args = arguments()
-    found = []
-    cases: list[Case] = [CASES[n] for n in args.case] if args.case else [*CASES]
-    for named in cases:
+    for number in args.case or range(len(CASES)):
+        named = CASES[number]
         hardware = args.hardware or named.hardware
         case = replace(named, requests=args.requests or named.requests, hardware=hardware)
-        bench = make_bench(case, args.link)
-        found.append(sweep(bench, args.rate or RATES[case.workload]))
-    if args.json:
-        result = {"link": args.link, "cases": found}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        found = sweep(make_bench(case, args.link), args.rate or RATES[number])
+        if args.json:
+            write_case(number, found | {"link": args.link}, args.json)
 
 
 if __name__ == "__main__":

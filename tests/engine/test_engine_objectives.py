@@ -6,8 +6,8 @@ import torch
 from kvell.clock import VirtualClock
 from kvell.engine.engine import Engine
 from kvell.engine.journal import Journal
-from kvell.engine.lateness import Lateness
-from kvell.engine.objectives import EARLY, ObjectiveWatch, check_objectives, watch_of
+from kvell.engine.lateness import EARLY_TTFT, Lateness
+from kvell.engine.objectives import ObjectiveWatch, check_objectives, watch_of
 from kvell.engine.options import EngineOptions
 from kvell.engine.parking import Parking
 from kvell.engine.protocol import Cancel, Finished, Tokens
@@ -38,7 +38,7 @@ def test_nobody_is_watched_without_objectives() -> None:
 def test_it_is_early_that_a_first_token_is_late() -> None:
     late, clock = watch(ttft=10.0)
     late.heard(make_submit("a", [1, 2]), [])
-    clock.advance(10.0 * EARLY)
+    clock.advance(10.0 * EARLY_TTFT)
     assert late.after_step([]) == NONE
     clock.advance(0.1)
     assert late.after_step([]) == Lateness(ttft_late=True, tpot_late=False)

@@ -14,9 +14,6 @@ from kvell.engine.protocol import Cancel, Event, Submit
 from kvell.engine.scheduler import INITIAL_EXPECTED_OUTPUT
 from kvell.errors import ChangeSomething
 
-EARLY = 0.5
-"""Algorithm 2 is told of so much of the objectives, to act before they are missed."""
-
 
 def check_objectives(options: EngineOptions) -> None:
     """Refuse objectives that nothing could be done for.
@@ -64,6 +61,6 @@ def watch_of(options: EngineOptions, clock: Clock) -> ObjectiveWatch | None:
     ttft, tpot = options.slo_ttft_seconds, options.slo_tpot_seconds
     if ttft is None and tpot is None:
         return None
-    first = inf if ttft is None else EARLY * ttft
-    further = inf if tpot is None else EARLY * tpot
-    return ObjectiveWatch(LatenessWatch(first, further, INITIAL_EXPECTED_OUTPUT), clock)
+    first, further = (inf if asked is None else asked for asked in (ttft, tpot))
+    watch = LatenessWatch.ahead_of(first, further, INITIAL_EXPECTED_OUTPUT)
+    return ObjectiveWatch(watch, clock)
