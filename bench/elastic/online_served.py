@@ -46,19 +46,20 @@ class Setting:
 
     :param shorter: prompts and answers are so many times shorter than the workload's.
     :param context_tokens: of the server; its largest step has so many, and a reserve for them.
+    :param loads: rates, in requests that come while the mean one would be served alone.
     """
 
     workload: str
     shorter: int
     context_tokens: int
     requests: int
-    rates: tuple[float, ...]
+    loads: tuple[float, ...]
 
 
 SETTINGS = (
-    Setting("2k-2k", 8, 2_048, 24, rising(0.8, 4, 1.4)),
-    Setting("32k-2k", 8, 8_192, 12, rising(0.15, 4, 1.5)),
-    Setting("sharegpt-like", 2, 2_048, 32, rising(2.0, 4, 1.5)),
+    Setting("2k-2k", 8, 2_048, 24, rising(3.0, 4, 1.5)),
+    Setting("32k-2k", 8, 8_192, 12, rising(1.0, 4, 1.5)),
+    Setting("sharegpt-like", 2, 2_048, 32, rising(3.0, 4, 1.5)),
 )
 
 
@@ -213,8 +214,8 @@ def options_of(
     }
 
 
-def objectives(model: PagedModel, setting: Setting, runs: int = 3) -> Objectives:
-    """25 times what the mean request sees alone."""
+def objectives(model: PagedModel, setting: Setting, runs: int = 3) -> tuple[Objectives, float]:
+    """25 times what the mean request sees alone, and its seconds then."""
     asked = arrivals(setting, 1.0, model.description.vocab_size)
     prompt = int(np.mean([len(one.prompt) // 4 for one in asked]))
     output = int(np.mean([one.output_tokens for one in asked]))
@@ -225,7 +226,8 @@ def objectives(model: PagedModel, setting: Setting, runs: int = 3) -> Objectives
     seen = side.outcomes()[1:]
     tpots = [one.tpot_seconds for one in seen if one.tpot_seconds is not None]
     first = min(one.ttft_seconds for one in seen)
-    return Objectives(SLACK * first, SLACK * min(tpots))
+    told = Objectives(SLACK * first, SLACK * min(tpots))
+    return told, min(one.e2e_seconds for one in seen)
 
 
 Seen = dict[str, Any]
@@ -275,7 +277,7 @@ def verdicts(runs: dict[float, Seen]) -> list[str]:
 
 def of_setting(models: dict[str, PagedModel], setting: Setting) -> dict[str, Any]:
     """All rates of a workload, said as they come."""
-    told = objectives(models[STATIC], setting)
+    told, alone_seconds = objectives(models[STATIC], setting)
     memory = {
         side: one.kv_memory_bytes for side, one in options_of(models[STATIC], setting, told).items()
     }
@@ -286,7 +288,7 @@ def of_setting(models: dict[str, PagedModel], setting: Setting) -> dict[str, Any
         flush=True,
     )
     runs: dict[float, Seen] = {}
-    for rate in setting.rates:
+    for rate in (load / alone_seconds for load in setting.loads):
         runs[rate] = run(models, setting, rate, told)
         for side in SIDES:
             print(line(side, rate, runs[rate][side]), flush=True)
@@ -295,6 +297,7 @@ def of_setting(models: dict[str, PagedModel], setting: Setting) -> dict[str, Any
     return {
         "setting": asdict(setting),
         "objectives": asdict(told),
+        "alone_seconds": alone_seconds,
         "runs": {f"{rate:.3f}": seen for rate, seen in runs.items()},
         "verdicts": said,
     }

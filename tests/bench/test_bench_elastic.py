@@ -62,7 +62,7 @@ class Counted:
 
 def test_sides_take_turns_until_the_last_is_done() -> None:
     log: list[str] = []
-    alternated([Counted("a", 2, log), Counted("b", 4, log)])  # type: ignore[list-item]
+    alternated([Counted("a", 2, log), Counted("b", 4, log)])
     assert log == ["a", "b", "a", "b", "b", "b"]
 
 
