@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.elastic.online import ATTAINMENT, SLACK, rising
+from bench.elastic.online import ATTAINMENT, BUFFER_GIB, CASES, CHUNKED_TOKENS, SLACK, rising
 from bench.elastic.served import MAX_NUM_SEQS, alternated, narrow_model
 from kvell.clock import MonotonicClock
 from kvell.device.host import CHUNK_BYTES
@@ -31,10 +31,9 @@ from kvell.vocabulary import MIB, RequestId
 SHAPE = "llama3-8b"
 STATIC, CHUNKED, BOTH = "static", "static, chunks of 512", "both"
 SIDES = (STATIC, CHUNKED, BOTH)
-CHUNKED_TOKENS = 512
-RESERVE_SHARE = 25 / 57
+RESERVE_SHARE = 25 / CASES[0].memory_gib
 """Of the memory beside weights, as in the paper's setting (``bench.elastic.online``)."""
-BUFFER_SHARE = 119 / 57
+BUFFER_SHARE = BUFFER_GIB / CASES[0].memory_gib
 """Host memory beside it."""
 AS_SOON = 1.05
 """First tokens that are so much later are no later: neighbours on the machine make steps differ."""
