@@ -12,13 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from bench.elastic.online import ATTAINMENT, BUFFER_GIB, CASES, CHUNKED_TOKENS, SLACK, rising
-from bench.elastic.served import MAX_NUM_SEQS, alternated, narrow_model
-from kvell.clock import MonotonicClock
+from bench.elastic.in_turn import SideClock, alternated, tokens_of
+from bench.elastic.narrow_models import narrow_model
+from bench.elastic.online_cases import (
+    ATTAINMENT,
+    BUFFER_GIB,
+    CASES,
+    CHUNKED_TOKENS,
+    SLACK,
+    rising,
+)
+from bench.elastic.served import MAX_NUM_SEQS
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine
 from kvell.engine.options import EngineOptions
-from kvell.engine.protocol import Finished, Submit, Tokens
+from kvell.engine.protocol import Submit
 from kvell.engine.sampling_params import SamplingParams
 from kvell.load.arrivals import retimed
 from kvell.load.outcome import Outcome
@@ -32,7 +40,7 @@ SHAPE = "llama3-8b"
 STATIC, CHUNKED, BOTH = "static", "static, chunks of 512", "both"
 SIDES = (STATIC, CHUNKED, BOTH)
 RESERVE_SHARE = 25 / CASES[0].memory_gib
-"""Of the memory beside weights, as in the paper's setting (``bench.elastic.online``)."""
+"""Of the memory beside weights, as in the paper's setting (``bench.elastic.online_cases``)."""
 BUFFER_SHARE = BUFFER_GIB / CASES[0].memory_gib
 """Host memory beside it."""
 AS_SOON = 1.05
@@ -60,33 +68,6 @@ SETTINGS = (
     Setting("32k-2k", 8, 8_192, 12, rising(1.0, 4, 1.5)),
     Setting("sharegpt-like", 2, 2_048, 32, rising(3.0, 4, 1.5)),
 )
-
-
-class SideClock:
-    """Goes on only while its own side computes, so that sides may take turns."""
-
-    def __init__(self) -> None:
-        self._machine = MonotonicClock()
-        self._passed_seconds = 0.0
-        self._began_seconds: float | None = None
-
-    def now_seconds(self) -> float:
-        """Seconds that this side has computed or waited for requests."""
-        if self._began_seconds is None:
-            return self._passed_seconds
-        return self._passed_seconds + self._machine.now_seconds() - self._began_seconds
-
-    def start(self) -> None:
-        """The side computes from now on."""
-        self._began_seconds = self._machine.now_seconds()
-
-    def stop(self) -> None:
-        """It is another side's turn."""
-        self._passed_seconds, self._began_seconds = self.now_seconds(), None
-
-    def wait_until(self, seconds: float) -> None:
-        """Nothing is there to compute before; in the past it is nothing."""
-        self._passed_seconds = max(self._passed_seconds, seconds)
 
 
 @dataclass(frozen=True)
@@ -142,14 +123,11 @@ class Served:
             self.clock.wait_until(self._asked[self._sent].seconds)
         self.clock.start()
         self._submit_those_who_came()
-        for event in self._engine.step():
-            if isinstance(event, Tokens):
-                index = int(event.request_id)
-                now_seconds = self.clock.now_seconds()
-                self._first_seconds.setdefault(index, now_seconds)
-                self._last_seconds[index] = now_seconds
-            if isinstance(event, Finished) and event.reason != "length":
-                raise RuntimeError(f"a request ended with {event.reason}: {event.message}")
+        for event in tokens_of(self._engine.step()):
+            index = int(event.request_id)
+            now_seconds = self.clock.now_seconds()
+            self._first_seconds.setdefault(index, now_seconds)
+            self._last_seconds[index] = now_seconds
         self.clock.stop()
 
     def _submit_those_who_came(self) -> None:
@@ -312,6 +290,12 @@ def line(side: str, rate: float, seen: Seen) -> str:
     )
 
 
+def write_workload(name: str, found: dict[str, Any], path: Path) -> None:
+    """Writes one workload into a file of all; the others in it stay."""
+    kept = json.loads(path.read_text())["workloads"] if path.exists() else {}
+    path.write_text(json.dumps({"workloads": kept | {name: found}}, indent=1) + "\n")
+
+
 def main() -> None:
     """Prints every side at every rate, and verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -320,15 +304,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
     models = {side: narrow_model(SHAPE) for side in SIDES}
-    found = []
     for named in SETTINGS:
         if options.workloads and named.workload not in options.workloads:
             continue
-        found.append(
-            of_setting(models, replace(named, requests=options.requests or named.requests))
-        )
+        found = of_setting(models, replace(named, requests=options.requests or named.requests))
         if options.json:
-            options.json.write_text(json.dumps({"workloads": found}, indent=1) + "\n")
+            write_workload(named.workload, found, options.json)
 
 
 if __name__ == "__main__":

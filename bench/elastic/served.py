@@ -5,70 +5,26 @@ See README.md beside this file.
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from bench.replay.shapes import read_shape
-from kvell.attention.choice import choose_kernels
+from bench.elastic.in_turn import alternated, tokens_of
+from bench.elastic.narrow_models import NARROWER, SHAPES, narrow_model
 from kvell.calibration.rig import WatchedRunner
 from kvell.clock import MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.options import EngineOptions
-from kvell.engine.protocol import Finished, Submit, Tokens
+from kvell.engine.protocol import Submit
 from kvell.engine.sampling_params import SamplingParams
 from kvell.memory import GroupKind, plan_layout, request_bytes
-from kvell.models.lean.decoder import lean_decoder
-from kvell.models.loading import describe_as
 from kvell.models.paged_model import PagedModel
-from kvell.models.random_weights import random_module
 from kvell.vocabulary import MIB, RequestId
 
-
-@dataclass(frozen=True)
-class Shape:
-    """A config of ``bench/configs`` that two cores can compute, and memory that makes it tight.
-
-    :param fits: requests for whose KV there is memory, if activations take none of it.
-    :param narrower: its numbers of heads, which are not a whole eighth of the model's.
-    """
-
-    name: str
-    fits: float
-    narrower: Mapping[str, int] = field(default_factory=dict)
-
-
-NARROWER = 8
-"""Widths and vocabulary are divided by it; layers, and so KV beside activations, stay."""
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("llama3-8b", 2.6),
-        Shape("ministral-8b", 3.3),
-        Shape(
-            "falcon-h1-7b",
-            5.0,
-            # An eighth of 12 heads and 2 pairs of keys and values of 128 numbers, and of 24 states.
-            {
-                "num_attention_heads": 6,
-                "num_key_value_heads": 1,
-                "head_dim": 32,
-                "mamba_d_ssm": 384,
-                "mamba_n_heads": 3,
-            },
-        ),
-    )
-}
-"""Jamba's layers of experts and its states of Mamba 1 have no compiled pass; Falcon-H1 stands for
-the hybrids."""
-WINDOW_TOKENS = 2048
-"""Of sliding layers: prompts are a sixteenth of the paper's, so is the window."""
 MAX_NUM_SEQS = 16
 
 
@@ -98,38 +54,6 @@ class Figures:
     pool_mib: float
     reserve_mib: float
     chunks_mapped: int = 0
-
-
-def narrow_config(name: str) -> Any:
-    """A shape of ``bench/configs`` that two cores can compute."""
-    config = read_shape(name).config
-    narrower = {
-        width: max(1, getattr(config, width) // NARROWER)
-        for width in (
-            "hidden_size",
-            "intermediate_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "vocab_size",
-        )
-    }
-    for width, size in (narrower | dict(SHAPES[name].narrower)).items():
-        setattr(config, width, size)
-    config.max_position_embeddings = 16_384
-    if getattr(config, "sliding_window", None):
-        config.sliding_window = WINDOW_TOKENS
-    return config
-
-
-def narrow_model(name: str) -> PagedModel:
-    """Random weights in bfloat16, computed by the compiled pass."""
-    module = random_module(narrow_config(name), 3, torch.bfloat16, 8.0)
-    kernels = choose_kernels(torch.device("cpu"))
-    description = describe_as(module.config, module.dtype, module.dtype)
-    decoder = lean_decoder(module, description, kernels)
-    if decoder is None:
-        raise RuntimeError("there is no compiled pass on this machine")
-    return PagedModel(module, description, kernels, lean=decoder)
 
 
 def options_of(model: PagedModel, load: Load) -> tuple[EngineOptions, EngineOptions]:
@@ -178,14 +102,10 @@ class SideRun:
     def step(self) -> None:
         """One step of its engine."""
         began_seconds = self._clock.now_seconds()
-        events = self._engine.step()
+        for event in tokens_of(self._engine.step()):
+            self.answers[event.request_id] += event.token_ids
         seconds = self._clock.now_seconds() - began_seconds
         self._seconds += seconds
-        for event in events:
-            if isinstance(event, Tokens):
-                self.answers[event.request_id] += event.token_ids
-            if isinstance(event, Finished) and event.reason != "length":
-                raise RuntimeError(f"a request ended with {event.reason}: {event.message}")
         plan = self._watched.plan
         if plan is not None and plan.work and all(work.count == 1 for work in plan.work):
             self._decode_seconds += seconds
@@ -207,27 +127,6 @@ class SideRun:
             contract.activation_reserve_bytes / MIB,
             stats.memory.get("mapped", 0),
         )
-
-
-class Side(Protocol):
-    """Whoever goes on step by step."""
-
-    @property
-    def has_work(self) -> bool:
-        """Is there anything left to do?"""
-        ...
-
-    def step(self) -> None:
-        """Do a part of it."""
-        ...
-
-
-def alternated(sides: Sequence[Side]) -> None:
-    """Run all to their ends, a step of each in turn: neighbours on the machine slow all alike."""
-    while any(side.has_work for side in sides):
-        for side in sides:
-            if side.has_work:
-                side.step()
 
 
 def compare(name: str, load: Load) -> tuple[Figures, Figures, int]:

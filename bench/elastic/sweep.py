@@ -8,18 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.elastic.online import (
-    BOTH,
-    CASES,
-    INTRA,
-    Bench,
-    Seen,
-    Side,
-    header,
-    line,
-    make_bench,
-    write_case,
-)
+from bench.elastic.online import Bench, Seen, header, line, make_bench, write_case
+from bench.elastic.online_cases import BOTH, CASES, INTRA, Side
 
 SIZES_GIB = (0.0, 2.0, 8.0, 32.0, 119.0)
 """Of the buffer's logical size; with none, only preempted requests go there."""

@@ -2,16 +2,9 @@
 
 import pytest
 
-from bench.elastic.served import (
-    MAX_NUM_SEQS,
-    SHAPES,
-    Load,
-    SideRun,
-    alternated,
-    lines,
-    narrow_config,
-    options_of,
-)
+from bench.elastic.in_turn import alternated
+from bench.elastic.narrow_models import SHAPES, narrow_config
+from bench.elastic.served import MAX_NUM_SEQS, Load, SideRun, lines, options_of
 from bench.replay.shapes import read_shape
 from kvell.models.description import describe
 from tests.engine.test_engine_sharing import wide_module
@@ -43,27 +36,6 @@ def test_both_sides_answer_alike_and_say_what_they_did() -> None:
     assert all(1 <= side.batch_decoding <= 3 for side in figures)
     told = lines("wide", LOAD, figures)
     assert "3 requests of 300 + 6 tokens" in told[0] and len(told) == 3
-
-
-class Counted:
-    """A side of so many steps that notes when it has one."""
-
-    def __init__(self, name: str, steps: int, log: list[str]) -> None:
-        self._name, self._left, self._log = name, steps, log
-
-    @property
-    def has_work(self) -> bool:
-        return self._left > 0
-
-    def step(self) -> None:
-        self._left -= 1
-        self._log.append(self._name)
-
-
-def test_sides_take_turns_until_the_last_is_done() -> None:
-    log: list[str] = []
-    alternated([Counted("a", 2, log), Counted("b", 4, log)])
-    assert log == ["a", "b", "a", "b", "b", "b"]
 
 
 def test_a_narrow_shape_keeps_the_layers_of_its_model() -> None:

@@ -10,22 +10,24 @@ import pytest
 from bench.elastic import online, sweep
 from bench.elastic.offline import CHUNK_BYTES
 from bench.elastic.online import (
+    Bench,
+    compared,
+    goodput,
+    make_bench,
+    pool_of,
+    run,
+    verdicts,
+    write_case,
+)
+from bench.elastic.online_cases import (
     BOTH,
     CASES,
     CHUNKED,
     INTRA,
     MODEL_TOKENS,
     STATIC,
-    Bench,
     Side,
-    compared,
-    goodput,
-    make_bench,
-    pool_of,
     rising,
-    run,
-    verdicts,
-    write_case,
 )
 
 FULL = replace(BOTH, fixed_gib=8.0)

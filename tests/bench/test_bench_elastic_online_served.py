@@ -1,11 +1,14 @@
-"""Requests that come to sides in turn: a clock of its own for each, and what the verdicts say."""
+"""Requests that come to sides in turn: what they are, and what the verdicts say."""
 
-import time
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.elastic import online_served
+from bench.elastic.in_turn import alternated
+from bench.elastic.narrow_models import narrow_model
 from bench.elastic.online_served import (
     BOTH,
     CHUNKED,
@@ -14,13 +17,12 @@ from bench.elastic.online_served import (
     STATIC,
     Arrival,
     Served,
-    SideClock,
     arrivals,
     goodput,
     options_of,
     verdicts,
+    write_workload,
 )
-from bench.elastic.served import alternated, narrow_model
 from kvell.engine.options import EngineOptions
 from kvell.models.paged_model import PagedModel
 
@@ -32,24 +34,6 @@ def model() -> PagedModel:
 
 def seen(in_time: float, first: float) -> dict[str, Any]:
     return {"slo_attainment": in_time, "ttft_seconds": {"mean": first}}
-
-
-class TestSideClock:
-    def test_stands_still_while_others_compute(self) -> None:
-        clock = SideClock()
-        clock.start()
-        time.sleep(0.002)
-        clock.stop()
-        passed = clock.now_seconds()
-        assert passed >= 0.002
-        time.sleep(0.002)
-        assert clock.now_seconds() == passed
-
-    def test_waits_forward_only(self) -> None:
-        clock = SideClock()
-        clock.wait_until(3.0)
-        clock.wait_until(2.0)
-        assert clock.now_seconds() == 3.0
 
 
 class TestArrivals:
@@ -105,3 +89,11 @@ def test_verdicts(both: float, first: float, failing: int) -> None:
     told = verdicts({1.0: at_one, 2.0: at_two})
     assert sum(one.startswith("FAILS") for one in told) == failing
     assert len(told) == 4
+
+
+def test_a_file_keeps_the_workloads_that_are_not_run_again(tmp_path: Path) -> None:
+    file = tmp_path / "served.json"
+    for name, found in (("2k-2k", 1), ("32k-2k", 2), ("2k-2k", 3)):
+        write_workload(name, {"found": found}, file)
+    kept = json.loads(file.read_text())["workloads"]
+    assert kept == {"2k-2k": {"found": 3}, "32k-2k": {"found": 2}}

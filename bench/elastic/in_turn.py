@@ -1,0 +1,67 @@
+"""Engines that go on in turns, a step each: neighbours on the machine slow all alike."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from kvell.clock import MonotonicClock
+from kvell.engine.protocol import Event, Finished, Tokens
+
+
+class SideClock:
+    """Goes on only while its own side computes, so that sides may take turns."""
+
+    def __init__(self) -> None:
+        self._machine = MonotonicClock()
+        self._passed_seconds = 0.0
+        self._began_seconds: float | None = None
+
+    def now_seconds(self) -> float:
+        """Seconds that this side has computed or waited for requests."""
+        if self._began_seconds is None:
+            return self._passed_seconds
+        return self._passed_seconds + self._machine.now_seconds() - self._began_seconds
+
+    def start(self) -> None:
+        """The side computes from now on."""
+        self._began_seconds = self._machine.now_seconds()
+
+    def stop(self) -> None:
+        """It is another side's turn."""
+        self._passed_seconds, self._began_seconds = self.now_seconds(), None
+
+    def wait_until(self, seconds: float) -> None:
+        """Nothing is there to compute before; in the past it is nothing."""
+        self._passed_seconds = max(self._passed_seconds, seconds)
+
+
+def tokens_of(events: Iterable[Event]) -> Iterator[Tokens]:
+    """The tokens of a step.
+
+    :raises RuntimeError: if a request ended before it had all it asked for.
+    """
+    for event in events:
+        if isinstance(event, Tokens):
+            yield event
+        if isinstance(event, Finished) and event.reason != "length":
+            raise RuntimeError(f"a request ended with {event.reason}: {event.message}")
+
+
+class Side(Protocol):
+    """Whoever goes on step by step."""
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything left to do?"""
+        ...
+
+    def step(self) -> None:
+        """Do a part of it."""
+        ...
+
+
+def alternated(sides: Sequence[Side]) -> None:
+    """Run all to their ends, a step of each in turn: neighbours on the machine slow all alike."""
+    while any(side.has_work for side in sides):
+        for side in sides:
+            if side.has_work:
+                side.step()

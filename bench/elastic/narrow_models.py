@@ -1,0 +1,86 @@
+"""Shapes of ``bench/configs``, so narrow that two cores can serve them; all layers stay."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bench.replay.shapes import read_shape
+from kvell.attention.choice import choose_kernels
+from kvell.models.lean.decoder import lean_decoder
+from kvell.models.loading import describe_as
+from kvell.models.paged_model import PagedModel
+from kvell.models.random_weights import random_module
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A config of ``bench/configs`` that two cores can compute, and memory that makes it tight.
+
+    :param fits: requests for whose KV there is memory, if activations take none of it.
+    :param narrower: its numbers of heads, which are not a whole eighth of the model's.
+    """
+
+    name: str
+    fits: float
+    narrower: Mapping[str, int] = field(default_factory=dict)
+
+
+NARROWER = 8
+"""Widths and vocabulary are divided by it; layers, and so KV beside activations, stay."""
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("llama3-8b", 2.6),
+        Shape("ministral-8b", 3.3),
+        Shape(
+            "falcon-h1-7b",
+            5.0,
+            # An eighth of 12 heads and 2 pairs of keys and values of 128 numbers, and of 24 states.
+            {
+                "num_attention_heads": 6,
+                "num_key_value_heads": 1,
+                "head_dim": 32,
+                "mamba_d_ssm": 384,
+                "mamba_n_heads": 3,
+            },
+        ),
+    )
+}
+"""Jamba's layers of experts and its states of Mamba 1 have no compiled pass; Falcon-H1 stands for
+the hybrids."""
+WINDOW_TOKENS = 2048
+"""Of sliding layers: prompts are a sixteenth of the paper's, so is the window."""
+
+
+def narrow_config(name: str) -> Any:
+    """A shape of ``bench/configs`` that two cores can compute."""
+    config = read_shape(name).config
+    narrower = {
+        width: max(1, getattr(config, width) // NARROWER)
+        for width in (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+        )
+    }
+    for width, size in (narrower | dict(SHAPES[name].narrower)).items():
+        setattr(config, width, size)
+    config.max_position_embeddings = 16_384
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = WINDOW_TOKENS
+    return config
+
+
+def narrow_model(name: str) -> PagedModel:
+    """Random weights in bfloat16, computed by the compiled pass."""
+    module = random_module(narrow_config(name), 3, torch.bfloat16, 8.0)
+    kernels = choose_kernels(torch.device("cpu"))
+    description = describe_as(module.config, module.dtype, module.dtype)
+    decoder = lean_decoder(module, description, kernels)
+    if decoder is None:
+        raise RuntimeError("there is no compiled pass on this machine")
+    return PagedModel(module, description, kernels, lean=decoder)

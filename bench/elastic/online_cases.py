@@ -1,0 +1,83 @@
+"""Workloads that come one by one, machines short of memory, and ways to divide it (eLLM §6).
+
+See README.md beside this file.
+"""
+
+from dataclasses import dataclass
+
+CHUNKED_TOKENS = 512
+SLACK = 25
+"""Objectives are so many times what a request sees alone."""
+ATTAINMENT = 0.9
+"""Goodput is the highest rate at which so many requests meet both."""
+MODEL_TOKENS = 262_144
+"""Context of the paper's model, Llama-3-8B-262K, and so of its server (eLLM §3.2, §6.1)."""
+BUFFER_GIB = 119.0
+"""A card's part of the paper's host: 1 TB for eight."""
+HALF_A_HOST_GIB = 512.0
+"""Of a host of 1 TB that has the one card: prompts of 32K fill a card's part of it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape, memory for KV and activations together, a workload, and the rates to look at.
+
+    :param requests: from an empty server until the last has its answer.
+    :param rates: requests per second, rising.
+    :param buffer_gib: of host memory, for the sides that have a buffer.
+    :param hardware: a profile's name.
+    :param context_tokens: that the server allows a request.
+    """
+
+    shape: str
+    memory_gib: float
+    workload: str
+    requests: int
+    rates: tuple[float, ...]
+    buffer_gib: float = BUFFER_GIB
+    hardware: str = "a100-80"
+    context_tokens: int = MODEL_TOKENS
+
+
+def rising(first: float, count: int = 16, factor: float = 1.15) -> tuple[float, ...]:
+    """Rates, each 15 % above the one before."""
+    return tuple(first * factor**n for n in range(count))
+
+
+CASES = (
+    Case("llama3-8b", 57, "2k-2k", 200, rising(0.8)),
+    Case("llama3-8b", 57, "32k-2k", 100, rising(0.04)),
+    Case("llama3-8b", 57, "sharegpt-like", 600, rising(6.0)),
+    Case("llama3-8b", 57, "32k-2k", 100, rising(0.04), HALF_A_HOST_GIB),
+    Case("llama3-8b", 5, "sharegpt-like", 600, rising(0.2), 32.0, "l4", 8_192),
+)
+"""57 GiB: what the weights leave of 90 % of an 80 GB card; 5 GiB: of a 24 GB card, for which the
+last case is scaled: the model's first context, host memory in proportion."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """How memory is divided.
+
+    :param shares: KV cache and activations share one pool; else activations have a reserve.
+    :param buffers: preempted requests go to host memory, and prompts ahead of decodes.
+    :param fixed_gib: the buffer's logical size, whoever is late; None: as Algorithm 2 says.
+    :param batched_tokens: of a step at most; None for the longest prompt that is served.
+    """
+
+    name: str
+    shares: bool = False
+    buffers: bool = False
+    batched_tokens: int | None = None
+    fixed_gib: float | None = None
+
+
+STATIC, CHUNKED, BUFFER, INTRA, BOTH = (
+    Side("static"),
+    Side("static, chunks of 512", batched_tokens=CHUNKED_TOKENS),
+    Side("buffer only", buffers=True),
+    Side("intra only", shares=True),
+    Side("both", shares=True, buffers=True),
+)
+SIDES = (STATIC, CHUNKED, BOTH, BUFFER, INTRA)
+"""Those whose goodput is compared, and the ablation."""
