@@ -13,6 +13,7 @@ from kvell.engine.journal import Journal, replay
 from kvell.engine.plan import StepPlan
 from kvell.engine.prefix_digests import PrefixDigests
 from kvell.engine.prefix_pages import PrefixPages
+from kvell.engine.request import NO_HANDLE
 from kvell.engine.swapping import Swapping
 from kvell.memory import GroupSpec, Implementation
 from kvell.pages.layout import Layout
@@ -222,6 +223,38 @@ def test_who_is_preempted_goes_before_prefixes() -> None:
     prefixes_of(run).pages.make_room(need)
     assert run.swapping.buffer.has_room(need)
     assert len(prefixes_of(run).pages) < held
+
+
+def test_what_made_way_before_a_second_try_is_not_fetched() -> None:
+    """A prompt that finds no room makes others give way: they may take its pages' places."""
+    run = run_of()
+    ask(run, "first", text(0))
+    for number in range(1, 12):
+        ask(run, f"other {number}", text(number))
+    run.submit("again", text(0, 60), 4)
+    [request] = run.core._scheduler.waiting
+    run.swapping.begin()
+
+    def opened() -> int:
+        """Tokens that it goes on behind."""
+        tokens = request.tokens(0, request.num_tokens)
+        request.handle = run.core.memory.open(tokens, request.cache_root)
+        request.computed = run.core.memory.hit_tokens(request.handle)
+        run.swapping.resume(request)
+        return request.computed
+
+    found = opened()
+    run.core.memory.close(request.handle, renew=False)
+    prefixes_of(run).pages.clear()
+    assert opened() < found
+    held = run.core.memory.held_pages(request.handle)
+    assert run.core.memory.grow(ints([request.handle]), ints([16]))[0] == 1
+    assert len(run.swapping.fetch(request, held)) == 0
+    run.core.memory.close(request.handle, renew=False)
+    request.handle, request.computed = NO_HANDLE, 0
+    while run.core.has_work:
+        run.step()
+    assert run.outputs["again"] == expected_output(text(0, 60), 4)
 
 
 def test_what_is_remembered_is_bounded() -> None:

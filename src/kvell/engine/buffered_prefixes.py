@@ -72,7 +72,7 @@ class BufferedPrefixes:
         self._core, self._rule = core, rule
         self._groups = core.layout.groups
         self._ended: deque[_Ended] = deque(maxlen=MOST_REMEMBERED)
-        self._coming: dict[RequestId, _Found] = {}
+        self._coming: tuple[RequestId, _Found] | None = None  # for who was opened last
         self._asked: tuple[RequestId, int, int] | None = None
         self._found: _Found | None = None
         self._copied_bytes = self._evicted_bytes = 0
@@ -80,7 +80,7 @@ class BufferedPrefixes:
     def begin(self) -> None:
         """A plan is made."""
         self.pages.begin()
-        self._coming.clear()
+        self._coming = None
 
     def let_go(self) -> None:
         """Nothing is kept any more, nor remembered."""
@@ -186,6 +186,7 @@ class BufferedPrefixes:
     def resume(self, request: Request) -> None:
         """The request was opened: it goes on behind what is here, if that is further than its
         hit and quicker than computing.  Who runs alone starts from nothing."""
+        self._coming = None
         if not len(self.pages) or request.runs_alone or not self._serves(request):
             return
         own, hit = self._own(request.model), request.computed
@@ -200,16 +201,17 @@ class BufferedPrefixes:
         if self._rule.swaps(found.computed - hit, size_bytes // WAYS):
             self._core.receive(request.handle, found.computed)
             request.computed = found.computed
-            self._coming[request.request_id] = found
+            self._coming = request.request_id, found
 
     def copy_in(self, request: Request, before: NewPages) -> NewPages:
         """The request has its pages and runs [m, 3]: group, page of the buffer, page.
 
         :param before: rows that it held when it was opened; these are not fetched.
         """
-        found = self._coming.pop(request.request_id, None)
-        if found is None:
+        coming, self._coming = self._coming, None
+        if coming is None or coming[0] != request.request_id:
             return _rows([])
+        _, found = coming
         known = set(map(tuple, before[:, 1:3].tolist()))
         rows: Moves = []
         keys: list[Key] = []

@@ -15,7 +15,7 @@ from kvell.vocabulary import RequestId
 EARLY_TTFT, EARLY_TPOT = 0.08, 0.7
 """Parts of the objectives that Algorithm 2 is told of.  Of first tokens 0.08: of 25 times what
 one takes alone that is twice, so whoever waits at all, since a larger buffer costs nothing while
-nobody's tokens are slow.  Of the others a half, to stop before they are missed."""
+nobody's tokens are slow.  Of the others 0.7, to stop before they are missed."""
 
 
 @dataclass(frozen=True)
