@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.elastic.tiling import Tiling, tiling
+from kvell.elastic.tiling import Tiling, covering_bytes, tiling
 from kvell.prefix.interface import WITHHELD
 
 tilings = st.builds(tiling, st.integers(1, 12), st.integers(1, 9), st.integers(1, 9))
@@ -50,3 +50,24 @@ def test_large_pages_over_lent_chunks_are_withheld(tiled: Tiling, data: st.DataO
 def test_large_pages_that_reach_beyond_the_pool_are_refused() -> None:
     with pytest.raises(ValueError, match="beyond the last chunk"):
         Tiling(2, 4, 3, 3)
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_a_whole_chunk_fits_in_each_covering_page(large: int, chunk: int) -> None:
+    """Wherever it lies; and no smaller multiple of the page does that."""
+
+    def covers(size: int) -> bool:
+        starts = range(0, size * chunk, size)
+        return all(-(-start // chunk) * chunk + chunk <= start + size for start in starts)
+
+    size = covering_bytes(large, chunk)
+    assert size % large == 0
+    assert covers(size)
+    assert not any(covers(smaller) for smaller in range(large, size, large))
+
+
+@pytest.mark.parametrize(
+    ("large", "covering"), [(256, 2048), (360, 4320), (384, 3072), (2048, 2048), (6656, 6656)]
+)
+def test_pages_of_models_that_cover_a_chunk_of_2_mib(large: int, covering: int) -> None:
+    assert covering_bytes(large << 10, 2 << 20) == covering << 10

@@ -101,6 +101,23 @@ def roomy(module: torch.nn.Module, pool_mib: int = 16, **changes: object) -> Eng
     return EngineOptions(**(wished | changes))  # type: ignore[arg-type]
 
 
+def test_large_pages_of_a_shared_pool_hold_whole_chunks(module: torch.nn.Module) -> None:
+    """So that a request that ends leaves chunks; a pool of few such pages keeps small ones."""
+    wide, tight = (engine_over(module, roomy(module, mib)) for mib in (96, 16))
+    alone = engine_over(module, EngineOptions(kv_memory_bytes=96 * MIB, max_model_len=1024))
+    sizes = [one.core.stats().large_page_bytes for one in (wide, tight, alone)]
+    tiled = elastic_of(wide).balloon.tiling
+    within = [
+        any(
+            tiled.larges_over(chunk) == range(large, large + 1) for chunk in range(tiled.num_chunks)
+        )
+        for large in range(tiled.num_large)
+    ]
+    assert all(within)
+    assert sizes[0] % sizes[2] == 0
+    assert sizes[0] >= CHUNK_BYTES > sizes[1] == sizes[2]
+
+
 class Watched:
     """A runner that keeps its plans."""
 

@@ -5,6 +5,7 @@ Chunk ``c`` is at home at byte ``c × chunk_bytes`` of the KV region, and large 
 of two large pages.  A chunk can be given away only when nobody needs any large page over it.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.prefix.interface import WITHHELD, Ints, LongInts
+
+
+def covering_bytes(large_page_bytes: int, chunk_bytes: int) -> int:
+    """The smallest multiple of a large page over which, wherever it lies, a whole chunk fits.
+
+    Chunks and large pages both tile the pool from its start, so offsets are multiples of their
+    common divisor.
+    """
+    size_bytes = large_page_bytes
+    while size_bytes < 2 * chunk_bytes - math.gcd(size_bytes, chunk_bytes):
+        size_bytes += large_page_bytes
+    return size_bytes
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.arena import LargestNeed
+from kvell.elastic.tiling import covering_bytes
 from kvell.engine.limits import Limits
 from kvell.engine.options import EngineOptions
 from kvell.engine.sharing import Bound, beside_activations, can_share
@@ -15,6 +17,8 @@ from kvell.errors import ChangeSomething
 from kvell.memory import LayerSpec, Layout, plan_layout, requests_that_fit
 from kvell.models.paged_model import PagedModel
 
+FEWEST_LARGE = 16
+"""Large pages of a pool that activations share: with fewer, they are not made larger for it."""
 GPU_KV_SHARE = 0.9
 """Part of a GPU's free memory, after weights and reserve, that becomes the KV pool."""
 
@@ -71,7 +75,7 @@ def sizes_of(
         layout = layout_of(layers, pool_bytes, options)
         return Sizes(weights_bytes, need, reserve_bytes, layout, layout, 0, memory_bytes)
     num_chunks = pool_bytes // CHUNK_BYTES
-    layout = layout_of(layers, num_chunks * CHUNK_BYTES, options)
+    layout = shared_layout(layers, num_chunks * CHUNK_BYTES, options)
     least = Limits().min_chunk_tokens
     promised = beside_activations(layout, need, CHUNK_BYTES, least, 1)
     return Sizes(weights_bytes, need, 0, layout, promised, num_chunks, memory_bytes)
@@ -98,14 +102,34 @@ def flag_of(sizes: Sizes, options: EngineOptions) -> PoolFlag:
     return PoolFlag("--memory", sizes.memory_bytes, beside_bytes)
 
 
-def layout_of(layers: Sequence[LayerSpec], kv_bytes: int, options: EngineOptions) -> Layout:
+def layout_of(
+    layers: Sequence[LayerSpec],
+    kv_bytes: int,
+    options: EngineOptions,
+    large_page_bytes: int | None = None,
+) -> Layout:
     """Embeddings wait in pages of their own where no token's keys and values have room for one."""
+    plan = partial(
+        plan_layout, layers, kv_bytes, manager=options.manager, large_page_bytes=large_page_bytes
+    )
     try:
-        return plan_layout(layers, kv_bytes, manager=options.manager, embeddings=options.embeddings)
+        return plan(embeddings=options.embeddings)
     except ChangeSomething as problem:
         if problem.field != "embeddings":
             raise
-    return plan_layout(layers, kv_bytes, manager=options.manager)
+    return plan()
+
+
+def shared_layout(layers: Sequence[LayerSpec], pool_bytes: int, options: EngineOptions) -> Layout:
+    """A pool that activations share: its large pages hold whole chunks, if it is not too small.
+
+    Else a chunk lies under many large pages, and one used page of any keeps it (ADR 14).
+    """
+    own = layout_of(layers, pool_bytes, options)
+    large_bytes = covering_bytes(own.large_page_bytes, CHUNK_BYTES)
+    if pool_bytes < FEWEST_LARGE * large_bytes:
+        return own
+    return layout_of(layers, pool_bytes, options, large_bytes)
 
 
 def _default_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
