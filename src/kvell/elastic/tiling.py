@@ -1,7 +1,7 @@
 """Which large pages lie over which chunks: the KV region's two divisions of the same bytes.
 
 Chunk ``c`` is at home at byte ``c × chunk_bytes`` of the KV region, and large page ``l`` at
-``l × large_page_bytes``; neither size divides the other (ADR 1), so a chunk may hold the ends
+``l × large_page_bytes``; neither size need divide the other (ADR 14), so a chunk may hold the ends
 of two large pages.  A chunk can be given away only when nobody needs any large page over it.
 """
 
