@@ -4,7 +4,6 @@ See README.md beside this file.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from bench.elastic.online_cases import (
     STATIC,
     Case,
     Side,
+    write_part,
 )
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
 from kvell.cli.replay_latency import latencies, outcomes
@@ -316,9 +316,7 @@ def searched(bench: Bench, sides: Iterable[Side]) -> list[dict[str, Any]]:
 
 def write_case(number: int, found: dict[str, Any], path: Path) -> None:
     """Writes one case into a file of all; the others in it stay."""
-    kept = json.loads(path.read_text())["cases"] if path.exists() else {}
-    cases = kept | {str(number): found}
-    path.write_text(json.dumps({"cases": dict(sorted(cases.items()))}, indent=1) + "\n")
+    write_part("cases", str(number), found, path)
 
 
 def of_case(args: argparse.Namespace, number: int) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 See README.md beside this file.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 CHUNKED_TOKENS = 512
 SLACK = 25
@@ -81,3 +84,10 @@ STATIC, CHUNKED, BUFFER, INTRA, BOTH = (
 )
 SIDES = (STATIC, CHUNKED, BOTH, BUFFER, INTRA)
 """Those whose goodput is compared, and the ablation."""
+
+
+def write_part(whole: str, part: str, found: Any, path: Path) -> None:
+    """Writes one case or workload into a file of all; the others in it stay."""
+    kept = json.loads(path.read_text())[whole] if path.exists() else {}
+    parts = dict(sorted((kept | {part: found}).items()))
+    path.write_text(json.dumps({whole: parts}, indent=1) + "\n")

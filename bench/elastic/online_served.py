@@ -4,7 +4,6 @@ See README.md beside this file.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from bench.elastic.online_cases import (
     CHUNKED_TOKENS,
     SLACK,
     rising,
+    write_part,
 )
 from bench.elastic.served import MAX_NUM_SEQS
 from kvell.device.host import CHUNK_BYTES
@@ -292,8 +292,7 @@ def line(side: str, rate: float, seen: Seen) -> str:
 
 def write_workload(name: str, found: dict[str, Any], path: Path) -> None:
     """Writes one workload into a file of all; the others in it stay."""
-    kept = json.loads(path.read_text())["workloads"] if path.exists() else {}
-    path.write_text(json.dumps({"workloads": kept | {name: found}}, indent=1) + "\n")
+    write_part("workloads", name, found, path)
 
 
 def main() -> None:
