@@ -78,6 +78,7 @@ class Bench:
     """What all runs of a case have in common.
 
     :param streams: pages move layer by layer while others are computed; else a step waits.
+    :param draw: which of the workload's lengths and arrivals.
     """
 
     case: Case
@@ -86,11 +87,12 @@ class Bench:
     machine: AnalyticMachine
     bytes_per_second: float
     streams: bool = True
+    draw: int = 0
     seen: dict[tuple[Side, float], Seen] = field(default_factory=dict)
 
     def rows(self, rate: float) -> list[TraceRow]:
         """The workload as a Poisson process."""
-        rows = generate_trace(self.case.workload, self.case.requests, 0)
+        rows = generate_trace(self.case.workload, self.case.requests, self.draw)
         return retimed(rows, rate=rate)
 
     def limits(self, side: Side) -> Limits:
@@ -271,8 +273,8 @@ def line(name: str, seen: Seen) -> str:
     return (
         f"  {name:22} at {seen['rate']:.3f}/s TTFT {ttft['mean']:8.2f} s (p90 {ttft['p90']:8.2f}), "
         f"TPOT {1e3 * tpot['mean']:6.1f} ms, {seen['output_tokens_per_second']:6.0f} tokens/s, "
-        f"batch {seen['batch_mean']:5.1f}, {seen['preemptions']} preemptions, "
-        f"{seen['cpu_buffer'].get('parkings', 0)} parked, "
+        f"batch {seen['batch_mean']:5.1f}, {seen['preemptions']:.0f} preemptions, "
+        f"{seen['cpu_buffer'].get('parkings', 0):.0f} parked, "
         f"{100 * seen['slo_attainment']:.0f} % in time"
     )
 

@@ -156,7 +156,31 @@ def test_a_sweep_compares_with_the_best_size_and_with_none(
 
 
 def test_a_sweep_runs_every_size_and_algorithm_2(bench: Bench) -> None:
-    found = sweep.sweep(bench, 40.0)
+    found = sweep.sweep(bench, 40.0, draws=1)
     assert len(found["runs"]) == len(sweep.SIZES_GIB) + 2
     assert found["runs"]["fixed 0 GiB"]["cpu_buffer"]["parkings"] == 0
     assert len(found["verdicts"]) == 3
+
+
+def test_a_sweep_takes_the_mean_of_its_draws(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {0: 0.25, 1: 0.75}
+
+    def pretend(bench: Bench, _side: Side, rate: float) -> dict[str, Any]:
+        found = seen(rate, 1.0, ttft=rates[bench.draw])
+        found |= {"tpot_seconds": {"mean": 0.1}, "cpu_buffer": {}, "preemptions": bench.draw}
+        found["ttft_seconds"]["p90"] = None
+        return found
+
+    monkeypatch.setattr(online, "run", pretend)
+    monkeypatch.setattr(sweep, "line", lambda name, found: f"{name} {found}")
+    runs = sweep.sweep(bench, 40.0, draws=2)["runs"]
+    assert {run["ttft_seconds"]["mean"] for run in runs.values()} == {0.5}
+    assert {run["ttft_seconds"]["p90"] for run in runs.values()} == {None}
+    assert {run["preemptions"] for run in runs.values()} == {0.5}
+
+
+def test_draws_of_a_workload_differ(bench: Bench) -> None:
+    drawn = (replace(bench, draw=draw).rows(1.0) for draw in (0, 0, 1))
+    first, again, second = ([(row.arrival_s, row.prompt_tokens) for row in rows] for rows in drawn)
+    assert first == again
+    assert first != second
