@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
@@ -49,6 +50,16 @@ def decode_row(shape: str, batch: int, rows: Sequence[Row]) -> Row:
         "flat within %": flat * 100,
         "bound kept": max(best) <= STEP_US and flat <= FLAT,
     }
+
+
+def over_rounds(rows: Sequence[Row]) -> Row:
+    """One combination from its rounds: the best of bests, and medians of all else."""
+    merged = dict(rows[0])
+    for name in ("step", "quiet"):
+        best = min(row[name]["best_us"] for row in rows)
+        middle = median(row[name]["median_us"] for row in rows)
+        merged[name] = {"best_us": best, "median_us": middle}
+    return merged | {"yardsticks": median(row["yardsticks"] for row in rows)}
 
 
 def spread(figures: Sequence[float]) -> float:
