@@ -6,9 +6,9 @@ Run from the repository's root: ``python -m bench.core.memory_core``.
 import argparse
 import itertools
 import json
-import platform
 from pathlib import Path
 
+from bench import machine
 from bench.core.bounds import TABLES, Row, over_rounds, printed
 from bench.core.trace import Replay, Stopwatch, requests
 from bench.core.workloads import (
@@ -153,8 +153,8 @@ def main() -> None:
     args = parser.parse_args()
     chosen = [one for one in IMPLEMENTATIONS if args.implementation in (one, "both")]
     parts = {"decode": decode, "behind": behind, "prefixes": prefixes, "trace": trace}
-    report: Row = {"machine": platform.processor() or platform.machine(), "repeats": args.repeats}
-    report["rounds"] = args.rounds
+    report: Row = {"machine": machine.describe(), "repeats": args.repeats, "rounds": args.rounds}
+    print(report["machine"], flush=True)
     for name, measure in parts.items():
         if args.part in (name, "all"):
             report[name] = [row for one in chosen for row in measure(args, one)]

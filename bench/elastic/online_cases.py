@@ -4,6 +4,7 @@ See README.md beside this file.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,13 @@ STATIC, CHUNKED, BUFFER, INTRA, BOTH = (
 )
 SIDES = (STATIC, CHUNKED, BOTH, BUFFER, INTRA)
 """Those whose goodput is compared, and the ablation."""
+
+
+def mean_of(draws: Sequence[Any]) -> Any:
+    """The mean of each figure, however deep; None where a draw has none."""
+    if isinstance(draws[0], dict):
+        return {name: mean_of([draw[name] for draw in draws]) for name in draws[0]}
+    return None if None in draws else sum(draws) / len(draws)
 
 
 def write_part(whole: str, part: str, found: Any, path: Path) -> None:

@@ -4,13 +4,12 @@ See README.md beside this file.
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from bench.elastic.online import Bench, Seen, header, line, make_bench, write_case
-from bench.elastic.online_cases import BOTH, CASES, INTRA, Side
+from bench.elastic.online_cases import BOTH, CASES, INTRA, Side, mean_of
 
 SIZES_GIB = (0.0, 2.0, 8.0, 32.0, 119.0)
 """Of the buffer's logical size; with none, only preempted requests go there."""
@@ -54,13 +53,6 @@ def verdicts(chosen: Seen, off: Seen, fixed: dict[str, Seen]) -> list[str]:
 
 def _ttft(seen: Seen) -> float:
     return float(seen["ttft_seconds"]["mean"])
-
-
-def mean_of(draws: Sequence[Any]) -> Any:
-    """The mean of each figure, however deep; None where a draw has none."""
-    if isinstance(draws[0], dict):
-        return {name: mean_of([draw[name] for draw in draws]) for name in draws[0]}
-    return None if None in draws else sum(draws) / len(draws)
 
 
 def sweep(bench: Bench, rate: float, draws: int = DRAWS) -> dict[str, Any]:

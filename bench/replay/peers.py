@@ -8,11 +8,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench import machine
 from kvell.cli.replay import named_config, replay_limits
 from kvell.clock import MonotonicClock
 from kvell.errors import ChangeSomething
@@ -30,6 +32,9 @@ RESULTS = Path("bench", "results", "replay_peers.json")
 ELEMENT_BYTES = 2
 AZURE, MOONCAKE = "azure-2023-conv", "mooncake-conversation"
 REQUESTS = {AZURE: 1000, MOONCAKE: 500}
+ROUNDS = 5
+"""Over all traces: CPU time is the best of them and the median; all else is the same in each."""
+US = "manager_us_per_request_step"
 
 
 @dataclass(frozen=True)
@@ -71,14 +76,28 @@ def replay_like(peer: Peer, rows: Sequence[TraceRow], manager: Manager) -> dict[
     config = read_config(Path(named_config(peer.shape)))
     description = describe(config, ELEMENT_BYTES)
     layout = plan_layout(description.layers, peer.memory_gib * GIB, manager=manager)
-    machine = Machine(
-        load_profile(DEFAULT_HARDWARE), model_cost(config, description, ELEMENT_BYTES)
-    )
+    device = Machine(load_profile(DEFAULT_HARDWARE), model_cost(config, description, ELEMENT_BYTES))
     limits = replay_limits(layout, description.max_model_len)
     core = create_core(layout)
-    run = Replay(core, description.layers, limits, rows, "start", machine, MonotonicClock())
+    run = Replay(core, description.layers, limits, rows, "start", device, MonotonicClock())
     run.run()
     return run.report()
+
+
+def measure_rounds(
+    traces: Path, manager: Manager, shapes: Sequence[str], rounds: int
+) -> list[dict[str, Any]]:
+    """One result for each row of vLLM's table, the quickest of its rounds."""
+    found = [measure(traces, manager, shapes) for _ in range(rounds)]
+    return [quickest(results) for results in zip(*found, strict=True)]
+
+
+def quickest(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A row's round with least CPU time, and the median of all."""
+    if "refused" in results[0]:
+        return results[0]
+    best = min(results, key=lambda result: float(result["kvell"][US]))
+    return best | {"median_us": median(float(result["kvell"][US]) for result in results)}
 
 
 def measure(traces: Path, manager: Manager, shapes: Sequence[str]) -> list[dict[str, Any]]:
@@ -100,24 +119,24 @@ def measure(traces: Path, manager: Manager, shapes: Sequence[str]) -> list[dict[
 def table_of(results: Sequence[dict[str, Any]]) -> Table:
     """Ours / theirs, a row for each shape and trace."""
     table = Table(title="Kvell / vLLM 0.32")
-    names = ("batch", "hit rate", "waste %", "stranded %", "µs per request-step", "preemptions")
+    names = ("batch", "hit rate", "waste %", "stranded %", "µs (median)", "preemptions")
     for name in ("shape", "trace", "GiB", *names):
         table.add_column(name)
     for result in results:
         peer, ours = result["vllm"], result.get("kvell")
         if ours:
-            cells = _cells(peer, ours)
+            cells = _cells(peer, ours, result["median_us"])
             table.add_row(peer["shape"], peer["trace"], str(peer["memory_gib"]), *cells)
     return table
 
 
-def _cells(peer: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+def _cells(peer: dict[str, Any], ours: dict[str, Any], median_us: float) -> list[str]:
     return [
         f"{ours['batch_mean']:.1f} / {peer['batch']}",
         f"{ours['hit_rate']:.3f} / {peer['hit_rate']}",
         f"{100 * ours['waste']:.2f} / {100 * peer['waste']:.1f}",
         f"{100 * ours['stranded']:.2f}",
-        f"{ours['manager_us_per_request_step']:.2f} / {peer['manager_us']}",
+        f"{ours[US]:.2f} ({median_us:.2f}) / {peer['manager_us']}",
         str(ours["preemptions"]),
     ]
 
@@ -129,9 +148,11 @@ def main() -> None:
     parser.add_argument("--manager", choices=MANAGERS, default="kvell")
     parser.add_argument("--shape", action="append", default=[], help="only this shape")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
-    results = measure(args.traces, args.manager, args.shape)
+    results = measure_rounds(args.traces, args.manager, args.shape, args.rounds)
     Console(width=140).print(table_of(results))
+    print(machine.describe())
     for reason in sorted({result["refused"] for result in results if "refused" in result}):
         print(f"not run: {reason}")
     args.out.parent.mkdir(parents=True, exist_ok=True)

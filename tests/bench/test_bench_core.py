@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from bench.core.bounds import STEP_US, decode_row, over_rounds
+from bench.replay.peers import US, quickest
 
 
 def row(best: float, lengths: float, **others: Any) -> dict[str, Any]:
@@ -47,3 +48,10 @@ def test_a_decode_row_is_kept_if_it_is_cheap_and_flat_by_either_reading(
     assert found["bound kept"] is is_kept
     assert found["pools"] == "1GB-1TB"
     assert found["range in yardsticks %"] == pytest.approx(100 * (lengths - 1) / (lengths + 1))
+
+
+def test_a_trace_keeps_its_quickest_round_and_the_median() -> None:
+    rounds = [{"kvell": {US: us, "steps": 7}} for us in (0.9, 0.3, 0.4)]
+    assert quickest(rounds) == {"kvell": {US: 0.3, "steps": 7}, "median_us": 0.4}
+    refused = [{"refused": "too large"}] * 3
+    assert quickest(refused) == {"refused": "too large"}

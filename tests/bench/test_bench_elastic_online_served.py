@@ -1,6 +1,7 @@
 """Requests that come to sides in turn: what they are, and what the verdicts say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bench.elastic.online_served import (
     write_workload,
 )
 from kvell.engine.options import EngineOptions
+from kvell.load.report import Objectives
 from kvell.models.paged_model import PagedModel
 
 
@@ -97,3 +99,18 @@ def test_a_file_keeps_the_workloads_that_are_not_run_again(tmp_path: Path) -> No
         write_workload(name, {"found": found}, file)
     kept = json.loads(file.read_text())["workloads"]
     assert kept == {"2k-2k": {"found": 3}, "32k-2k": {"found": 2}}
+
+
+def test_a_run_is_the_mean_of_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretend(*asked: object) -> dict[str, Any]:
+        return {STATIC: {"ttft_seconds": {"mean": float(str(asked[-1]))}, "cpu_buffer": {}}}
+
+    monkeypatch.setattr(online_served, "run_draw", pretend)
+    found = online_served.run({}, replace(SETTINGS[2], draws=4), 1.0, Objectives())
+    assert found == {STATIC: {"ttft_seconds": {"mean": 1.5}, "cpu_buffer": {}}}
+
+
+def test_draws_of_arrivals_differ() -> None:
+    first, again, second = (arrivals(SETTINGS[2], 2.0, 100, n) for n in (0, 0, 1))
+    assert first == again
+    assert [one.prompt for one in first] != [one.prompt for one in second]
