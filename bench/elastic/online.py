@@ -93,7 +93,7 @@ class Bench:
     def rows(self, rate: float) -> list[TraceRow]:
         """The workload as a Poisson process."""
         rows = generate_trace(self.case.workload, self.case.requests, self.draw)
-        return retimed(rows, rate=rate)
+        return retimed(rows, rate=rate, seed=self.draw)
 
     def limits(self, side: Side) -> Limits:
         """Whoever may ask for the whole context of the model."""

@@ -91,7 +91,7 @@ def arrivals(setting: Setting, rate: float, vocab: int, seed: int = 0) -> list[A
     ]
     draw = np.random.default_rng(seed)
     found = []
-    for row, added in zip(retimed(rows, rate=rate), lengths, strict=True):
+    for row, added in zip(retimed(rows, rate=rate, seed=seed), lengths, strict=True):
         count = max(1, added // setting.shorter)
         ids = draw.integers(3, vocab, count).astype("<i4").tobytes()
         found.append(Arrival(row.arrival_s, ids, max(2, row.output_tokens // setting.shorter)))

@@ -114,3 +114,4 @@ def test_draws_of_arrivals_differ() -> None:
     first, again, second = (arrivals(SETTINGS[2], 2.0, 100, n) for n in (0, 0, 1))
     assert first == again
     assert [one.prompt for one in first] != [one.prompt for one in second]
+    assert [one.seconds for one in first[1:]] != [one.seconds for one in second[1:]]
