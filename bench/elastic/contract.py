@@ -149,14 +149,20 @@ def start_seconds(options: argparse.Namespace, log: Path) -> float:
     clock = MonotonicClock()
     began_seconds = clock.now_seconds()
     process, url = start(options, log)
-    client = HttpClient(url)
     try:
-        load = MixedLoad(client, options.model, Mix(options.seed, 1, VOCAB_SIZE))
-        asyncio.run(load.ask(FIRST))
+        asyncio.run(first_answer(url, options))
         return clock.now_seconds() - began_seconds
     finally:
-        client.close()
         process.end()
+
+
+async def first_answer(url: str, options: argparse.Namespace) -> None:
+    """One token of a short prompt."""
+    client = HttpClient(url)
+    try:
+        await MixedLoad(client, options.model, Mix(options.seed, 1, VOCAB_SIZE)).ask(FIRST)
+    finally:
+        client.close()
 
 
 def watched(options: argparse.Namespace, log: Path) -> tuple[Seen, dict[str, Any]]:
