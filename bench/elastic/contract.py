@@ -133,24 +133,24 @@ def serve_command(options: argparse.Namespace) -> list[str]:
     return command
 
 
-def start(options: argparse.Namespace, log: Path) -> tuple[SystemProcess, str]:
-    """A server that says its address."""
+def launched(options: argparse.Namespace, log: Path) -> SystemProcess:
+    """A server that is starting."""
     loud = {"PYTHONFAULTHANDLER": "1"}  # an instance that crashes says where
-    process = SystemProcess(serve_command(options), log, loud, talks=True)
-    try:
-        return process, json.loads(process.hear())["url"]
-    except Exception:
-        process.end()
-        raise
+    return SystemProcess(serve_command(options), log, loud, talks=True)
+
+
+def address(process: SystemProcess) -> str:
+    """Where it serves, once it says so."""
+    return str(json.loads(process.hear())["url"])
 
 
 def start_seconds(options: argparse.Namespace, log: Path) -> float:
     """From a server's start to its first token."""
     clock = MonotonicClock()
     began_seconds = clock.now_seconds()
-    process, url = start(options, log)
+    process = launched(options, log)
     try:
-        asyncio.run(first_answer(url, options))
+        asyncio.run(first_answer(address(process), options))
         return clock.now_seconds() - began_seconds
     finally:
         process.end()
@@ -173,9 +173,10 @@ def watched(options: argparse.Namespace, log: Path) -> tuple[Seen, dict[str, Any
     starts = [start_seconds(options, log) for _ in range(options.starts - 1)]
     clock = MonotonicClock()
     began_seconds = clock.now_seconds()
-    process, url = start(options, log)
+    process = launched(options, log)
     sampler = Sampler(process.process.pid, clock)
     try:
+        url = address(process)
         [card] = get_json(f"{url}/v1/models")["data"]
         length = int(card["max_model_len"])
         first_seconds, tally = asyncio.run(loaded(url, options, length, clock))
