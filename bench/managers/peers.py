@@ -19,7 +19,7 @@ from rich.table import Table
 from bench.managers.ours import outcome
 from bench.managers.peer.job import Order
 from bench.managers.theirs import PEER_SHAPES, Peer, peer_job
-from bench.replay.peers import AZURE, REQUESTS, VLLM
+from bench.replay.peers import AZURE, REQUESTS, US, VLLM
 from bench.replay.shapes import read_shape
 from kvell.simulator.trace import read_trace
 from kvell.vocabulary import GIB
@@ -29,7 +29,6 @@ LEAST_BATCH = {"nemotron-h-8b": 47, "qwen3-next": 80, "gemma3-27b": 48, "jamba-m
 """On the Azure trace, means over all steps."""
 SLOW_US, OF_SLOW, OF_FAST = 20.0, 1 / 10, 1 / 3
 """Where vLLM's manager takes so long for a request and step, ours takes so much of it at most."""
-US = "manager_us_per_request_step"
 QUICK_REQUESTS = 60
 
 Figures = Mapping[str, Any]
