@@ -153,6 +153,10 @@ class IdealCore:
         """Its bytes are free."""
         del self._held[handle]
 
+    def empty_large_pages(self) -> int:
+        """Free bytes, of which each is a large page."""
+        return self._free_bytes()
+
     def totals(self) -> PoolTotals:
         """Used bytes by group, in tokens."""
         none = (0,) * len(self.layout.groups)

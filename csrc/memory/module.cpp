@@ -274,6 +274,7 @@ NB_MODULE(_core, m) {
              b.core().lender().restore(which.ints());
            },
            "larges"_a)
+      .def("empty_large_pages", [](Bound& b) { return b.core().store().pool.num_empty(); })
       .def("division", [](Bound& b) { return totals_of(b.core()); })
       .def("state", [](Bound& b) { return state_of(b.core()); });
 }

@@ -86,11 +86,15 @@ void Pool::widen_masks(int32_t words) {
   words_ = words;
 }
 
+int64_t Pool::num_empty() const {
+  int64_t count = num_large_ - empties_.num_withheld();
+  for (const int64_t claimed : claimed_) count -= claimed;
+  return count;
+}
+
 Division Pool::division() const {
-  Division found{num_large_ - empties_.num_withheld(), supply_.in_use(), cached_pages_, unwritten_,
-                 supply_.partial()};
+  Division found{num_empty(), supply_.in_use(), cached_pages_, unwritten_, supply_.partial()};
   for (size_t g = 0; g < groups_.size(); ++g) {
-    found.empty_large -= claimed_[g];
     found.used[g] = supply_.in_use()[g] * per_large(g) - supply_.partial()[g];
     found.stranded[g] -= unwritten_[g];
   }

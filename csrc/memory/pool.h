@@ -36,6 +36,7 @@ class Pool {
 
   // ---- what there is
   const Supply& supply() const { return supply_; }
+  int64_t num_empty() const;
   Division division() const;
   // How often anything became to be had; each time a shortage may be less by one, never by more.
   int64_t freed() const { return freed_; }

@@ -1,12 +1,12 @@
 """From a plan to arrays: checked by hand, and against a dictionary of positions."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kvell.engine.batching import GroupArrays, PageTables, token_positions
 from kvell.engine.plan import NewPages, StepPlan, TokenWork
@@ -151,7 +151,7 @@ def test_a_running_state_goes_on_over_known_tokens_only() -> None:
     """Of five tokens two are guesses: the state after the third is kept, that at the end not."""
     rows: list[Row] = [(5, 0, 0, 10), (5, 0, 1, 11), (6, 0, 0, 20), (6, 0, 1, 21)]
     made = tables(*rows, groups=[STATE])
-    guessing = replace(work(5, 30, 5), proposed=2)
+    guessing = structs.replace(work(5, 30, 5), proposed=2)
     arrays = made.states(
         0, [guessing, work(6, 60, 2)], checkpoints((6, 0, 61, 0, 8), (6, 0, 61, 1, 9))
     )
@@ -164,7 +164,7 @@ def test_a_running_state_goes_on_over_known_tokens_only() -> None:
 
 def test_guesses_alone_leave_the_state_as_it_is() -> None:
     made = tables((5, 0, 0, 10), (5, 0, 1, 11), groups=[STATE])
-    arrays = made.states(0, [replace(work(5, 33, 2), proposed=2)], checkpoints())
+    arrays = made.states(0, [structs.replace(work(5, 33, 2), proposed=2)], checkpoints())
     assert arrays.end_page_ids is not None
     assert arrays.end_page_ids.tolist() == [[-1, -1]]
     assert len(arrays.cut_requests) == 0

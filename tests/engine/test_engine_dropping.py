@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kvell.engine.batching import PageTables
 from kvell.engine.budget_limits import observing_tokens
@@ -129,7 +130,7 @@ def test_preempted_it_is_cut_at_its_prompts_end_again() -> None:
 
 
 def dropped(start: int, count: int, prompt_tokens: int) -> TokenWork:
-    return replace(work(5, start, count), prompt_tokens=prompt_tokens)
+    return structs.replace(work(5, start, count), prompt_tokens=prompt_tokens)
 
 
 def arrays_of(one: TokenWork) -> dict[str, list[int]]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kvell.engine.plan import LargePageMove, PageCopy, StepPlan, TokenWork
 from kvell.engine.sampling_params import SamplingParams
@@ -23,7 +24,7 @@ def plan() -> StepPlan:
         StepNumber(3),
         released=(9,),
         new_pages=np.asarray([[1, 0, 0, 5]], np.int32),
-        work=(work(), replace(work(9), sampling=None)),
+        work=(work(), structs.replace(work(9), sampling=None)),
     )
 
 
@@ -57,12 +58,12 @@ def test_a_plan_that_would_do_something_else_is_another(changed: StepPlan) -> No
 @pytest.mark.parametrize(
     "changed",
     [
-        replace(work(), handle=2),
-        replace(work(), start=5),
-        replace(work(), sampling=None),
-        replace(work(), output_index=1),
-        replace(work(), cuts=(5,)),
-        replace(work(), token_ids=np.asarray((7, 8, 9), np.int32)),
+        structs.replace(work(), handle=2),
+        structs.replace(work(), start=5),
+        structs.replace(work(), sampling=None),
+        structs.replace(work(), output_index=1),
+        structs.replace(work(), cuts=(5,)),
+        structs.replace(work(), token_ids=np.asarray((7, 8, 9), np.int32)),
     ],
 )
 def test_other_work_is_other_work(changed: TokenWork) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from kvell.engine.batching import GroupArrays, PageTables
 from kvell.engine.drawn import DrawnBefore
@@ -111,7 +112,7 @@ class VirtualModel:
             for group, array in enumerate(arrays):
                 page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
                 self._memory[group][page, place] = digests[-1]
-        self._guessed.append(replace(work, token_ids=np.asarray(tokens, np.int32)))
+        self._guessed.append(structs.replace(work, token_ids=np.asarray(tokens, np.int32)))
         return [
             next_token(digest, self._words) for digest in digests[len(digests) - work.num_logits :]
         ]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kvell.clock import VirtualClock
 from kvell.engine.limits import Limits
@@ -73,7 +74,8 @@ def test_as_many_guesses_are_right_as_was_said() -> None:
     runner = TraceRunner(PromptMaker([row(9, 2_000)]), Acceptance(0.7, seed=4))
     first = [work(0, 9, 2, 1) for _ in range(1_000)]
     plans = [
-        StepPlan(StepNumber(i), work=(replace(one, output_index=i),)) for i, one in enumerate(first)
+        StepPlan(StepNumber(i), work=(structs.replace(one, output_index=i),))
+        for i, one in enumerate(first)
     ]
     kept = [len(runner.run(plan).by_work()[0]) - 1 for plan in plans]
     assert abs(sum(kept) / len(kept) - 0.7) < 0.04

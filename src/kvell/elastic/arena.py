@@ -10,7 +10,11 @@ need, gets them as a whole or not at all, and gives them back with its result.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
+
+REMEMBERED_NEEDS = 1024
+"""Sizes of steps whose needs are kept."""
 
 
 class ActivationNeed(Protocol):
@@ -69,6 +73,13 @@ class ActivationModel:
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
         """Peak of a step of ``num_tokens`` that asks for ``num_rows`` rows of logits."""
         return self.fixed_bytes + num_tokens * self.token_bytes + num_rows * self.logits_row_bytes
+
+
+class RememberedNeed:
+    """Another's answers, remembered: a step mostly is like the one before it."""
+
+    def __init__(self, need: ActivationNeed) -> None:
+        self.need_bytes = lru_cache(REMEMBERED_NEEDS)(need.need_bytes)
 
 
 class ActivationArena:

@@ -46,6 +46,10 @@ def _segments(balloon: Balloon) -> Iterator[str]:
         if free is not None and free is last:
             yield f"free neighbours at position {segment.start} are two segments"
         at, last = segment.end, free
+    for state in SlotState:
+        counted = sum(s.count for s in balloon.slots.segments if s.state is state)
+        if counted != balloon.slots.count(state):
+            yield f"{counted} positions are {state.name}, not {balloon.slots.count(state)}"
     if at != balloon.slots.num_positions:
         yield f"segments end at position {at} of {balloon.slots.num_positions}"
 

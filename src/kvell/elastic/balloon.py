@@ -120,6 +120,8 @@ class Balloon:
         if placement is None:
             return None
         missing = placement.missing
+        if not missing:
+            return Deflation(placement.start, count)
         loose = list(islice(self._loose(), len(missing)))
         want = len(missing) - len(loose)
         retired = tuple(islice(self.slots.oldest_idle(placement), want))
@@ -254,7 +256,8 @@ class Balloon:
             self._own(plan.chunks, Owner.KV)
             self.withheld[list(plan.restored)] = False
             return
-        self.withheld[list(plan.withheld)] = True
+        if plan.withheld:
+            self.withheld[list(plan.withheld)] = True
         if plan.maps:
             self._settle_maps(plan)
         if plan.count:

@@ -192,9 +192,11 @@ class ElasticMemory:
 
         What the device refuses is tried again the next time.
         """
-        due = _ints(self.balloon.slots.due(completed_step))
-        done = self.device.unmap(self.area, due) if len(due) else 0
-        self.balloon.unmapped(due[:done].tolist())
+        due = self.balloon.slots.due(completed_step)
+        if not due:
+            return 0
+        done = self.device.unmap(self.area, _ints(due))
+        self.balloon.unmapped(due[:done])
         self.counts.unmapped += done
         return done
 

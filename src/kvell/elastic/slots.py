@@ -10,11 +10,13 @@ A position of the range::
       └─────────── STALE      still mapped, nobody's: unmapped behind a fence
 
 Slots are chosen best fit, neighbours that are free coalesce, and a slot that was freed stays
-mapped: the next of its size costs nothing.  Pure: who maps is told what, and says when done.
+mapped: the next of its size costs nothing.  The slot that was released last *rests*: its segment
+stays as it is until anything else changes, since the next step mostly wants it again.  Pure: who
+maps is told what, and says when done.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
@@ -67,23 +69,26 @@ class SlotSpace:
     def __init__(self, num_positions: int) -> None:
         self.num_positions = num_positions
         self._segments = [Segment(0, num_positions, SlotState.BARE)] if num_positions else []
+        self._counts = dict.fromkeys(SlotState, 0) | {SlotState.BARE: num_positions}
+        self._resting: Segment | None = None  # idle, but a used one among the segments
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """In order of address."""
-        return tuple(self._segments)
+        return tuple(self._now())
 
     def count(self, state: SlotState) -> int:
         """Positions in a state."""
-        return sum(segment.count for segment in self._segments if segment.state is state)
+        return self._counts[state]
 
     def state_of(self, position: int) -> SlotState:
         """State of one position."""
-        return self._segments[self._index(position)].state
+        segments = self._now()
+        return segments[self._index(position, segments)].state
 
     def positions(self, state: SlotState) -> Iterator[int]:
         """Positions in a state, by address."""
-        for segment in self._segments:
+        for segment in self._now():
             if segment.state is state:
                 yield from range(segment.start, segment.end)
 
@@ -92,28 +97,31 @@ class SlotSpace:
     def find(self, count: int) -> Placement | None:
         """Where a slot of ``count`` positions costs least; None if no free run is so long.
 
-        The smallest idle segment that is large enough; else the window of a free run that
-        lacks the fewest chunks, in the smallest such run.
+        The slot that rests, if it is as large; the smallest idle segment that is large enough; else
+        the window of a free run that lacks the fewest chunks, in the smallest such run.
         """
-        idle = [s for s in self._segments if s.state is SlotState.IDLE and s.count >= count]
+        if self._resting is not None and self._resting.count == count:
+            return Placement(self._resting.start, count, ())
+        segments = self._now()
+        idle = [s for s in segments if s.state is SlotState.IDLE and s.count >= count]
         if idle:
             best = min(idle, key=lambda s: (s.count, s.start))
             return Placement(best.start, count, ())
         found: list[tuple[int, int, int]] = []
-        for run in self._free_runs():
+        for run in _free_runs(segments):
             length = run[-1].end - run[0].start
             if length >= count:
                 found.extend((_bare(run, at, count), length, at) for at in _windows(run, count))
         if not found:
             return None
         _, _, start = min(found)
-        bare = [s for s in self._segments if s.state is SlotState.BARE]
+        bare = [s for s in segments if s.state is SlotState.BARE]
         missing = [range(max(s.start, start), min(s.end, start + count)) for s in bare]
         return Placement(start, count, tuple(chain.from_iterable(missing)))
 
     def oldest_idle(self, outside: Placement) -> Iterator[int]:
         """Idle positions beside a placement, those of the longest unused segments first."""
-        idle = [s for s in self._segments if s.state is SlotState.IDLE]
+        idle = [s for s in self._now() if s.state is SlotState.IDLE]
         for segment in sorted(idle, key=lambda s: (s.step, -s.start)):
             for position in range(segment.end - 1, segment.start - 1, -1):
                 if not outside.start <= position < outside.start + outside.count:
@@ -121,6 +129,8 @@ class SlotSpace:
 
     def due(self, completed_step: int) -> tuple[int, ...]:
         """Stale positions that no step after ``completed_step`` can still touch."""
+        if not self._counts[SlotState.STALE]:
+            return ()
         return tuple(
             position
             for segment in self._segments
@@ -137,11 +147,23 @@ class SlotSpace:
 
     def take(self, start: int, count: int, step: int) -> None:
         """A slot of idle positions is used by ``step``."""
-        self._change(start, count, SlotState.IDLE, SlotState.USED, step)
+        resting = self._resting
+        if resting is None or (resting.start, resting.count) != (start, count):
+            self._change(start, count, SlotState.IDLE, SlotState.USED, step)
+            return
+        self._segments[self._index(start)] = Segment(start, count, SlotState.USED, step)
+        self._resting = None
+        self._recount(count, SlotState.IDLE, SlotState.USED)
 
     def release(self, start: int, count: int, step: int) -> None:
         """A slot is idle again; ``step`` was the last to touch it."""
-        self._change(start, count, SlotState.USED, SlotState.IDLE, step)
+        self._wake()
+        slot = self._segments[self._index(start)]
+        if slot.state is not SlotState.USED or (slot.start, slot.count) != (start, count):
+            self._change(start, count, SlotState.USED, SlotState.IDLE, step)
+            return
+        self._resting = Segment(start, count, SlotState.IDLE, step)
+        self._recount(count, SlotState.USED, SlotState.IDLE)
 
     def retire(self, positions: Iterable[int]) -> None:
         """Chunks of idle positions are somebody else's; the step that used them is the fence."""
@@ -160,43 +182,73 @@ class SlotSpace:
 
     # ------------------------------------------------------------------ internal
 
-    def _index(self, position: int) -> int:
+    def _index(self, position: int, segments: Sequence[Segment] | None = None) -> int:
         if not 0 <= position < self.num_positions:
             raise ValueError(f"there is no position {position}")
-        return bisect_right(self._segments, position, key=lambda s: s.start) - 1
+        held = self._segments if segments is None else segments
+        return bisect_right(held, position, key=lambda s: s.start) - 1
+
+    def _now(self) -> list[Segment]:
+        """Segments, with the one that rests among those that are idle."""
+        resting = self._resting
+        if resting is None:
+            return self._segments
+        return self._changed(SlotState.USED, resting)
+
+    def _wake(self) -> None:
+        """Nothing rests any more."""
+        self._segments, self._resting = self._now(), None
+
+    def _recount(self, positions: int, old: SlotState, new: SlotState) -> None:
+        self._counts[old] -= positions
+        self._counts[new] += positions
 
     def _change(
         self, start: int, count: int, old: SlotState, new: SlotState, step: int | None = None
     ) -> None:
         """Without a step, the newest of those that used them."""
-        first = self._index(start)
-        last = first
+        self._wake()
+        if step is None:
+            step = max(s.step for s in self._segments[self._inside(start, count)])
+        self._segments = self._changed(old, Segment(start, count, new, step))
+        self._recount(count, old, new)
+
+    def _changed(self, old: SlotState, new: Segment) -> list[Segment]:
+        """The segments with a new one among them; all that it replaces must be ``old``."""
+        among = self._inside(new.start, new.count)
+        inside = self._segments[among]
+        if inside[-1].end < new.end or any(s.state is not old for s in inside):
+            raise ValueError(f"positions {new.start} to {new.end - 1} are not {old.name}")
+        head, tail = inside[0], inside[-1]
+        pieces = [
+            Segment(head.start, new.start - head.start, old, head.step),
+            new,
+            Segment(new.end, tail.end - new.end, old, tail.step),
+        ]
+        around = slice(max(0, among.start - 1), among.stop + 1)
+        before = self._segments[around.start : among.start]
+        after = self._segments[among.stop : around.stop]
+        found = [*before, *(p for p in pieces if p.count), *after]
+        return self._segments[: around.start] + _coalesced(found) + self._segments[around.stop :]
+
+    def _inside(self, start: int, count: int) -> slice:
+        """Segments that have any of these positions."""
+        first = last = self._index(start)
         while last < len(self._segments) and self._segments[last].start < start + count:
             last += 1
-        inside = self._segments[first:last]
-        if inside[-1].end < start + count or any(s.state is not old for s in inside):
-            raise ValueError(f"positions {start} to {start + count - 1} are not {old.name}")
-        head, tail = inside[0], inside[-1]
-        step = max(s.step for s in inside) if step is None else step
-        pieces = [
-            Segment(head.start, start - head.start, old, head.step),
-            Segment(start, count, new, step),
-            Segment(start + count, tail.end - start - count, old, tail.step),
-        ]
-        around = slice(max(0, first - 1), last + 1)
-        before, after = self._segments[around.start : first], self._segments[last : last + 1]
-        self._segments[around] = _coalesced([*before, *(p for p in pieces if p.count), *after])
+        return slice(first, last)
 
-    def _free_runs(self) -> Iterator[list[Segment]]:
-        run: list[Segment] = []
-        for segment in self._segments:
-            if segment.is_free:
-                run.append(segment)
-            elif run:
-                yield run
-                run = []
-        if run:
+
+def _free_runs(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+    run: list[Segment] = []
+    for segment in segments:
+        if segment.is_free:
+            run.append(segment)
+        elif run:
             yield run
+            run = []
+    if run:
+        yield run
 
 
 def _runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:

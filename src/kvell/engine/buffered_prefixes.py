@@ -104,10 +104,13 @@ class BufferedPrefixes:
         """
         if not self._ended:
             return _rows([])
-        layout, totals = self._core.layout, self._core.totals()
+        layout = self._core.layout
         wanted_large = max(wanted_large, layout.num_large_pages // AHEAD_SHARE)
-        short_bytes = (wanted_large - totals.empty_large) * layout.large_page_bytes
-        short_bytes -= self._ahead_bytes(totals.evicted_pages)
+        short_large = wanted_large - self._core.empty_large_pages()
+        if short_large <= 0:
+            return _rows([])
+        short_bytes = short_large * layout.large_page_bytes
+        short_bytes -= self._ahead_bytes(self._core.totals().evicted_pages)
         rows: Moves = []
         left_bytes = MOST_BYTES
         while short_bytes > 0 and left_bytes > 0 and self._ended:

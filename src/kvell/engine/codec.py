@@ -26,7 +26,14 @@ class ProtocolError(KvellError):
 
 
 def _by_name(types: Iterable[Any]) -> dict[str, tuple[Any, frozenset[str]]]:
-    return {t.__name__: (t, frozenset(f.name for f in dataclasses.fields(t))) for t in types}
+    return {t.__name__: (t, frozenset(_names(t))) for t in types}
+
+
+def _names(kind: Any) -> Iterable[str]:
+    if issubclass(kind, msgspec.Struct):
+        names: tuple[str, ...] = kind.__struct_fields__
+        return names
+    return (field.name for field in dataclasses.fields(kind))
 
 
 _COMMANDS = _by_name((protocol.Submit, protocol.Cancel, protocol.AskStats, protocol.Drain))

@@ -145,7 +145,7 @@ class EngineCore:
         self._count(plan)
         requests = [self._requests[work.request_id] for work in plan.work]
         for work, request in zip(plan.work, requests, strict=True):
-            request.begin(work.start + work.known, work.samples)
+            request.begin(work.start + work.count - work.proposed, work.sampling is not None)
         self._in_flight.append(_InFlight(plan, requests))
         return plan
 
@@ -213,8 +213,8 @@ class EngineCore:
             request.settle(work.start + work.known + right, work.samples)
         self._append(guesses)
         self.memory.advance(
-            np.asarray([w.handle for w in plan.work], np.int32),
-            np.asarray([r.settled for r in requests], np.int32),
+            np.array([work.handle for work in plan.work], np.int32),
+            np.array([request.settled for request in requests], np.int32),
         )
         self._append(newest)
         return events
@@ -223,7 +223,7 @@ class EngineCore:
         if not tokens:
             return
         handles, ids = zip(*tokens, strict=True)
-        self.memory.append(np.asarray(handles, np.int32), np.asarray(ids, np.int32))
+        self.memory.append(np.array(handles, np.int32), np.array(ids, np.int32))
 
     def _take_yield(self, request: Request, tokens: tuple[int, ...]) -> list[Event]:
         """The tokens one by one, up to where the request ends."""
@@ -242,9 +242,9 @@ class EngineCore:
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         sampling = request.sampling
-        ends = token in sampling.stop_token_ids
-        eos = self._rules[request.model].eos_token_ids
-        if ends or (token in eos and not sampling.ignore_eos):
+        if token in sampling.stop_token_ids:
+            return "stop"
+        if not sampling.ignore_eos and token in self._rules[request.model].eos_token_ids:
             return "stop"
         return "length" if len(request.output) >= request.max_tokens else None
 
@@ -416,6 +416,9 @@ def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
 
 def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
     """What each work of the plan yields; nothing for a prefill that goes on."""
+    is_even = not result.counts and len(result.token_ids) == len(plan.work) == plan.num_logits
+    if is_even and all(work.sampling is not None for work in plan.work):  # so each has one
+        return [(token,) for token in result.token_ids]
     yields = iter(result.by_work())
     most = [work.num_logits for work in plan.work]
     found = [next(yields, ()) if count else () for count in most]

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
 from kvell.engine.forward_batches import ForwardBatches
 from kvell.engine.plan import StepPlan, TokenWork
@@ -84,7 +85,7 @@ class _Guessing:
         States forget guesses, so to them these are still proposed.
         """
         first = 0 if again else count - 1
-        return replace(
+        return structs.replace(
             self.work,
             start=self.work.start + self.work.known + first,
             count=count - first,
@@ -96,10 +97,10 @@ class _Guessing:
         """The work with its guesses."""
         known: Ints = self.work.token_ids[: self.work.known]
         guesses = np.asarray(self.guesses, np.int32)
-        return replace(self.work, token_ids=np.concatenate([known, guesses]))
+        return structs.replace(self.work, token_ids=np.concatenate([known, guesses]))
 
 
 def _known(work: TokenWork) -> TokenWork:
     """The part of a work that is no guess."""
     tokens = work.token_ids[: work.known]
-    return replace(work, count=work.known, token_ids=tokens, proposed=0)
+    return structs.replace(work, count=work.known, token_ids=tokens, proposed=0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import ChunkDevice
-from kvell.elastic.arena import ActivationArena, ActivationNeed
+from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.engine.ahead import StepsAhead
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
@@ -74,7 +74,7 @@ class Engine:
         self.arena = ActivationArena(contract.activation_reserve_bytes)
         self._told = JournaledCore(core, journal)
         self.runner = runner
-        self._activations = activations
+        self._activations = RememberedNeed(activations)
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives

@@ -63,24 +63,26 @@ class LatenessWatch:
         """A step's events are there."""
         oldest = min(self._waiting.values(), default=now_seconds)
         for event in events:
-            if isinstance(event, Tokens):
+            if type(event) is Tokens:
                 self._came(event.request_id, len(event.token_ids), now_seconds)
         late = Lateness(
             now_seconds - oldest > self._ttft_seconds,
-            any(self._is_slow(answer, now_seconds) for answer in self._answers.values()),
+            self._is_any_slow(now_seconds),
         )
         for event in events:
-            if isinstance(event, Finished):
+            if type(event) is Finished:
                 self._end(event.request_id)
         return late
 
     def _came(self, request_id: RequestId, count: int, now_seconds: float) -> None:
-        if self._waiting.pop(request_id, None) is not None:
+        if request_id in self._waiting:
+            del self._waiting[request_id]
             self._answers[request_id] = _Answer(now_seconds)
-        if request_id in self._answers:
-            answer = self._answers[request_id]
+        answer = self._answers.get(request_id)
+        if answer is not None:
             answer.tokens += count
-            self._expected_tokens = max(self._expected_tokens, answer.tokens)
+            if answer.tokens > self._expected_tokens:
+                self._expected_tokens = answer.tokens
 
     def _end(self, request_id: RequestId) -> None:
         self._waiting.pop(request_id, None)
@@ -89,6 +91,10 @@ class LatenessWatch:
             self._ended += 1
             self._ended_tokens += answer.tokens
 
-    def _is_slow(self, answer: _Answer, now_seconds: float) -> bool:
+    def _is_any_slow(self, now_seconds: float) -> bool:
         usual = self._ended_tokens / self._ended if self._ended else self._expected_tokens
-        return now_seconds - answer.first > max(answer.tokens, usual) * self._tpot_seconds
+        tpot_seconds = self._tpot_seconds
+        for answer in self._answers.values():
+            if now_seconds - answer.first > max(answer.tokens, usual) * tpot_seconds:
+                return True
+        return False

@@ -117,7 +117,7 @@ class Parking:
         is_shared = len({group.model for group in layout.groups}) > 1
         seen = layout.seen_by(request.model) if is_shared else layout
         need_bytes = pool_bytes_for(seen, request.num_tokens, self._chunk_tokens)
-        return need_bytes - self._core.totals().empty_large * layout.large_page_bytes
+        return need_bytes - self._core.empty_large_pages() * layout.large_page_bytes
 
     def _larges(self, size_bytes: int) -> int:
         return -(-size_bytes // self._core.layout.large_page_bytes)

@@ -5,12 +5,14 @@ carries it out and answers with a :class:`StepResult`.  Plans are equal when the
 would do the same: replaying a journal must give equal plans.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from kvell.engine.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId, StepNumber
@@ -24,8 +26,7 @@ TO_COME = -(1 << 31)
 """Stands for a token that the step before draws: the runner knows it when the step runs."""
 
 
-@dataclass(frozen=True)
-class TokenWork:
+class TokenWork(Struct, frozen=True, eq=False, gc=False):
     """Compute tokens ``start … start+count-1`` of a request.
 
     :param handle: names the request's tables; never reused.
@@ -73,7 +74,7 @@ class TokenWork:
         return 0 if self.sampling is None else 1 + self.proposed
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenWork) and _same(self, other)
+        return isinstance(other, TokenWork) and _same(self, other, self.__struct_fields__)
 
     def __hash__(self) -> int:
         return hash((self.request_id, self.start, self.count))
@@ -155,7 +156,8 @@ class StepPlan:
         return sum(work.num_logits for work in self.work)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StepPlan) and _same(self, other)
+        names = [item.name for item in fields(self)]
+        return isinstance(other, StepPlan) and _same(self, other, names)
 
     def __hash__(self) -> int:
         return hash((self.step, self.work))
@@ -187,9 +189,9 @@ class StepResult:
         ]
 
 
-def _same(left: object, right: object) -> bool:
-    for item in fields(left):  # type: ignore[arg-type]
-        a, b = getattr(left, item.name), getattr(right, item.name)
+def _same(left: object, right: object, names: Iterable[str]) -> bool:
+    for name in names:
+        a, b = getattr(left, name), getattr(right, name)
         same = np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
         if not same:
             return False

@@ -1,9 +1,9 @@
 """A step plan in the making: what the scheduler has decided of it so far."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvell.engine.plan import NewPages, TokenWork
 from kvell.engine.request import Request
@@ -50,6 +50,33 @@ class PlanDraft:
         )
         self.budget -= count
 
+    def add_decodes(self, requests: Sequence[Request]) -> None:
+        """Each computes its newest token; quicker than one by one, for most work is this."""
+        newest = np.array([r.newest_token for r in requests], np.int32)
+        for index, request in enumerate(requests):
+            if request.repeats:
+                self.add_work(request, request.remaining)
+                continue
+            self.work.append(
+                TokenWork(
+                    request.request_id,
+                    request.handle,
+                    request.computed,
+                    1,
+                    newest[index : index + 1],
+                    request.sampling,
+                    len(request.output) + request.drawing,
+                    (),
+                    0,
+                    request.image_rows,
+                    request.image_ids,
+                    request.embedded,
+                    len(request.prompt),
+                    request.model,
+                )
+            )
+            self.budget -= 1
+
     @property
     def num_logits(self) -> int:
         """Rows of logits of all work so far."""
@@ -82,11 +109,13 @@ class PlanDraft:
 
     def offload(self, rows: NewPages) -> None:
         """These pages go to the CPU buffer [m, 3]."""
-        self._offloads.append(rows)
+        if len(rows):
+            self._offloads.append(rows)
 
     def fetch(self, rows: NewPages) -> None:
         """These come back [m, 3]."""
-        self._fetches.append(rows)
+        if len(rows):
+            self._fetches.append(rows)
 
     @property
     def offloads(self) -> NewPages:

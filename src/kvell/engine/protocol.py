@@ -1,6 +1,6 @@
 """The instance protocol: everything a front and an instance say to each other.
 
-Frozen dataclasses, encoded as msgpack between processes and passed as they are
+Frozen records, encoded as msgpack between processes and passed as they are
 inside one.  Commands go to the instance, events come back::
 
     front                                   instance
@@ -19,6 +19,8 @@ inside one.  Commands go to the instance, events come back::
 
 import dataclasses
 from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvell.engine.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
@@ -95,8 +97,7 @@ class Ready:
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(Struct, frozen=True, gc=False):
     """New output tokens of a request, in order.
 
     ``first_index`` is the output position of ``token_ids[0]``; a receiver drops

@@ -77,6 +77,11 @@ class Request:
         return len(self.output) + self.drawing
 
     @property
+    def newest_token(self) -> int:
+        """The last of a request that decodes; TO_COME if a step in flight draws it."""
+        return TO_COME if self.drawing else self.output[-1]
+
+    @property
     def wants_work(self) -> bool:
         """Is there anything to compute that no step in flight computes?"""
         return self.finish_reason is None and self.num_output < self.max_tokens

@@ -21,7 +21,6 @@ pages lie: it starts again from nothing and alone, which the contract's page cou
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import accumulate
 
 import numpy as np
 
@@ -167,19 +166,20 @@ class Scheduler:
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         decodes = self._decodes(draft.budget)
-        while decodes and not self.memory.before_decodes([r.num_tokens for r in decodes]):
+        lengths = [r.num_tokens for r in decodes]
+        while decodes and not self.memory.before_decodes(lengths):
             if not self.protected.yield_least():
                 self._preempt_youngest(draft)
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
+                lengths = [r.num_tokens for r in decodes]
         done = 0
         while done < len(decodes):
             batch = decodes[done:]
-            served, rows = self.core.grow(
-                _ints(r.handle for r in batch), _ints(r.num_tokens for r in batch)
-            )
-            draft.add_pages(rows, [r.handle for r in batch])
-            for request in batch[:served]:
-                draft.add_work(request, request.remaining)
+            handles = [r.handle for r in batch]
+            until = [r.num_tokens for r in batch]
+            served, rows = self.core.grow(np.array(handles, np.int32), np.array(until, np.int32))
+            draft.add_pages(rows, handles)
+            draft.add_decodes(batch[:served])
             done += served
             if done < len(decodes) and self.memory.give(len(decodes), len(decodes)):
                 continue
@@ -193,9 +193,14 @@ class Scheduler:
 
     def _decodes(self, budget: int) -> list[Request]:
         """As many as the budget has tokens for, in order of admission."""
-        decodes = [r for r in self._wanting() if r.is_decoding]
-        ends = accumulate(r.remaining for r in decodes)
-        return [r for r, end in zip(decodes, ends, strict=True) if end <= budget]
+        decodes = []
+        for request in self._wanting():
+            if request.is_decoding:
+                budget -= 1 + request.repeats
+                if budget < 0:
+                    break
+                decodes.append(request)
+        return decodes
 
     def _plan_prefills(self, draft: PlanDraft) -> None:
         if len(draft.work) == len(self.running):

@@ -11,12 +11,14 @@ The slot is released when the next step is planned: then the result is there, an
 touches it any more.  What the device refuses is no error: the step computes less, or nothing.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 from kvell.elastic.admission import StepMemory as ActivationNeed
 from kvell.elastic.admission import threshold_chunks
 from kvell.elastic.arena import ActivationNeed as NeedModel
+from kvell.elastic.arena import RememberedNeed
 from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory, Slot
 from kvell.engine.plan import StepSlot
 from kvell.memory import GroupKind, MemoryCore
@@ -132,9 +134,12 @@ class SharedMemory:
         self._has_ended = False
         self._core = core
         self._layout = core.layout
-        self._need = ActivationNeed(model, memory.device.chunk_bytes)
+        self._need = ActivationNeed(RememberedNeed(model), memory.device.chunk_bytes)
         self._slot: Slot | None = None
         self._growth_large = self._decodes = 0
+        self._groups_by_page = Counter(
+            group.page_tokens for group in core.layout.groups if group.kind is not GroupKind.STATE
+        )
         self._step = StepNumber(0)
 
     def begin(self, step: StepNumber) -> None:
@@ -148,12 +153,11 @@ class SharedMemory:
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
         """See :class:`StepMemory`; inflation comes before anything cached is evicted."""
-        crossing = [
-            sum((length - 1) % group.page_tokens == 0 for length in lengths)
-            for group in self._layout.groups
-            if group.kind is not GroupKind.STATE
-        ]
-        self._growth_large, self._decodes = sum(crossing), len(lengths)
+        self._decodes = len(lengths)
+        self._growth_large = sum(
+            groups * sum(length % page_tokens == 1 % page_tokens for length in lengths)
+            for page_tokens, groups in self._groups_by_page.items()
+        )
         chunks = self._need.chunks(len(lengths), len(lengths))
         self._inflate_for(self._growth_large, chunks)
         return self._ensure(chunks) >= chunks
@@ -272,7 +276,7 @@ class SharedMemory:
 
     def _inflate_for(self, num_large: int, keep_chunks: int) -> None:
         """More than is short, up to 50 MB ahead: the next steps then find it there (eLLM §5.1)."""
-        short = num_large - self._core.totals().empty_large
+        short = num_large - self._core.empty_large_pages() if num_large else 0
         if short > 0:
             ahead = AHEAD_BYTES // self._layout.large_page_bytes
             self._inflate(max(short, ahead), keep_chunks)

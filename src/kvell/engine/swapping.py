@@ -233,6 +233,8 @@ class Swapping:
             self.buffer.release(saved.holder)
 
     def _count(self, way: str, rows: NewPages) -> None:
+        if not len(rows):
+            return
         counts, groups = self.buffer.counts, self._core.layout.groups
         size_bytes = _size_bytes(rows, groups)
         if way == "out":

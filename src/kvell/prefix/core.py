@@ -24,7 +24,7 @@ from kvell.prefix.interface import (
     LongInts,
 )
 from kvell.prefix.lending import Lender
-from kvell.prefix.looking import Counters, snapshot_of, totals_of
+from kvell.prefix.looking import Counters, empty_large_of, snapshot_of, totals_of
 from kvell.prefix.lookup import match, resume, resume_embeddings
 from kvell.prefix.needs import demand_pages, end_position, peak_pages
 from kvell.prefix.publishing import Publisher
@@ -347,6 +347,10 @@ class ReferenceCore:
         self._lender.restore(larges)
 
     # -------------------------------------------------------------------- looking
+
+    def empty_large_pages(self) -> int:
+        """See :class:`MemoryCore`."""
+        return empty_large_of(self._store)
 
     def totals(self) -> PoolTotals:
         """See :class:`MemoryCore`."""

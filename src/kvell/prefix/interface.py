@@ -198,6 +198,11 @@ class MemoryCore(Protocol):
         """
         ...
 
+    def empty_large_pages(self) -> int:
+        """Large pages that nobody uses and that cache nothing; in every step, so of constant
+        work."""
+        ...
+
     def totals(self) -> PoolTotals:
         """How the pool is divided now, and counters so far; work grows with large pages only."""
         ...

@@ -23,6 +23,11 @@ class Counters:
     checkpoint_pages: Sequence[int]
 
 
+def empty_large_of(store: Store) -> int:
+    """Large pages that nobody uses and that cache nothing."""
+    return store.pool.group.count(NO_GROUP) - len(store.pool.withheld)
+
+
 def totals_of(store: Store, counters: Counters) -> PoolTotals:
     """How the pool is divided now, and counters so far."""
     pool, groups = store.pool, range(len(store.groups))
@@ -33,7 +38,7 @@ def totals_of(store: Store, counters: Counters) -> PoolTotals:
     used_pages = [sum(used for g, used, _ in by_group if g == group) for group in groups]
     partial = pool.supply.partial
     return PoolTotals(
-        pool.group.count(NO_GROUP) - len(pool.withheld),
+        empty_large_of(store),
         tuple(used_pages),
         tuple(sum(cached for g, _, cached in by_group if g == group) for group in groups),
         tuple(store.placer.evicted_pages),

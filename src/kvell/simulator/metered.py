@@ -169,6 +169,10 @@ class MeteredCore:
         self._timed(self._core.close, handle, renew=renew, returns=returns)
         self._watched.pop(handle, None)
 
+    def empty_large_pages(self) -> int:
+        """Passed on."""
+        return self._timed(self._core.empty_large_pages)
+
     def totals(self) -> PoolTotals:
         """Passed on, not timed."""
         return self._core.totals()

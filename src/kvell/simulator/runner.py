@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from msgspec import structs
 
 from kvell.cost.calibration import Calibration
 from kvell.engine.plan import StepPlan, StepResult, TokenWork
@@ -67,12 +68,12 @@ class Machine:
 def draft_passes(plan: StepPlan) -> list[list[TokenWork]]:
     """What a draft model computes in each of its passes: known tokens, then guess by guess."""
     most = max((work.proposed for work in plan.work), default=0)
-    known = [replace(work, count=work.known, proposed=0) for work in plan.work]
+    known = [structs.replace(work, count=work.known, proposed=0) for work in plan.work]
     return [
         known,
         *(
             [
-                replace(work, start=work.start + work.known + index, count=1, proposed=0)
+                structs.replace(work, start=work.start + work.known + index, count=1, proposed=0)
                 for work in plan.work
                 if work.proposed > index
             ]
@@ -123,5 +124,5 @@ class TraceRunner:
             else WRONG
             for position in range(first, first + work.proposed)
         ]
-        known = work.token_ids[: work.known]
-        return replace(work, token_ids=np.concatenate([known, np.asarray(guesses, np.int32)]))
+        tokens = np.concatenate([work.token_ids[: work.known], np.asarray(guesses, np.int32)])
+        return structs.replace(work, token_ids=tokens)
