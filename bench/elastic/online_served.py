@@ -24,6 +24,7 @@ from bench.elastic.online_cases import (
     write_part,
 )
 from bench.elastic.served import MAX_NUM_SEQS
+from bench.elastic.step_parts import Shares, StepParts, shares_line
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine
 from kvell.engine.options import EngineOptions
@@ -111,6 +112,7 @@ class Served:
     ) -> None:
         self.clock = SideClock()
         self._engine = build_engine(model, name, options, clock=self.clock)
+        self._parts = StepParts(self._engine)
         self._asked = asked
         self._sent = 0
         self._first_seconds: dict[int, float] = {}
@@ -127,7 +129,7 @@ class Served:
             self.clock.wait_until(self._asked[self._sent].seconds)
         self.clock.start()
         self._submit_those_who_came()
-        for event in tokens_of(self._engine.step()):
+        for event in tokens_of(self._parts.step()):
             index = int(event.request_id)
             now_seconds = self.clock.now_seconds()
             self._first_seconds.setdefault(index, now_seconds)
@@ -160,7 +162,8 @@ class Served:
     def counters(self) -> dict[str, Any]:
         """What its memory did."""
         stats = self._engine.core.stats()
-        return {"preemptions": stats.preemptions, "cpu_buffer": stats.buffer}
+        parts = asdict(self._parts.shares())
+        return {"preemptions": stats.preemptions, "cpu_buffer": stats.buffer, "parts": parts}
 
 
 def options_of(
@@ -299,7 +302,8 @@ def line(side: str, rate: float, seen: Seen) -> str:
     return (
         f"  {side:22} at {rate:5.2f}/s TTFT {ttft['mean']:7.3f} s (p90 {ttft['p90']:7.3f}), "
         f"TPOT {1e3 * tpot['mean']:6.1f} ms, {seen['output_tokens_per_second']:6.1f} tokens/s, "
-        f"{seen['preemptions']:.0f} preemptions, {100 * seen['slo_attainment']:.0f} % in time"
+        f"{seen['preemptions']:.0f} preemptions, {100 * seen['slo_attainment']:.0f} % in time; "
+        f"{shares_line(Shares(**seen['parts']))}"
     )
 
 

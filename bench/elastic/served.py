@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.elastic.in_turn import alternated, tokens_of
 from bench.elastic.narrow_models import NARROWER, SHAPES, narrow_model
+from bench.elastic.step_parts import Shares, StepParts, shares_line
 from kvell.calibration.rig import WatchedRunner
 from kvell.clock import MonotonicClock
 from kvell.device.host import CHUNK_BYTES
@@ -54,6 +55,7 @@ class Figures:
     pool_mib: float
     reserve_mib: float
     chunks_mapped: int = 0
+    parts: Shares | None = None
 
 
 def options_of(model: PagedModel, load: Load) -> tuple[EngineOptions, EngineOptions]:
@@ -89,6 +91,7 @@ class SideRun:
         self._side, self._load, self._clock = side, load, MonotonicClock()
         self._engine = build_engine(model, side, options)
         self._watched = self._engine.runner = WatchedRunner(self._engine.runner)
+        self._parts = StepParts(self._engine)
         submit(self._engine, load, model.description.vocab_size)
         self.answers: dict[str, list[int]] = {str(index): [] for index in range(load.requests)}
         self._seconds = self._decode_seconds = 0.0
@@ -102,7 +105,7 @@ class SideRun:
     def step(self) -> None:
         """One step of its engine."""
         began_seconds = self._clock.now_seconds()
-        for event in tokens_of(self._engine.step()):
+        for event in tokens_of(self._parts.step()):
             self.answers[event.request_id] += event.token_ids
         seconds = self._clock.now_seconds() - began_seconds
         self._seconds += seconds
@@ -126,6 +129,7 @@ class SideRun:
             (contract.shared_bytes or contract.kv_pool_bytes) / MIB,
             contract.activation_reserve_bytes / MIB,
             stats.memory.get("mapped", 0),
+            self._parts.shares(),
         )
 
 
@@ -161,6 +165,7 @@ def lines(name: str, load: Load, sides: Sequence[Figures]) -> list[str]:
             f"in {side.seconds:.0f} s, pool {side.pool_mib:.0f} MiB, reserve "
             f"{side.reserve_mib:.0f} MiB, {side.preemptions} preemptions, "
             f"{side.chunks_mapped} chunks mapped"
+            + (f"; {shares_line(side.parts)}" if side.parts else "")
             for side in sides
         ),
     ]

@@ -184,7 +184,7 @@ class EngineCore:
 
     def warm(self, chunks: int) -> None:
         """Further chunks of the pool have memory now: the next so many."""
-        self._scheduler.memory.warm(chunks)
+        self.step_memory.warm(chunks)
 
     def _take_tokens(
         self, plan: StepPlan, requests: list[Request], yields: list[tuple[int, ...]]
@@ -307,6 +307,11 @@ class EngineCore:
 
     # ------------------------------------------------------------------- counting
 
+    @property
+    def step_memory(self) -> StepMemory:
+        """What says how much a step may compute."""
+        return self._scheduler.memory
+
     def _count(self, plan: StepPlan) -> None:
         self._counts["preempted"] += len(plan.preempted)
         self._step_sizes.add(plan.num_tokens)
@@ -374,7 +379,7 @@ class EngineCore:
             rungs={
                 **totals.rungs,
                 **self._scheduler.rungs,
-                **self._scheduler.memory.rungs,
+                **self.step_memory.rungs,
                 **(swapping.counters() if swapping else {}),
                 **({"offload": parking.count} if parking else {}),
                 "refuse": self._finished["refused"],
@@ -389,7 +394,7 @@ class EngineCore:
             steps_by_size=self._step_sizes.by_size(),
             large_page_bytes=layout.large_page_bytes,
             groups=_group_stats(totals, layout),
-            memory=self._scheduler.memory.figures(),
+            memory=self.step_memory.figures(),
             buffer=self._buffer_figures(),
         )
 

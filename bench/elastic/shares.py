@@ -1,0 +1,133 @@
+"""What of a step's time is scheduling and mapping memory, with the packaged model?
+
+See README.md beside this file.
+"""
+
+from kvell.cli.environment import prepare_process
+
+prepare_process()  # the launcher's own settings; torch reads them when it is imported
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench import machine
+from bench.elastic.in_turn import alternated, tokens_of
+from bench.elastic.step_parts import Shares, StepParts, shares_line
+from kvell.device.host import CHUNK_BYTES
+from kvell.engine.assembly import build_engine, load_model
+from kvell.engine.engine import Engine
+from kvell.engine.options import EngineOptions
+from kvell.engine.protocol import Submit
+from kvell.engine.sampling_params import SamplingParams
+from kvell.models.paged_model import PagedModel
+from kvell.models.progress import quiet
+from kvell.models.source import resolve_model
+from kvell.vocabulary import MIB, RequestId
+
+SIDES = ("static", "shared pool", "with a buffer")
+MAX_MODEL_LEN = 2_048
+BUFFER_BYTES = 64 * MIB
+NEVER_LATE_SECONDS = 1e3
+"""Objectives that are looked after at every step, and never missed."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many requests at a time, twice as many in all.
+
+    :param prompt_tokens: from, to.
+    """
+
+    batch: int
+    prompt_tokens: tuple[int, int]
+    output_tokens: int
+
+
+def options_of(model: PagedModel, load: Load, kv_bytes: int) -> dict[str, EngineOptions]:
+    """The same memory beside weights: with a reserve, or for both."""
+    common = EngineOptions(max_model_len=MAX_MODEL_LEN, max_num_seqs=load.batch)
+    reserve_bytes = model.activations.need_bytes(common.max_num_batched_tokens, load.batch)
+    both = model.weight_bytes + (kv_bytes + reserve_bytes) // CHUNK_BYTES * CHUNK_BYTES
+    shared = replace(common, memory_bytes=both)
+    buffered = replace(
+        shared,
+        cpu_buffer_bytes=BUFFER_BYTES,
+        slo_ttft_seconds=NEVER_LATE_SECONDS,
+        slo_tpot_seconds=NEVER_LATE_SECONDS,
+    )
+    sides = (replace(common, kv_memory_bytes=kv_bytes), shared, buffered)
+    return dict(zip(SIDES, sides, strict=True))
+
+
+def submit(engine: Engine, load: Load, vocab: int) -> None:
+    """Unrelated prompts; answers of one length."""
+    draw = np.random.default_rng(3)
+    sampling = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
+    for index in range(2 * load.batch):
+        ids = draw.integers(3, vocab, draw.integers(*load.prompt_tokens)).astype("<i4").tobytes()
+        engine.handle(Submit(RequestId(str(index)), ids, sampling))
+
+
+class Watched:
+    """One side: an engine, and where the time of its steps goes."""
+
+    def __init__(self, engine: Engine, load: Load, vocab: int) -> None:
+        self._engine = engine
+        submit(engine, load, vocab)
+        self.parts = StepParts(engine)
+
+    @property
+    def has_work(self) -> bool:
+        """Is any answer not whole yet?"""
+        return self._engine.has_work()
+
+    def step(self) -> None:
+        """One step of its engine."""
+        list(tokens_of(self.parts.step()))
+
+
+def measured(model: PagedModel, load: Load, kv_bytes: int) -> dict[str, Shares]:
+    """All sides, a step of each in turn."""
+    vocab = model.description.vocab_size
+    found = {}
+    for side, options in options_of(model, load, kv_bytes).items():
+        watched = Watched(build_engine(model, side, options), load, vocab)
+        alternated([watched])
+        found[side] = watched.parts.shares()
+    return found
+
+
+def main() -> None:
+    """Prints all sides of every batch."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[100, 900])
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--kv-memory-mib", type=int, default=512)
+    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache/kvell")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    options = parser.parse_args()
+    path = resolve_model(options.model, options.cache_dir)
+    model = load_model(path, "bfloat16", "cpu", quiet)
+    found = []
+    for batch in options.batches:
+        load = Load(batch, tuple(options.prompt_tokens), options.output_tokens)
+        sides = measured(model, load, options.kv_memory_mib * MIB)
+        print(f"{options.model}, {batch} at a time", flush=True)
+        for side, shares in sides.items():
+            print(f"  {side:14} {shares_line(shares)}", flush=True)
+        found.append(asdict(load) | {name: asdict(one) for name, one in sides.items()})
+    read_gbs = machine.read_bandwidth_gb_per_second()
+    print(f"reads at {read_gbs:.0f} GB/s")
+    if options.json:
+        told = {"model": options.model, "read_gbs": read_gbs, "loads": found}
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

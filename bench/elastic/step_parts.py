@@ -1,0 +1,129 @@
+"""Where the time of an engine's steps goes: to the model, to mapping memory, to scheduling.
+
+Mapping is the device's calls (map, unmap, commit) while a step is made; the first touch of what was
+mapped is the model's, since it happens there.  Scheduling is all that is left: planning, results,
+events, and whatever else the loop does.  A step that computes nothing, since the pool still gets
+its memory, is left out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvell.clock import Clock, MonotonicClock
+from kvell.device.chunks import AddressRange, ChunkDevice, Ints
+from kvell.engine.engine import Engine
+from kvell.engine.plan import StepPlan, StepResult
+from kvell.engine.protocol import Event
+from kvell.engine.runner import Runner
+from kvell.engine.step_memory import SharedMemory
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Parts of all steps together, 0 to 1, and what a step took."""
+
+    steps: int
+    step_seconds: float
+    scheduling: float
+    mapping: float
+
+
+class TimedRunner:
+    """A runner, the seconds it took, and whether it computed anything the last time."""
+
+    def __init__(self, runner: Runner, clock: Clock) -> None:
+        self.seconds, self.has_computed = 0.0, False
+        self._runner, self._clock = runner, clock
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See :class:`Runner`."""
+        began_seconds = self._clock.now_seconds()
+        result = self._runner.run(plan)
+        self.seconds += self._clock.now_seconds() - began_seconds
+        self.has_computed = bool(plan.work)
+        return result
+
+
+class TimedChunks:
+    """A device, and the seconds its calls took; all else is passed on."""
+
+    def __init__(self, device: ChunkDevice, clock: Clock) -> None:
+        self.seconds = 0.0
+        self._device, self._clock = device, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def commit(self, chunks: Ints) -> None:
+        """See :class:`ChunkDevice`."""
+        began_seconds = self._clock.now_seconds()
+        try:
+            self._device.commit(chunks)
+        finally:
+            self.seconds += self._clock.now_seconds() - began_seconds
+
+    def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
+        """See :class:`ChunkDevice`."""
+        began_seconds = self._clock.now_seconds()
+        try:
+            self._device.map(area, positions, chunks)
+        finally:
+            self.seconds += self._clock.now_seconds() - began_seconds
+
+    def unmap(self, area: AddressRange, positions: Ints) -> int:
+        """See :class:`ChunkDevice`."""
+        began_seconds = self._clock.now_seconds()
+        try:
+            return self._device.unmap(area, positions)
+        finally:
+            self.seconds += self._clock.now_seconds() - began_seconds
+
+
+class StepParts:
+    """An engine whose steps are watched from here on; it must plan and run them in turn."""
+
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+        self._engine, self._clock = engine, clock or MonotonicClock()
+        self._runner = TimedRunner(engine.runner, self._clock)
+        engine.runner = self._runner
+        self._chunks: TimedChunks | None = None
+        memory = engine.core.step_memory
+        if isinstance(memory, SharedMemory):
+            self._chunks = TimedChunks(memory.memory.device, self._clock)
+            memory.memory.device = self._chunks
+        self._steps = 0
+        self._seconds = self._run_seconds = self._map_seconds = 0.0
+
+    def step(self) -> list[Event]:
+        """One step of the engine."""
+        self._runner.seconds = 0.0
+        if self._chunks is not None:
+            self._chunks.seconds = 0.0
+        began_seconds = self._clock.now_seconds()
+        events = self._engine.step()
+        seconds = self._clock.now_seconds() - began_seconds
+        if self._runner.has_computed:
+            self._steps += 1
+            self._seconds += seconds
+            self._run_seconds += self._runner.seconds
+            self._map_seconds += self._chunks.seconds if self._chunks is not None else 0.0
+        return events
+
+    def shares(self) -> Shares:
+        """Of all steps so far."""
+        scheduling_seconds = self._seconds - self._run_seconds - self._map_seconds
+        whole_seconds = max(self._seconds, 1e-9)
+        return Shares(
+            self._steps,
+            self._seconds / max(1, self._steps),
+            scheduling_seconds / whole_seconds,
+            self._map_seconds / whole_seconds,
+        )
+
+
+def shares_line(shares: Shares) -> str:
+    """For people."""
+    return (
+        f"a step {1e3 * shares.step_seconds:.1f} ms, scheduling {100 * shares.scheduling:.2f} %, "
+        f"mapping {100 * shares.mapping:.2f} %"
+    )
