@@ -15,21 +15,34 @@ namespace {
 
 constexpr int64_t kFewRows = 4;               // of norms and the like, in one share
 constexpr int64_t kShareBytes = 64 << 10;     // of weights, at least, in one share
+constexpr int64_t kMostShareBytes = 1 << 20;  // and at most: one run of memory, read in a row
+constexpr int64_t kSharesEach = 6;            // for each thread then, so that all end alike
+constexpr int64_t kReadingRows = 16;          // of x, at most, where reading weights takes longest
 constexpr int64_t kSharedRowsBytes = 288 << 10;  // of x, at most, in one share: half a second cache
 constexpr int64_t kPass = 12;                 // rows that kernels take at a time
 constexpr int64_t kShareChannels = 256;       // of a request's convolution, in one share
 
 int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Panels of a matrix in one share: many where memory bounds a product, which is quicker to read
+// in long runs than in pieces that threads take in turn; else few, so that all end alike.
+int64_t panels_of_share(const Matrix& matrix, int64_t rows, int threads) {
+  const bool reads = rows <= kReadingRows;
+  const int64_t even =
+      reads ? matrix.panels() * matrix.panel_bytes() / (threads * kSharesEach) : kShareBytes;
+  const int64_t bytes = std::clamp(even, kShareBytes, kMostShareBytes);
+  return std::max<int64_t>(1, bytes / matrix.panel_bytes());
+}
+
 // How a product is cut into shares: blocks of rows, in each of them chunks of panels.
 struct Cut {
   int64_t block_rows, chunk_panels, chunks, shares;
 
-  explicit Cut(const Product& product) {
+  Cut(const Product& product, int threads) {
     const Matrix& matrix = *product.matrix;
     const int64_t most = std::max<int64_t>(1, kSharedRowsBytes / (matrix.steps * 4 * kPass)) * kPass;
     block_rows = up(product.rows, up(product.rows, most));
-    chunk_panels = std::max<int64_t>(1, kShareBytes / matrix.panel_bytes());
+    chunk_panels = panels_of_share(matrix, product.rows, threads);
     chunks = up(matrix.panels(), chunk_panels);
     shares = chunks * up(product.rows, block_rows);
   }
@@ -326,10 +339,12 @@ class Pass {
   // `following`: whose weights are read next.
   void product(Team& team, int self, const Product& made, const Matrix* following) {
     const Matrix& matrix = *made.matrix;
-    const Cut cut(made);
-    const uint8_t* later =
-        following ? following->panel(std::min(following->panels() - 1, self * own_panels(*following)))
-                  : nullptr;
+    const Cut cut(made, team.size());
+    const uint8_t* later = nullptr;
+    if (following) {
+      const int64_t first = self * panels_of_share(*following, made.rows, team.size());
+      later = following->panel(std::min(following->panels() - 1, first));
+    }
     int64_t last_row = -1;
     for (int64_t share = self; share < cut.shares;) {
       const int64_t next = team.take();
@@ -343,11 +358,6 @@ class Pass {
       share = next;
     }
     team.meet();
-  }
-
-  // Panels in the first share that a thread will have of a matrix.
-  static int64_t own_panels(const Matrix& matrix) {
-    return std::max<int64_t>(1, kShareBytes / matrix.panel_bytes());
   }
 
   // False: a hook has failed and all threads leave.
