@@ -65,7 +65,7 @@ def test_scans_are_of_models_with_states_only() -> None:
 def test_an_engines_work_is_work() -> None:
     """Cost models take plans as they are."""
     names = {"start", "count", "num_logits"}
-    assert names <= set(dir(TokenWork)) | set(TokenWork.__dataclass_fields__)
+    assert names <= set(dir(TokenWork)) | set(TokenWork.__struct_fields__)
 
 
 class TestShape:
