@@ -8,6 +8,10 @@
     release ─► idle, still mapped ─► (inflate) KV's at once, unmapped when no step can touch it
 
 What fails leaves owners as they were.  Only what the core cached in withheld pages is gone.
+
+The balloon's positions are those of the range seen from its end.  It gives slots the lowest
+positions and the highest chunks of the pool; so, seen from the beginning, chunks and positions
+rise together, and most of a slot is mapped with one call.
 """
 
 from collections.abc import Iterable
@@ -35,6 +39,7 @@ POSITIONS_PER_CHUNK = 2
 class Slot:
     """Memory of one step's activations, contiguous and chunk-aligned.
 
+    :param start: position in the range of its first chunk.
     :param address: of its first byte.
     """
 
@@ -95,8 +100,9 @@ class ElasticMemory:
             self.counts.refused += 1
             return None
         size_bytes = count * self.device.chunk_bytes
-        address = self.area.address + plan.start * self.device.chunk_bytes
-        return Slot(plan.start, count, address, size_bytes)
+        start = self._mirrored(plan.start + count - 1)
+        address = self.area.address + start * self.device.chunk_bytes
+        return Slot(start, count, address, size_bytes)
 
     def ensure(self, num_chunks: int) -> int:
         """Let activations own ``num_chunks`` idle chunks, or as many as can be had.
@@ -116,7 +122,12 @@ class ElasticMemory:
 
     def release(self, slot: Slot, step: int) -> None:
         """The slot's bytes are needed no more; ``step`` was the last to touch them."""
-        self.balloon.release(slot.start, slot.num_chunks, step)
+        last = slot.start + slot.num_chunks - 1
+        self.balloon.release(self._mirrored(last), slot.num_chunks, step)
+
+    def _mirrored(self, position: int) -> int:
+        """The balloon's position as the range has it, or the other way round."""
+        return self.area.num_positions - 1 - position
 
     def _carry_out(self, plan: Deflation, step: int) -> bool:
         if plan.maps and not self._map(plan):
@@ -131,7 +142,8 @@ class ElasticMemory:
         if plan.withheld:
             self._kv.withhold(_ints(plan.withheld))
         try:
-            positions, chunks = _ints(p for p, _ in plan.maps), _ints(c for _, c in plan.maps)
+            pairs = sorted((self._mirrored(position), chunk) for position, chunk in plan.maps)
+            positions, chunks = _ints(p for p, _ in pairs), _ints(c for _, c in pairs)
             self.device.map(self.area, positions, chunks)
         except TryLater:
             if plan.withheld:
@@ -192,10 +204,10 @@ class ElasticMemory:
 
         What the device refuses is tried again the next time.
         """
-        due = self.balloon.slots.due(completed_step)
+        due = sorted(self.balloon.slots.due(completed_step), reverse=True)
         if not due:
             return 0
-        done = self.device.unmap(self.area, _ints(due))
+        done = self.device.unmap(self.area, _ints(map(self._mirrored, due)))
         self.balloon.unmapped(due[:done])
         self.counts.unmapped += done
         return done
@@ -233,7 +245,7 @@ class ElasticMemory:
     def audit(self) -> list[str]:
         """Everything that is wrong; empty if nothing is."""
         withheld = np.flatnonzero(self._kv.reclaim_order() == WITHHELD).tolist()
-        return audit_balloon(self.balloon, self.area.table, withheld)
+        return audit_balloon(self.balloon, self.area.table[::-1], withheld)
 
 
 def _ints(values: Iterable[int]) -> Ints:
