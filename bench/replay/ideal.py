@@ -157,6 +157,10 @@ class IdealCore:
         """Free bytes, of which each is a large page."""
         return self._free_bytes()
 
+    def evicted_pages(self) -> tuple[int, ...]:
+        """Nothing is cached, so nothing is evicted."""
+        return (0,) * len(self.layout.groups)
+
     def totals(self) -> PoolTotals:
         """Used bytes by group, in tokens."""
         none = (0,) * len(self.layout.groups)

@@ -275,6 +275,7 @@ NB_MODULE(_core, m) {
            },
            "larges"_a)
       .def("empty_large_pages", [](Bound& b) { return b.core().store().pool.num_empty(); })
+      .def("evicted_pages", [](Bound& b) { return evicted_of(b.core()); })
       .def("division", [](Bound& b) { return totals_of(b.core()); })
       .def("state", [](Bound& b) { return state_of(b.core()); });
 }

@@ -92,6 +92,8 @@ nb::tuple numbers(const Numbers& values) {
 
 }  // namespace
 
+nb::tuple evicted_of(Core& core) { return numbers(core.store().placer.evicted_pages()); }
+
 nb::tuple totals_of(Core& core) {
   const Pool& pool = core.store().pool;
   const Placer& placer = core.store().placer;

@@ -9,6 +9,9 @@ namespace kvell::memory {
 // Empty large pages; per group used, cached and evicted pages; hit tokens; rungs.
 nanobind::tuple totals_of(Core& core);
 
+// Pages evicted so far, by group.
+nanobind::tuple evicted_of(Core& core);
+
 // What each entry is: see CompiledCore.snapshot in prefix/compiled.py.
 nanobind::tuple state_of(Core& core);
 

@@ -110,7 +110,7 @@ class BufferedPrefixes:
         if short_large <= 0:
             return _rows([])
         short_bytes = short_large * layout.large_page_bytes
-        short_bytes -= self._ahead_bytes(self._core.totals().evicted_pages)
+        short_bytes -= self._ahead_bytes(self._core.evicted_pages())
         rows: Moves = []
         left_bytes = MOST_BYTES
         while short_bytes > 0 and left_bytes > 0 and self._ended:

@@ -15,10 +15,12 @@ import numpy as np
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
+from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.ahead import StepsAhead
 from kvell.engine.contract import MemoryContract
 from kvell.engine.core import EngineCore
 from kvell.engine.journal import Journal, JournaledCore
+from kvell.engine.lateness import Lateness
 from kvell.engine.objectives import ObjectiveWatch
 from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import (
@@ -78,6 +80,7 @@ class Engine:
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives
+        self._notes_due = 0
         self._cold = cold
         self._behind: Warmer | None = None
         self._ahead = StepsAhead() if core.limits.depth else None
@@ -153,7 +156,8 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         plan = self._told.plan()
-        self._times.admitted(plan.admitted)
+        if plan.admitted:
+            self._times.admitted(plan.admitted)
         return plan
 
     def _prepared(self, plan: StepPlan, begun: Callable[[], None]) -> Callable[[], StepResult]:
@@ -177,8 +181,16 @@ class Engine:
     def _committed(self, result: StepResult) -> list[Event]:
         events = self._told.commit(result)
         if self._objectives is not None:
-            self._told.note(self._objectives.after_step(events))
+            self._note(self._objectives.after_step(events))
         return self._times.told(events)
+
+    def _note(self, late: Lateness) -> None:
+        """Who is late, while the core's window of steps has anybody who was."""
+        if late.ttft_late or late.tpot_late:
+            self._notes_due = WINDOW_ITERATIONS + 1
+        if self._notes_due:
+            self._notes_due -= 1
+            self._told.note(late)
 
     def _take_warm(self) -> None:
         """Memory that has come since the last step is the pool's."""

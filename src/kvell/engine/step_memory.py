@@ -159,8 +159,9 @@ class SharedMemory:
             for page_tokens, groups in self._groups_by_page.items()
         )
         chunks = self._need.chunks(len(lengths), len(lengths))
-        self._inflate_for(self._growth_large, chunks)
-        return self._ensure(chunks) >= chunks
+        if self._growth_large:
+            self._inflate_for(self._growth_large, chunks)
+        return self.memory.balloon.idle_chunks >= chunks or self._ensure(chunks) >= chunks
 
     def give(self, tokens: int, rows: int) -> bool:
         """See :class:`StepMemory`."""
@@ -188,7 +189,8 @@ class SharedMemory:
         chunks = self._need.chunks(tokens, rows)
         if not chunks:
             return True
-        self._ensure(chunks)
+        if self.memory.balloon.idle_chunks < chunks:
+            self._ensure(chunks)
         self._slot = self.memory.grant(self._need.model.need_bytes(tokens, rows), step)
         if self._slot is None:
             self.rungs["refused_by_device"] += 1
@@ -276,7 +278,7 @@ class SharedMemory:
 
     def _inflate_for(self, num_large: int, keep_chunks: int) -> None:
         """More than is short, up to 50 MB ahead: the next steps then find it there (eLLM §5.1)."""
-        short = num_large - self._core.empty_large_pages() if num_large else 0
+        short = num_large - self._core.empty_large_pages()
         if short > 0:
             ahead = AHEAD_BYTES // self._layout.large_page_bytes
             self._inflate(max(short, ahead), keep_chunks)

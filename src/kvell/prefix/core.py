@@ -352,6 +352,10 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         return empty_large_of(self._store)
 
+    def evicted_pages(self) -> tuple[int, ...]:
+        """See :class:`MemoryCore`."""
+        return tuple(self._store.placer.evicted_pages)
+
     def totals(self) -> PoolTotals:
         """See :class:`MemoryCore`."""
         counted = Counters(

@@ -203,6 +203,10 @@ class MemoryCore(Protocol):
         work."""
         ...
 
+    def evicted_pages(self) -> tuple[int, ...]:
+        """Pages evicted so far, by group; as cheap."""
+        ...
+
     def totals(self) -> PoolTotals:
         """How the pool is divided now, and counters so far; work grows with large pages only."""
         ...

@@ -173,6 +173,10 @@ class MeteredCore:
         """Passed on."""
         return self._timed(self._core.empty_large_pages)
 
+    def evicted_pages(self) -> tuple[int, ...]:
+        """Passed on."""
+        return self._timed(self._core.evicted_pages)
+
     def totals(self) -> PoolTotals:
         """Passed on, not timed."""
         return self._core.totals()
