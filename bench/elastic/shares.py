@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import machine
-from bench.elastic.in_turn import alternated, tokens_of
+from bench.elastic.in_turn import tokens_of
 from bench.elastic.step_parts import Shares, StepParts, shares_line
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine, load_model
@@ -72,32 +72,16 @@ def submit(engine: Engine, load: Load, vocab: int) -> None:
         engine.handle(Submit(RequestId(str(index)), ids, sampling))
 
 
-class Watched:
-    """One side: an engine, and where the time of its steps goes."""
-
-    def __init__(self, engine: Engine, load: Load, vocab: int) -> None:
-        self._engine = engine
-        submit(engine, load, vocab)
-        self.parts = StepParts(engine)
-
-    @property
-    def has_work(self) -> bool:
-        """Is any answer not whole yet?"""
-        return self._engine.has_work()
-
-    def step(self) -> None:
-        """One step of its engine."""
-        list(tokens_of(self.parts.step()))
-
-
 def measured(model: PagedModel, load: Load, kv_bytes: int) -> dict[str, Shares]:
-    """All sides, a step of each in turn."""
-    vocab = model.description.vocab_size
+    """All sides, one after the other: they share a model."""
     found = {}
     for side, options in options_of(model, load, kv_bytes).items():
-        watched = Watched(build_engine(model, side, options), load, vocab)
-        alternated([watched])
-        found[side] = watched.parts.shares()
+        engine = build_engine(model, side, options)
+        submit(engine, load, model.description.vocab_size)
+        parts = StepParts(engine)
+        while engine.has_work():
+            list(tokens_of(parts.step()))
+        found[side] = parts.shares()
     return found
 
 

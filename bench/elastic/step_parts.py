@@ -6,8 +6,9 @@ events, and whatever else the loop does.  A step that computes nothing, since th
 its memory, is left out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import AddressRange, ChunkDevice, Ints
@@ -16,6 +17,8 @@ from kvell.engine.plan import StepPlan, StepResult
 from kvell.engine.protocol import Event
 from kvell.engine.runner import Runner
 from kvell.engine.step_memory import SharedMemory
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -56,25 +59,20 @@ class TimedChunks:
 
     def commit(self, chunks: Ints) -> None:
         """See :class:`ChunkDevice`."""
-        began_seconds = self._clock.now_seconds()
-        try:
-            self._device.commit(chunks)
-        finally:
-            self.seconds += self._clock.now_seconds() - began_seconds
+        self._timed(self._device.commit, chunks)
 
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
         """See :class:`ChunkDevice`."""
-        began_seconds = self._clock.now_seconds()
-        try:
-            self._device.map(area, positions, chunks)
-        finally:
-            self.seconds += self._clock.now_seconds() - began_seconds
+        self._timed(self._device.map, area, positions, chunks)
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
         """See :class:`ChunkDevice`."""
+        return self._timed(self._device.unmap, area, positions)
+
+    def _timed(self, call: Callable[..., Answer], *asked: Any) -> Answer:
         began_seconds = self._clock.now_seconds()
         try:
-            return self._device.unmap(area, positions)
+            return call(*asked)
         finally:
             self.seconds += self._clock.now_seconds() - began_seconds
 

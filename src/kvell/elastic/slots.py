@@ -157,8 +157,7 @@ class SlotSpace:
 
     def release(self, start: int, count: int, step: int) -> None:
         """A slot is idle again; ``step`` was the last to touch it."""
-        if self._resting is not None:
-            self._wake()
+        self._wake()
         slot = self._segments[self._index(start)]
         if slot.state is not SlotState.USED or (slot.start, slot.count) != (start, count):
             self._change(start, count, SlotState.USED, SlotState.IDLE, step)

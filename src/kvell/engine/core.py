@@ -145,7 +145,7 @@ class EngineCore:
         self._count(plan)
         requests = [self._requests[work.request_id] for work in plan.work]
         for work, request in zip(plan.work, requests, strict=True):
-            request.begin(work.start + work.count - work.proposed, work.sampling is not None)
+            request.begin(work.start + work.known, work.samples)
         self._in_flight.append(_InFlight(plan, requests))
         return plan
 
@@ -422,7 +422,7 @@ def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
 def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
     """What each work of the plan yields; nothing for a prefill that goes on."""
     is_even = not result.counts and len(result.token_ids) == len(plan.work) == plan.num_logits
-    if is_even and all(work.sampling is not None for work in plan.work):  # so each has one
+    if is_even and all(work.samples for work in plan.work):  # so each has one
         return [(token,) for token in result.token_ids]
     yields = iter(result.by_work())
     most = [work.num_logits for work in plan.work]

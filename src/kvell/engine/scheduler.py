@@ -196,7 +196,7 @@ class Scheduler:
         decodes = []
         for request in self._wanting():
             if request.is_decoding:
-                budget -= 1 + request.repeats
+                budget -= request.remaining
                 if budget < 0:
                     break
                 decodes.append(request)

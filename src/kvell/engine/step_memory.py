@@ -161,7 +161,7 @@ class SharedMemory:
         chunks = self._need.chunks(len(lengths), len(lengths))
         if self._growth_large:
             self._inflate_for(self._growth_large, chunks)
-        return self.memory.balloon.idle_chunks >= chunks or self._ensure(chunks) >= chunks
+        return self._ensure(chunks) >= chunks
 
     def give(self, tokens: int, rows: int) -> bool:
         """See :class:`StepMemory`."""
@@ -189,8 +189,7 @@ class SharedMemory:
         chunks = self._need.chunks(tokens, rows)
         if not chunks:
             return True
-        if self.memory.balloon.idle_chunks < chunks:
-            self._ensure(chunks)
+        self._ensure(chunks)
         self._slot = self.memory.grant(self._need.model.need_bytes(tokens, rows), step)
         if self._slot is None:
             self.rungs["refused_by_device"] += 1
@@ -293,6 +292,8 @@ class SharedMemory:
 
     def _ensure(self, num_chunks: int) -> int:
         before = self.memory.balloon.idle_chunks
+        if before >= num_chunks:
+            return before
         idle = self.memory.ensure(num_chunks)
         self.rungs["deflate"] += idle > before
         return idle
