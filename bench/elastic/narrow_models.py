@@ -77,7 +77,15 @@ def narrow_config(name: str) -> Any:
 
 def narrow_model(name: str) -> PagedModel:
     """Random weights in bfloat16, computed by the compiled pass."""
-    module = random_module(narrow_config(name), 3, torch.bfloat16, 8.0)
+    return random_model(narrow_config(name))
+
+
+def random_model(config: Any) -> PagedModel:
+    """Weights that nobody trained, in bfloat16, computed by the compiled pass.
+
+    :raises RuntimeError: if this machine has none, or none for such layers.
+    """
+    module = random_module(config, 3, torch.bfloat16, 8.0)
     kernels = choose_kernels(torch.device("cpu"))
     description = describe_as(module.config, module.dtype, module.dtype)
     decoder = lean_decoder(module, description, kernels)

@@ -1,4 +1,4 @@
-"""What of a step's time is scheduling and mapping memory, with the packaged model?
+"""What of a step's time is scheduling and mapping memory, with the packaged model or a larger one?
 
 See README.md beside this file.
 """
@@ -16,7 +16,9 @@ import numpy as np
 
 from bench import machine
 from bench.elastic.in_turn import tokens_of
+from bench.elastic.narrow_models import random_model
 from bench.elastic.step_parts import Shares, StepParts, shares_line
+from bench.replay.shapes import read_shape
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine, load_model
 from kvell.engine.engine import Engine
@@ -85,10 +87,18 @@ def measured(model: PagedModel, load: Load, kv_bytes: int) -> dict[str, Shares]:
     return found
 
 
+def model_of(options: argparse.Namespace) -> PagedModel:
+    """The packaged model, or random weights in a real model's shape."""
+    if options.shape:
+        return random_model(read_shape(options.shape).config)
+    return load_model(resolve_model(options.model, options.cache_dir), "bfloat16", "cpu", quiet)
+
+
 def main() -> None:
     """Prints all sides of every batch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--shape", metavar="NAME", help="a config of bench/configs instead")
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[100, 900])
     parser.add_argument("--output-tokens", type=int, default=128)
@@ -96,20 +106,19 @@ def main() -> None:
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache/kvell")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     options = parser.parse_args()
-    path = resolve_model(options.model, options.cache_dir)
-    model = load_model(path, "bfloat16", "cpu", quiet)
+    model, name = model_of(options), options.shape or options.model
     found = []
     for batch in options.batches:
         load = Load(batch, tuple(options.prompt_tokens), options.output_tokens)
         sides = measured(model, load, options.kv_memory_mib * MIB)
-        print(f"{options.model}, {batch} at a time", flush=True)
+        print(f"{name}, {batch} at a time", flush=True)
         for side, shares in sides.items():
             print(f"  {side:14} {shares_line(shares)}", flush=True)
-        found.append(asdict(load) | {name: asdict(one) for name, one in sides.items()})
+        found.append(asdict(load) | {side: asdict(one) for side, one in sides.items()})
     read_gbs = machine.read_bandwidth_gb_per_second()
     print(f"reads at {read_gbs:.0f} GB/s")
     if options.json:
-        told = {"model": options.model, "read_gbs": read_gbs, "loads": found}
+        told = {"model": name, "read_gbs": read_gbs, "loads": found}
         options.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
