@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvell.cli.replay import named_config, replay_limits
-from kvell.clock import MonotonicClock
+from kvell.clock import Clock, MonotonicClock
 from kvell.memory import Eviction, GroupKind, Layout, Manager, create_core, plan_layout
 from kvell.models.configs import read_config
 from kvell.models.description import ModelDescription, describe
@@ -66,8 +66,12 @@ def replayed(
     *,
     sessions: bool = True,
     eviction: Eviction = "lru",
+    clock: Clock | None = None,
 ) -> tuple[dict[str, Any], Replay]:
-    """Replay rows that all wait at the start; the report, and the run itself."""
+    """Replay rows that all wait at the start; the report, and the run itself.
+
+    :param clock: that the manager's time is taken with, if not the machine's.
+    """
     machine = Machine(
         load_profile(DEFAULT_HARDWARE), model_cost(shape.config, shape.description, ELEMENT_BYTES)
     )
@@ -78,7 +82,7 @@ def replayed(
         rows,
         "start",
         machine,
-        MonotonicClock(),
+        clock or MonotonicClock(),
         sessions=sessions,
         images_in_text=shape.images_in_text,
     )

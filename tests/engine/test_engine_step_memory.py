@@ -15,7 +15,6 @@ from kvell.engine.core import MOST_STEPS_PUT_OFF, EngineCore
 from kvell.engine.limits import Limits
 from kvell.engine.plan import StepPlan
 from kvell.engine.protocol import Event
-from kvell.engine.scheduler import ASK_AGAIN_STEPS
 from kvell.engine.step_memory import SharedMemory
 from kvell.errors import TryLater
 from kvell.memory import Implementation, Layout, create_core, longest_request
@@ -207,27 +206,6 @@ def test_where_no_more_memory_comes_a_request_has_what_there_is_to_itself() -> N
     traffic.core.warm(0)
     assert [*said, traffic.shared.is_complete] == [False, True]
     assert traffic.shared.figures()["cold_chunks"] == 11
-    traffic.run()
-
-
-def test_who_found_no_room_asks_again_when_somebody_left_or_every_few_steps() -> None:
-    """Asking moves chunks to and fro: not at every step."""
-    traffic = Shared(full(6), limits(batched=32), ActivationModel(0, 16, 0))
-    traffic.submit("runs", range(24), max_tokens=36)
-    while not traffic.core.num_decoding():
-        traffic.step()
-    core, asked = traffic.core.memory, list[int]()
-    opens = core.open
-    core.open = lambda *rest, **more: asked.append(0) or opens(*rest, **more)  # type: ignore
-    traffic.submit("waits", [7] * 60, max_tokens=4)
-    steps = 0
-    while traffic.core.num_running() == 1 and traffic.core.num_decoding():
-        assert len(asked) <= 1 + steps // ASK_AGAIN_STEPS
-        traffic.step()
-        steps += 1
-    assert steps > 4 * ASK_AGAIN_STEPS and len(asked) >= steps // ASK_AGAIN_STEPS
-    assert traffic.finished("runs").reason == "length"
-    assert traffic.step()[0][0] == "waits", "as soon as there is room"
     traffic.run()
 
 

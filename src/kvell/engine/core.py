@@ -184,7 +184,7 @@ class EngineCore:
 
     def warm(self, chunks: int) -> None:
         """Further chunks of the pool have memory now: the next so many."""
-        self._scheduler.warm(chunks)
+        self.step_memory.warm(chunks)
 
     def _take_tokens(
         self, plan: StepPlan, requests: list[Request], yields: list[tuple[int, ...]]

@@ -35,7 +35,7 @@ from kvell.engine.speculation import Speculation
 from kvell.engine.step_memory import RigidMemory, StepMemory
 from kvell.engine.swapping import Swapping
 from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import StepNumber
 
 INITIAL_EXPECTED_OUTPUT = 128
 """Output tokens expected of a request before any has finished."""
@@ -45,11 +45,6 @@ COMPACT_LARGE_PAGES = 4
 
 DROPPING_ROOT = "\0dropping"
 """A root without prefixes: no salt leads to it."""
-
-ASK_AGAIN_STEPS = 4
-"""Who found no room in a pool for KV and activations, or is in the CPU buffer, asks again when
-somebody has left, the step before computed prompts, or so many steps have passed: asking moves
-chunks."""
 
 MAX_HELD_BACK = 16
 """Requests that may wait for a prefix while others are admitted past them."""
@@ -90,9 +85,6 @@ class Scheduler:
         self._released: list[int] = []
         self._lends = memory is not None
         self._turned_away: Request | None = None
-        self._asked: dict[RequestId, tuple[int, StepNumber]] = {}
-        self._times_left = 0  # how often anybody left, or activations got less
-        self._step = StepNumber(0)
         self._made_way_in_vain: Request | None = None
         if memory is not None and self._speculation.is_on:
             raise ValueError("guesses have no activations of their own in a shared pool yet")
@@ -104,7 +96,7 @@ class Scheduler:
 
         :param in_flight: so many steps have been planned whose results are still to come.
         """
-        self._in_flight, self.must_settle, self._step = in_flight, False, step
+        self._in_flight, self.must_settle = in_flight, False
         self.core.begin_step(step)
         self.memory.begin(step)
         if self.swapping is not None:
@@ -124,7 +116,6 @@ class Scheduler:
         if self._speculation.is_on:
             self._guess(draft)
         self._grant(step, draft)
-        self._times_left += draft.prompt_tokens > 0
         released, self._released = tuple(self._released), []
         checkpoints = self._checkpoints(draft)
         draft.add_moved(self.core.compact(COMPACT_LARGE_PAGES))
@@ -375,7 +366,7 @@ class Scheduler:
 
     def _admit_one(self, request: Request, draft: PlanDraft, room_tokens: int = 0) -> bool:
         """:param room_tokens: that everybody shall have beside what the next step needs."""
-        if self.running and self._asks_in_vain(request):
+        if self.running and request is self._turned_away and not self.core.may_fit():
             return False
         tokens = request.tokens(0, request.num_tokens)
         if request.runs_alone:
@@ -399,26 +390,12 @@ class Scheduler:
         request.computed = request.settled = request.repeats = 0
         asks_again = self._lends or request.runs_alone or self._is_swapped(request)
         self._turned_away = None if asks_again else request
-        if asks_again:
-            self._asked[request.request_id] = self._times_left, self._step
         if not self.running and self.protected.yield_all():
             return self._admit_one(request, draft)
         if self.running or request.runs_alone or not self.memory.is_complete:
             return False
         request.runs_alone = True  # what it would reuse lies in its way
         return self._admit_one(request, draft)
-
-    def _asks_in_vain(self, request: Request) -> bool:
-        """Was it turned away, and nothing has happened since that could make room?"""
-        if request is self._turned_away:
-            return not self.core.may_fit()
-        times_left, step = self._asked.get(request.request_id, (-1, self._step))
-        return times_left == self._times_left and self._step - step < ASK_AGAIN_STEPS
-
-    def warm(self, chunks: int) -> None:
-        """Further chunks of the pool have memory now: the next so many."""
-        self.memory.warm(chunks)
-        self._times_left += 1
 
     def _wanted_large(self) -> int:
         """Large pages that the first in line will ask for, at most."""
@@ -529,8 +506,6 @@ class Scheduler:
             self.parking.leave(request)
         request.state = RequestState.FINISHED
         self._made_way_in_vain = None
-        self._times_left += 1
-        self._asked.pop(request.request_id, None)
         count, total = self._finished_outputs.get(request.model, (0, 0))
         self._finished_outputs[request.model] = (count + 1, total + len(request.output))
 
@@ -556,7 +531,6 @@ class Scheduler:
     def _give_up(self, request: Request, draft: PlanDraft) -> None:
         """It runs no more, and has no pages."""
         draft.forget(request)
-        self._times_left += 1
         self._close(request, returns=True)
         request.state = RequestState.WAITING
         request.computed = request.settled = request.repeats = 0
