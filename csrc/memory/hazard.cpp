@@ -104,7 +104,8 @@ void HazardTable::access(const Ending& ending, int64_t now, std::vector<Run>& ru
   age(now);
   runs.clear();
   if (ending.tokens < settings_.chunk_tokens) return;
-  find(ending);
+  name(ending);
+  find();
   leave_past_runs(now);
   const int64_t output = int64_t(ending.generated.size());
   for (size_t i = 0; i < uses_.size(); ++i) {
@@ -121,13 +122,12 @@ void HazardTable::access(const Ending& ending, int64_t now, std::vector<Run>& ru
   for (Run& run : runs) run.end *= settings_.chunk_tokens;
 }
 
-// The chunks of a request, new ones too, and how many at its beginning were known.
-void HazardTable::find(const Ending& ending) {
+// The keys of a request's chunks, each of all tokens up to its end.
+void HazardTable::name(const Ending& ending) {
   const int64_t size = settings_.chunk_tokens, prompt = ending.prompt_tokens;
   std::vector<int32_t> seam;
   uint64_t key = hash_of(ending.root.data(), ending.root.size(), 0);
-  chain_.clear();
-  found_ = 0;
+  keys_.clear();
   for (int64_t start = 0; start + size <= ending.tokens; start += size) {
     const int32_t* text = ending.prompt + start;
     if (start >= prompt) {
@@ -138,15 +138,25 @@ void HazardTable::find(const Ending& ending) {
       text = seam.data();
     }
     key = hash_of(reinterpret_cast<const char*>(text), size_t(size) * sizeof *text, key);
-    const uint32_t at = remember(key);
-    found_ += known_[at].uses && found_ == int64_t(chain_.size());
-    chain_.push_back(at);
+    keys_.push_back(key);
+    where_.fetch(key);
   }
 }
 
+// The chunks of a request, new ones too, and how many at its beginning were known.
+void HazardTable::find() {
+  chain_.clear();
+  for (const uint64_t key : keys_) {
+    chain_.push_back(remember(key));
+    __builtin_prefetch(&known_[chain_.back()], 1);
+  }
+  found_ = 0;
+  while (found_ < int64_t(chain_.size()) && known_[chain_[size_t(found_)]].uses) ++found_;
+}
+
 uint32_t HazardTable::remember(uint64_t key) {
-  const auto [item, is_new] = where_.try_emplace(key, 0);
-  if (!is_new) return item->second;
+  uint32_t& place = where_[key];
+  if (place) return place;
   uint32_t at = uint32_t(known_.size());
   if (free_known_.empty()) {
     known_.emplace_back();
@@ -155,8 +165,7 @@ uint32_t HazardTable::remember(uint64_t key) {
     free_known_.pop_back();
   }
   known_[at] = {key, 0, 0, at, at};
-  item->second = at;
-  return at;
+  return place = at;
 }
 
 // Counts returns; how often each chunk was used, this time too.
@@ -239,6 +248,7 @@ void HazardTable::forget_oldest() {
   const uint32_t at = known_[0].newer;
   let_go(known_[at].past);
   unlink(at);
+  where_.fetch(known_[known_[0].newer].key);  // likely to be the next
   where_.erase(known_[at].key);
   free_known_.push_back(at);
 }

@@ -7,8 +7,9 @@
 #include <cstdint>
 #include <deque>
 #include <string>
-#include <unordered_map>
 #include <vector>
+
+#include "key_table.h"
 
 namespace kvell::memory {
 
@@ -77,7 +78,8 @@ class HazardTable {
     uint32_t past, older, newer;
   };
 
-  void find(const Ending& ending);
+  void name(const Ending& ending);
+  void find();
   uint32_t remember(uint64_t key);
   void leave_past_runs(int64_t now);
   void enter(const std::vector<Run>& runs, int64_t now);
@@ -95,7 +97,7 @@ class HazardTable {
 
   const HazardSettings settings_;
   std::array<int32_t, 65> first_buckets_{};  // of the ages of so many bits
-  std::unordered_map<uint64_t, uint32_t> where_;  // keys are as good as random: see find
+  KeyTable where_;
   std::vector<Known> known_;  // [0] is before the oldest and after the newest
   std::vector<uint32_t> free_known_;
   std::vector<Past> pasts_;  // [0] stands for none
@@ -103,7 +105,8 @@ class HazardTable {
   std::vector<std::deque<uint32_t>> aging_;
   std::vector<double> entered_, returned_, events_, index_;
   int64_t requests_ = 0, next_refit_;
-  // Scratch: the chunks of a request, and how often each was used.
+  // Scratch: the chunks of a request, their keys, and how often each was used.
+  std::vector<uint64_t> keys_;
   std::vector<uint32_t> chain_;
   std::vector<int32_t> uses_;
   int64_t found_ = 0;  // leading chunks that were known

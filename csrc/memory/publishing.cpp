@@ -104,16 +104,23 @@ void Publisher::renew_points(Holder& h, const std::vector<int64_t>& lengths, int
     if (length > h.published) continue;
     for (const int32_t g : h.model->own) {
       const Rules& group = store_.groups[g];
-      const int64_t size = group.page_tokens;
       if (group.kind == Kind::kState)
         store_.tree.each_part(h.node, g, length, [&](int32_t slot) { renew(h, slot, length, time); });
       else if (group.is_window())
-        store_.tree.each_page(
-            h.node, g, resumed_from(group, h.facts, length),
-            std::min(length / size, h.groups[g].first),
-            [&](int32_t slot, int64_t position) { renew(h, slot, (position + 1) * size, time); });
+        renew_window(h, g, length, time);
     }
   }
+}
+
+void Publisher::renew_window(const Holder& h, int32_t g, int64_t length, int64_t time) {
+  const Rules& group = store_.groups[g];
+  const int64_t from = resumed_from(group, h.facts, length);
+  const int64_t stop = std::min(length / group.page_tokens, h.groups[g].first);
+  store_.tree.each_page(h.node, g, from, stop,
+                        [&](int32_t slot, int64_t) { store_.pool.fetch(slot); });
+  store_.tree.each_page(h.node, g, from, stop, [&](int32_t slot, int64_t position) {
+    renew(h, slot, (position + 1) * group.page_tokens, time);
+  });
 }
 
 void Publisher::renew(const Holder& h, int32_t slot, int64_t end, int64_t time) {

@@ -40,6 +40,7 @@ class Publisher {
             Sort sort = Sort::kFine);
   int64_t end_rank(int32_t group) const;
   void renew_points(Holder& holder, const std::vector<int64_t>& lengths, int64_t time);
+  void renew_window(const Holder& holder, int32_t group, int64_t length, int64_t time);
   void renew(const Holder& holder, int32_t slot, int64_t end, int64_t time);
   Key key(const Holder& holder, int32_t slot, int64_t rank, int64_t time, int64_t length,
           int64_t token, bool own = true) const;

@@ -66,14 +66,14 @@ MIXES: list[list[GroupSpec]] = [
 ]
 
 
-def conversations(both: Pair, seed: int, requests: int) -> None:
+def conversations(both: Pair, seed: int, requests: int, talks: int = 12) -> None:
     """Talks of many turns that come in any order, with pauses, hints and answers."""
     draw = np.random.default_rng(seed)
     step = 0
     for _ in range(requests):
         step += int(draw.integers(0, 9)) ** 2
         both("begin_step", step)
-        talk, turns = int(draw.integers(0, 12)), int(draw.integers(1, 6))
+        talk, turns = int(draw.integers(0, talks)), int(draw.integers(1, 6))
         tokens = [talk] * 4 + [turn for turn in range(turns) for _ in range(3)]
         handle = both("open", ints(*tokens), "")
         hint = (None, None, True, False)[int(draw.integers(0, 4))]
@@ -104,6 +104,21 @@ def test_both_count_the_same_to_the_bit(groups: list[GroupSpec], seed: int) -> N
     assert seen[0] == seen[1]
     assert sum(seen[0][-1][1]) > 0, "somebody returned"
     assert sum(both.check().evicted_pages) > 0
+
+
+@pytest.mark.parametrize("capacity_tokens", [60, 400, 4000])
+def test_both_remember_and_forget_the_same_of_many(capacity_tokens: int) -> None:
+    """More chunks than a table of keys begins with, and, but for the last, than it may keep."""
+    seen: list[list[Counts]] = []
+
+    def rule() -> LearnedHazard:
+        seen.append([])
+        return LearnedHazard(capacity_tokens, chunk_tokens=2, first_refit=9, learn=noting(seen[-1]))
+
+    both = Pair(pool_of(20, group(2, 3)), rule)
+    conversations(both, 5, 500, talks=400)
+    assert len(seen[0]) > 200
+    assert seen[0] == seen[1]
 
 
 def test_a_preempted_request_has_not_ended() -> None:
