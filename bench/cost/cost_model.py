@@ -12,7 +12,6 @@ prepare_process()  # the launcher's own settings; torch reads them when it is im
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
@@ -25,6 +24,7 @@ import torch
 
 from bench import machine
 from bench.cost.shapes import NAMES, model_path
+from bench.cpu_clock import CpuClock
 from kvell.calibration.measure import QUANTILE
 from kvell.calibration.rig import Rig
 from kvell.calibration.run import Outcome, calibrate
@@ -44,14 +44,6 @@ GRID = tuple(product((64, 128, 256, 512, 1024, 2048, 3000), (0.0, 0.25, 0.5, 0.7
 HELD_OUT = tuple(product((96, 192, 384, 768, 1536, 2500), (0.0, 0.1, 0.4, 0.6, 0.9)))
 QUICK_GRID = tuple(product((64, 256, 1024), (0.0, 0.5, 0.75)))
 QUICK_HELD_OUT = tuple(product((96, 384, 768), (0.0, 0.4, 0.9)))
-
-
-class CpuClock:
-    """Seconds that this process computed: of use where others take most of the machine."""
-
-    def now_seconds(self) -> float:
-        """See :class:`kvell.clock.Clock`."""
-        return time.process_time()
 
 
 def first_tokens(

@@ -8,10 +8,8 @@ import torch
 
 from bench.replay.shapes import read_shape
 from kvell.attention.choice import choose_kernels
-from kvell.models.lean.decoder import lean_decoder
-from kvell.models.loading import describe_as
 from kvell.models.paged_model import PagedModel
-from kvell.models.random_weights import random_module
+from kvell.models.random_model import random_paged_model
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,17 @@ def narrow_config(name: str) -> Any:
 
 
 def narrow_model(name: str) -> PagedModel:
-    """Random weights in bfloat16, computed by the compiled pass."""
+    """See :func:`random_model`."""
     return random_model(narrow_config(name))
 
 
 def random_model(config: Any) -> PagedModel:
-    """Weights that nobody trained, in bfloat16, computed by the compiled pass.
+    """Random weights in bfloat16, computed by the compiled pass.
 
     :raises RuntimeError: if this machine has none, or none for such layers.
     """
-    module = random_module(config, 3, torch.bfloat16, 8.0)
     kernels = choose_kernels(torch.device("cpu"))
-    description = describe_as(module.config, module.dtype, module.dtype)
-    decoder = lean_decoder(module, description, kernels)
-    if decoder is None:
+    model = random_paged_model(config, kernels, 3, torch.bfloat16, scale=8.0)
+    if model.lean is None:
         raise RuntimeError("there is no compiled pass on this machine")
-    return PagedModel(module, description, kernels, lean=decoder)
+    return model

@@ -85,6 +85,11 @@ def run(
     )
 
 
+def full_pool_bytes(ample: Run) -> int:
+    """Of the full pool, from the run with memory to spare."""
+    return int(FULL_POOL * ample.needed_bytes_mean)
+
+
 def measure(
     traces: dict[str, list[TraceRow]], names: Sequence[str], eviction: Eviction = "lru"
 ) -> list[tuple[Run, Run]]:
@@ -94,9 +99,8 @@ def measure(
         for name in names:
             shape = read_shape(name)
             ample = run(shape, trace, rows, AMPLE_BYTES)
-            full_bytes = int(FULL_POOL * ample.needed_bytes_mean)
             rule: Eviction = "lru" if name == YARDSTICK else eviction
-            full = run(shape, trace, rows, full_bytes, rule)
+            full = run(shape, trace, rows, full_pool_bytes(ample), rule)
             pairs.append((ample, full))
     return pairs
 

@@ -6,11 +6,11 @@ Run from the repository's root: ``python -m bench.replay.rule_cost --traces DIR`
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.replay.hits import FULL_POOL, TRACES
+from bench.cpu_clock import CpuClock
+from bench.replay.hits import TRACES, full_pool_bytes, run
 from bench.replay.shapes import AMPLE_BYTES, Shape, layout_of, read_shape, replayed
 from kvell.memory import Eviction
 from kvell.simulator.rows import TraceRow
@@ -21,23 +21,11 @@ RULES: tuple[Eviction, ...] = ("lru", "hazard")
 SHAPES = ("llama3-8b", "gemma3-27b", "qwen3-next")
 
 
-class CpuClock:
-    """Seconds that this process has computed: neighbours count little."""
-
-    def now_seconds(self) -> float:
-        """See :class:`kvell.clock.Clock`."""
-        return time.process_time()
-
-
-def full_pool_bytes(shape: Shape, rows: Sequence[TraceRow]) -> int:
-    """As :mod:`bench.replay.hits` has it."""
-    report, _ = replayed(shape, layout_of(shape, AMPLE_BYTES), rows)
-    return int(FULL_POOL * sum(group["needed_bytes_mean"] for group in report["groups"]))
-
-
-def measured(shape: Shape, rows: Sequence[TraceRow], rounds: int) -> dict[str, list[float]]:
+def measured(
+    shape: Shape, trace: str, rows: Sequence[TraceRow], rounds: int
+) -> dict[str, list[float]]:
     """Microseconds of the manager for a request and step, by rule and round."""
-    layout = layout_of(shape, full_pool_bytes(shape, rows))
+    layout = layout_of(shape, full_pool_bytes(run(shape, trace, rows, AMPLE_BYTES)))
     found: dict[str, list[float]] = {rule: [] for rule in RULES}
     for _ in range(rounds):
         for rule in RULES:
@@ -68,7 +56,7 @@ def main() -> None:
     for trace in options.trace:
         rows = read_trace(options.traces / f"{trace}.jsonl.gz", TRACES[trace])
         for name in options.shapes:
-            found = measured(read_shape(name), rows, options.rounds)
+            found = measured(read_shape(name), trace, rows, options.rounds)
             parts = share(found)
             told.append({"shape": name, "trace": trace, "us": found, "share": parts})
             least = ", ".join(f"{rule} {min(found[rule]):.2f}" for rule in RULES)
