@@ -7,6 +7,9 @@
 namespace kvell {
 
 const Backend* backend_at(int index) {
+#if defined(KVELL_HAS_AMX)
+  if (has_amx_bf16() && index-- == 0) return amx_backend();
+#endif
 #if defined(KVELL_HAS_AVX512)
   if (has_avx512_bf16() && index-- == 0) return avx512_backend();
 #endif

@@ -63,7 +63,10 @@ struct FloatKernel {
   using Items = typename Lanes::Vec;
   using Stored = typename Pool::Stored;
   static constexpr int kPerItem = 1, kRows = Rows, kColumns = Columns;
-  static constexpr int kChains = 1, kPageRows = 0;
+  static constexpr int kChains = 1, kPageRows = 0, kBlockRows = 0;
+
+  static int64_t key_room(int64_t row_items) { return kvell::kSpan * row_items; }
+  static int64_t query_room(int64_t rows, int64_t, int64_t row_items) { return rows * row_items; }
 
   KVELL_INLINE Items load(const float* p) { return Lanes::load(p); }
   KVELL_INLINE Items broadcast(const float* p) { return Lanes::set(*p); }

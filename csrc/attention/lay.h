@@ -33,9 +33,9 @@ struct Lay {
         query_items(head_size / K::kPerItem),
         record_floats(kvell::record_floats(value_size)) {
     uint8_t* at = static_cast<uint8_t*>(scratch);
-    take(at, keys, int64_t(kvell::kSpan) * query_items);
+    take(at, keys, K::key_room(query_items));
     take(at, values, int64_t(kvell::kSpan) / K::kPerItem * padded_size);
-    take(at, query, int64_t(rows) * query_items);
+    take(at, query, K::query_room(rows, call.layer.kv_heads, query_items));
     take(at, wide_query, K::kPageRows > 0 ? page_rows(call) * query_items * 4 : 0);
     take(at, output, int64_t(rows) * padded_size);
     take(at, sums, int64_t(rows) * kWidth);

@@ -8,6 +8,8 @@
 //   K::kChains: how many sums a score consists of
 //   K::kPageRows > 0: so many rows read pages, through widen_query, scores_from_pages and
 //   add_from_pages, which do the same arithmetic in the same order without packing
+//   K::kBlockRows > 0: rows are multiplied so many at a time, by span_keys, block_scores and
+//   add_block, whatever their number
 #pragma once
 #include <cstdint>
 
@@ -184,8 +186,34 @@ class Tile {
         return remainder<K::kPageRows, true>(head, 0, position, keys, values);
       }
     }
-    K::pack_keys(lay_, keys, next_);
-    K::pack_values(lay_, values, next_);
+    if constexpr (K::kBlockRows > 0) {
+      attend_blocks(head, position, keys, values);
+    } else {
+      K::pack_keys(lay_, keys, next_);
+      K::pack_values(lay_, values, next_);
+      attend_groups(head, position, keys, values);
+    }
+  }
+
+  void attend_blocks(int32_t head, int32_t position, SpanRows keys, SpanRows values) {
+    const auto span = K::span_keys(lay_, keys);
+    bool packed = false;
+    for (int32_t row = 0; row < rows_per_head_; row += K::kBlockRows) {
+      const int32_t rows = min(K::kBlockRows, rows_per_head_ - row);
+      if (reads_nothing(row, rows, position)) continue;
+      alignas(64) float scores[K::kBlockRows][kSpan];
+      alignas(64) Item weights[K::kBlockRows][kSpan / K::kPerItem];
+      float factor[K::kBlockRows];
+      K::block_scores(lay_, head, row, rows, rows_per_head_, span, packed ? nullptr : &next_, scores);
+      for (int32_t r = 0; r < rows; ++r)
+        factor[r] = weigh_row(head, row + r, position, scores[r], weights[r]);
+      if (!packed) K::pack_values(lay_, values, next_);
+      packed = true;
+      K::add_block(lay_, head * rows_per_head_ + row, rows, weights, factor);
+    }
+  }
+
+  void attend_groups(int32_t head, int32_t position, SpanRows keys, SpanRows values) {
     int32_t row = 0;
     for (; row + K::kRows <= rows_per_head_; row += K::kRows)
       row_group<K::kRows, false>(head, row, position, keys, values);
@@ -206,11 +234,8 @@ class Tile {
   template <int R, bool FromPages>
   void row_group(int32_t head, int32_t row_in_head, int32_t position, SpanRows keys,
                  SpanRows values) {
-    const int32_t first = first_position_ + row_in_head / group_;
-    const int32_t last = first_position_ + (row_in_head + R - 1) / group_;
-    if (position > last || position + kSpan <= call_.rule.first_readable(first)) return;
+    if (reads_nothing(row_in_head, R, position)) return;
     const int32_t row = head * rows_per_head_ + row_in_head;
-    const Range table = pages_range();
     alignas(64) float scores[R][kSpan];
     alignas(64) Item weights[R][kSpan / K::kPerItem];
     float factor[R];
@@ -218,16 +243,30 @@ class Tile {
       K::template scores_from_pages<R>(lay_, row, keys, next_, scores);
     else
       this->template scores_of<R>(row, scores);
-    for (int r = 0; r < R; ++r) {
-      const int32_t own = first_position_ + (row_in_head + r) / group_;
-      const int32_t begin = max(table.begin, call_.rule.first_readable(own)) - position;
-      const int32_t end = min(table.end, own + 1) - position;
-      factor[r] = weigh<L>(scores[r], begin, end, call_.rule, lay_.maximum[row + r]);
-      K::pack_weights(scores[r], weights[r], factor[r], lay_.sums + (row + r) * kWidth);
-    }
-    const int32_t depth = min(kSpan, last + 1 - position);
+    for (int r = 0; r < R; ++r)
+      factor[r] = weigh_row(head, row_in_head + r, position, scores[r], weights[r]);
+    const int32_t depth = min(kSpan, own_position(row_in_head + R - 1) + 1 - position);
     values_of<R, FromPages>(row, weights[0], factor, (depth + K::kPerItem - 1) / K::kPerItem,
                             values);
+  }
+
+  int32_t own_position(int32_t row_in_head) const { return first_position_ + row_in_head / group_; }
+
+  bool reads_nothing(int32_t row_in_head, int32_t rows, int32_t position) const {
+    return position > own_position(row_in_head + rows - 1) ||
+           position + kSpan <= call_.rule.first_readable(own_position(row_in_head));
+  }
+
+  // A row's scores of a span become weights; by what its sums so far must shrink.
+  float weigh_row(int32_t head, int32_t row_in_head, int32_t position, float* scores,
+                  Item* weights) const {
+    const int32_t row = head * rows_per_head_ + row_in_head, own = own_position(row_in_head);
+    const Range table = pages_range();
+    const int32_t begin = max(table.begin, call_.rule.first_readable(own)) - position;
+    const int32_t end = min(table.end, own + 1) - position;
+    const float factor = weigh<L>(scores, begin, end, call_.rule, lay_.maximum[row]);
+    K::pack_weights(scores, weights, factor, lay_.sums + row * kWidth);
+    return factor;
   }
 
   Range pages_range() const {

@@ -1,6 +1,12 @@
 // What the processor says it can do, of the sets that kernels are compiled for.
 #pragma once
 
+#if defined(KVELL_HAS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace kvell {
 
 inline bool has_avx512_bf16() {
@@ -9,6 +15,22 @@ inline bool has_avx512_bf16() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+// Tiles of bf16, besides all of the above: a process has to ask Linux for their registers once.
+inline bool has_amx_bf16() {
+#if defined(KVELL_HAS_AMX)
+  static const bool granted = [] {
+    constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+    constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kBf16) &&
+           (d & kTiles) && syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+  }();
+  return granted;
 #else
   return false;
 #endif

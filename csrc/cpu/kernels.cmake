@@ -19,10 +19,15 @@ function(kvell_add_backends name)
     # gcc 12 warns about its own intrinsics' undefined() values.
     set(avx512_flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi
         -mavx512vnni -mfma -Wno-uninitialized -Wno-maybe-uninitialized)
-    foreach(set avx2 avx512)
+    set(sets avx2 avx512)
+    if(CMAKE_SYSTEM_NAME STREQUAL "Linux")  # which has to be asked for the tiles' registers
+      set(amx_flags ${avx512_flags} -mamx-tile -mamx-bf16)
+      list(APPEND sets amx)
+    endif()
+    foreach(set ${sets})
       string(REPLACE ";" " " joined "${${set}_flags}")
       check_cxx_compiler_flag("${joined}" KVELL_COMPILES_${set})
-      if(KVELL_COMPILES_${set})
+      if(KVELL_COMPILES_${set} AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/backend_${set}.cpp")
         target_sources(${name} PRIVATE backend_${set}.cpp)
         set_source_files_properties(backend_${set}.cpp PROPERTIES
           COMPILE_OPTIONS "${${set}_flags}")

@@ -27,6 +27,7 @@ struct PairsVector : GroupedPairs<PairItems> {
   static constexpr auto kElement = kvell::Element::bfloat16;
   template <kvell::Form F>
   using FewBits = GroupedWeights<PairsVector, F>;
+  using Plain = PlainWeights<PairsVector>;
 
   KVELL_INLINE Items halves(Words words) {
     return {(Lanes::Vec)(words << 16), (Lanes::Vec)(words & 0xffff0000u)};
@@ -56,6 +57,7 @@ struct FloatsVector : GroupedFloats {
   static constexpr auto kElement = kvell::Element::float32;
   template <kvell::Form F>
   using FewBits = GroupedWeights<FloatsVector, F>;
+  using Plain = PlainWeights<FloatsVector>;
 
   KVELL_INLINE Items load(const uint8_t* p) {
     return Lanes::load(reinterpret_cast<const float*>(p));

@@ -19,7 +19,6 @@ constexpr int64_t kMostShareBytes = 1 << 20;  // and at most: one run of memory,
 constexpr int64_t kSharesEach = 6;            // for each thread then, so that all end alike
 constexpr int64_t kReadingRows = 16;          // of x, at most, where reading weights takes longest
 constexpr int64_t kSharedRowsBytes = 288 << 10;  // of x, at most, in one share: half a second cache
-constexpr int64_t kPass = 12;                 // rows that kernels take at a time
 constexpr int64_t kShareChannels = 256;       // of a request's convolution, in one share
 
 int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -38,9 +37,10 @@ int64_t panels_of_share(const Matrix& matrix, int64_t rows, int threads) {
 struct Cut {
   int64_t block_rows, chunk_panels, chunks, shares;
 
-  Cut(const Product& product, int threads) {
+  Cut(const Product& product, int64_t pass_rows, int threads) {
     const Matrix& matrix = *product.matrix;
-    const int64_t most = std::max<int64_t>(1, kSharedRowsBytes / (matrix.steps * 4 * kPass)) * kPass;
+    const int64_t passes = kSharedRowsBytes / (matrix.steps * 4 * pass_rows);
+    const int64_t most = std::max<int64_t>(1, passes) * pass_rows;
     block_rows = up(product.rows, up(product.rows, most));
     chunk_panels = panels_of_share(matrix, product.rows, threads);
     chunks = up(matrix.panels(), chunk_panels);
@@ -339,7 +339,7 @@ class Pass {
   // `following`: whose weights are read next.
   void product(Team& team, int self, const Product& made, const Matrix* following) {
     const Matrix& matrix = *made.matrix;
-    const Cut cut(made, team.size());
+    const Cut cut(made, decoder_.kernels->pass_rows, team.size());
     const uint8_t* later = nullptr;
     if (following) {
       const int64_t first = self * panels_of_share(*following, made.rows, team.size());

@@ -56,6 +56,11 @@ template <class K, kvell::Form F>
 struct GroupedWeights {
   static constexpr int C = kPanel / K::Lanes::kWidth;
   static constexpr int64_t kSteps = kvell::kGroup / kPerItem<K>, kBytes = kvell::group_bytes(F);
+  static constexpr int kRows = K::kRows;
+
+  static void pass(const Tile& tile, int64_t rows, float* to) {
+    pass_of<GroupedWeights, kRows>(tile, rows, to);
+  }
 
   template <int R>
   static void sums(const Tile& tile, float* to) {
@@ -82,7 +87,7 @@ struct GroupedWeights {
 
   // Rows of one pass.
   static int64_t most_rows(int64_t rows) {
-    return rows < kRowsToUnpack ? K::kRows : K::kUnpackedRows;
+    return rows < kRowsToUnpack ? kRows : K::kUnpackedRows;
   }
 
   // The items of a panel, if so many rows are worth it; good until the thread's next panel.

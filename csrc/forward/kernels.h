@@ -70,6 +70,7 @@ struct Gated {
 struct Kernels {
   const char* name;
   Element element;
+  int64_t pass_rows;  // that a product takes at a time
   // Panels [panel_begin, panel_end) of rows [row_begin, row_end). `again`: this thread's last call
   // was for the same rows of the same product, so what it made of them is still good. `next` is
   // where the stream of weights goes on afterwards, or null.
@@ -89,6 +90,7 @@ struct Kernels {
 const Kernels* kernels_at(int index, Element element);
 const Kernels* kernels_named(const char* name, Element element);
 
+const Kernels* amx_forward(Element element);
 const Kernels* avx512_forward(Element element);
 const Kernels* avx2_forward(Element element);
 const Kernels* portable_forward(Element element);

@@ -79,10 +79,20 @@ KVELL_INLINE void steps_of(typename K::Lanes::Vec (&acc)[R][kPanel / K::Lanes::k
   }
 }
 
+// One pass: `rows` rows, at most R, by the function for just so many.
+template <class Weights, int R>
+void pass_of(const Tile& tile, int64_t rows, float* sums) {
+  if constexpr (R > 1) {
+    if (rows < R) return pass_of<Weights, R - 1>(tile, rows, sums);
+  }
+  Weights::template sums<R>(tile, sums);
+}
+
 // Plain weights: items are in memory as they are multiplied.
 template <class K>
 struct PlainWeights {
   static constexpr int64_t kBytes = kStepBytes;
+  static constexpr int kRows = K::kRows;
 
   static Inputs inputs(const Product& product, int64_t row_begin, int64_t, bool) {
     return {product.x + row_begin * product.x_stride, product.x_stride, nullptr, nullptr, 0};
@@ -90,7 +100,7 @@ struct PlainWeights {
   static Inputs skip(const Inputs& inputs, int64_t rows) {
     return {inputs.items + rows * inputs.stride, inputs.stride, nullptr, nullptr, 0};
   }
-  static int64_t most_rows(int64_t) { return K::kRows; }
+  static int64_t most_rows(int64_t) { return kRows; }
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 
   template <int R, int Lines>
@@ -123,16 +133,11 @@ struct PlainWeights {
     if (tile.fetch.lines == 1) return streamed<R, 1>(tile, to);
     streamed<R, 0>(tile, to);
   }
-};
 
-// One pass: `rows` rows, at most K::kRows.
-template <class Weights, int R>
-void pass_of(const Tile& tile, int64_t rows, float* sums) {
-  if constexpr (R > 1) {
-    if (rows < R) return pass_of<Weights, R - 1>(tile, rows, sums);
+  static void pass(const Tile& tile, int64_t rows, float* to) {
+    pass_of<PlainWeights, kRows>(tile, rows, to);
   }
-  Weights::template sums<R>(tile, sums);
-}
+};
 
 template <class K, class Weights>
 void product_of(const Product& product, kvell::Activation activation, int64_t panel_begin,
@@ -151,8 +156,8 @@ void product_of(const Product& product, kvell::Activation activation, int64_t pa
       const int64_t count = rows * (pass + 1) / passes - above;
       const Tile tile{Weights::skip(inputs, above), panel, items, matrix.steps, matrix.groups,
                       fetch_of<Weights::kBytes>(panel, matrix.panel_bytes(), after, pass, passes)};
-      alignas(64) float sums[K::kRows * kPanel];
-      pass_of<Weights, K::kRows>(tile, count, sums);
+      alignas(64) float sums[Weights::kRows * kPanel];
+      Weights::pass(tile, count, sums);
       for (int64_t r = 0; r < count; ++r)
         finish_row<K>(product, activation, p, row_begin + above + r, sums + r * kPanel);
     }

@@ -14,7 +14,7 @@ void product(const Product& made, kvell::Activation activation, int64_t panel_be
   using kvell::Form;
   using Eights = typename K::template FewBits<Form::eights>;
   using Fours = typename K::template FewBits<Form::fours>;
-  const auto run = made.matrix->form == Form::plain    ? product_of<K, PlainWeights<K>>
+  const auto run = made.matrix->form == Form::plain    ? product_of<K, typename K::Plain>
                    : made.matrix->form == Form::eights ? product_of<K, Eights>
                                                        : product_of<K, Fours>;
   run(made, activation, panel_begin, panel_end, row_begin, row_end, again, next);
@@ -22,9 +22,10 @@ void product(const Product& made, kvell::Activation activation, int64_t panel_be
 
 template <class K>
 const kvell::Kernels* kernels_of(const char* name) {
-  static const kvell::Kernels kernels{name,           K::kElement,    product<K>,
-                                      norm_row<K>,    place_token<K>, embed_row<K>,
-                                      convolve<K>,    scan_head<K>,   gate_row<K>};
+  static const kvell::Kernels kernels{name,           K::kElement,   K::Plain::kRows,
+                                      product<K>,     norm_row<K>,   place_token<K>,
+                                      embed_row<K>,   convolve<K>,   scan_head<K>,
+                                      gate_row<K>};
   return &kernels;
 }
 

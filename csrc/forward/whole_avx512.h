@@ -93,9 +93,9 @@ class WholeRows {
 template <kvell::Form F>
 struct WholeWeights {
   static constexpr int64_t kBytes = kvell::group_bytes(F);
-  static constexpr int kColumns = 2;
+  static constexpr int kColumns = 2, kRows = 12;
 
-  static int64_t most_rows(int64_t) { return 12; }
+  static int64_t most_rows(int64_t) { return kRows; }
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 
   static Inputs inputs(const Product& product, int64_t row_begin, int64_t row_end, bool again) {
@@ -108,6 +108,10 @@ struct WholeWeights {
   static Inputs skip(const Inputs& inputs, int64_t rows) {
     return {inputs.items + rows * kGroupPairs, inputs.stride, inputs.sums + rows,
             inputs.powers + rows, inputs.sums_stride};
+  }
+
+  static void pass(const Tile& tile, int64_t rows, float* to) {
+    pass_of<WholeWeights, kRows>(tile, rows, to);
   }
 
   template <int R>

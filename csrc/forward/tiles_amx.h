@@ -1,0 +1,130 @@
+// Plain weights times up to 32 rows of bf16 in tile registers.
+//
+//   a0, a1: 16 rows of x × 16 items      c00 c01
+//   b0, b1: 16 steps of a panel × 16     c10 c11   += a · b, for 16 steps at a time
+//
+// A panel lies as tiles want it. Any number of rows takes the same way, one row too: what is not
+// bound by memory is bound by tiles.
+#pragma once
+#include "cpu/tiles_amx.h"
+
+#include "product.h"
+
+namespace {
+
+struct TileWeights {
+  static constexpr int64_t kBytes = kStepBytes;
+  static constexpr int kRows = 2 * kTileRows;
+
+  static Inputs inputs(const Product& product, int64_t row_begin, int64_t, bool) {
+    shaped_rows() = 0;
+    return {product.x + row_begin * product.x_stride, product.x_stride, nullptr, nullptr, 0};
+  }
+  static Inputs skip(const Inputs& inputs, int64_t rows) {
+    return {inputs.items + rows * inputs.stride, inputs.stride, nullptr, nullptr, 0};
+  }
+  static int64_t most_rows(int64_t) { return kRows; }
+  static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
+
+  static void pass(const Tile& tile, int64_t rows, float* to) {
+    shape(rows);
+    if (rows > kTileRows)
+      multiply<true>(tile, rows, to);
+    else
+      multiply<false>(tile, rows, to);
+  }
+
+ private:
+  static constexpr int64_t kChunkBytes = kTilePairs * kStepBytes;
+
+  // Rows that this thread's tiles are shaped for; 0: others may have shaped them.
+  static int64_t& shaped_rows() {
+    thread_local int64_t rows = 0;
+    return rows;
+  }
+
+  // c00 c01 c10 c11 are tiles 0 to 3, a0 a1 4 and 5, b0 b1 6 and 7.
+  static void shape(int64_t rows) {
+    if (shaped_rows() == rows) return;
+    shaped_rows() = rows;
+    const int above = static_cast<int>(std::min<int64_t>(rows, kTileRows));
+    const int below = rows > kTileRows ? static_cast<int>(rows - kTileRows) : kTileRows;
+    TileShapes shapes;
+    for (int tile : {0, 1, 4}) shapes.set(tile, above);
+    for (int tile : {2, 3, 5}) shapes.set(tile, below);
+    for (int tile : {6, 7}) shapes.set(tile, kTileRows);
+    shapes.load();
+  }
+
+  template <bool Both>
+  KVELL_INLINE void add_chunk(const uint32_t* x, int64_t x_stride_bytes, const uint8_t* panel) {
+    _tile_loadd(6, panel, kStepBytes);
+    _tile_loadd(4, x, x_stride_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, panel + kTileRowBytes, kStepBytes);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (Both) {
+      _tile_loadd(5, reinterpret_cast<const uint8_t*>(x) + kTileRows * x_stride_bytes,
+                  x_stride_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+
+  template <bool Both>
+  static void multiply(const Tile& tile, int64_t rows, float* to) {
+    const int64_t stride = tile.x.stride * 4, whole = tile.steps / kTilePairs * kTilePairs;
+    before_tiles();
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (Both) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int64_t k = 0; k < whole; k += kTilePairs) {
+      fetch(tile, k, k + kTilePairs);
+      add_chunk<Both>(tile.x.items + k, stride, tile.panel + k * kStepBytes);
+    }
+    if (whole < tile.steps) {
+      fetch(tile, whole, tile.steps);
+      add_rest<Both>(tile, rows, whole);
+    }
+    _tile_stored(0, to, kPanel * 4);
+    _tile_stored(1, to + kTileRows, kPanel * 4);
+    if constexpr (Both) {
+      _tile_stored(2, to + kTileRows * kPanel, kPanel * 4);
+      _tile_stored(3, to + kTileRows * kPanel + kTileRows, kPanel * 4);
+    }
+  }
+
+  // The last steps, fewer than a tile has: what is missing is zeros.
+  template <bool Both>
+  static void add_rest(const Tile& tile, int64_t rows, int64_t begin) {
+    alignas(64) uint32_t x[kRows * kTilePairs];
+    alignas(64) uint8_t panel[kChunkBytes];
+    const int64_t steps = tile.steps - begin;
+    std::memset(x, 0, rows * kTileRowBytes);
+    for (int64_t row = 0; row < rows; ++row)
+      std::memcpy(x + row * kTilePairs, tile.x.items + row * tile.x.stride + begin, steps * 4);
+    std::memcpy(panel, tile.panel + begin * kStepBytes, steps * kStepBytes);
+    std::memset(panel + steps * kStepBytes, 0, (kTilePairs - steps) * kStepBytes);
+    before_tiles();
+    add_chunk<Both>(x, kTileRowBytes, panel);
+  }
+
+  // What steps_of fetches for steps [begin, end).
+  KVELL_INLINE void fetch(const Tile& tile, int64_t begin, int64_t end) {
+    if (tile.fetch.lines == 0) return;
+    for (int64_t k = begin; k < end; ++k) {
+      const uint8_t* ahead = k < tile.fetch.split ? tile.fetch.first : tile.fetch.second;
+      if (!ahead) return;
+      for (int line = 0; line < tile.fetch.lines; ++line)
+        __builtin_prefetch(ahead + k * kStepBytes + line * 64, 0, 2);
+      if (tile.fetch.lines < 2) continue;
+      for (int line = 0; line < 2; ++line)
+        __builtin_prefetch(tile.panel + k * kStepBytes + line * 64 + kNearBytes, 0, 3);
+    }
+  }
+};
+
+}  // namespace
