@@ -10,14 +10,18 @@ size_t scratch_bytes(const kvell::Call& call, int32_t max_rows) {
   return others > tiles ? others : tiles;
 }
 
+bool in_tiles(const kvell::Call& call) {
+  return call.layer.element == kvell::Element::bfloat16 &&
+         call.query.element == kvell::Element::bfloat16;
+}
+
 void run(const kvell::Call& call, const kvell::Task& task, void* scratch) {
-  using kvell::Element;
-  if (call.layer.element == Element::bfloat16 && call.query.element == Element::bfloat16)
-    return run_tile<TileKernel>(call, task, scratch);
+  if (in_tiles(call)) return run_tile<TileKernel>(call, task, scratch);
   kvell::avx512_backend()->run(call, task, scratch);
 }
 
 void fold(const kvell::Call& call, const kvell::Fold& sections, void* scratch) {
+  if (in_tiles(call)) return fold_tile<TileKernel>(call, sections, scratch);
   kvell::avx512_backend()->fold(call, sections, scratch);
 }
 

@@ -1,10 +1,12 @@
 // Kernel for pools and queries of bf16, up to 16 query rows at a time in tile registers.
 //
-//   scores, 16 positions × rows:   keys (as they lie in a page) · query rows, packed once
-//   output, rows × 16 numbers:     weights · values, packed as pairs of neighbouring positions
+//   scores, 16 positions × rows:   keys · query rows                (packed once, by pairs)
+//   output, rows × 16 numbers:     weights · values, even numbers;   the same, odd numbers
 //
-// Keys need no packing: their rows are the left factor. What a span's rows of pages leave out (other
-// sizes of pages, an end, heads that fill no whole tile) is copied first, with zeros in its place.
+// Neither keys nor values are packed: keys are a left factor, whose rows are positions, and a row of
+// values is a right factor's row of pairs, of which weights with a zero beside them take the even or
+// the odd ones. What pages do not hold in sixteen rows one after the other (other sizes of pages, an
+// end, heads that fill no whole tile) is copied first, with zeros in place of what is missing.
 #pragma once
 #include "cpu/tiles_amx.h"
 
@@ -12,41 +14,74 @@
 
 namespace {
 
+// e^x for x <= 0, within 2^-13, a thirtieth of what rounding a weight to bf16 leaves out: exactly 1 at 0,
+// nothing below -87.3, and NaN stays NaN.
+struct ShortExp {
+  KVELL_INLINE __m512 of(__m512 x) {
+    const __m512 binary = _mm512_mul_ps(_mm512_max_ps(_mm512_set1_ps(-150.0f), x),
+                                        _mm512_set1_ps(1.44269504088896341f));
+    const __m512 n = Avx512Lanes::round(binary), rest = _mm512_sub_ps(binary, n);
+    __m512 y = _mm512_set1_ps(0.0550089289f);
+    y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.242210962f));
+    y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.693282928f));
+    y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, n);
+  }
+};
+
 struct TileKernel {
   using Lanes = Avx512Lanes;
+  using Exp = ShortExp;
   using Item = uint32_t;
   using Own = Lay<TileKernel>;
   static constexpr int kPerItem = 2, kRows = 1, kColumns = 1;
   static constexpr int kChains = 1, kPageRows = 0, kBlockRows = kTileRows;
+  static constexpr int kSizes = 2 * kTilePairs;             // numbers of a row in a tile
   static constexpr int kBlocks = kvell::kSpan / kTileRows;  // of positions, in a span
   static constexpr int kTileItems = kTileRows * kTilePairs;
-
-  // Rows of keys as tiles read them, 16 positions each.
-  struct SpanKeys {
-    const uint8_t* rows[kBlocks];
-    int64_t stride_bytes[kBlocks];
-  };
+  static constexpr int kLinesAtOnce = 6;  // fetched, of two times for a tile's sixteen
 
   static int64_t chunks(int64_t row_items) { return (row_items + kTilePairs - 1) / kTilePairs; }
   // Copied keys, then a span's scores, positions first.
   static int64_t key_room(int64_t row_items) {
     return kvell::kSpan * (chunks(row_items) * kTilePairs + kTileRows);
   }
+  static int64_t value_room(int64_t padded_size) { return kvell::kSpan * padded_size / kPerItem; }
   static int64_t query_room(int64_t rows, int64_t kv_heads, int64_t row_items) {
     return (rows + (kTileRows - 1) * kv_heads) * chunks(row_items) * kTilePairs;
   }
+
+  // Rows of a span as tiles read them: 16 positions each.
+  struct Rows {
+    const uint8_t* at[kBlocks];
+    int64_t stride_bytes;
+  };
+
+  // One head's rows of a span, `at` bytes behind those that were found (null: not to be read).
+  static void place_keys(const Own& lay, SpanRows found, bool whole, int64_t at, Rows& keys) {
+    const int64_t used = lay.head_size * 2, padded = chunks(lay.query_items) * kTileRowBytes;
+    place(lay, found, whole, at, used, padded, lay.keys, keys);
+  }
+  static void place_values(const Own& lay, SpanRows found, bool whole, int64_t at, Rows& values) {
+    place(lay, found, whole, at, lay.value_size * 2, lay.padded_size * 2, lay.values, values);
+  }
+
+  // Of a block, each with a zero: in the odd place, and in the even one.
+  struct Weights {
+    alignas(64) uint32_t even[kTileRows][kvell::kSpan], odd[kTileRows][kvell::kSpan];
+  };
 
   // Tiles [head][block of rows][chunk of items]: 16 items of a row are a column.
   static void pack_query(const kvell::Call& call, const kvell::Task& task, const Own& lay) {
     shaped_rows() = 0;
     const int32_t group = call.group_heads(), rows = task.tokens() * group;
+    const int64_t block_bytes = chunks(lay.query_items) * kTileItems * 4;
     const auto* data = static_cast<const uint16_t*>(call.query.data);
     for (int32_t head = 0; head < task.heads(); ++head) {
-      uint32_t* tiles = query_tiles(lay, head, 0, rows);
-      if (rows % kTileRows != 0)
-        __builtin_memset(query_tiles(lay, head, rows, rows), 0, chunks(lay.query_items) * kTileItems * 4);
       if (lay.query_items % kTilePairs != 0)
-        __builtin_memset(tiles, 0, (rows + kTileRows - 1) / kTileRows * chunks(lay.query_items) * kTileItems * 4);
+        __builtin_memset(query_tiles(lay, head, 0, rows), 0, (rows + 15) / 16 * block_bytes);
+      else if (rows % kTileRows != 0)
+        __builtin_memset(query_tiles(lay, head, rows, rows), 0, block_bytes);
       for (int32_t row = 0; row < rows; ++row) {
         const uint16_t* from =
             data + (task.token_begin + row / group) * call.query.token_stride +
@@ -58,112 +93,86 @@ struct TileKernel {
     }
   }
 
-  static SpanKeys span_keys(const Own& lay, SpanRows keys) {
-    const int64_t row_bytes = lay.head_size * 2, padded = chunks(lay.query_items) * kTileRowBytes;
-    SpanKeys span;
-    uint8_t* copies = reinterpret_cast<uint8_t*>(lay.keys);
-    for (int b = 0; b < kBlocks; ++b, keys += kTileRows, copies += kTileRows * padded) {
-      if (row_bytes == padded && lies_in_a_row(keys, row_bytes)) {
-        span.rows[b] = keys[0];
-        span.stride_bytes[b] = row_bytes;
-        continue;
-      }
-      for (int i = 0; i < kTileRows; ++i) {
-        __builtin_memcpy(copies + i * padded, keys[i], row_bytes);
-        __builtin_memset(copies + i * padded + row_bytes, 0, padded - row_bytes);
-      }
-      span.rows[b] = copies;
-      span.stride_bytes[b] = padded;
-    }
-    return span;
-  }
-
-  static void pack_values(const Own& lay, SpanRows rows, Stream& next) {
-    const __m512i first = PairKernel::pair_order(0), second = PairKernel::pair_order(16);
-    const int32_t tiles = lay.padded_size / kTileRows;
-    for (int i = 0; i < kvell::kSpan; i += 2) {
-      next.advance((lay.value_size + 15) / 16);
-      uint32_t* to = lay.values + i / 2 / kTilePairs * tiles * kTileItems + i / 2 % kTilePairs * kTileRows;
-      for (int32_t d = 0; d < lay.padded_size; d += 32, to += 2 * kTileItems) {
-        const __mmask32 mask = PairKernel::elements_left(lay.value_size - d);
-        const __m512i a = PairKernel::load_row(rows[i], d, mask);
-        const __m512i b = PairKernel::load_row(rows[i + 1], d, mask);
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, first, b));
-        if (d + 16 < lay.padded_size)
-          _mm512_storeu_si512(to + kTileItems, _mm512_permutex2var_epi16(a, second, b));
-      }
-    }
-  }
-
   // `next` is null when others have fetched what follows.
   static void block_scores(const Own& lay, int32_t head, int32_t row, int32_t rows,
-                           int32_t rows_per_head, const SpanKeys& keys, Stream* next,
+                           int32_t rows_per_head, const Rows& keys, Stream* next,
                            float (*scores)[kvell::kSpan]) {
     shape(rows);
     const uint32_t* query = query_tiles(lay, head, row, rows_per_head);
     const int64_t count = chunks(lay.query_items);
     float* found = reinterpret_cast<float*>(lay.keys + kvell::kSpan * count * kTilePairs);
     before_tiles();
-    for (int b = 0; b < kBlocks; b += 2) {
+    for (int b = 0; b < kBlocks; ++b) {
       _tile_zero(0);
-      _tile_zero(1);
       for (int64_t chunk = 0; chunk < count; ++chunk) {
+        if (next) next->advance(kLinesAtOnce);
         _tile_loadd(3, query + chunk * kTileItems, kTileRowBytes);
-        if (next) next->advance(kTileRows);
-        _tile_loadd(2, keys.rows[b] + chunk * kTileRowBytes, keys.stride_bytes[b]);
+        if (next) next->advance(kLinesAtOnce);
+        _tile_loadd(2, keys.at[b] + chunk * kTileRowBytes, keys.stride_bytes);
         _tile_dpbf16ps(0, 2, 3);
-        if (next) next->advance(kTileRows);
-        _tile_loadd(2, keys.rows[b + 1] + chunk * kTileRowBytes, keys.stride_bytes[b + 1]);
-        _tile_dpbf16ps(1, 2, 3);
       }
       _tile_stored(0, found + b * kTileItems, kTileRowBytes);
-      _tile_stored(1, found + (b + 1) * kTileItems, kTileRowBytes);
     }
     for (int b = 0; b < kBlocks; ++b)
       for (int32_t r = 0; r < rows; r += 4)
         four_columns(found + b * kTileItems + r, scores[r] + b * kTileRows);
   }
 
-  // output[row] = factor · output[row] + weights · values, for `rows` rows.
-  static void add_block(const Own& lay, int32_t row, int32_t rows,
-                        const uint32_t (*weights)[kvell::kSpan / 2], const float* factor) {
+  // Weights are rounded to bf16; the denominator sums what was rounded, so they add up to 1.
+  KVELL_INLINE void pack_weights(const float* weights, Weights& to, int32_t row, float factor,
+                                 float* sums) {
+    __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums), _mm512_set1_ps(factor));
+    for (int i = 0; i < kvell::kSpan; i += kTileRows) {
+      const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(weights + i));
+      const __m512i even = _mm512_cvtepu16_epi32(rounded), odd = _mm512_slli_epi32(even, 16);
+      _mm512_store_si512(to.even[row] + i, even);
+      _mm512_store_si512(to.odd[row] + i, odd);
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(odd));
+    }
+    _mm512_store_ps(sums, sum);
+  }
+
+  // output[row] = factor · output[row] + weights · values, for `rows` rows from `begin` of a block
+  // on that begins at `first`: of every 32 numbers the even ones, then the odd ones.
+  static void add_block(const Own& lay, int32_t first, int32_t begin, int32_t rows,
+                        const Weights& weights, const float* factor, const Rows& values,
+                        Stream* next) {
     const int64_t size = lay.padded_size;
-    float* out = lay.output + row * size;
+    float* out = lay.output + (first + begin) * size;
+    factor += begin;
     for (int32_t r = 0; r < rows; ++r)
       if (factor[r] != 1.0f)
         for (int64_t d = 0; d < size; d += kTileRows)
           _mm512_store_ps(out + r * size + d, _mm512_mul_ps(_mm512_load_ps(out + r * size + d),
                                                             _mm512_set1_ps(factor[r])));
+    constexpr int64_t kWeightStride = kvell::kSpan * 4;
     before_tiles();
-    _tile_loadd(4, weights[0], kvell::kSpan * 2);
-    _tile_loadd(5, weights[0] + kTilePairs, kvell::kSpan * 2);
-    const uint32_t *early = lay.values, *late = early + size * kTilePairs;
-    int64_t d = 0;
-    for (; d + 2 * kTileRows <= size; d += 2 * kTileRows) {
+    for (int64_t d = 0; d < size; d += kSizes) {
       _tile_loadd(6, out + d, size * 4);
       _tile_loadd(7, out + d + kTileRows, size * 4);
-      _tile_loadd(0, early + d * kTilePairs, kTileRowBytes);
-      _tile_dpbf16ps(6, 4, 0);
-      _tile_loadd(1, early + (d + kTileRows) * kTilePairs, kTileRowBytes);
-      _tile_dpbf16ps(7, 4, 1);
-      _tile_loadd(2, late + d * kTilePairs, kTileRowBytes);
-      _tile_dpbf16ps(6, 5, 2);
-      _tile_loadd(3, late + (d + kTileRows) * kTilePairs, kTileRowBytes);
-      _tile_dpbf16ps(7, 5, 3);
+      for (int b = 0; b < kBlocks; ++b) {
+        if (next) next->advance(kLinesAtOnce);
+        _tile_loadd(0, values.at[b] + d * 2, values.stride_bytes);
+        _tile_loadd(4, weights.even[begin] + b * kTileRows, kWeightStride);
+        _tile_dpbf16ps(6, 4, 0);
+        if (next) next->advance(kLinesAtOnce);
+        _tile_loadd(5, weights.odd[begin] + b * kTileRows, kWeightStride);
+        _tile_dpbf16ps(7, 5, 0);
+      }
       _tile_stored(6, out + d, size * 4);
       _tile_stored(7, out + d + kTileRows, size * 4);
     }
-    if (d == size) return;
-    _tile_loadd(6, out + d, size * 4);
-    _tile_loadd(0, early + d * kTilePairs, kTileRowBytes);
-    _tile_dpbf16ps(6, 4, 0);
-    _tile_loadd(2, late + d * kTilePairs, kTileRowBytes);
-    _tile_dpbf16ps(6, 5, 2);
-    _tile_stored(6, out + d, size * 4);
   }
 
-  KVELL_INLINE void pack_weights(const float* weights, uint32_t* items, float factor, float* sums) {
-    PairKernel::pack_weights(weights, items, factor, sums);
+  // Of every 32 numbers, the even ones and the odd ones come together again.
+  static void put_in_order(float* row, int32_t size) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int32_t d = 0; d < size; d += kSizes) {
+      const __m512 even = _mm512_load_ps(row + d), odd = _mm512_load_ps(row + d + kTileRows);
+      _mm512_store_ps(row + d, _mm512_permutex2var_ps(even, low, odd));
+      _mm512_store_ps(row + d + kTileRows, _mm512_permutex2var_ps(even, high, odd));
+    }
   }
 
  private:
@@ -173,7 +182,7 @@ struct TileKernel {
     return rows;
   }
 
-  // Scores 0 and 1 of keys 2 and a query 3; output 6 and 7 of weights 4 and 5 and values 0 to 3.
+  // Scores 0 and 1 of keys 2 and a query 3; output 6 and 7 of weights 4 and 5 and values 0.
   static void shape(int32_t rows) {
     if (shaped_rows() == rows) return;
     shaped_rows() = rows;
@@ -183,16 +192,30 @@ struct TileKernel {
     shapes.load();
   }
 
+  // Where sixteen positions lie in one page they stay there; else they are copied into `room`.
+  static void place(const Own& lay, SpanRows found, bool whole, int64_t at, int64_t used_bytes,
+                    int64_t padded_bytes, uint32_t* room, Rows& rows) {
+    if (whole && used_bytes == padded_bytes && lay.call.layer.page_tokens % kTileRows == 0) {
+      rows.stride_bytes = lay.call.layer.row_bytes();
+      for (int b = 0; b < kBlocks; ++b) rows.at[b] = found[b * kTileRows] + at;
+      return;
+    }
+    uint8_t* copy = reinterpret_cast<uint8_t*>(room);
+    rows.stride_bytes = padded_bytes;
+    for (int b = 0; b < kBlocks; ++b) rows.at[b] = copy + b * kTileRows * padded_bytes;
+    for (int i = 0; i < kvell::kSpan; ++i, copy += padded_bytes) {
+      const int64_t held = found[i] ? used_bytes : 0;
+      for (int64_t byte = 0; byte < padded_bytes; byte += kTileRowBytes)
+        _mm512_store_si512(copy + byte,
+                           PairKernel::load_row(found[i] + at + byte, 0,
+                                                PairKernel::elements_left((held - byte) / 2)));
+    }
+  }
+
   // The tiles of the block that has a head's row.
   static uint32_t* query_tiles(const Own& lay, int32_t head, int32_t row, int32_t rows_per_head) {
     const int64_t blocks = (rows_per_head + kTileRows - 1) / kTileRows;
     return lay.query + (head * blocks + row / kTileRows) * chunks(lay.query_items) * kTileItems;
-  }
-
-  static bool lies_in_a_row(SpanRows rows, int64_t row_bytes) {
-    for (int i = 1; i < kTileRows; ++i)
-      if (rows[i] != rows[i - 1] + row_bytes) return false;
-    return true;
   }
 
   // Columns of 16 rows of 16 become rows of 16, a span apart: four of them.

@@ -29,12 +29,12 @@ struct Lay {
         rows(rows_of_task),
         head_size(call.layer.head_size),
         value_size(call.layer.value_size()),
-        padded_size((value_size + kWidth - 1) / kWidth * kWidth),
+        padded_size((value_size + K::kSizes - 1) / K::kSizes * K::kSizes),
         query_items(head_size / K::kPerItem),
         record_floats(kvell::record_floats(value_size)) {
     uint8_t* at = static_cast<uint8_t*>(scratch);
     take(at, keys, K::key_room(query_items));
-    take(at, values, int64_t(kvell::kSpan) / K::kPerItem * padded_size);
+    take(at, values, K::value_room(padded_size));
     take(at, query, K::query_room(rows, call.layer.kv_heads, query_items));
     take(at, wide_query, K::kPageRows > 0 ? page_rows(call) * query_items * 4 : 0);
     take(at, output, int64_t(rows) * padded_size);
@@ -79,6 +79,7 @@ struct Lay {
       const int64_t at = int64_t(task.token_begin + in_head / group) * call.query.heads + head;
       float scale = 0.0f;
       if (total_sum[row] > 0.0f || total_sum[row] != total_sum[row]) scale = result_scale(row, head);
+      K::put_in_order(total_output + row * padded_size, padded_size);
       write_row(at, row, scale);
       if (!call.result.maximum) continue;
       call.result.maximum[at] = total_maximum[row];

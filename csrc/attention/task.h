@@ -46,7 +46,7 @@ inline int32_t task_rows(const Call& call, const Task& task) {
 
 // Floats of one row's record: maximum, denominator, and the unnormalised output from
 // float 16 on, so that it stays aligned.
-inline int64_t record_floats(int32_t value_size) { return 16 + (value_size + 15) / 16 * 16; }
+inline int64_t record_floats(int32_t value_size) { return 16 + (value_size + 31) / 32 * 32; }
 
 // Sections of one unit of rows, computed apart and folded in order afterwards.
 struct Fold {

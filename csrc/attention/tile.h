@@ -8,8 +8,8 @@
 //   K::kChains: how many sums a score consists of
 //   K::kPageRows > 0: so many rows read pages, through widen_query, scores_from_pages and
 //   add_from_pages, which do the same arithmetic in the same order without packing
-//   K::kBlockRows > 0: rows are multiplied so many at a time, by span_keys, block_scores and
-//   add_block, whatever their number
+//   K::kBlockRows > 0: rows are multiplied so many at a time, whatever their number, by
+//   block_scores and add_block over a K::Span
 #pragma once
 #include <cstdint>
 
@@ -103,7 +103,7 @@ class Tile {
           stream(position, min(position + kSpan, range.end), after);
         else
           stream(position + kSpan, min(position + 2 * kSpan, range.end), 0);
-        for (int32_t h = head; h < after; ++h) attend_head(h, position);
+        attend_heads(head, after, position);
       }
       found_[0] = found_[1];
       const int32_t after = position + kSpan;
@@ -171,9 +171,52 @@ class Tile {
     }
   }
 
+  // Some heads' rows × one span.
+  void attend_heads(int32_t begin, int32_t end, int32_t position) {
+    if constexpr (K::kBlockRows > 0) {
+      const int32_t together = max(1, K::kBlockRows / rows_per_head_);
+      for (int32_t head = begin; head < end; head += together)
+        attend_blocks(head, min(together, end - head), position);
+    } else {
+      for (int32_t head = begin; head < end; ++head) attend_rows(head, position);
+    }
+  }
+
+  // A block of rows, of one head or, where they are few, of several: what waits in one head's
+  // arithmetic leaves room for another's.
+  void attend_blocks(int32_t head, int32_t heads, int32_t position) {
+    const int64_t head_bytes = call_.layer.head_bytes(), values_at = call_.layer.value_offset_bytes();
+    typename K::Rows keys, values;
+    Stream* next = &next_;  // the first block's tiles fetch what follows
+    for (int32_t row = 0; row < rows_per_head_; row += K::kBlockRows) {
+      const int32_t rows = min(K::kBlockRows, rows_per_head_ - row), all = heads * rows;
+      if (reads_nothing(row, rows, position)) continue;
+      alignas(64) float scores[K::kBlockRows + 4][kSpan];
+      typename K::Weights weights;
+      float factor[K::kBlockRows];
+      for (int32_t h = 0; h < heads; ++h) {
+        if (next) K::place_keys(lay_, found_[0].rows, found_[0].whole, (head + h) * head_bytes, keys);
+        K::block_scores(lay_, head + h, row, rows, rows_per_head_, keys, next, scores + h * rows);
+      }
+      const int32_t first = head * rows_per_head_ + row;
+      for (int32_t r = 0; r < all; ++r) {
+        if (next) next->advance(call_.layer.head_size / rows);
+        factor[r] = weigh_row(first + r, row + r % rows, position, scores[r]);
+        K::pack_weights(scores[r], weights, r, factor[r], lay_.sums + (first + r) * kWidth);
+      }
+      for (int32_t h = 0; h < heads; ++h) {
+        if (next)
+          K::place_values(lay_, found_[0].rows, found_[0].whole, (head + h) * head_bytes + values_at,
+                          values);
+        K::add_block(lay_, first, h * rows, rows, weights, factor, values, next);
+      }
+      next = nullptr;
+    }
+  }
+
   // One head's rows × one span. A few rows read the pages themselves; for more, K and V
   // are packed once and read from cache by every group of rows.
-  void attend_head(int32_t head, int32_t position) {
+  void attend_rows(int32_t head, int32_t position) {
     const int64_t at = head * call_.layer.head_bytes();
     const uint8_t* rows[3 * kSpan];  // in the order in which pages are read: the last are the next head's
     const uint8_t **keys = rows, **values = rows + kSpan;
@@ -186,31 +229,9 @@ class Tile {
         return remainder<K::kPageRows, true>(head, 0, position, keys, values);
       }
     }
-    if constexpr (K::kBlockRows > 0) {
-      attend_blocks(head, position, keys, values);
-    } else {
-      K::pack_keys(lay_, keys, next_);
-      K::pack_values(lay_, values, next_);
-      attend_groups(head, position, keys, values);
-    }
-  }
-
-  void attend_blocks(int32_t head, int32_t position, SpanRows keys, SpanRows values) {
-    const auto span = K::span_keys(lay_, keys);
-    bool packed = false;
-    for (int32_t row = 0; row < rows_per_head_; row += K::kBlockRows) {
-      const int32_t rows = min(K::kBlockRows, rows_per_head_ - row);
-      if (reads_nothing(row, rows, position)) continue;
-      alignas(64) float scores[K::kBlockRows][kSpan];
-      alignas(64) Item weights[K::kBlockRows][kSpan / K::kPerItem];
-      float factor[K::kBlockRows];
-      K::block_scores(lay_, head, row, rows, rows_per_head_, span, packed ? nullptr : &next_, scores);
-      for (int32_t r = 0; r < rows; ++r)
-        factor[r] = weigh_row(head, row + r, position, scores[r], weights[r]);
-      if (!packed) K::pack_values(lay_, values, next_);
-      packed = true;
-      K::add_block(lay_, head * rows_per_head_ + row, rows, weights, factor);
-    }
+    K::pack_keys(lay_, keys, next_);
+    K::pack_values(lay_, values, next_);
+    attend_groups(head, position, keys, values);
   }
 
   void attend_groups(int32_t head, int32_t position, SpanRows keys, SpanRows values) {
@@ -243,8 +264,10 @@ class Tile {
       K::template scores_from_pages<R>(lay_, row, keys, next_, scores);
     else
       this->template scores_of<R>(row, scores);
-    for (int r = 0; r < R; ++r)
-      factor[r] = weigh_row(head, row_in_head + r, position, scores[r], weights[r]);
+    for (int r = 0; r < R; ++r) {
+      factor[r] = weigh_row(row + r, row_in_head + r, position, scores[r]);
+      K::pack_weights(scores[r], weights[r], factor[r], lay_.sums + (row + r) * kWidth);
+    }
     const int32_t depth = min(kSpan, own_position(row_in_head + R - 1) + 1 - position);
     values_of<R, FromPages>(row, weights[0], factor, (depth + K::kPerItem - 1) / K::kPerItem,
                             values);
@@ -258,15 +281,12 @@ class Tile {
   }
 
   // A row's scores of a span become weights; by what its sums so far must shrink.
-  float weigh_row(int32_t head, int32_t row_in_head, int32_t position, float* scores,
-                  Item* weights) const {
-    const int32_t row = head * rows_per_head_ + row_in_head, own = own_position(row_in_head);
+  float weigh_row(int32_t row, int32_t row_in_head, int32_t position, float* scores) const {
+    const int32_t own = own_position(row_in_head);
     const Range table = pages_range();
     const int32_t begin = max(table.begin, call_.rule.first_readable(own)) - position;
     const int32_t end = min(table.end, own + 1) - position;
-    const float factor = weigh<L>(scores, begin, end, call_.rule, lay_.maximum[row]);
-    K::pack_weights(scores, weights, factor, lay_.sums + row * kWidth);
-    return factor;
+    return weigh<L, typename K::Exp>(scores, begin, end, call_.rule, lay_.maximum[row]);
   }
 
   Range pages_range() const {

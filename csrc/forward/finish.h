@@ -54,6 +54,17 @@ KVELL_INLINE void finish_gate(const kvell::Finish& finish, Activation activation
   K::store_elements(static_cast<typename K::Element*>(finish.y) + at, sums, kHalf);
 }
 
+template <class L>
+KVELL_INLINE void finish_whole(const kvell::Finish& finish, float* y, const float* sums) {
+  if (finish.goal == Goal::store) {
+    for (int i = 0; i < kvell::kPanel; i += L::kWidth) L::store(y + i, L::load(sums + i));
+  } else {
+    const auto factor = L::set(finish.factor);
+    for (int i = 0; i < kvell::kPanel; i += L::kWidth)
+      L::store(y + i, L::madd(factor, L::load(sums + i), L::load(y + i)));
+  }
+}
+
 template <class K>
 KVELL_INLINE void finish_row(const kvell::Product& product, Activation activation, int64_t panel,
                              int64_t row, float* sums) {
@@ -72,6 +83,7 @@ KVELL_INLINE void finish_row(const kvell::Product& product, Activation activatio
   float* y = static_cast<float*>(finish.y) + row * finish.y_stride + column;
   const int64_t count = matrix.out - column < kvell::kPanel ? matrix.out - column : kvell::kPanel;
   if (finish.softcap > 0.0f) cap<L>(sums, finish.softcap);
+  if (count == kvell::kPanel) return finish_whole<L>(finish, y, sums);
   if (finish.goal == Goal::store)
     for (int64_t i = 0; i < count; ++i) y[i] = sums[i];
   else

@@ -17,16 +17,14 @@ constexpr int64_t kFewRows = 4;               // of norms and the like, in one s
 constexpr int64_t kShareBytes = 64 << 10;     // of weights, at least, in one share
 constexpr int64_t kMostShareBytes = 1 << 20;  // and at most: one run of memory, read in a row
 constexpr int64_t kSharesEach = 6;            // for each thread then, so that all end alike
-constexpr int64_t kReadingRows = 16;          // of x, at most, where reading weights takes longest
-constexpr int64_t kSharedRowsBytes = 288 << 10;  // of x, at most, in one share: half a second cache
 constexpr int64_t kShareChannels = 256;       // of a request's convolution, in one share
 
 int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Panels of a matrix in one share: many where memory bounds a product, which is quicker to read
 // in long runs than in pieces that threads take in turn; else few, so that all end alike.
-int64_t panels_of_share(const Matrix& matrix, int64_t rows, int threads) {
-  const bool reads = rows <= kReadingRows;
+int64_t panels_of_share(const Matrix& matrix, int64_t rows, const Pace& pace, int threads) {
+  const bool reads = rows <= pace.reading_rows;
   const int64_t even =
       reads ? matrix.panels() * matrix.panel_bytes() / (threads * kSharesEach) : kShareBytes;
   const int64_t bytes = std::clamp(even, kShareBytes, kMostShareBytes);
@@ -37,12 +35,12 @@ int64_t panels_of_share(const Matrix& matrix, int64_t rows, int threads) {
 struct Cut {
   int64_t block_rows, chunk_panels, chunks, shares;
 
-  Cut(const Product& product, int64_t pass_rows, int threads) {
+  Cut(const Product& product, const Pace& pace, int threads) {
     const Matrix& matrix = *product.matrix;
-    const int64_t passes = kSharedRowsBytes / (matrix.steps * 4 * pass_rows);
-    const int64_t most = std::max<int64_t>(1, passes) * pass_rows;
+    const int64_t passes = pace.shared_rows_bytes / (matrix.steps * 4 * pace.pass_rows);
+    const int64_t most = std::max<int64_t>(1, passes) * pace.pass_rows;
     block_rows = up(product.rows, up(product.rows, most));
-    chunk_panels = panels_of_share(matrix, product.rows, threads);
+    chunk_panels = panels_of_share(matrix, product.rows, pace, threads);
     chunks = up(matrix.panels(), chunk_panels);
     shares = chunks * up(product.rows, block_rows);
   }
@@ -339,10 +337,10 @@ class Pass {
   // `following`: whose weights are read next.
   void product(Team& team, int self, const Product& made, const Matrix* following) {
     const Matrix& matrix = *made.matrix;
-    const Cut cut(made, decoder_.kernels->pass_rows, team.size());
+    const Cut cut(made, decoder_.kernels->pace, team.size());
     const uint8_t* later = nullptr;
     if (following) {
-      const int64_t first = self * panels_of_share(*following, made.rows, team.size());
+      const int64_t first = self * panels_of_share(*following, made.rows, decoder_.kernels->pace, team.size());
       later = following->panel(std::min(following->panels() - 1, first));
     }
     int64_t last_row = -1;

@@ -67,10 +67,17 @@ struct Gated {
   void* to;
 };
 
+// How quickly plain weights are multiplied, and so how products are cut.
+struct Pace {
+  int64_t pass_rows;          // that kernels take at a time
+  int64_t reading_rows;       // of x, at most, where reading weights takes longest
+  int64_t shared_rows_bytes;  // of x, at most, in one share: part of a second cache
+};
+
 struct Kernels {
   const char* name;
   Element element;
-  int64_t pass_rows;  // that a product takes at a time
+  Pace pace;
   // Panels [panel_begin, panel_end) of rows [row_begin, row_end). `again`: this thread's last call
   // was for the same rows of the same product, so what it made of them is still good. `next` is
   // where the stream of weights goes on afterwards, or null.

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "finish.h"
+#include "kernels.h"
 
 namespace {
 
@@ -93,6 +94,7 @@ template <class K>
 struct PlainWeights {
   static constexpr int64_t kBytes = kStepBytes;
   static constexpr int kRows = K::kRows;
+  static constexpr kvell::Pace kPace{kRows, 16, 288 << 10};
 
   static Inputs inputs(const Product& product, int64_t row_begin, int64_t, bool) {
     return {product.x + row_begin * product.x_stride, product.x_stride, nullptr, nullptr, 0};

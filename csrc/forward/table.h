@@ -22,7 +22,7 @@ void product(const Product& made, kvell::Activation activation, int64_t panel_be
 
 template <class K>
 const kvell::Kernels* kernels_of(const char* name) {
-  static const kvell::Kernels kernels{name,           K::kElement,   K::Plain::kRows,
+  static const kvell::Kernels kernels{name,           K::kElement,   K::Plain::kPace,
                                       product<K>,     norm_row<K>,   place_token<K>,
                                       embed_row<K>,   convolve<K>,   scan_head<K>,
                                       gate_row<K>};

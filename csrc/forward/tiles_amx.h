@@ -15,6 +15,7 @@ namespace {
 struct TileWeights {
   static constexpr int64_t kBytes = kStepBytes;
   static constexpr int kRows = 2 * kTileRows;
+  static constexpr kvell::Pace kPace{kRows, 64, 800 << 10};
 
   static Inputs inputs(const Product& product, int64_t row_begin, int64_t, bool) {
     shaped_rows() = 0;
