@@ -11,27 +11,12 @@
 #include "cpu/tiles_amx.h"
 
 #include "pairs_avx512.h"
+#include "weights_avx512.h"
 
 namespace {
 
-// e^x for x <= 0, within 2^-13, a thirtieth of what rounding a weight to bf16 leaves out: exactly 1 at 0,
-// nothing below -87.3, and NaN stays NaN.
-struct ShortExp {
-  KVELL_INLINE __m512 of(__m512 x) {
-    const __m512 binary = _mm512_mul_ps(_mm512_max_ps(_mm512_set1_ps(-150.0f), x),
-                                        _mm512_set1_ps(1.44269504088896341f));
-    const __m512 n = Avx512Lanes::round(binary), rest = _mm512_sub_ps(binary, n);
-    __m512 y = _mm512_set1_ps(0.0550089289f);
-    y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.242210962f));
-    y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.693282928f));
-    y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, n);
-  }
-};
-
 struct TileKernel {
   using Lanes = Avx512Lanes;
-  using Exp = ShortExp;
   using Item = uint32_t;
   using Own = Lay<TileKernel>;
   static constexpr int kPerItem = 2, kRows = 1, kColumns = 1;
@@ -42,13 +27,13 @@ struct TileKernel {
   static constexpr int kLinesAtOnce = 6;  // fetched, of two times for a tile's sixteen
 
   static int64_t chunks(int64_t row_items) { return (row_items + kTilePairs - 1) / kTilePairs; }
-  // Copied keys, then a span's scores, positions first.
+  // Copied keys, the same as a right factor, then a span's scores, positions first.
   static int64_t key_room(int64_t row_items) {
-    return kvell::kSpan * (chunks(row_items) * kTilePairs + kTileRows);
+    return kvell::kSpan * (2 * chunks(row_items) * kTilePairs + kTileRows);
   }
   static int64_t value_room(int64_t padded_size) { return kvell::kSpan * padded_size / kPerItem; }
   static int64_t query_room(int64_t rows, int64_t kv_heads, int64_t row_items) {
-    return (rows + (kTileRows - 1) * kv_heads) * chunks(row_items) * kTilePairs;
+    return (2 * rows + (kTileRows - 1) * kv_heads) * chunks(row_items) * kTilePairs;
   }
 
   // Rows of a span as tiles read them: 16 positions each.
@@ -58,20 +43,20 @@ struct TileKernel {
   };
 
   // One head's rows of a span, `at` bytes behind those that were found (null: not to be read).
-  static void place_keys(const Own& lay, SpanRows found, bool whole, int64_t at, Rows& keys) {
+  static void place_keys(const Own& lay, SpanRows found, bool whole, int64_t at,
+                         int32_t rows_per_head, Rows& keys) {
     const int64_t used = lay.head_size * 2, padded = chunks(lay.query_items) * kTileRowBytes;
     place(lay, found, whole, at, used, padded, lay.keys, keys);
+    if (rows_per_head > kTileRows) turn_keys(lay, keys);
   }
   static void place_values(const Own& lay, SpanRows found, bool whole, int64_t at, Rows& values) {
     place(lay, found, whole, at, lay.value_size * 2, lay.padded_size * 2, lay.values, values);
   }
 
-  // Of a block, each with a zero: in the odd place, and in the even one.
-  struct Weights {
-    alignas(64) uint32_t even[kTileRows][kvell::kSpan], odd[kTileRows][kvell::kSpan];
-  };
+  using Weights = BlockWeights;
 
-  // Tiles [head][block of rows][chunk of items]: 16 items of a row are a column.
+  // Tiles [head][block of rows][chunk of items]: 16 items of a row are a column. Where a head has
+  // more rows than a tile, rows [row][item] besides: keys are turned then, once for all of them.
   static void pack_query(const kvell::Call& call, const kvell::Task& task, const Own& lay) {
     shaped_rows() = 0;
     const int32_t group = call.group_heads(), rows = task.tokens() * group;
@@ -86,6 +71,13 @@ struct TileKernel {
         const uint16_t* from =
             data + (task.token_begin + row / group) * call.query.token_stride +
             ((task.head_begin + head) * group + row % group) * call.query.head_stride;
+        if (rows > kTileRows) {
+          uint32_t* to = query_row(lay, head, row, rows);
+          const int64_t padded = chunks(lay.query_items) * kTilePairs;
+          __builtin_memset(to + lay.query_items, 0, (padded - lay.query_items) * 4);
+          __builtin_memcpy(to, from, lay.query_items * 4);
+          continue;
+        }
         uint32_t* to = query_tiles(lay, head, row, rows) + row % kTileRows;
         for (int32_t item = 0; item < lay.query_items; ++item)
           __builtin_memcpy(to + item * kTileRows, from + 2 * item, 4);
@@ -98,9 +90,11 @@ struct TileKernel {
                            int32_t rows_per_head, const Rows& keys, Stream* next,
                            float (*scores)[kvell::kSpan]) {
     shape(rows);
+    if (rows_per_head > kTileRows)
+      return scores_of_turned(lay, query_row(lay, head, row, rows_per_head), next, scores);
     const uint32_t* query = query_tiles(lay, head, row, rows_per_head);
     const int64_t count = chunks(lay.query_items);
-    float* found = reinterpret_cast<float*>(lay.keys + kvell::kSpan * count * kTilePairs);
+    float* found = reinterpret_cast<float*>(lay.keys + 2 * kvell::kSpan * count * kTilePairs);
     before_tiles();
     for (int b = 0; b < kBlocks; ++b) {
       _tile_zero(0);
@@ -118,18 +112,10 @@ struct TileKernel {
         four_columns(found + b * kTileItems + r, scores[r] + b * kTileRows);
   }
 
-  // Weights are rounded to bf16; the denominator sums what was rounded, so they add up to 1.
-  KVELL_INLINE void pack_weights(const float* weights, Weights& to, int32_t row, float factor,
-                                 float* sums) {
-    __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums), _mm512_set1_ps(factor));
-    for (int i = 0; i < kvell::kSpan; i += kTileRows) {
-      const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(weights + i));
-      const __m512i even = _mm512_cvtepu16_epi32(rounded), odd = _mm512_slli_epi32(even, 16);
-      _mm512_store_si512(to.even[row] + i, even);
-      _mm512_store_si512(to.odd[row] + i, odd);
-      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(odd));
-    }
-    _mm512_store_ps(sums, sum);
+  static void weigh_block(float (*scores)[kvell::kSpan], int32_t rows, const kvell::Range* counted,
+                          const kvell::Rule& rule, float* maximum, float* sums, Weights& weights,
+                          float* factor) {
+    ::weigh_block(scores, rows, counted, rule, maximum, sums, weights, factor);
   }
 
   // output[row] = factor · output[row] + weights · values, for `rows` rows from `begin` of a block
@@ -137,6 +123,7 @@ struct TileKernel {
   static void add_block(const Own& lay, int32_t first, int32_t begin, int32_t rows,
                         const Weights& weights, const float* factor, const Rows& values,
                         Stream* next) {
+    shape(rows);
     const int64_t size = lay.padded_size;
     float* out = lay.output + (first + begin) * size;
     factor += begin;
@@ -182,7 +169,8 @@ struct TileKernel {
     return rows;
   }
 
-  // Scores 0 and 1 of keys 2 and a query 3; output 6 and 7 of weights 4 and 5 and values 0.
+  // Scores 0 of keys 2 and a query 3, or 6 of a query 4 and keys 0; output 6 and 7 of weights 4 and 5
+  // and values 0.
   static void shape(int32_t rows) {
     if (shaped_rows() == rows) return;
     shaped_rows() = rows;
@@ -190,6 +178,47 @@ struct TileKernel {
     for (int tile : {0, 1, 2, 3}) shapes.set(tile, kTileRows);
     for (int tile : {4, 5, 6, 7}) shapes.set(tile, rows);
     shapes.load();
+  }
+
+  // A head's row among those that lie as rows.
+  static uint32_t* query_row(const Own& lay, int32_t head, int32_t row, int32_t rows_per_head) {
+    return lay.query + (int64_t(head) * rows_per_head + row) * chunks(lay.query_items) * kTilePairs;
+  }
+
+  static uint32_t* turned_keys(const Own& lay) {
+    return lay.keys + kvell::kSpan * chunks(lay.query_items) * kTilePairs;
+  }
+
+  // Tiles [block of positions][chunk of items] whose columns are positions.
+  static void turn_keys(const Own& lay, const Rows& keys) {
+    const int64_t count = chunks(lay.query_items);
+    uint32_t* to = turned_keys(lay);
+    for (int b = 0; b < kBlocks; ++b)
+      for (int64_t chunk = 0; chunk < count; ++chunk, to += kTileItems) {
+        __m512i rows[kTileRows];
+        for (int i = 0; i < kTileRows; ++i)
+          rows[i] = _mm512_loadu_si512(keys.at[b] + i * keys.stride_bytes + chunk * kTileRowBytes);
+        transpose16(rows);
+        for (int i = 0; i < kTileRows; ++i) _mm512_store_si512(to + i * kTilePairs, rows[i]);
+      }
+  }
+
+  // The same products and sums as of keys that are not turned.
+  static void scores_of_turned(const Own& lay, const uint32_t* query, Stream* next,
+                               float (*scores)[kvell::kSpan]) {
+    const int64_t count = chunks(lay.query_items), stride = count * kTileRowBytes;
+    const uint32_t* keys = turned_keys(lay);
+    before_tiles();
+    for (int b = 0; b < kBlocks; ++b) {
+      _tile_zero(6);
+      for (int64_t chunk = 0; chunk < count; ++chunk, keys += kTileItems) {
+        if (next) next->advance(2 * kLinesAtOnce);
+        _tile_loadd(4, query + chunk * kTilePairs, stride);
+        _tile_loadd(0, keys, kTileRowBytes);
+        _tile_dpbf16ps(6, 4, 0);
+      }
+      _tile_stored(6, scores[0] + b * kTileRows, kvell::kSpan * 4);
+    }
   }
 
   // Where sixteen positions lie in one page they stay there; else they are copied into `room`.

@@ -59,7 +59,6 @@ static void copy_row(float* to, const void* data, int64_t at, int32_t size) {
 template <class LanesOf, class Pool, int Rows, int Columns>
 struct FloatKernel {
   using Lanes = LanesOf;
-  using Exp = ExactExp<Lanes>;
   using Item = float;
   using Items = typename Lanes::Vec;
   using Stored = typename Pool::Stored;

@@ -10,7 +10,6 @@ namespace {
 
 struct PairKernel {
   using Lanes = Avx512Lanes;
-  using Exp = ExactExp<Lanes>;
   using Item = uint32_t;
   using Items = __m512bh;
   static constexpr int kPerItem = 2, kRows = 6, kColumns = 4;

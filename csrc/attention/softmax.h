@@ -53,19 +53,11 @@ static inline __attribute__((always_inline)) typename L::Vec tanh_of(typename L:
   return L::div(above, below);
 }
 
-// How a kernel takes e^x of differences to a maximum, none above 0.
-template <class L>
-struct ExactExp {
-  static inline __attribute__((always_inline)) typename L::Vec of(typename L::Vec x) {
-    return exp_of<L>(x);
-  }
-};
-
 // Turns the dot products of one row with a span, in `scores`, into weights
 // exp(score - maximum), and updates the row's maximum. Only positions [begin, end) of
 // the span count; the others get weight 0. Returns the factor exp(old - new maximum)
 // by which the row's sums so far must shrink.
-template <class L, class Exp>
+template <class L>
 static inline __attribute__((always_inline)) float weigh(float* scores, int begin, int end,
                                                          const kvell::Rule& rule, float& maximum) {
   constexpr int kVectors = kvell::kSpan / L::kWidth;
@@ -84,7 +76,7 @@ static inline __attribute__((always_inline)) float weigh(float* scores, int begi
   const bool nothing = maximum == -__builtin_inff();
   const auto shift = L::set(nothing ? 0.0f : -maximum);
   for (int i = 0; i < kVectors; ++i)
-    L::store(scores + i * L::kWidth, Exp::of(L::add(x[i], shift)));
+    L::store(scores + i * L::kWidth, exp_of<L>(L::add(x[i], shift)));
   return before == maximum ? 1.0f : exp_of_one<L>(before - maximum);
 }
 

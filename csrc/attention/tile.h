@@ -41,6 +41,15 @@ static inline __attribute__((always_inline)) void multiply(
   }
 }
 
+// A block of rows on its way from scores to output.
+template <class K>
+struct Block {
+  // Heads of three or five rows leave the last one's fours of rows more room than they fill.
+  alignas(64) float scores[K::kBlockRows + 4][kSpan];
+  typename K::Weights weights;
+  float factor[K::kBlockRows];
+};
+
 template <class K>
 class Tile {
   using L = typename K::Lanes;
@@ -174,44 +183,81 @@ class Tile {
   // Some heads' rows × one span.
   void attend_heads(int32_t begin, int32_t end, int32_t position) {
     if constexpr (K::kBlockRows > 0) {
-      const int32_t together = max(1, K::kBlockRows / rows_per_head_);
-      for (int32_t head = begin; head < end; head += together)
-        attend_blocks(head, min(together, end - head), position);
+      const int32_t together = K::kBlockRows / rows_per_head_;
+      if (together == 0)
+        for (int32_t head = begin; head < end; ++head) attend_blocks(head, position);
+      else
+        for (int32_t head = begin; head < end; head += together)
+          attend_together(head, min(together, end - head), position);
     } else {
       for (int32_t head = begin; head < end; ++head) attend_rows(head, position);
     }
   }
 
-  // A block of rows, of one head or, where they are few, of several: what waits in one head's
-  // arithmetic leaves room for another's.
-  void attend_blocks(int32_t head, int32_t heads, int32_t position) {
-    const int64_t head_bytes = call_.layer.head_bytes(), values_at = call_.layer.value_offset_bytes();
-    typename K::Rows keys, values;
-    Stream* next = &next_;  // the first block's tiles fetch what follows
-    for (int32_t row = 0; row < rows_per_head_; row += K::kBlockRows) {
-      const int32_t rows = min(K::kBlockRows, rows_per_head_ - row), all = heads * rows;
-      if (reads_nothing(row, rows, position)) continue;
-      alignas(64) float scores[K::kBlockRows + 4][kSpan];
-      typename K::Weights weights;
-      float factor[K::kBlockRows];
-      for (int32_t h = 0; h < heads; ++h) {
-        if (next) K::place_keys(lay_, found_[0].rows, found_[0].whole, (head + h) * head_bytes, keys);
-        K::block_scores(lay_, head + h, row, rows, rows_per_head_, keys, next, scores + h * rows);
-      }
-      const int32_t first = head * rows_per_head_ + row;
-      for (int32_t r = 0; r < all; ++r) {
-        if (next) next->advance(call_.layer.head_size / rows);
-        factor[r] = weigh_row(first + r, row + r % rows, position, scores[r]);
-        K::pack_weights(scores[r], weights, r, factor[r], lay_.sums + (first + r) * kWidth);
-      }
-      for (int32_t h = 0; h < heads; ++h) {
-        if (next)
-          K::place_values(lay_, found_[0].rows, found_[0].whole, (head + h) * head_bytes + values_at,
-                          values);
-        K::add_block(lay_, first, h * rows, rows, weights, factor, values, next);
-      }
-      next = nullptr;
+  // Several heads' rows, as many as make a block: what one head's arithmetic waits for leaves room for
+  // another's.
+  void attend_together(int32_t head, int32_t heads, int32_t position) {
+    const int64_t at = head * call_.layer.head_bytes(), head_bytes = call_.layer.head_bytes();
+    const int32_t rows = rows_per_head_;
+    Block<K> block;
+    typename K::Rows place;
+    for (int32_t h = 0; h < heads; ++h) {
+      K::place_keys(lay_, found_[0].rows, found_[0].whole, at + h * head_bytes, rows, place);
+      K::block_scores(lay_, head + h, 0, rows, rows, place, &next_, block.scores + h * rows);
     }
+    weigh_rows(block, head * rows, heads * rows, 0, position, &next_);
+    for (int32_t h = 0; h < heads; ++h) {
+      K::place_values(lay_, found_[0].rows, found_[0].whole,
+                      at + h * head_bytes + call_.layer.value_offset_bytes(), place);
+      K::add_block(lay_, head * rows, h * rows, rows, block.weights, block.factor, place, &next_);
+    }
+  }
+
+  // One head's rows, block after block: the next one's scores are under way while this one's become
+  // weights. The first fetches what follows the span.
+  void attend_blocks(int32_t head, int32_t position) {
+    const int64_t at = head * call_.layer.head_bytes();
+    const int32_t first = head * rows_per_head_;
+    int32_t row = reading_block(0, position);
+    if (row >= rows_per_head_) return;
+    typename K::Rows keys, values;
+    K::place_keys(lay_, found_[0].rows, found_[0].whole, at, rows_per_head_, keys);
+    K::place_values(lay_, found_[0].rows, found_[0].whole, at + call_.layer.value_offset_bytes(), values);
+    Block<K> blocks[2];
+    Stream* next = &next_;
+    K::block_scores(lay_, head, row, block_rows(row), rows_per_head_, keys, next, blocks[0].scores);
+    for (int turn = 0; row < rows_per_head_; turn ^= 1, next = nullptr) {
+      const int32_t after = reading_block(row + K::kBlockRows, position);
+      if (after < rows_per_head_)
+        K::block_scores(lay_, head, after, block_rows(after), rows_per_head_, keys, nullptr,
+                        blocks[turn ^ 1].scores);
+      Block<K>& block = blocks[turn];
+      weigh_rows(block, first + row, block_rows(row), row, position, next);
+      K::add_block(lay_, first + row, 0, block_rows(row), block.weights, block.factor, values, next);
+      row = after;
+    }
+  }
+
+  int32_t block_rows(int32_t row) const { return min(K::kBlockRows, rows_per_head_ - row); }
+
+  // The first block from `row` on that reads any of a span.
+  int32_t reading_block(int32_t row, int32_t position) const {
+    while (row < rows_per_head_ && reads_nothing(row, block_rows(row), position)) row += K::kBlockRows;
+    return row;
+  }
+
+  // A block's scores become weights: rows from `first` on, which in their heads begin at `row`.
+  void weigh_rows(Block<K>& block, int32_t first, int32_t rows, int32_t row, int32_t position,
+                  Stream* next) {
+    const int32_t in_head = min(rows, rows_per_head_ - row);
+    const bool whole = reads_all(row, in_head, position);
+    Range counted[K::kBlockRows];
+    for (int32_t r = 0; r < rows; ++r) {
+      counted[r] = whole ? Range{0, kSpan} : counted_in(position, row + r % in_head);
+      if (next) next->advance(call_.layer.head_size / in_head);
+    }
+    K::weigh_block(block.scores, rows, counted, call_.rule, lay_.maximum + first,
+                   lay_.sums + first * kWidth, block.weights, block.factor);
   }
 
   // One head's rows × one span. A few rows read the pages themselves; for more, K and V
@@ -280,13 +326,25 @@ class Tile {
            position + kSpan <= call_.rule.first_readable(own_position(row_in_head));
   }
 
+  bool reads_all(int32_t row_in_head, int32_t rows, int32_t position) const {
+    const Range table = pages_range();
+    return position >= table.begin && position + kSpan <= table.end &&
+           position + kSpan <= own_position(row_in_head) + 1 &&
+           position >= call_.rule.first_readable(own_position(row_in_head + rows - 1));
+  }
+
   // A row's scores of a span become weights; by what its sums so far must shrink.
   float weigh_row(int32_t row, int32_t row_in_head, int32_t position, float* scores) const {
+    const Range counted = counted_in(position, row_in_head);
+    return weigh<L>(scores, counted.begin, counted.end, call_.rule, lay_.maximum[row]);
+  }
+
+  // Which of a span's positions a row reads.
+  Range counted_in(int32_t position, int32_t row_in_head) const {
     const int32_t own = own_position(row_in_head);
     const Range table = pages_range();
-    const int32_t begin = max(table.begin, call_.rule.first_readable(own)) - position;
-    const int32_t end = min(table.end, own + 1) - position;
-    return weigh<L, typename K::Exp>(scores, begin, end, call_.rule, lay_.maximum[row]);
+    return {max(table.begin, call_.rule.first_readable(own)) - position,
+            min(table.end, own + 1) - position};
   }
 
   Range pages_range() const {

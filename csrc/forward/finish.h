@@ -54,17 +54,6 @@ KVELL_INLINE void finish_gate(const kvell::Finish& finish, Activation activation
   K::store_elements(static_cast<typename K::Element*>(finish.y) + at, sums, kHalf);
 }
 
-template <class L>
-KVELL_INLINE void finish_whole(const kvell::Finish& finish, float* y, const float* sums) {
-  if (finish.goal == Goal::store) {
-    for (int i = 0; i < kvell::kPanel; i += L::kWidth) L::store(y + i, L::load(sums + i));
-  } else {
-    const auto factor = L::set(finish.factor);
-    for (int i = 0; i < kvell::kPanel; i += L::kWidth)
-      L::store(y + i, L::madd(factor, L::load(sums + i), L::load(y + i)));
-  }
-}
-
 template <class K>
 KVELL_INLINE void finish_row(const kvell::Product& product, Activation activation, int64_t panel,
                              int64_t row, float* sums) {
@@ -83,11 +72,56 @@ KVELL_INLINE void finish_row(const kvell::Product& product, Activation activatio
   float* y = static_cast<float*>(finish.y) + row * finish.y_stride + column;
   const int64_t count = matrix.out - column < kvell::kPanel ? matrix.out - column : kvell::kPanel;
   if (finish.softcap > 0.0f) cap<L>(sums, finish.softcap);
-  if (count == kvell::kPanel) return finish_whole<L>(finish, y, sums);
   if (finish.goal == Goal::store)
     for (int64_t i = 0; i < count; ++i) y[i] = sums[i];
   else
     for (int64_t i = 0; i < count; ++i) y[i] += finish.factor * sums[i];
+}
+
+// Gates of some rows, `stride` elements apart.
+template <class K, Activation Of>
+void gate_rows(typename K::Element* y, int64_t stride, int64_t rows, const float* sums) {
+  using L = typename K::Lanes;
+  constexpr int kHalf = kvell::kPanel / 2;
+  for (int64_t row = 0; row < rows; ++row, y += stride, sums += kvell::kPanel) {
+    alignas(64) float gated[kHalf];
+    for (int i = 0; i < kHalf; i += L::kWidth)
+      L::store(gated + i, times<L>(activate<L>(Of, L::load(sums + i)), L::load(sums + kHalf + i)));
+    K::store_elements(y, gated, kHalf);
+  }
+}
+
+template <class L, bool Add>
+void whole_rows(float* y, int64_t stride, int64_t rows, float factor, const float* sums) {
+  for (int64_t row = 0; row < rows; ++row, y += stride, sums += kvell::kPanel)
+    for (int i = 0; i < kvell::kPanel; i += L::kWidth) {
+      const auto sum = L::load(sums + i);
+      L::store(y + i, Add ? L::madd(L::set(factor), sum, L::load(y + i)) : sum);
+    }
+}
+
+// The same of `rows` rows from `row` on: what a panel without anything of its own asks for is
+// looked up once.
+template <class K>
+void finish_rows(const kvell::Product& product, Activation activation, int64_t panel, int64_t row,
+                 int64_t rows, float* sums) {
+  const kvell::Finish& finish = product.finish;
+  const kvell::Matrix& matrix = *product.matrix;
+  const int64_t column = panel * kvell::kPanel, stride = finish.y_stride;
+  const bool plain = !matrix.factors && !matrix.bias && finish.softcap <= 0.0f;
+  if (plain && finish.goal == Goal::gate) {
+    auto* y = static_cast<typename K::Element*>(finish.y) + row * stride + column / 2;
+    if (activation == Activation::silu) return gate_rows<K, Activation::silu>(y, stride, rows, sums);
+    return gate_rows<K, Activation::gelu_tanh>(y, stride, rows, sums);
+  }
+  if (plain && column + kvell::kPanel <= matrix.out) {
+    float* y = static_cast<float*>(finish.y) + row * stride + column;
+    if (finish.goal == Goal::store)
+      return whole_rows<typename K::Lanes, false>(y, stride, rows, finish.factor, sums);
+    return whole_rows<typename K::Lanes, true>(y, stride, rows, finish.factor, sums);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    finish_row<K>(product, activation, panel, row + r, sums + r * kvell::kPanel);
 }
 
 }  // namespace

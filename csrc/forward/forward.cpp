@@ -340,7 +340,8 @@ class Pass {
     const Cut cut(made, decoder_.kernels->pace, team.size());
     const uint8_t* later = nullptr;
     if (following) {
-      const int64_t first = self * panels_of_share(*following, made.rows, decoder_.kernels->pace, team.size());
+      const Pace& pace = decoder_.kernels->pace;
+      const int64_t first = self * panels_of_share(*following, made.rows, pace, team.size());
       later = following->panel(std::min(following->panels() - 1, first));
     }
     int64_t last_row = -1;

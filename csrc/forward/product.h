@@ -103,6 +103,10 @@ struct PlainWeights {
     return {inputs.items + rows * inputs.stride, inputs.stride, nullptr, nullptr, 0};
   }
   static int64_t most_rows(int64_t) { return kRows; }
+  static constexpr bool in_parts(int64_t, int64_t) { return false; }
+  static float* sums_in_parts(Inputs, const uint8_t*, const uint8_t*, int64_t, int64_t) {
+    return nullptr;
+  }
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 
   template <int R, int Lines>
@@ -152,6 +156,11 @@ void product_of(const Product& product, kvell::Activation activation, int64_t pa
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     const uint8_t* panel = matrix.panel(p);
     const uint8_t* after = p + 1 < panel_end ? panel + matrix.panel_bytes() : next;
+    if (Weights::in_parts(rows, matrix.steps)) {
+      float* sums = Weights::sums_in_parts(inputs, panel, after, matrix.steps, rows);
+      finish_rows<K>(product, activation, p, row_begin, rows, sums);
+      continue;
+    }
     const uint8_t* items = Weights::unpacked(panel, matrix.steps, rows);
     for (int64_t pass = 0; pass < passes; ++pass) {
       const int64_t above = rows * pass / passes;
@@ -160,8 +169,7 @@ void product_of(const Product& product, kvell::Activation activation, int64_t pa
                       fetch_of<Weights::kBytes>(panel, matrix.panel_bytes(), after, pass, passes)};
       alignas(64) float sums[Weights::kRows * kPanel];
       Weights::pass(tile, count, sums);
-      for (int64_t r = 0; r < count; ++r)
-        finish_row<K>(product, activation, p, row_begin + above + r, sums + r * kPanel);
+      finish_rows<K>(product, activation, p, row_begin + above, count, sums);
     }
   }
 }

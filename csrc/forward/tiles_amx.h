@@ -8,6 +8,7 @@
 #pragma once
 #include "cpu/tiles_amx.h"
 
+#include "grouped.h"
 #include "product.h"
 
 namespace {
@@ -28,14 +29,31 @@ struct TileWeights {
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 
   static void pass(const Tile& tile, int64_t rows, float* to) {
-    shape(rows);
-    if (rows > kTileRows)
-      multiply<true>(tile, rows, to);
-    else
-      multiply<false>(tile, rows, to);
+    steps_of(tile, rows, 0, tile.steps, to);
+  }
+
+  // Many rows go through a part of a panel at a time, which then stays in the first cache; between
+  // parts their sums wait in memory, as they are.
+  static bool in_parts(int64_t rows, int64_t steps) { return rows > 2 * kRows && steps > kPartSteps; }
+
+  static float* sums_in_parts(const Inputs& inputs, const uint8_t* panel, const uint8_t* after,
+                              int64_t steps, int64_t rows) {
+    thread_local AlignedBytes memory;
+    float* const sums = reinterpret_cast<float*>(memory.of(rows * kPanel * 4));
+    const int64_t passes = (rows + kRows - 1) / kRows, parts = (steps + kPartSteps - 1) / kPartSteps;
+    const int64_t part = (steps + parts * kTilePairs - 1) / (parts * kTilePairs) * kTilePairs;
+    for (int64_t begin = 0; begin < steps; begin += part)
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t above = rows * pass / passes, count = rows * (pass + 1) / passes - above;
+        const Tile tile{skip(inputs, above), panel, nullptr, steps, 0,
+                        fetch_of<kBytes>(panel, steps * kBytes, after, pass, passes)};
+        steps_of(tile, count, begin, std::min(begin + part, steps), sums + above * kPanel);
+      }
+    return sums;
   }
 
  private:
+  static constexpr int64_t kPartSteps = 160;  // 20 KiB of a panel, as much of its rows beside it
   static constexpr int64_t kChunkBytes = kTilePairs * kStepBytes;
 
   // Rows that this thread's tiles are shaped for; 0: others may have shaped them.
@@ -72,22 +90,49 @@ struct TileWeights {
     }
   }
 
+  // `to`, or nothing where they begin, and steps [begin, end).
+  static void steps_of(const Tile& tile, int64_t rows, int64_t begin, int64_t end, float* to) {
+    shape(rows);
+    if (rows > kTileRows)
+      multiply<true>(tile, rows, begin, end, to);
+    else
+      multiply<false>(tile, rows, begin, end, to);
+  }
+
   template <bool Both>
-  static void multiply(const Tile& tile, int64_t rows, float* to) {
-    const int64_t stride = tile.x.stride * 4, whole = tile.steps / kTilePairs * kTilePairs;
-    before_tiles();
+  KVELL_INLINE void load_sums(const float* from) {
+    _tile_loadd(0, from, kPanel * 4);
+    _tile_loadd(1, from + kTileRows, kPanel * 4);
+    if constexpr (Both) {
+      _tile_loadd(2, from + kTileRows * kPanel, kPanel * 4);
+      _tile_loadd(3, from + kTileRows * kPanel + kTileRows, kPanel * 4);
+    }
+  }
+
+  template <bool Both>
+  KVELL_INLINE void clear_sums() {
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (Both) {
       _tile_zero(2);
       _tile_zero(3);
     }
-    for (int64_t k = 0; k < whole; k += kTilePairs) {
+  }
+
+  template <bool Both>
+  static void multiply(const Tile& tile, int64_t rows, int64_t begin, int64_t end, float* to) {
+    const int64_t stride = tile.x.stride * 4, whole = end / kTilePairs * kTilePairs;
+    before_tiles();
+    if (begin == 0)
+      clear_sums<Both>();
+    else
+      load_sums<Both>(to);
+    for (int64_t k = begin; k < whole; k += kTilePairs) {
       fetch(tile, k, k + kTilePairs);
       add_chunk<Both>(tile.x.items + k, stride, tile.panel + k * kStepBytes);
     }
-    if (whole < tile.steps) {
-      fetch(tile, whole, tile.steps);
+    if (whole < end) {
+      fetch(tile, whole, end);
       add_rest<Both>(tile, rows, whole);
     }
     _tile_stored(0, to, kPanel * 4);

@@ -110,6 +110,10 @@ struct WholeWeights {
             inputs.powers + rows, inputs.sums_stride};
   }
 
+  static constexpr bool in_parts(int64_t, int64_t) { return false; }
+  static float* sums_in_parts(Inputs, const uint8_t*, const uint8_t*, int64_t, int64_t) {
+    return nullptr;
+  }
   static void pass(const Tile& tile, int64_t rows, float* to) {
     pass_of<WholeWeights, kRows>(tile, rows, to);
   }

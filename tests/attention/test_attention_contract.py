@@ -105,6 +105,23 @@ def test_any_shape(shape: Shape) -> None:
         )
 
 
+@given(shape=shapes())
+@settings(max_examples=25, deadline=None)
+def test_any_shape_in_bfloat16(shape: Shape) -> None:
+    case = make_case(replace(shape, dtype=torch.bfloat16))
+    for implementation in _all_kernels():
+        torch.testing.assert_close(
+            attend(implementation, case).double(), dense_attention(case), atol=2e-2, rtol=2e-2
+        )
+
+
+def test_scores_far_apart_weigh_nothing(kernels: AttentionKernels) -> None:
+    case = make_case(Shape(((150, 40),), heads=6, kv_heads=2, head_size=32, dtype=torch.bfloat16))
+    loud = replace(case, queries=[queries * 64 for queries in case.queries])
+    output, exact = attend(kernels, loud), dense_attention(loud)
+    torch.testing.assert_close(output.double(), exact, atol=2e-2, rtol=2e-2)
+
+
 def _all_kernels() -> list[AttentionKernels]:
     from tests.attention.conftest import implementations
 

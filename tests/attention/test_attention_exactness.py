@@ -26,9 +26,15 @@ SHAPES = {
 
 
 @pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request: pytest.FixtureRequest, dtype: torch.dtype) -> Case:
     shape: Shape = request.param
-    return make_case(shape)
+    return make_case(replace(shape, dtype=dtype))
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
 
 
 def test_decode_equals_prefill_to_the_last_bit(kernels: AttentionKernels, case: Case) -> None:
@@ -64,20 +70,13 @@ def test_other_requests_do_not_matter(kernels: AttentionKernels, case: Case) -> 
 
 
 def test_page_size_does_not_matter_for_compiled_or_torch_kernels(
-    kernels: AttentionKernels,
+    kernels: AttentionKernels, dtype: torch.dtype
 ) -> None:
-    shape = Shape(((300, 40),), heads=4, kv_heads=2)
+    shape = Shape(((300, 40),), heads=4, kv_heads=2, dtype=dtype)
     by_page = [
         attend(kernels, make_case(replace(shape, page_tokens=tokens))) for tokens in (1, 8, 16, 48)
     ]
     assert all(torch.equal(by_page[0], other) for other in by_page[1:])
-
-
-def test_bfloat16_decode_equals_prefill(kernels: AttentionKernels) -> None:
-    case = make_case(Shape(((LONG, LONG),), heads=6, kv_heads=2, dtype=torch.bfloat16))
-    whole = attend(kernels, case)
-    for position in (0, 63, 64, 300, 512, LONG - 1):
-        assert torch.equal(attend(kernels, only(case, 0, position + 1, 1))[0], whole[position])
 
 
 def test_what_follows_a_token_cannot_reach_it(kernels: AttentionKernels) -> None:

@@ -72,6 +72,14 @@ def test_nothing_around_a_token_changes_a_bit(
     assert len(set(whole.argmax(-1).tolist())) > 5
 
 
+@every_set
+def test_wide_products_of_many_rows_are_those_of_one(instruction_set: str) -> None:
+    config = tiny_config("Gemma3ForCausalLM", hidden_size=384, intermediate_size=1000)
+    model = lean_model(random_module(config, 3, torch.bfloat16, 8.0), instruction_set)
+    ids = prompt_ids(150)
+    assert torch.equal(steps_of(model, ids, [3, 60, 149, 150]), steps_of(model, ids, [150]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_change_nothing(dtype: torch.dtype) -> None:
     module = random_module(tiny_config("Gemma3ForCausalLM", hidden_size=192), 3, dtype, 8.0)

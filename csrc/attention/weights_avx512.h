@@ -1,0 +1,105 @@
+// Scores of up to 16 rows of a span become weights, rows side by side where each has one number.
+#pragma once
+#include "lanes_avx512.h"
+
+#include "softmax.h"
+
+namespace {
+
+constexpr int kWeightRows = 16;
+
+// Of a block, rounded to bf16, each with a zero: in the odd place, and in the even one.
+struct BlockWeights {
+  alignas(64) uint32_t even[kWeightRows][kvell::kSpan], odd[kWeightRows][kvell::kSpan];
+};
+
+// e^x for x <= 0, within 2^-13, a sixteenth of what rounding to bf16 may leave out: exactly 1 at 0,
+// exactly 0 below -87.3 (a number too small to be normal would cost a hundred others), and NaN stays
+// NaN.
+KVELL_INLINE __m512 short_exp(__m512 x) {
+  const __m512 lowest = _mm512_set1_ps(-87.3f);
+  const __mmask16 counts = _mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ);
+  const __m512 binary =
+      _mm512_mul_ps(_mm512_max_ps(lowest, x), _mm512_set1_ps(1.44269504088896341f));
+  const __m512 n = Avx512Lanes::round(binary), rest = _mm512_sub_ps(binary, n);
+  __m512 y = _mm512_set1_ps(0.0550089292f);
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.242210962f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.693282925f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.0f));
+  return _mm512_maskz_scalef_ps(counts, y, n);
+}
+
+// The largest lane of each of sixteen registers, as one.
+KVELL_INLINE __m512 largest_of_each(__m512 (&x)[kWeightRows]) {
+  __m512 halves[8], quarters[4];
+  for (int i = 0; i < 8; ++i)  // rows i and i + 8: [i | i | i + 8 | i + 8] in quarters of registers
+    halves[i] = _mm512_max_ps(_mm512_shuffle_f32x4(x[i], x[i + 8], 0x44),
+                              _mm512_shuffle_f32x4(x[i], x[i + 8], 0xee));
+  for (int i = 0; i < 4; ++i)  // rows i, i + 8, i + 4, i + 12, a quarter each
+    quarters[i] = _mm512_max_ps(_mm512_shuffle_f32x4(halves[i], halves[i + 4], 0x88),
+                                _mm512_shuffle_f32x4(halves[i], halves[i + 4], 0xdd));
+  const __m512 early = _mm512_max_ps(_mm512_unpacklo_ps(quarters[0], quarters[1]),
+                                     _mm512_unpackhi_ps(quarters[0], quarters[1]));
+  const __m512 late = _mm512_max_ps(_mm512_unpacklo_ps(quarters[2], quarters[3]),
+                                    _mm512_unpackhi_ps(quarters[2], quarters[3]));
+  const __m512 all = _mm512_max_ps(_mm512_shuffle_ps(early, late, 0x44),
+                                   _mm512_shuffle_ps(early, late, 0xee));
+  const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
+  return _mm512_permutexvar_ps(order, all);
+}
+
+// A row's scores times scale, capped, and -inf where it does not read; the lanes' largest.
+KVELL_INLINE __m512 rule_row(float* scores, kvell::Range counted, const kvell::Rule& rule) {
+  using L = Avx512Lanes;
+  __m512 largest = _mm512_set1_ps(-__builtin_inff());
+  for (int i = 0; i < kvell::kSpan; i += L::kWidth) {
+    __m512 x = _mm512_mul_ps(_mm512_load_ps(scores + i), _mm512_set1_ps(rule.scale));
+    if (rule.softcap > 0.0f)
+      x = _mm512_mul_ps(tanh_of<L>(_mm512_div_ps(x, _mm512_set1_ps(rule.softcap))),
+                        _mm512_set1_ps(rule.softcap));
+    if (counted.begin > 0 || counted.end < kvell::kSpan)
+      x = L::keep(x, counted.begin - i, counted.end - i);
+    _mm512_store_ps(scores + i, x);
+    largest = _mm512_max_ps(largest, x);
+  }
+  return largest;
+}
+
+// `counted`: which positions of the span each row reads. Updates maxima [rows] and lanes of sums
+// [rows, 16] (the denominator sums what was rounded, so weights add up to 1); factor[row] is by what
+// a row's sums so far had to shrink.
+static void weigh_block(float (*scores)[kvell::kSpan], int32_t rows, const kvell::Range* counted,
+                        const kvell::Rule& rule, float* maximum, float* sums, BlockWeights& weights,
+                        float* factor) {
+  const __m512 nothing = _mm512_set1_ps(-__builtin_inff());
+  __m512 lanes[kWeightRows];
+  for (int32_t r = 0; r < kWeightRows; ++r)
+    lanes[r] = r < rows ? rule_row(scores[r], counted[r], rule) : nothing;
+  const __mmask16 held = Avx512Lanes::lanes(0, rows);
+  const __m512 before = _mm512_mask_loadu_ps(nothing, held, maximum);
+  const __m512 after = _mm512_max_ps(largest_of_each(lanes), before);  // if it is NaN, before
+  const __mmask16 alike = _mm512_cmp_ps_mask(before, after, _CMP_EQ_OQ);
+  const __m512 shrink = _mm512_mask_mov_ps(exp_of<Avx512Lanes>(_mm512_sub_ps(before, after)), alike,
+                                           _mm512_set1_ps(1.0f));
+  const __mmask16 empty = _mm512_cmp_ps_mask(after, nothing, _CMP_EQ_OQ);
+  alignas(64) float shifts[kWeightRows], shrinks[kWeightRows];
+  _mm512_store_ps(shifts, _mm512_maskz_sub_ps(static_cast<__mmask16>(~empty), _mm512_setzero_ps(), after));
+  _mm512_store_ps(shrinks, shrink);
+  _mm512_mask_storeu_ps(maximum, held, after);
+  for (int32_t r = 0; r < rows; ++r) {
+    factor[r] = shrinks[r];
+    const __m512 shift = _mm512_set1_ps(shifts[r]);
+    __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums + r * 16), _mm512_set1_ps(shrinks[r]));
+    for (int i = 0; i < kvell::kSpan; i += 16) {
+      const __m512 weight = short_exp(_mm512_add_ps(_mm512_load_ps(scores[r] + i), shift));
+      const __m512i even = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weight));
+      const __m512i odd = _mm512_slli_epi32(even, 16);
+      _mm512_store_si512(weights.even[r] + i, even);
+      _mm512_store_si512(weights.odd[r] + i, odd);
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(odd));
+    }
+    _mm512_store_ps(sums + r * 16, sum);
+  }
+}
+
+}  // namespace
