@@ -33,7 +33,7 @@ struct TileKernel {
   }
   static int64_t value_room(int64_t padded_size) { return kvell::kSpan * padded_size / kPerItem; }
   static int64_t query_room(int64_t rows, int64_t kv_heads, int64_t row_items) {
-    return (2 * rows + (kTileRows - 1) * kv_heads) * chunks(row_items) * kTilePairs;
+    return (rows + (kTileRows - 1) * kv_heads) * chunks(row_items) * kTilePairs;
   }
 
   // Rows of a span as tiles read them: 16 positions each.
@@ -55,34 +55,26 @@ struct TileKernel {
 
   using Weights = BlockWeights;
 
-  // Tiles [head][block of rows][chunk of items]: 16 items of a row are a column. Where a head has
-  // more rows than a tile, rows [row][item] besides: keys are turned then, once for all of them.
+  // Up to 16 rows of a head: tiles [head][chunk of items] whose columns are rows. More: rows
+  // [row][item], for keys that are turned once for all of them.
   static void pack_query(const kvell::Call& call, const kvell::Task& task, const Own& lay) {
     shaped_rows() = 0;
     const int32_t group = call.group_heads(), rows = task.tokens() * group;
-    const int64_t block_bytes = chunks(lay.query_items) * kTileItems * 4;
-    const auto* data = static_cast<const uint16_t*>(call.query.data);
-    for (int32_t head = 0; head < task.heads(); ++head) {
-      if (lay.query_items % kTilePairs != 0)
-        __builtin_memset(query_tiles(lay, head, 0, rows), 0, (rows + 15) / 16 * block_bytes);
-      else if (rows % kTileRows != 0)
-        __builtin_memset(query_tiles(lay, head, rows, rows), 0, block_bytes);
+    const bool as_columns = rows <= kTileRows;
+    const int64_t padded = chunks(lay.query_items) * kTilePairs;
+    const int64_t room = task.heads() * (as_columns ? kTileRows : rows) * padded;
+    if (as_columns || padded > lay.query_items) __builtin_memset(lay.query, 0, room * 4);
+    for (int32_t head = 0; head < task.heads(); ++head)
       for (int32_t row = 0; row < rows; ++row) {
         const uint16_t* from =
-            data + (task.token_begin + row / group) * call.query.token_stride +
+            static_cast<const uint16_t*>(call.query.data) +
+            (task.token_begin + row / group) * call.query.token_stride +
             ((task.head_begin + head) * group + row % group) * call.query.head_stride;
-        if (rows > kTileRows) {
-          uint32_t* to = query_row(lay, head, row, rows);
-          const int64_t padded = chunks(lay.query_items) * kTilePairs;
-          __builtin_memset(to + lay.query_items, 0, (padded - lay.query_items) * 4);
-          __builtin_memcpy(to, from, lay.query_items * 4);
-          continue;
-        }
-        uint32_t* to = query_tiles(lay, head, row, rows) + row % kTileRows;
-        for (int32_t item = 0; item < lay.query_items; ++item)
-          __builtin_memcpy(to + item * kTileRows, from + 2 * item, 4);
+        if (as_columns)
+          put_column(query_tiles(lay, head) + row, from, lay.query_items);
+        else
+          __builtin_memcpy(query_row(lay, head * rows + row), from, lay.query_items * 4);
       }
-    }
   }
 
   // `next` is null when others have fetched what follows.
@@ -91,8 +83,8 @@ struct TileKernel {
                            float (*scores)[kvell::kSpan]) {
     shape(rows);
     if (rows_per_head > kTileRows)
-      return scores_of_turned(lay, query_row(lay, head, row, rows_per_head), next, scores);
-    const uint32_t* query = query_tiles(lay, head, row, rows_per_head);
+      return scores_of_turned(lay, query_row(lay, head * rows_per_head + row), next, scores);
+    const uint32_t* query = query_tiles(lay, head);
     const int64_t count = chunks(lay.query_items);
     float* found = reinterpret_cast<float*>(lay.keys + 2 * kvell::kSpan * count * kTilePairs);
     before_tiles();
@@ -180,9 +172,17 @@ struct TileKernel {
     shapes.load();
   }
 
-  // A head's row among those that lie as rows.
-  static uint32_t* query_row(const Own& lay, int32_t head, int32_t row, int32_t rows_per_head) {
-    return lay.query + (int64_t(head) * rows_per_head + row) * chunks(lay.query_items) * kTilePairs;
+  static uint32_t* query_tiles(const Own& lay, int32_t head) {
+    return lay.query + head * chunks(lay.query_items) * kTileItems;
+  }
+
+  static uint32_t* query_row(const Own& lay, int64_t row) {
+    return lay.query + row * chunks(lay.query_items) * kTilePairs;
+  }
+
+  KVELL_INLINE void put_column(uint32_t* to, const uint16_t* from, int32_t items) {
+    for (int32_t item = 0; item < items; ++item)
+      __builtin_memcpy(to + item * kTileRows, from + 2 * item, 4);
   }
 
   static uint32_t* turned_keys(const Own& lay) {
@@ -234,17 +234,12 @@ struct TileKernel {
     for (int b = 0; b < kBlocks; ++b) rows.at[b] = copy + b * kTileRows * padded_bytes;
     for (int i = 0; i < kvell::kSpan; ++i, copy += padded_bytes) {
       const int64_t held = found[i] ? used_bytes : 0;
+      const uint8_t* from = found[i] ? found[i] + at : copy;
       for (int64_t byte = 0; byte < padded_bytes; byte += kTileRowBytes)
         _mm512_store_si512(copy + byte,
-                           PairKernel::load_row(found[i] + at + byte, 0,
+                           PairKernel::load_row(from + byte, 0,
                                                 PairKernel::elements_left((held - byte) / 2)));
     }
-  }
-
-  // The tiles of the block that has a head's row.
-  static uint32_t* query_tiles(const Own& lay, int32_t head, int32_t row, int32_t rows_per_head) {
-    const int64_t blocks = (rows_per_head + kTileRows - 1) / kTileRows;
-    return lay.query + (head * blocks + row / kTileRows) * chunks(lay.query_items) * kTileItems;
   }
 
   // Columns of 16 rows of 16 become rows of 16, a span apart: four of them.
