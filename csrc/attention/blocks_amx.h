@@ -19,8 +19,7 @@ struct TileKernel {
   using Lanes = Avx512Lanes;
   using Item = uint32_t;
   using Own = Lay<TileKernel>;
-  static constexpr int kPerItem = 2, kRows = 1, kColumns = 1;
-  static constexpr int kChains = 1, kPageRows = 0, kBlockRows = kTileRows;
+  static constexpr int kPerItem = 2, kPageRows = 0, kBlockRows = kTileRows;
   static constexpr int kSizes = 2 * kTilePairs;             // numbers of a row in a tile
   static constexpr int kBlocks = kvell::kSpan / kTileRows;  // of positions, in a span
   static constexpr int kTileItems = kTileRows * kTilePairs;

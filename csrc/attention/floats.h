@@ -57,19 +57,13 @@ static void copy_row(float* to, const void* data, int64_t at, int32_t size) {
 }
 
 template <class LanesOf, class Pool, int Rows, int Columns>
-struct FloatKernel {
+struct FloatKernel : PlainRooms<LanesOf, 1> {
   using Lanes = LanesOf;
   using Item = float;
   using Items = typename Lanes::Vec;
   using Stored = typename Pool::Stored;
   static constexpr int kPerItem = 1, kRows = Rows, kColumns = Columns;
-  static constexpr int kChains = 1, kPageRows = 0, kBlockRows = 0;
-  static constexpr int kSizes = Lanes::kWidth;
-
-  static int64_t key_room(int64_t row_items) { return kvell::kSpan * row_items; }
-  static int64_t value_room(int64_t padded_size) { return kvell::kSpan * padded_size; }
-  static int64_t query_room(int64_t rows, int64_t, int64_t row_items) { return rows * row_items; }
-  static void put_in_order(float*, int32_t) {}
+  static constexpr int kChains = 1, kPageRows = 0;
 
   KVELL_INLINE Items load(const float* p) { return Lanes::load(p); }
   KVELL_INLINE Items broadcast(const float* p) { return Lanes::set(*p); }

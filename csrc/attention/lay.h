@@ -18,6 +18,17 @@ static inline uint16_t to_bfloat16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// What a kernel needs of a task's scratch, in items, that multiplies rows as they lie, one after the other.
+template <class Lanes, int PerItem>
+struct PlainRooms {
+  static constexpr int kBlockRows = 0, kSizes = Lanes::kWidth;
+
+  static int64_t key_room(int64_t row_items) { return kvell::kSpan * row_items; }
+  static int64_t value_room(int64_t padded_size) { return kvell::kSpan / PerItem * padded_size; }
+  static int64_t query_room(int64_t rows, int64_t, int64_t row_items) { return rows * row_items; }
+  static void put_in_order(float*, int32_t) {}
+};
+
 template <class K>
 struct Lay {
   using L = typename K::Lanes;

@@ -8,18 +8,13 @@
 
 namespace {
 
-struct PairKernel {
+struct PairKernel : PlainRooms<Avx512Lanes, 2> {
   using Lanes = Avx512Lanes;
   using Item = uint32_t;
   using Items = __m512bh;
   static constexpr int kPerItem = 2, kRows = 6, kColumns = 4;
-  static constexpr int kChains = 4, kPageRows = 8, kBlockRows = 0;
-  static constexpr int kItemBytes = 4, kSizes = Lanes::kWidth;
-
-  static int64_t key_room(int64_t row_items) { return kvell::kSpan * row_items; }
-  static int64_t value_room(int64_t padded_size) { return kvell::kSpan / kPerItem * padded_size; }
-  static int64_t query_room(int64_t rows, int64_t, int64_t row_items) { return rows * row_items; }
-  static void put_in_order(float*, int32_t) {}
+  static constexpr int kChains = 4, kPageRows = 8;
+  static constexpr int kItemBytes = 4;
 
   KVELL_INLINE Items load(const uint32_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
   KVELL_INLINE Items broadcast(const uint32_t* p) {
@@ -105,6 +100,14 @@ struct PairKernel {
     _mm512_storeu_ps(sums, sum);
   }
 
+  KVELL_INLINE __mmask32 elements_left(int32_t n) {
+    return n >= 32 ? 0xffffffffu : n <= 0 ? 0u : (1u << n) - 1;
+  }
+  KVELL_INLINE __m512i load_row(const uint8_t* row, int32_t element, __mmask32 mask) {
+    return _mm512_maskz_loadu_epi16(mask, row + element * 2);
+  }
+
+ private:
   // Indices that interleave elements [from, from+16) of two rows of 32.
   KVELL_INLINE __m512i pair_order(int from) {
     alignas(64) uint16_t order[32];
@@ -114,14 +117,7 @@ struct PairKernel {
     }
     return _mm512_load_si512(order);
   }
-  KVELL_INLINE __mmask32 elements_left(int32_t n) {
-    return n >= 32 ? 0xffffffffu : n <= 0 ? 0u : (1u << n) - 1;
-  }
-  KVELL_INLINE __m512i load_row(const uint8_t* row, int32_t element, __mmask32 mask) {
-    return _mm512_maskz_loadu_epi16(mask, row + element * 2);
-  }
 
- private:
   template <int R, int C, class Mask>
   KVELL_INLINE void add_pairs(__m512 (&acc)[R][C], const uint32_t* weights, SpanRows values,
                               int32_t column, int32_t depth, Stream& next, Mask mask) {

@@ -9,7 +9,7 @@
 //   K::kPageRows > 0: so many rows read pages, through widen_query, scores_from_pages and
 //   add_from_pages, which do the same arithmetic in the same order without packing
 //   K::kBlockRows > 0: rows are multiplied so many at a time, whatever their number, by
-//   block_scores and add_block over a K::Span
+//   block_scores, weigh_block and add_block; K::Rows are a span's keys or values
 #pragma once
 #include <cstdint>
 

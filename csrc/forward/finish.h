@@ -43,15 +43,26 @@ KVELL_INLINE void cap(float* x, float softcap) {
     L::store(x + i, times<L>(tanh_of<L>(L::div(L::load(x + i), L::set(softcap))), L::set(softcap)));
 }
 
-// [gates 16 | ups 16] → 16 elements.
-template <class K>
-KVELL_INLINE void finish_gate(const kvell::Finish& finish, Activation activation, int64_t at,
-                              float* sums) {
+// [gates 16 | ups 16] → 16 elements, of some rows, `stride` elements apart.
+template <class K, Activation Of>
+void gate_rows(typename K::Element* y, int64_t stride, int64_t rows, const float* sums) {
   using L = typename K::Lanes;
   constexpr int kHalf = kvell::kPanel / 2;
-  for (int i = 0; i < kHalf; i += L::kWidth)
-    L::store(sums + i, times<L>(activate<L>(activation, L::load(sums + i)), L::load(sums + kHalf + i)));
-  K::store_elements(static_cast<typename K::Element*>(finish.y) + at, sums, kHalf);
+  for (int64_t row = 0; row < rows; ++row, y += stride, sums += kvell::kPanel) {
+    alignas(64) float gated[kHalf];
+    for (int i = 0; i < kHalf; i += L::kWidth)
+      L::store(gated + i, times<L>(activate<L>(Of, L::load(sums + i)), L::load(sums + kHalf + i)));
+    K::store_elements(y, gated, kHalf);
+  }
+}
+
+template <class K>
+void finish_gates(const kvell::Finish& finish, Activation activation, int64_t at, int64_t rows,
+                  const float* sums) {
+  auto* y = static_cast<typename K::Element*>(finish.y) + at;
+  if (activation == Activation::silu)
+    return gate_rows<K, Activation::silu>(y, finish.y_stride, rows, sums);
+  gate_rows<K, Activation::gelu_tanh>(y, finish.y_stride, rows, sums);
 }
 
 template <class K>
@@ -68,7 +79,7 @@ KVELL_INLINE void finish_row(const kvell::Product& product, Activation activatio
     for (int i = 0; i < kvell::kPanel; i += L::kWidth)
       L::store(sums + i, L::madd(L::load(matrix.bias + column + i), L::set(1.0f), L::load(sums + i)));
   if (finish.goal == Goal::gate)
-    return finish_gate<K>(finish, activation, row * finish.y_stride + column / 2, sums);
+    return finish_gates<K>(finish, activation, row * finish.y_stride + column / 2, 1, sums);
   float* y = static_cast<float*>(finish.y) + row * finish.y_stride + column;
   const int64_t count = matrix.out - column < kvell::kPanel ? matrix.out - column : kvell::kPanel;
   if (finish.softcap > 0.0f) cap<L>(sums, finish.softcap);
@@ -76,19 +87,6 @@ KVELL_INLINE void finish_row(const kvell::Product& product, Activation activatio
     for (int64_t i = 0; i < count; ++i) y[i] = sums[i];
   else
     for (int64_t i = 0; i < count; ++i) y[i] += finish.factor * sums[i];
-}
-
-// Gates of some rows, `stride` elements apart.
-template <class K, Activation Of>
-void gate_rows(typename K::Element* y, int64_t stride, int64_t rows, const float* sums) {
-  using L = typename K::Lanes;
-  constexpr int kHalf = kvell::kPanel / 2;
-  for (int64_t row = 0; row < rows; ++row, y += stride, sums += kvell::kPanel) {
-    alignas(64) float gated[kHalf];
-    for (int i = 0; i < kHalf; i += L::kWidth)
-      L::store(gated + i, times<L>(activate<L>(Of, L::load(sums + i)), L::load(sums + kHalf + i)));
-    K::store_elements(y, gated, kHalf);
-  }
 }
 
 template <class L, bool Add>
@@ -109,11 +107,8 @@ void finish_rows(const kvell::Product& product, Activation activation, int64_t p
   const kvell::Matrix& matrix = *product.matrix;
   const int64_t column = panel * kvell::kPanel, stride = finish.y_stride;
   const bool plain = !matrix.factors && !matrix.bias && finish.softcap <= 0.0f;
-  if (plain && finish.goal == Goal::gate) {
-    auto* y = static_cast<typename K::Element*>(finish.y) + row * stride + column / 2;
-    if (activation == Activation::silu) return gate_rows<K, Activation::silu>(y, stride, rows, sums);
-    return gate_rows<K, Activation::gelu_tanh>(y, stride, rows, sums);
-  }
+  if (plain && finish.goal == Goal::gate)
+    return finish_gates<K>(finish, activation, row * stride + column / 2, rows, sums);
   if (plain && column + kvell::kPanel <= matrix.out) {
     float* y = static_cast<float*>(finish.y) + row * stride + column;
     if (finish.goal == Goal::store)

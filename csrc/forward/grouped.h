@@ -57,11 +57,8 @@ struct GroupedWeights {
   static constexpr int C = kPanel / K::Lanes::kWidth;
   static constexpr int64_t kSteps = kvell::kGroup / kPerItem<K>, kBytes = kvell::group_bytes(F);
   static constexpr int kRows = K::kRows;
+  static constexpr bool kInParts = false;
 
-  static constexpr bool in_parts(int64_t, int64_t) { return false; }
-  static float* sums_in_parts(Inputs, const uint8_t*, const uint8_t*, int64_t, int64_t) {
-    return nullptr;
-  }
   static void pass(const Tile& tile, int64_t rows, float* to) {
     pass_of<GroupedWeights, kRows>(tile, rows, to);
   }

@@ -89,25 +89,26 @@ void pass_of(const Tile& tile, int64_t rows, float* sums) {
   Weights::template sums<R>(tile, sums);
 }
 
-// Plain weights: items are in memory as they are multiplied.
-template <class K>
-struct PlainWeights {
-  static constexpr int64_t kBytes = kStepBytes;
-  static constexpr int kRows = K::kRows;
-  static constexpr kvell::Pace kPace{kRows, 16, 288 << 10};
-
+// What plain weights take rows of x as: they lie in memory as they are multiplied.
+struct PlainInputs {
   static Inputs inputs(const Product& product, int64_t row_begin, int64_t, bool) {
     return {product.x + row_begin * product.x_stride, product.x_stride, nullptr, nullptr, 0};
   }
   static Inputs skip(const Inputs& inputs, int64_t rows) {
     return {inputs.items + rows * inputs.stride, inputs.stride, nullptr, nullptr, 0};
   }
-  static int64_t most_rows(int64_t) { return kRows; }
-  static constexpr bool in_parts(int64_t, int64_t) { return false; }
-  static float* sums_in_parts(Inputs, const uint8_t*, const uint8_t*, int64_t, int64_t) {
-    return nullptr;
-  }
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
+};
+
+// Plain weights: items are in memory as they are multiplied.
+template <class K>
+struct PlainWeights : PlainInputs {
+  static constexpr int64_t kBytes = kStepBytes;
+  static constexpr int kRows = K::kRows;
+  static constexpr bool kInParts = false;
+  static constexpr kvell::Pace kPace{kRows, 16, 288 << 10};
+
+  static int64_t most_rows(int64_t) { return kRows; }
 
   template <int R, int Lines>
   static void streamed(const Tile& tile, float* to) {
@@ -156,10 +157,12 @@ void product_of(const Product& product, kvell::Activation activation, int64_t pa
   for (int64_t p = panel_begin; p < panel_end; ++p) {
     const uint8_t* panel = matrix.panel(p);
     const uint8_t* after = p + 1 < panel_end ? panel + matrix.panel_bytes() : next;
-    if (Weights::in_parts(rows, matrix.steps)) {
-      float* sums = Weights::sums_in_parts(inputs, panel, after, matrix.steps, rows);
-      finish_rows<K>(product, activation, p, row_begin, rows, sums);
-      continue;
+    if constexpr (Weights::kInParts) {
+      if (Weights::in_parts(rows, matrix.steps)) {
+        float* sums = Weights::sums_in_parts(inputs, panel, after, matrix.steps, rows);
+        finish_rows<K>(product, activation, p, row_begin, rows, sums);
+        continue;
+      }
     }
     const uint8_t* items = Weights::unpacked(panel, matrix.steps, rows);
     for (int64_t pass = 0; pass < passes; ++pass) {

@@ -13,20 +13,17 @@
 
 namespace {
 
-struct TileWeights {
+struct TileWeights : PlainInputs {
   static constexpr int64_t kBytes = kStepBytes;
   static constexpr int kRows = 2 * kTileRows;
+  static constexpr bool kInParts = true;
   static constexpr kvell::Pace kPace{kRows, 64, 800 << 10};
 
-  static Inputs inputs(const Product& product, int64_t row_begin, int64_t, bool) {
+  static Inputs inputs(const Product& product, int64_t row_begin, int64_t row_end, bool again) {
     shaped_rows() = 0;
-    return {product.x + row_begin * product.x_stride, product.x_stride, nullptr, nullptr, 0};
-  }
-  static Inputs skip(const Inputs& inputs, int64_t rows) {
-    return {inputs.items + rows * inputs.stride, inputs.stride, nullptr, nullptr, 0};
+    return PlainInputs::inputs(product, row_begin, row_end, again);
   }
   static int64_t most_rows(int64_t) { return kRows; }
-  static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 
   static void pass(const Tile& tile, int64_t rows, float* to) {
     steps_of(tile, rows, 0, tile.steps, to);

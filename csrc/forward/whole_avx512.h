@@ -94,6 +94,7 @@ template <kvell::Form F>
 struct WholeWeights {
   static constexpr int64_t kBytes = kvell::group_bytes(F);
   static constexpr int kColumns = 2, kRows = 12;
+  static constexpr bool kInParts = false;
 
   static int64_t most_rows(int64_t) { return kRows; }
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
@@ -110,10 +111,6 @@ struct WholeWeights {
             inputs.powers + rows, inputs.sums_stride};
   }
 
-  static constexpr bool in_parts(int64_t, int64_t) { return false; }
-  static float* sums_in_parts(Inputs, const uint8_t*, const uint8_t*, int64_t, int64_t) {
-    return nullptr;
-  }
   static void pass(const Tile& tile, int64_t rows, float* to) {
     pass_of<WholeWeights, kRows>(tile, rows, to);
   }
