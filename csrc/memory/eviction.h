@@ -11,6 +11,7 @@
 
 namespace kvell::memory {
 
+constexpr int64_t kWorthSteps = 8;  // WORTH_STEPS in prefix/hazard_rule.py
 constexpr int64_t kSpare = 0, kCoarse = 1, kNormal = 2;
 
 // Eviction order of a cached page now; the smallest goes first.
@@ -44,8 +45,10 @@ class EvictionRule {
   int32_t num_classes() const { return learns() ? kClasses : 1; }
   // Worth changed: by time, or because of what was learned.
   void set_time(int64_t step) {
-    if (step != step_) ++epoch_;
     step_ = step;
+    const int64_t seen = step - step % kWorthSteps;
+    if (seen != seen_) ++epoch_;
+    seen_ = seen;
   }
   void learned() { ++epoch_; }
   int64_t epoch() const { return epoch_; }
@@ -56,7 +59,7 @@ class EvictionRule {
   }
   double worth(const Key& key) const {
     if (!learns() || rank_of(key) != kNormal) return 0.0;
-    return table_->worth(class_of(key), std::max<int64_t>(0, step_ - time_of(key)));
+    return table_->worth(class_of(key), std::max<int64_t>(0, seen_ - time_of(key)));
   }
   Place place(const Key& key) const {
     return {rank_of(key), worth(key), time_of(key), key.shortness};
@@ -74,7 +77,7 @@ class EvictionRule {
 
  private:
   std::unique_ptr<HazardTable> table_;
-  int64_t step_ = 0, epoch_ = 0;
+  int64_t step_ = 0, seen_ = 0, epoch_ = 0;
 };
 
 }  // namespace kvell::memory

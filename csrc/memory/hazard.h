@@ -13,7 +13,8 @@
 
 namespace kvell::memory {
 
-constexpr int32_t kClasses = 108, kAges = 36;  // NUM_CLASSES, AGES
+constexpr int32_t kKinds = 6, kHints = 3, kOutputs = 6, kAges = 36;  // prefix/hazard_fit.py
+constexpr int32_t kClasses = kKinds * kHints * kOutputs;
 
 enum class Hint : int32_t { kNone, kReturns, kEnds };  // a client's word on its conversation
 
@@ -84,6 +85,7 @@ class HazardTable {
   void leave_past_runs(int64_t now);
   void enter(const std::vector<Run>& runs, int64_t now);
   void age(int64_t now);
+  void begin_age(int32_t bucket, uint32_t past);
   void promote(std::vector<Run>& runs) const;
   void forget_oldest();
   void unlink(uint32_t at);
@@ -103,6 +105,7 @@ class HazardTable {
   std::vector<Past> pasts_;  // [0] stands for none
   std::vector<uint32_t> free_pasts_;
   std::vector<std::deque<uint32_t>> aging_;
+  std::vector<int64_t> due_;  // when the first of each leaves for the next age
   std::vector<double> entered_, returned_, events_, index_;
   int64_t requests_ = 0, next_refit_;
   // Scratch: the chunks of a request, their keys, and how often each was used.

@@ -3,9 +3,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 
+#include "fit.h"
 #include "state.h"
 
 namespace nb = nanobind;
@@ -155,7 +157,7 @@ class Bound {
     return {number(0), number(1), number(2), counts(nb::cast<nb::sequence>(learning[3]))};
   }
 
-  // Rare, and in Python: there is one way to turn counts into worth.
+  // Rare, and told by whoever made the rule: how, and when again.
   void learn() {
     const HazardTable& table = core_.store().rule.table();
     const auto given = [](const std::vector<double>& counts) {
@@ -176,6 +178,22 @@ class Bound {
   nb::object no_pages_, no_states_;
 };
 
+// Float64 of numpy's, as bytes.
+const double* numbers_of(const nb::bytes& given, size_t count) {
+  if (given.size() != count * sizeof(double)) throw nb::value_error("counts of another size");
+  return reinterpret_cast<const double*>(given.c_str());
+}
+
+nb::bytes fit(const nb::bytes& entered, const nb::bytes& returned, const nb::bytes& events,
+              const std::vector<int64_t>& bounds) {
+  constexpr size_t kCounts = size_t(kClasses) * kAges;
+  if (bounds.size() != size_t(kAges) + 1) throw nb::value_error("bounds of another size");
+  const std::vector<double> index =
+      fitted(numbers_of(entered, kCounts), numbers_of(returned, kCounts),
+             numbers_of(events, kClasses), bounds.data());
+  return nb::bytes(reinterpret_cast<const char*>(index.data()), index.size() * sizeof(double));
+}
+
 }  // namespace
 }  // namespace kvell::memory
 
@@ -191,6 +209,7 @@ NB_MODULE(_core, m) {
       PyErr_Format(PyExc_ValueError, "no group of the pool belongs to model %R", name.ptr());
     }
   });
+  m.def("fit", &fit, "entered"_a, "returned"_a, "events"_a, "bounds"_a);
   nb::class_<Bound>(m, "CompiledCore")
       .def("__init__",
            [](Bound* self, const nb::sequence& groups, int32_t num_large,

@@ -212,11 +212,14 @@ void Pool::renew(int32_t slot, const Key& key) {
   const Key old = page.key;
   cached_[larges_[id].group()].renew(slot, key);
   if (!larges_[id].run) return;
-  // By age alone it goes later or where it did; by worth it may go sooner, which counts if it
+  LargeRecord& large = larges_[id];
+  if (rule_.learns() && rank_of(key) == kNormal && class_of(key) != class_of(large.key))
+    large.is_mixed = true;
+  // In one class it goes later or where it did; in another it may go sooner, which counts if it
   // gave the large page its place.
-  if (rule_.learns() ? !(old == larges_[id].key) : !(larges_[id].key < key)) return;
+  if (large.is_mixed ? !(old == large.key) : !(large.key < key)) return;
   evictable_.remove(id);
-  make_evictable(id, rule_.learns() ? youngest(id) : key);
+  make_evictable(id, large.is_mixed ? last_of(id) : Last{key, false});
 }
 
 void Pool::evict(int32_t slot) {
@@ -317,14 +320,15 @@ void Pool::settle(int32_t id) {
   LargeRecord& large = larges_[id];
   if (large.used) return;
   if (large.cached) {
-    if (!large.run) make_evictable(id, youngest(id));
+    if (!large.run) make_evictable(id, last_of(id));
     return;
   }
   give_back(id);
 }
 
-void Pool::make_evictable(int32_t id, const Key& youngest) {
-  larges_[id].key = youngest;
+void Pool::make_evictable(int32_t id, const Last& last) {
+  larges_[id].key = last.key;
+  larges_[id].is_mixed = last.is_mixed;
   evictable_.push(id);
 }
 
@@ -339,14 +343,28 @@ void Pool::give_back(int32_t id) {
   empties_.give_back(id);
 }
 
-Key Pool::youngest(int32_t id) const {
+Pool::Last Pool::last_of(int32_t id) const {
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
   Key key;
-  if (!rule_.learns()) {
-    for (int32_t slot = first; slot < end; ++slot)
-      if (pages_[slot].cached() && key < pages_[slot].key) key = pages_[slot].key;
-    return key;
+  uint64_t classes = 0, differ = 0;
+  bool is_any = false;
+  for (int32_t slot = first; slot < end; ++slot) {
+    const PageRecord& page = pages_[slot];
+    if (!page.cached()) continue;
+    if (key < page.key) key = page.key;
+    if (rank_of(page.key) != kNormal) continue;
+    if (is_any) differ |= classes ^ page.key.stamp;
+    classes = page.key.stamp;
+    is_any = true;
   }
+  // Within a class, and by age alone, the order of keys is that of places, whatever the time.
+  if (!(differ & kClassMask)) return {key, false};
+  return {last_by_worth(id), true};
+}
+
+Key Pool::last_by_worth(int32_t id) const {
+  const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
+  Key key;
   Place last{-1, 0.0, 0, 0};
   double worth = 0.0;
   uint64_t of = 0;  // the stamp that this is the worth of: neighbours have the same
@@ -367,10 +385,11 @@ Key Pool::youngest(int32_t id) const {
 
 const Entry* Pool::oldest_large() {
   if (evictable_.empty()) return nullptr;
-  while (rule_.learns()) {
+  for (;;) {
     const int32_t id = evictable_.top().id();
-    const Key last = youngest(id);
-    if (last == larges_[id].key) break;
+    if (!larges_[id].is_mixed) break;
+    const Last last = last_of(id);
+    if (last.key == larges_[id].key) break;
     evictable_.remove(id);  // since then another of its pages became the last to go
     make_evictable(id, last);
   }

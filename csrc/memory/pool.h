@@ -87,7 +87,8 @@ class Pool {
   // ---- who goes first
   // Cached page, with `in_use` in a large page with a used page; never a whole large page.
   const Entry* oldest_page(int32_t group, bool in_use);
-  Key youngest(int32_t id) const;  // if evictable: of its pages the last to go
+  // Of its cached pages the last to go.
+  Key youngest(int32_t id) const { return last_of(id).key; }
   const Entry* oldest_large();
   Place place(const Key& key) const { return rule_.place(key); }
   // Gives an evictable large page back; nothing names its pages any more.
@@ -114,7 +115,13 @@ class Pool {
   void bring_back(int32_t id);
   void unuse(int32_t id);
   void settle(int32_t id);
-  void make_evictable(int32_t id, const Key& youngest);
+  struct Last {
+    Key key;
+    bool is_mixed;  // there are others of other classes
+  };
+  Last last_of(int32_t id) const;
+  Key last_by_worth(int32_t id) const;
+  void make_evictable(int32_t id, const Last& last);
   void give_back(int32_t id);
   void make_empty(int32_t id, const int32_t* slots, size_t count);
   void cache(int32_t slot);

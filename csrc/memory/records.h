@@ -36,6 +36,7 @@ struct __attribute__((packed, aligned(4))) Key {
 };
 
 constexpr int kRankShift = 56, kTimeShift = 7;
+constexpr uint64_t kClassMask = (uint64_t(1) << kTimeShift) - 1;
 inline uint64_t make_stamp(int64_t rank, int64_t time, int32_t eviction_class) {
   return uint64_t(rank) << kRankShift | uint64_t(time) << kTimeShift | uint64_t(eviction_class);
 }
@@ -45,7 +46,7 @@ inline int64_t time_of(const Key& key) {
   return int64_t((key.stamp & ((uint64_t(1) << kRankShift) - 1)) >> kTimeShift);
 }
 inline int32_t class_of(const Key& key) {
-  return int32_t(key.stamp & ((uint64_t(1) << kTimeShift) - 1));
+  return int32_t(key.stamp & kClassMask);
 }
 inline int64_t prefix_of(const Key& key) { return int64_t(uint32_t(~key.shortness)); }
 
@@ -76,6 +77,8 @@ struct alignas(64) LargeRecord {  // all zero: in no group
   Key key;       // of its youngest page, while it is in the queue
   uint32_t run;  // in the queue of evictable large pages; 0: not in it
   int32_t before, after;
+  // Its pages worth something may be of several classes: who goes last depends on the time, too.
+  bool is_mixed;
 
   int32_t group() const { return group_plus_one - 1; }
 };

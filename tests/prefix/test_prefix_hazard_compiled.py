@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout
 from kvell.pages.layout import GroupSpec, Layout
-from kvell.prefix.hazard import NUM_CLASSES, Learned
-from kvell.prefix.hazard_fit import AGES, Floats
+from kvell.prefix import _core, hazard
+from kvell.prefix.hazard import BOUNDS, NUM_CLASSES, Learned
+from kvell.prefix.hazard_fit import AGES, Floats, fitted
 from kvell.prefix.hazard_rule import LearnedHazard
 from tests.pages.pools import group, state
 from tests.prefix.test_prefix_compiled import FEW, LockStep, Pair, ints, pool_of
@@ -57,6 +59,49 @@ def noting(seen: list[Counts]) -> Callable[[Floats, Floats, Floats, int], Learne
         return eager(entered, returned, events, requests)
 
     return learn
+
+
+def counts_of(seed: int) -> tuple[Floats, Floats, Floats]:
+    """Many or few of everything; much of it was never seen."""
+    draw = np.random.default_rng(seed)
+    shape, scale = (NUM_CLASSES, AGES), 10 ** draw.uniform(-2, 4)
+    entered = scale * draw.random(shape) * (draw.random(shape) < draw.random())
+    returned = entered * draw.random(shape) * (draw.random(shape) < draw.random())
+    events = np.floor(draw.random(NUM_CLASSES) * draw.integers(1, 500))
+    return entered, returned, events * (draw.random(NUM_CLASSES) < draw.random())
+
+
+def compiled_fit(entered: Floats, returned: Floats, events: Floats) -> Floats:
+    told = _core.fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS)
+    return np.frombuffer(told)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_both_fits_say_the_same(seed: int) -> None:
+    counts = counts_of(seed)
+    expected = fitted(*counts)
+    index = compiled_fit(*counts).reshape(expected.shape)
+    np.testing.assert_allclose(index, expected, rtol=1e-9, atol=1e-13)
+    assert (np.diff(index, axis=1) <= 0).all(), "the older is worth no more"
+    assert len(np.unique(index)) > AGES, "something to tell apart"
+
+
+def test_a_fit_of_counts_of_another_size_is_refused() -> None:
+    entered, returned, events = counts_of(1)
+    with pytest.raises(ValueError, match="counts of another size"):
+        compiled_fit(entered[1:], returned, events)
+    with pytest.raises(ValueError, match="bounds of another size"):
+        _core.fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS[1:])
+
+
+def test_without_a_compiler_the_same_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = counts_of(2)
+    compiled = hazard.learned(*counts, 100)
+    monkeypatch.setattr(hazard, "_compiled_fit", None)
+    portable = hazard.learned(*counts, 100)
+    np.testing.assert_allclose(compiled.index, portable.index, rtol=1e-9, atol=1e-13)
+    assert (compiled.fading, compiled.next_refit) == (portable.fading, portable.next_refit)
 
 
 MIXES: list[list[GroupSpec]] = [

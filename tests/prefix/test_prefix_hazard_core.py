@@ -26,6 +26,7 @@ from kvell.prefix.hazard import NUM_CLASSES, REFIT_REQUESTS, HazardTable, Run, c
 from kvell.prefix.hazard_rule import (
     CHUNK_TOKENS,
     RUNNING_STEPS,
+    WORTH_STEPS,
     LearnedHazard,
     capacity_tokens,
 )
@@ -190,6 +191,19 @@ def test_what_a_running_request_leaves_is_of_the_most_worth_for_a_while() -> Non
     assert not rule.place(young, now) < rule.limit(NORMAL, now), "it gives way to nothing kept"
     as_ended = rule.key(NORMAL, RUNNING_STEPS - 1, 8, ended)
     assert rule.place(old, now) == rule.place(as_ended, now)
+
+
+def test_ages_are_looked_at_now_and_then() -> None:
+    rule = ruled_by(Taught(10))
+    key = rule.key(NORMAL, 3 * WORTH_STEPS - 1, 8, FIRST_ONCE)
+    worths = [rule.place(key, now)[1] for now in range(3 * WORTH_STEPS - 1, 6 * WORTH_STEPS)]
+    assert worths[:1] == [1.0]
+    assert len(set(worths)) == 4
+    assert worths[1:] == sorted(worths[1:], reverse=True)
+    assert all(
+        len(set(worths[1 + i : 1 + i + WORTH_STEPS])) == 1
+        for i in range(0, 3 * WORTH_STEPS, WORTH_STEPS)
+    )
 
 
 def test_an_end_is_no_earlier_than_was_expected() -> None:

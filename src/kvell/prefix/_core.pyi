@@ -13,6 +13,9 @@ Rules = tuple[int, int, int, int, int, bool, bool, bool, int, int, str]
 counts_images, holds_embeddings, bytes of a page, tokens that a state must save to displace,
 model)."""
 
+def fit(entered: bytes, returned: bytes, events: bytes, bounds: Sequence[int]) -> bytes:
+    """``hazard_fit.fitted`` of float64 values, to within their rounding."""
+
 class CompiledCore:
     """Decides as ``ReferenceCore``.
 

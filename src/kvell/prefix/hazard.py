@@ -35,19 +35,22 @@ from kvell.prefix.hazard_fit import (
     PARTIAL,
     Floats,
     age_bounds,
-    hazards,
-    index_of,
+    fitted,
 )
+
+_compiled_fit: Callable[[bytes, bytes, bytes, Sequence[int]], bytes] | None
+try:
+    from kvell.prefix import _core
+except ImportError:  # built without a compiler
+    _compiled_fit = None
+else:
+    _compiled_fit = _core.fit
 
 NUM_CLASSES = KINDS * HINTS * OUTPUTS
 REMEMBERED = 8
 """Keys that are remembered, cached or not, for each chunk that the cache holds."""
 REFIT_REQUESTS = 50
-"""Requests from one look at the counts to the next, at first …"""
-REFIT_PART = 32
-"""… and later a part of all there were: counts that have been taken for long change slowly …"""
-MOST_REFIT_REQUESTS = 500
-"""… but no more than so many."""
+"""Requests from one look at the counts to the next."""
 HALF_LIFE_REQUESTS = 4_000
 _MOST_USES = 4
 _LEAST_OUTPUT_LOG2 = 4
@@ -104,21 +107,20 @@ def learned(entered: Floats, returned: Floats, events: Floats, requests: int) ->
     :param returned: in the same shape.
     :param events: float64 [NUM_CLASSES].
     """
-    shape = (KINDS, HINTS, OUTPUTS, AGES)
-    chances = hazards(entered.reshape(shape), returned.reshape(shape), events.reshape(shape[:-1]))
+    if _compiled_fit is None:
+        index = fitted(entered, returned, events)
+    else:
+        told = _compiled_fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS)
+        index = np.frombuffer(told).reshape(NUM_CLASSES, AGES)
     return Learned(
-        index_of(chances.reshape(NUM_CLASSES, AGES)),
-        0.5 ** (_refit_requests(requests) / HALF_LIFE_REQUESTS),
-        requests + _refit_requests(requests),
+        index,
+        0.5 ** (REFIT_REQUESTS / HALF_LIFE_REQUESTS),
+        requests + REFIT_REQUESTS,
     )
 
 
 Learn = Callable[[Floats, Floats, Floats, int], Learned]
 """From what is counted to what is worth keeping: :func:`learned`."""
-
-
-def _refit_requests(requests: int) -> int:
-    return min(max(REFIT_REQUESTS, requests // REFIT_PART), MOST_REFIT_REQUESTS)
 
 
 class HazardTable:
@@ -155,7 +157,7 @@ class HazardTable:
             bucket, part = bucket - 1, part + 1
         after = row[min(bucket + 1, AGES - 1)]
         part = min(max(part, 0.0), 1.0)
-        return row[bucket] + part * (after - row[bucket])
+        return max(after, row[bucket] + part * (after - row[bucket]))  # rounding: no less
 
     def access(
         self,

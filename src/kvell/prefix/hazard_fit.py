@@ -43,6 +43,17 @@ def age_bounds() -> npt.NDArray[np.int64]:
     return np.asarray(sorted(bounds)[: AGES + 1], np.int64)
 
 
+def fitted(entered: Floats, returned: Floats, events: Floats) -> Floats:
+    """What a chunk is worth by class and age, float64 [KINDS * HINTS * OUTPUTS, AGES].
+
+    :param entered: as :func:`hazards` has it, in any shape of this size; so ``returned``.
+    :param events: in any shape of this size.
+    """
+    shape = (KINDS, HINTS, OUTPUTS, AGES)
+    chances = hazards(entered.reshape(shape), returned.reshape(shape), events.reshape(shape[:-1]))
+    return index_of(chances.reshape(-1, AGES))
+
+
 def hazards(entered: Floats, returned: Floats, events: Floats) -> Floats:
     """Probability of return within each bucket [KINDS, HINTS, OUTPUTS, AGES].
 

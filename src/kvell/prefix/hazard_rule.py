@@ -30,6 +30,9 @@ PREFIX_BITS = 32
 RUNNING_STEPS = 64
 """What a running request leaves behind is renewed more often than that, and stays as its other
 pages do, which it uses."""
+WORTH_STEPS = 8
+"""Ages are looked at every so many steps: who goes first hardly changes more often, and finding it
+costs a look at every class."""
 _ONCE = 1
 """A kind."""
 _FIRST_ONCE = class_of(_ONCE, None, 0)
@@ -74,7 +77,8 @@ class LearnedHazard:
         """By rank, what it is worth at its age, time and the longest prefix."""
         rank, time, last = key
         number = self.eviction_class(key)
-        worth = self._worth(number, max(0, now - time)) if rank == NORMAL else 0.0
+        age = max(0, now - now % WORTH_STEPS - time)
+        worth = self._worth(number, age) if rank == NORMAL else 0.0
         return (rank, worth, time, last - (number << PREFIX_BITS))
 
     def _worth(self, eviction_class: int, age: int) -> float:
