@@ -9,6 +9,7 @@
 namespace kvell::memory {
 namespace {
 
+// The numbers of prefix/hazard_fit.py.
 constexpr int kPartial = 0, kRounds = 3;
 constexpr double kShapeWeight = 50, kHintWeight = 5, kMost = 0.95, kLargestFactor = 8;
 constexpr double kPriorReturns = 1e-3, kPriorEntries = 1, kTiny = 1e-12;
@@ -16,8 +17,6 @@ constexpr double kPriorReturns = 1e-3, kPriorEntries = 1, kTiny = 1e-12;
 using Ages = std::array<double, kAges>;
 using ByHint = std::array<Ages, kHints>;
 using ByKind = std::array<ByHint, kKinds>;
-
-int class_at(int kind, int hint, int output) { return (kind * kHints + hint) * kOutputs + output; }
 
 void add(Ages& sum, const double* row) {
   for (int age = 0; age < kAges; ++age) sum[age] += row[age];

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int32_t kMostUses = 4, kLeastOutputLog2 = 4;
 constexpr int32_t kRunning = 0, kOnce = 1;  // kinds: no chunk here is partial
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kRunningSteps = 64;  // RUNNING_STEPS in prefix/hazard_rule.py
 
 int32_t log2_of(uint64_t value) { return 63 - __builtin_clzll(value); }
@@ -18,7 +17,7 @@ int32_t log2_of(uint64_t value) { return 63 - __builtin_clzll(value); }
 int32_t class_of(int32_t kind, Hint hint, int64_t output_tokens) {
   const int32_t length = log2_of(uint64_t(output_tokens) + 1) - kLeastOutputLog2;
   const int32_t output = std::min(std::max(length, 0), kOutputs - 1);
-  return (kind * kHints + int32_t(hint)) * kOutputs + output;
+  return class_at(kind, int32_t(hint), output);
 }
 
 // Multiplied to 128 bits, both halves count.
@@ -58,7 +57,6 @@ HazardTable::HazardTable(HazardSettings settings)
       known_(1),
       pasts_(1),
       aging_(kAges),
-      due_(kAges, kNever),
       entered_(kClasses * kAges),
       returned_(kClasses * kAges),
       events_(kClasses),
@@ -194,7 +192,7 @@ void HazardTable::enter(const std::vector<Run>& runs, int64_t now) {
     const int64_t size = run.end - start;
     const double weight = 1 / std::sqrt(double(size));
     const uint32_t past = new_past({now, weight, run.eviction_class, int32_t(size), true});
-    begin_age(0, past);
+    aging_[0].push_back(past);
     entered_[size_t(run.eviction_class) * kAges] += weight * double(size);
     for (int64_t i = start; i < run.end; ++i) known_[chain_[i]].past = past;
     start = run.end;
@@ -210,7 +208,6 @@ void HazardTable::enter(const std::vector<Run>& runs, int64_t now) {
 // Runs that reached their next bucket are counted there.
 void HazardTable::age(int64_t now) {
   for (int32_t bucket = 0; bucket < kAges; ++bucket) {
-    if (now < due_[bucket]) continue;
     std::deque<uint32_t>& aging = aging_[bucket];
     while (!aging.empty() && now - pasts_[aging.front()].time >= settings_.bounds[bucket + 1]) {
       const uint32_t at = aging.front();
@@ -218,21 +215,13 @@ void HazardTable::age(int64_t now) {
       Past& past = pasts_[at];
       if (past.left && bucket + 1 < kAges) {
         entered_[size_t(past.eviction_class) * kAges + bucket + 1] += past.weight * past.left;
-        begin_age(bucket + 1, at);
+        aging_[bucket + 1].push_back(at);
         continue;
       }
       past.ages = false;
       if (!past.left) free_pasts_.push_back(at);
     }
-    due_[bucket] =
-        aging.empty() ? kNever : pasts_[aging.front()].time + settings_.bounds[bucket + 1];
   }
-}
-
-// They come in the order of their times.
-void HazardTable::begin_age(int32_t bucket, uint32_t past) {
-  if (aging_[bucket].empty()) due_[bucket] = pasts_[past].time + settings_.bounds[bucket + 1];
-  aging_[bucket].push_back(past);
 }
 
 // A prefix is worth at least what goes on from it; neighbours of one class are one.

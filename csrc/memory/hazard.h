@@ -15,6 +15,9 @@ namespace kvell::memory {
 
 constexpr int32_t kKinds = 6, kHints = 3, kOutputs = 6, kAges = 36;  // prefix/hazard_fit.py
 constexpr int32_t kClasses = kKinds * kHints * kOutputs;
+constexpr int32_t class_at(int32_t kind, int32_t hint, int32_t output) {
+  return (kind * kHints + hint) * kOutputs + output;
+}
 
 enum class Hint : int32_t { kNone, kReturns, kEnds };  // a client's word on its conversation
 
@@ -85,7 +88,6 @@ class HazardTable {
   void leave_past_runs(int64_t now);
   void enter(const std::vector<Run>& runs, int64_t now);
   void age(int64_t now);
-  void begin_age(int32_t bucket, uint32_t past);
   void promote(std::vector<Run>& runs) const;
   void forget_oldest();
   void unlink(uint32_t at);
@@ -105,7 +107,6 @@ class HazardTable {
   std::vector<Past> pasts_;  // [0] stands for none
   std::vector<uint32_t> free_pasts_;
   std::vector<std::deque<uint32_t>> aging_;
-  std::vector<int64_t> due_;  // when the first of each leaves for the next age
   std::vector<double> entered_, returned_, events_, index_;
   int64_t requests_ = 0, next_refit_;
   // Scratch: the chunks of a request, their keys, and how often each was used.

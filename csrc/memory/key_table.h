@@ -2,23 +2,21 @@
 // most, and those of many looks, known beforehand, can be fetched side by side.
 #pragma once
 #include <cstdint>
-#include <utility>
-
-#include "records.h"
+#include <vector>
 
 namespace kvell::memory {
 
 // Keys must be as good as random, and places above 0.
 class KeyTable {
  public:
-  KeyTable() : items_(kFirst) {}
+  KeyTable() : items_(kFirst), mask_(kFirst - 1) {}
 
   size_t size() const { return size_; }
   // The key is looked for soon.
-  void fetch(uint64_t key) const { items_.fetch(key & mask_); }
+  void fetch(uint64_t key) const { __builtin_prefetch(&items_[key & mask_], 1); }
   // Its place; 0 if it has none yet. It stays where it is until another is put in or taken out.
   uint32_t& operator[](uint64_t key) {
-    if (2 * (size_ + 1) > mask_ + 1) grow();
+    if (2 * (size_ + 1) > items_.size()) grow();
     Item& item = items_[index_of(key)];
     if (!item.place) {
       item.key = key;
@@ -41,9 +39,9 @@ class KeyTable {
 
  private:
   static constexpr size_t kFirst = 1024;
-  struct Item {  // all zero: nothing is here
-    uint64_t key;
-    uint32_t place;
+  struct Item {
+    uint64_t key = 0;
+    uint32_t place = 0;  // 0: nothing is here
   };
 
   size_t index_of(uint64_t key) const {
@@ -52,16 +50,15 @@ class KeyTable {
     return at;
   }
   void grow() {
-    const size_t before = mask_ + 1;
-    ZeroArray<Item> old(2 * before);
-    std::swap(old, items_);
-    mask_ = 2 * before - 1;
-    for (size_t at = 0; at < before; ++at)
-      if (old[at].place) items_[index_of(old[at].key)] = old[at];
+    std::vector<Item> old(2 * items_.size());
+    old.swap(items_);
+    mask_ = items_.size() - 1;
+    for (const Item& item : old)
+      if (item.place) items_[index_of(item.key)] = item;
   }
 
-  ZeroArray<Item> items_;  // at most half of them taken
-  size_t mask_ = kFirst - 1, size_ = 0;  // a power of two, less one
+  std::vector<Item> items_;  // a power of two, at most half of it taken
+  size_t mask_, size_ = 0;
 };
 
 }  // namespace kvell::memory

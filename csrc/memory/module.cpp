@@ -5,8 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
-
 #include "fit.h"
 #include "state.h"
 
@@ -69,6 +67,17 @@ nb::object array_of(std::vector<int64_t>&& numbers) {
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, int64_t, nb::shape<-1>>(kept->data(), {kept->size()},
                                                                  owner));
+}
+
+// Float64 of numpy's as bytes, so many of them.
+const double* numbers_of(const nb::bytes& given, size_t count, const char* what) {
+  if (given.size() != count * sizeof(double))
+    throw nb::value_error((std::string(what) + " of another size").c_str());
+  return reinterpret_cast<const double*>(given.c_str());
+}
+
+nb::bytes bytes_of(const std::vector<double>& numbers) {
+  return nb::bytes(numbers.data(), numbers.size() * sizeof(double));
 }
 
 // (rules of a group, its model) as kvell.prefix.compiled gives them.
@@ -160,16 +169,13 @@ class Bound {
   // Rare, and told by whoever made the rule: how, and when again.
   void learn() {
     const HazardTable& table = core_.store().rule.table();
-    const auto given = [](const std::vector<double>& counts) {
-      return nb::bytes(reinterpret_cast<const char*>(counts.data()), counts.size() * 8);
-    };
-    const nb::tuple told = nb::cast<nb::tuple>(refit_(given(table.entered()),
-                                                      given(table.returned()),
-                                                      given(table.events()), table.requests()));
+    const nb::tuple told =
+        nb::cast<nb::tuple>(refit_(bytes_of(table.entered()), bytes_of(table.returned()),
+                                   bytes_of(table.events()), table.requests()));
     const nb::bytes index = nb::cast<nb::bytes>(told[0]);
-    std::vector<double> values(size_t(kClasses) * kAges);
-    if (index.size() != values.size() * 8) throw nb::value_error("an index of another size");
-    std::memcpy(values.data(), index.c_str(), index.size());
+    constexpr size_t kCount = size_t(kClasses) * kAges;
+    const double* numbers = numbers_of(index, kCount, "an index");
+    std::vector<double> values(numbers, numbers + kCount);
     core_.learn(std::move(values), nb::cast<double>(told[1]), nb::cast<int64_t>(told[2]));
   }
 
@@ -178,20 +184,14 @@ class Bound {
   nb::object no_pages_, no_states_;
 };
 
-// Float64 of numpy's, as bytes.
-const double* numbers_of(const nb::bytes& given, size_t count) {
-  if (given.size() != count * sizeof(double)) throw nb::value_error("counts of another size");
-  return reinterpret_cast<const double*>(given.c_str());
-}
-
 nb::bytes fit(const nb::bytes& entered, const nb::bytes& returned, const nb::bytes& events,
               const std::vector<int64_t>& bounds) {
   constexpr size_t kCounts = size_t(kClasses) * kAges;
   if (bounds.size() != size_t(kAges) + 1) throw nb::value_error("bounds of another size");
   const std::vector<double> index =
-      fitted(numbers_of(entered, kCounts), numbers_of(returned, kCounts),
-             numbers_of(events, kClasses), bounds.data());
-  return nb::bytes(reinterpret_cast<const char*>(index.data()), index.size() * sizeof(double));
+      fitted(numbers_of(entered, kCounts, "counts"), numbers_of(returned, kCounts, "counts"),
+             numbers_of(events, kClasses, "counts"), bounds.data());
+  return bytes_of(index);
 }
 
 }  // namespace

@@ -213,8 +213,7 @@ void Pool::renew(int32_t slot, const Key& key) {
   cached_[larges_[id].group()].renew(slot, key);
   if (!larges_[id].run) return;
   LargeRecord& large = larges_[id];
-  if (rule_.learns() && rank_of(key) == kNormal && class_of(key) != class_of(large.key))
-    large.is_mixed = true;
+  if (rank_of(key) == kNormal && class_of(key) != class_of(large.key)) large.is_mixed = true;
   // In one class it goes later or where it did; in another it may go sooner, which counts if it
   // gave the large page its place.
   if (large.is_mixed ? !(old == large.key) : !(large.key < key)) return;
@@ -344,22 +343,21 @@ void Pool::give_back(int32_t id) {
 }
 
 Pool::Last Pool::last_of(int32_t id) const {
+  constexpr int32_t kNoClass = -1;
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
   Key key;
-  uint64_t classes = 0, differ = 0;
-  bool is_any = false;
+  int32_t number = kNoClass;  // of those that are worth something
+  bool is_mixed = false;
   for (int32_t slot = first; slot < end; ++slot) {
     const PageRecord& page = pages_[slot];
     if (!page.cached()) continue;
     if (key < page.key) key = page.key;
     if (rank_of(page.key) != kNormal) continue;
-    if (is_any) differ |= classes ^ page.key.stamp;
-    classes = page.key.stamp;
-    is_any = true;
+    is_mixed |= number != kNoClass && number != class_of(page.key);
+    number = class_of(page.key);
   }
   // Within a class, and by age alone, the order of keys is that of places, whatever the time.
-  if (!(differ & kClassMask)) return {key, false};
-  return {last_by_worth(id), true};
+  return {is_mixed ? last_by_worth(id) : key, is_mixed};
 }
 
 Key Pool::last_by_worth(int32_t id) const {

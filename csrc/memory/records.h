@@ -36,7 +36,6 @@ struct __attribute__((packed, aligned(4))) Key {
 };
 
 constexpr int kRankShift = 56, kTimeShift = 7;
-constexpr uint64_t kClassMask = (uint64_t(1) << kTimeShift) - 1;
 inline uint64_t make_stamp(int64_t rank, int64_t time, int32_t eviction_class) {
   return uint64_t(rank) << kRankShift | uint64_t(time) << kTimeShift | uint64_t(eviction_class);
 }
@@ -46,7 +45,7 @@ inline int64_t time_of(const Key& key) {
   return int64_t((key.stamp & ((uint64_t(1) << kRankShift) - 1)) >> kTimeShift);
 }
 inline int32_t class_of(const Key& key) {
-  return int32_t(key.stamp & kClassMask);
+  return int32_t(key.stamp & ((uint64_t(1) << kTimeShift) - 1));
 }
 inline int64_t prefix_of(const Key& key) { return int64_t(uint32_t(~key.shortness)); }
 
