@@ -2,7 +2,8 @@
 
 ``--quantization int8 int4`` adds lean passes over weights of eight and four bits; ``--model
 falcon-h1-small`` is a shape with states (``bench/cost/shapes``), written on first use, and
-``--transformers`` adds transformers' own step over a cache of its own.
+``--transformers`` adds transformers' own step over a cache of its own.  ``--instruction-sets`` adds
+lean passes by other kernels than the processor's best.
 
 Rounds alternate.  Of a decode step it says what share of the read bandwidth of the same run the
 weights and pages were read at; of a prefill, the rate of the products with weights.
@@ -31,6 +32,7 @@ from bench import machine
 from bench.cost.shapes import NAMES, model_path
 from kvell.attention.choice import choose_kernels
 from kvell.attention.interface import GroupBatch
+from kvell.attention.native import NativeKernels, instruction_sets
 from kvell.attention.states import StateBatch
 from kvell.memory import GroupKind, GroupSpec, Layout, plan_layout
 from kvell.models.loading import load_paged_model
@@ -211,7 +213,7 @@ def show(
     """Best (median) milliseconds; what the lean pass is worth."""
     table = Table(title="ms of a step: best (median)")
     names = list(next(iter(results.values())))
-    forms = [name for name in names if name in QUANTIZATIONS]
+    forms = [name for name in next(iter(bytes_read.values())) if name != "lean"]
     theirs = [name for name in names if name == "transformers"]
     shares = [f"{name} of bandwidth" for name in ("lean", *forms)]
     for column in (
@@ -251,6 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--quantization", nargs="*", choices=QUANTIZATIONS[1:], default=(), help="beside --dtype"
     )
+    parser.add_argument(
+        "--instruction-sets", nargs="*", choices=instruction_sets(), default=(), help="to compare"
+    )
     parser.add_argument("--steps", nargs="+", default=STEPS, help="requests x new x context")
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--rounds", type=int, default=10)
@@ -269,17 +274,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     kernels = choose_kernels(torch.device("cpu"))
     models = [load_paged_model(path, kernels, dtype, lean=lean) for lean in (True, False)]
-    quantised = {
+    others = {
         name: load_paged_model(path, kernels, dtype, quantization=name)
         for name in options.quantization
+    } | {
+        name: load_paged_model(path, NativeKernels(0, name), dtype)
+        for name in options.instruction_sets
     }
     layout = plan_layout(models[0].description.layers, options.pool_mib * MIB)
-    for model in (*models, *quantised.values()):
+    for model in (*models, *others.values()):
         model.attach(layout, torch.zeros(layout.pool_bytes, dtype=torch.uint8))
     lean, generic = models
     passes: dict[str, Callable[[ForwardBatch], object]] = {
         "lean": lean.forward,
-        **{name: model.forward for name, model in quantised.items()},
+        **{name: model.forward for name, model in others.items()},
         "with callbacks": lambda batch: lean.forward(batch, NoCallbacks()),
         "generic": generic.forward,
     }
@@ -291,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batch = batch_of(shape, layout, shape.tokens)
         rounds = max(2, options.rounds // 4) if shape.new_tokens > 1 else options.rounds
         results[step] = measure(passes, batch, rounds, clock)
-        read = {"lean": lean, **quantised}
+        read = {"lean": lean, **others}
         bytes_read[step] = {name: read_bytes(one, layout, shape) for name, one in read.items()}
     about, console = machine.describe(clock), Console(width=150)
     console.print(about)

@@ -18,6 +18,7 @@ struct Backend {
 const Backend* portable_backend();
 const Backend* avx2_backend();
 const Backend* avx512_backend();
+const Backend* avx512f_backend();
 const Backend* amx_backend();
 
 // What this build has and this processor can run, best first; null past the end.

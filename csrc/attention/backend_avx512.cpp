@@ -10,16 +10,10 @@ size_t scratch_bytes(const kvell::Call& call, int32_t max_rows) {
 }
 
 void run(const kvell::Call& call, const kvell::Task& task, void* scratch) {
-  using kvell::Element;
-  switch (call.layer.element) {
-    case Element::float32: return run_tile<Float16Kernel<Float32>>(call, task, scratch);
-    case Element::bfloat16:
-      return call.query.element == Element::bfloat16
-                 ? run_tile<PairKernel>(call, task, scratch)
-                 : run_tile<Float16Kernel<BFloat16>>(call, task, scratch);
-    case Element::int8: return run_tile<Float16Kernel<Int8>>(call, task, scratch);
-    case Element::float8: return run_tile<Float16Kernel<Float8>>(call, task, scratch);
-  }
+  constexpr auto kPairs = kvell::Element::bfloat16;
+  if (call.layer.element == kPairs && call.query.element == kPairs)
+    return run_tile<PairKernel>(call, task, scratch);
+  run_over_pool<Float16Kernel>(call, task, scratch);
 }
 
 void fold(const kvell::Call& call, const kvell::Fold& sections, void* scratch) {

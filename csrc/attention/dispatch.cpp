@@ -11,7 +11,13 @@ const Backend* backend_at(int index) {
   if (has_amx_bf16() && index-- == 0) return amx_backend();
 #endif
 #if defined(KVELL_HAS_AVX512)
-  if (has_avx512_bf16() && index-- == 0) return avx512_backend();
+  if (has_quick_bf16_dots() && index-- == 0) return avx512_backend();
+#endif
+#if defined(KVELL_HAS_AVX512F)
+  if (has_avx512() && index-- == 0) return avx512f_backend();
+#endif
+#if defined(KVELL_HAS_AVX512)
+  if (has_avx512_bf16() && !has_quick_bf16_dots() && index-- == 0) return avx512_backend();
 #endif
 #if defined(KVELL_HAS_AVX2)
   if (has_avx2() && index-- == 0) return avx2_backend();

@@ -125,4 +125,15 @@ struct FloatKernel : PlainRooms<LanesOf, 1> {
   }
 };
 
+// A task over whatever its pool holds, by the kernel for it.
+template <template <class Pool> class Kernel>
+void run_over_pool(const kvell::Call& call, const kvell::Task& task, void* scratch) {
+  switch (call.layer.element) {
+    case kvell::Element::float32: return run_tile<Kernel<Float32>>(call, task, scratch);
+    case kvell::Element::bfloat16: return run_tile<Kernel<BFloat16>>(call, task, scratch);
+    case kvell::Element::int8: return run_tile<Kernel<Int8>>(call, task, scratch);
+    case kvell::Element::float8: return run_tile<Kernel<Float8>>(call, task, scratch);
+  }
+}
+
 }  // namespace

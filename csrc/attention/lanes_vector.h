@@ -20,7 +20,12 @@ struct VectorLanes {
   static constexpr int kWidth = kRegisterBytes / 4;
 
   KVELL_INLINE Vec zero() { return Vec{}; }
-  KVELL_INLINE Vec set(float x) { return Vec{} + x; }
+  // As whole numbers, to which adding nothing is nothing: 0 + x would be an addition, as x may be -0.
+  KVELL_INLINE Vec set(float x) {
+    int32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof(bits));
+    return (Vec)(Int{} + bits);
+  }
   KVELL_INLINE Vec load(const float* p) { return *reinterpret_cast<const Unaligned*>(p); }
   KVELL_INLINE void store(float* p, Vec x) { *reinterpret_cast<Unaligned*>(p) = x; }
   // The flags of the translation unit decide whether this is one rounding or two.

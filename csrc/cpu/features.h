@@ -9,16 +9,29 @@
 
 namespace kvell {
 
-inline bool has_avx512_bf16() {
-#if defined(KVELL_HAS_AVX512)
+// Without bf16: Xeons since 2019.
+inline bool has_avx512() {
+#if defined(KVELL_HAS_AVX512F) || defined(KVELL_HAS_AVX512)
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
 #else
   return false;
 #endif
 }
+
+inline bool has_avx512_bf16() {
+#if defined(KVELL_HAS_AVX512)
+  return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+         __builtin_cpu_supports("avx512vbmi");
+#else
+  return false;
+#endif
+}
+
+// AMD's multiply two pairs for each float; Intel's take as long as both floats, or longer, for
+// which they have tiles (measured: docs/adr/0016-tile-registers.md).
+inline bool has_quick_bf16_dots() { return has_avx512_bf16() && !__builtin_cpu_is("intel"); }
 
 // Tiles of bf16, besides all of the above: a process has to ask Linux for their registers once.
 inline bool has_amx_bf16() {

@@ -17,9 +17,10 @@ function(kvell_add_backends name)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     set(avx2_flags -mavx2 -mfma)
     # gcc 12 warns about its own intrinsics' undefined() values.
-    set(avx512_flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi
-        -mavx512vnni -mfma -Wno-uninitialized -Wno-maybe-uninitialized)
-    set(sets avx2 avx512)
+    set(avx512f_flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma
+        -Wno-uninitialized -Wno-maybe-uninitialized)
+    set(avx512_flags ${avx512f_flags} -mavx512bf16 -mavx512vbmi)
+    set(sets avx2 avx512f avx512)
     if(CMAKE_SYSTEM_NAME STREQUAL "Linux")  # which has to be asked for the tiles' registers
       set(amx_flags ${avx512_flags} -mamx-tile -mamx-bf16)
       list(APPEND sets amx)

@@ -1,5 +1,5 @@
 // AVX-512, and tile registers for what is multiplied in bf16.
-#include "items_avx512.h"
+#include "pairs_avx512.h"
 #include "tiles_amx.h"
 
 namespace {

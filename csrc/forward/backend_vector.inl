@@ -6,6 +6,7 @@
 #include "product.h"
 #include "rows.h"
 #include "table.h"
+#include "widened.h"
 
 namespace {
 
@@ -27,8 +28,17 @@ struct PairsVector : GroupedPairs<PairItems> {
   static constexpr auto kElement = kvell::Element::bfloat16;
   template <kvell::Form F>
   using FewBits = GroupedWeights<PairsVector, F>;
-  using Plain = PlainWeights<PairsVector>;
+  static constexpr int kWideRows = 6, kWideColumns = 2;
+  using Plain = PlainWeights<PairsVector, WideSteps<PairsVector, WidenedRows<PairsVector>>>;
 
+  template <int P>
+  KVELL_INLINE Lanes::Vec part(const uint8_t* items) {
+    const Words words = *reinterpret_cast<const WordsAt*>(items);
+    return (Lanes::Vec)(P == 0 ? words << 16 : words & 0xffff0000u);
+  }
+  KVELL_INLINE void widen(float* to, const uint16_t* from, int64_t numbers) {
+    for (int64_t i = 0; i < numbers; ++i) to[i] = bf16_value(from[i]);
+  }
   KVELL_INLINE Items halves(Words words) {
     return {(Lanes::Vec)(words << 16), (Lanes::Vec)(words & 0xffff0000u)};
   }
@@ -57,8 +67,13 @@ struct FloatsVector : GroupedFloats {
   static constexpr auto kElement = kvell::Element::float32;
   template <kvell::Form F>
   using FewBits = GroupedWeights<FloatsVector, F>;
-  using Plain = PlainWeights<FloatsVector>;
+  static constexpr int kWideRows = 6, kWideColumns = 2;
+  using Plain = PlainWeights<FloatsVector, WideSteps<FloatsVector, PlainInputs>>;
 
+  template <int>
+  KVELL_INLINE Lanes::Vec part(const uint8_t* items) {
+    return load(items);
+  }
   KVELL_INLINE Items load(const uint8_t* p) {
     return Lanes::load(reinterpret_cast<const float*>(p));
   }

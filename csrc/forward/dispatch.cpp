@@ -11,7 +11,13 @@ const Kernels* kernels_at(int index, Element element) {
   if (has_amx_bf16() && index-- == 0) return amx_forward(element);
 #endif
 #if defined(KVELL_HAS_AVX512)
-  if (has_avx512_bf16() && index-- == 0) return avx512_forward(element);
+  if (has_quick_bf16_dots() && index-- == 0) return avx512_forward(element);
+#endif
+#if defined(KVELL_HAS_AVX512F)
+  if (has_avx512() && index-- == 0) return avx512f_forward(element);
+#endif
+#if defined(KVELL_HAS_AVX512)
+  if (has_avx512_bf16() && !has_quick_bf16_dots() && index-- == 0) return avx512_forward(element);
 #endif
 #if defined(KVELL_HAS_AVX2)
   if (has_avx2() && index-- == 0) return avx2_forward(element);

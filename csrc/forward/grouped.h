@@ -14,6 +14,7 @@
 #include <cstring>
 #include <vector>
 
+#include "aligned.h"
 #include "product.h"
 
 namespace {
@@ -38,18 +39,6 @@ struct GroupFetch {
     for (int64_t i = begin; fetch.ahead && i < end; ++i) __builtin_prefetch(fetch.ahead + i * 64, 0, 2);
     for (int64_t i = begin; fetch.near && i < end; ++i) __builtin_prefetch(fetch.near + i * 64, 0, 3);
   }
-};
-
-// A thread's memory that begins at a cache line.
-class AlignedBytes {
- public:
-  uint8_t* of(int64_t size) {
-    bytes_.resize(size + 64);
-    return bytes_.data() + (64 - reinterpret_cast<uintptr_t>(bytes_.data()) % 64) % 64;
-  }
-
- private:
-  std::vector<uint8_t> bytes_;
 };
 
 template <class K, kvell::Form F>

@@ -99,6 +99,7 @@ const Kernels* kernels_named(const char* name, Element element);
 
 const Kernels* amx_forward(Element element);
 const Kernels* avx512_forward(Element element);
+const Kernels* avx512f_forward(Element element);
 const Kernels* avx2_forward(Element element);
 const Kernels* portable_forward(Element element);
 

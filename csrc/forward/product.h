@@ -60,23 +60,11 @@ Fetch fetch_of(const uint8_t* panel, int64_t panel_bytes, const uint8_t* next, i
   return {panel + ahead + at, next ? next - split * StepBytes + at : nullptr, split, lines};
 }
 
-template <class K, int R, int Lines>
-KVELL_INLINE void steps_of(typename K::Lanes::Vec (&acc)[R][kPanel / K::Lanes::kWidth],
-                           const uint32_t* x, int64_t x_stride, const uint8_t* panel, int64_t begin,
-                           int64_t end, const uint8_t* ahead) {
-  constexpr int C = kPanel / K::Lanes::kWidth;
-  for (int64_t k = begin; k < end; ++k) {
-    for (int line = 0; line < Lines; ++line) {
-      __builtin_prefetch(ahead + k * kStepBytes + line * 64, 0, 2);
-      if (Lines == 2) __builtin_prefetch(panel + k * kStepBytes + line * 64 + kNearBytes, 0, 3);
-    }
-    typename K::Items items[C];
-    for (int c = 0; c < C; ++c)
-      items[c] = K::load(panel + k * kStepBytes + c * K::Lanes::kWidth * 4);
-    for (int r = 0; r < R; ++r) {
-      const auto item = K::broadcast(x[r * x_stride + k]);
-      for (int c = 0; c < C; ++c) acc[r][c] = K::madd(acc[r][c], item, items[c]);
-    }
+template <int Lines>
+KVELL_INLINE void fetch_step(const uint8_t* panel, const uint8_t* ahead, int64_t k) {
+  for (int line = 0; line < Lines; ++line) {
+    __builtin_prefetch(ahead + k * kStepBytes + line * 64, 0, 2);
+    if (Lines == 2) __builtin_prefetch(panel + k * kStepBytes + line * 64 + kNearBytes, 0, 3);
   }
 }
 
@@ -100,49 +88,84 @@ struct PlainInputs {
   static const uint8_t* unpacked(const uint8_t*, int64_t, int64_t) { return nullptr; }
 };
 
-// Plain weights: items are in memory as they are multiplied.
+// Items of rows and weights, multiplied as they are in memory.
 template <class K>
-struct PlainWeights : PlainInputs {
-  static constexpr int64_t kBytes = kStepBytes;
+struct ItemSteps : PlainInputs {
+  using Vec = typename K::Lanes::Vec;
   static constexpr int kRows = K::kRows;
+
+  template <int R>
+  static constexpr int columns() {
+    return kPanel / K::Lanes::kWidth;
+  }
+
+  template <int R, int C, int Lines>
+  KVELL_INLINE void add(Vec (&acc)[R][C], const Inputs& x, const uint8_t* panel, int64_t begin,
+                        int64_t end, const uint8_t* ahead) {
+    for (int64_t k = begin; k < end; ++k) {
+      fetch_step<Lines>(panel, ahead, k);
+      typename K::Items items[C];
+      for (int c = 0; c < C; ++c)
+        items[c] = K::load(panel + k * kStepBytes + c * K::Lanes::kWidth * 4);
+      for (int r = 0; r < R; ++r) {
+        const auto item = K::broadcast(x.items[r * x.stride + k]);
+        for (int c = 0; c < C; ++c) acc[r][c] = K::madd(acc[r][c], item, items[c]);
+      }
+    }
+  }
+};
+
+// Plain weights. Steps says how rows lie and how a panel's steps are added to registers: all of a
+// step's 32 outputs at a time, or Steps::columns of their registers.
+template <class K, class Steps>
+struct PlainWeights : Steps {
+  static constexpr int64_t kBytes = kStepBytes;
+  static constexpr int kRows = Steps::kRows;
   static constexpr bool kInParts = false;
   static constexpr kvell::Pace kPace{kRows, 16, 288 << 10};
 
   static int64_t most_rows(int64_t) { return kRows; }
 
-  template <int R, int Lines>
-  static void streamed(const Tile& tile, float* to) {
-    using L = typename K::Lanes;
-    constexpr int C = kPanel / L::kWidth;
-    const uint32_t* const x = tile.x.items;
-    const int64_t x_stride = tile.x.stride, steps = tile.steps;
-    const uint8_t* const panel = tile.panel;
-    const Fetch fetch = tile.fetch;
-    typename L::Vec acc[R][C];
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
-    if constexpr (Lines > 0) {
-      steps_of<K, R, Lines>(acc, x, x_stride, panel, 0, fetch.split, fetch.first);
-      if (fetch.second)
-        steps_of<K, R, Lines>(acc, x, x_stride, panel, fetch.split, steps, fetch.second);
-      else
-        steps_of<K, R, 0>(acc, x, x_stride, panel, fetch.split, steps, nullptr);
-    } else {
-      steps_of<K, R, 0>(acc, x, x_stride, panel, 0, steps, nullptr);
-    }
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) L::store(to + r * kPanel + c * L::kWidth, acc[r][c]);
-  }
-
   template <int R>
   static void sums(const Tile& tile, float* to) {
-    if (tile.fetch.lines == 2) return streamed<R, 2>(tile, to);
-    if (tile.fetch.lines == 1) return streamed<R, 1>(tile, to);
-    streamed<R, 0>(tile, to);
+    if (tile.fetch.lines == 2) return in_columns<R, 2>(tile, to);
+    if (tile.fetch.lines == 1) return in_columns<R, 1>(tile, to);
+    in_columns<R, 0>(tile, to);
   }
 
   static void pass(const Tile& tile, int64_t rows, float* to) {
     pass_of<PlainWeights, kRows>(tile, rows, to);
+  }
+
+ private:
+  using L = typename K::Lanes;
+
+  // The first columns fetch for all.
+  template <int R, int Lines>
+  static void in_columns(const Tile& tile, float* to) {
+    constexpr int C = Steps::template columns<R>();
+    streamed<R, C, Lines>(tile, tile.panel, to);
+    for (int c = C * L::kWidth; c < kPanel; c += C * L::kWidth)
+      streamed<R, C, 0>(tile, tile.panel + c * 4, to + c);
+  }
+
+  template <int R, int C, int Lines>
+  static void streamed(const Tile& tile, const uint8_t* panel, float* to) {
+    const Fetch& fetch = tile.fetch;
+    typename L::Vec acc[R][C];
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) acc[r][c] = L::zero();
+    if constexpr (Lines > 0) {
+      Steps::template add<R, C, Lines>(acc, tile.x, panel, 0, fetch.split, fetch.first);
+      if (fetch.second)
+        Steps::template add<R, C, Lines>(acc, tile.x, panel, fetch.split, tile.steps, fetch.second);
+      else
+        Steps::template add<R, C, 0>(acc, tile.x, panel, fetch.split, tile.steps, nullptr);
+    } else {
+      Steps::template add<R, C, 0>(acc, tile.x, panel, 0, tile.steps, nullptr);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) L::store(to + r * kPanel + c * L::kWidth, acc[r][c]);
   }
 };
 

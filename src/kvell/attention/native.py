@@ -1,4 +1,4 @@
-"""Compiled kernels for CPUs (csrc/attention): AVX-512 bf16, AVX2, or any processor."""
+"""Compiled kernels for CPUs (csrc/attention): AMX, AVX-512 with and without bf16, AVX2, or any."""
 
 import torch  # first: the extension then shares torch's OpenMP runtime
 
