@@ -140,20 +140,21 @@ class Forward {
 
   // tokens: (count, ids, positions); rows: (count, logits_rows)
   // groups: (metadata as of attention, write_page_ids, write_offsets); states: of groups of states
-  // largest: int64 [rows] for where each row's logits are largest, or 0; hook: called or None
-  // workspace, scratch: (address, bytes). Returns how many bytes of both it used.
-  int64_t run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
+  // hook: called or None; workspace, scratch: (address, bytes)
+  // Returns how many bytes of both it used, and, if wanted, where each row's logits are largest.
+  std::tuple<int64_t, std::vector<int64_t>> run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
            const std::tuple<int64_t, uintptr_t>& rows,
            const std::vector<std::tuple<BatchArgs, uintptr_t, uintptr_t>>& groups,
            const std::vector<StateBatchArgs>& states, const Memory& workspace, const Memory& scratch,
-           uintptr_t logits, uintptr_t largest, int threads, nb::object hook) {
+           uintptr_t logits, bool wants_largest, int threads, nb::object hook) {
     if (!attached_) refuse("run: attach pages first");
     const auto& [count, ids, positions] = tokens;
     const auto& [rows_count, logits_rows] = rows;
+    std::vector<int64_t> largest(wants_largest ? size_t(rows_count) : 0);
     Step step{count, at<const int64_t>(ids), at<const int64_t>(positions), rows_count,
               at<const int64_t>(logits_rows), {}, {}, at<uint8_t>(std::get<0>(workspace)),
               at<uint8_t>(std::get<0>(scratch)), std::get<1>(scratch), at<float>(logits),
-              at<int64_t>(largest), threads};
+              largest.empty() ? nullptr : largest.data(), threads};
     for (const auto& [batch, write_page_ids, write_offsets] : groups)
       step.groups.push_back({batch_of(batch), at<const int32_t>(write_page_ids),
                              at<const int32_t>(write_offsets)});
@@ -163,11 +164,15 @@ class Forward {
     if (need > room)
       refuse("workspace: the step needs " + std::to_string(need) + " bytes and has " +
              std::to_string(room));
-    if (count == 0) return 0;
+    if (count == 0) return {0, largest};
     std::unique_ptr<CallbackHook> called;
     if (!hook.is_none()) called = std::make_unique<CallbackHook>(hook);
-    nb::gil_scoped_release release;
-    return forward(decoder_, step, called.get());
+    int64_t used_bytes = 0;
+    {
+      nb::gil_scoped_release release;
+      used_bytes = forward(decoder_, step, called.get());
+    }
+    return {used_bytes, std::move(largest)};
   }
 
  private:
@@ -249,5 +254,5 @@ NB_MODULE(_forward, m) {
       .def("attention_bytes", &Forward::attention_bytes, "threads"_a, "longest_tokens"_a)
       .def("attention_offsets", &Forward::attention_offsets, "tokens"_a, "rows"_a)
       .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "states"_a, "workspace"_a,
-           "scratch"_a, "logits"_a, "largest"_a, "threads"_a, "hook"_a.none());
+           "scratch"_a, "logits"_a, "wants_largest"_a, "threads"_a, "hook"_a.none());
 }

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "fit.h"
+#include "python/arrays.h"
 #include "state.h"
 
 namespace nb = nanobind;
@@ -14,59 +15,14 @@ using namespace nb::literals;
 namespace kvell::memory {
 namespace {
 
-// int32 values of an argument: one-dimensional, or rows of so many columns. Arrays of that
-// type are read in place through the buffer protocol, which costs a tenth of nb::ndarray;
-// anything else that numpy understands is converted first.
-class IntsArgument {
- public:
-  explicit IntsArgument(nb::handle value, int64_t columns = 0) : columns_(columns) {
-    if (value.is_none() && columns) return;
-    if (!read(value)) {
-      converted_ = nb::module_::import_("numpy").attr("ascontiguousarray")(value, "int32");
-      if (!read(converted_))
-        throw nb::type_error(columns ? "expected rows of int32 values"
-                                     : "expected one-dimensional int32 values");
-    }
-  }
-  ~IntsArgument() { PyBuffer_Release(&view_); }
-  IntsArgument(const IntsArgument&) = delete;
-  IntsArgument& operator=(const IntsArgument&) = delete;
-
-  Ints ints() const { return {static_cast<const int32_t*>(view_.buf), view_.len / 4}; }
-
- private:
-  bool read(nb::handle value) {
-    if (PyObject_GetBuffer(value.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
-      PyErr_Clear();
-      return false;
-    }
-    const bool is_shaped = columns_ ? view_.ndim == 2 && view_.shape[1] == columns_
-                                    : view_.ndim == 1;
-    if (is_shaped && view_.itemsize == 4 && view_.format && view_.format[0] == 'i') return true;
-    PyBuffer_Release(&view_);
-    return false;
-  }
-
-  const int64_t columns_;
-  nb::object converted_;
-  Py_buffer view_{};
-};
-
 template <size_t kColumns>
-nb::object array_of(std::vector<Row<kColumns>>&& rows) {
+nb::object table_of(std::vector<Row<kColumns>>&& rows) {
   using Rows = std::vector<Row<kColumns>>;
   auto* kept = new Rows(std::move(rows));
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<Rows*>(p); });
   const size_t count = kept->size();
   return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::shape<-1, kColumns>>(
       reinterpret_cast<int32_t*>(kept->data()), {count, kColumns}, owner));
-}
-
-nb::object array_of(std::vector<int64_t>&& numbers) {
-  auto* kept = new std::vector<int64_t>(std::move(numbers));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, int64_t, nb::shape<-1>>(kept->data(), {kept->size()},
-                                                                 owner));
 }
 
 // Float64 of numpy's as bytes, so many of them.
@@ -105,8 +61,8 @@ class Bound {
       : core_(given.groups, given.names, num_large,
               {large_page_bytes, literal_order, counts(quotas)}, settings(learning)),
         refit_(std::move(refit)),
-        no_pages_(array_of(PageRows())),
-        no_states_(array_of(StateRows())) {}
+        no_pages_(table_of(PageRows())),
+        no_states_(table_of(StateRows())) {}
 
   Core& core() { return core_; }
 
@@ -146,12 +102,12 @@ class Bound {
     const IntsArgument who(handles), length(until);
     StateRows rows;
     core_.checkpoint(who.ints(), length.ints(), rows);
-    return rows.empty() ? no_states_ : array_of(std::move(rows));
+    return rows.empty() ? no_states_ : table_of(std::move(rows));
   }
 
  private:
   nb::object page_rows(PageRows&& rows) {
-    return rows.empty() ? no_pages_ : array_of(std::move(rows));
+    return rows.empty() ? no_pages_ : table_of(std::move(rows));
   }
 
   static Counts counts(const nb::sequence& numbers) {
@@ -199,6 +155,8 @@ nb::bytes fit(const nb::bytes& entered, const nb::bytes& returned, const nb::byt
 
 NB_MODULE(_core, m) {
   using namespace kvell::memory;
+  using kvell::array_of;
+  using kvell::IntsArgument;
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);

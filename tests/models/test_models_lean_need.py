@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,9 +129,13 @@ def test_the_compiled_pass_checks_for_itself() -> None:
     assert model.lean is not None
     runner = runner_over(model)
     runner.step([("a", ids)])
-    model.lean._parts = lambda tokens, rows: StepParts(1 << 16, 128, 4 * 509 * rows)  # type: ignore[method-assign]
+    made = model.lean._made_room
+    few = StepParts(1 << 16, 128, 4 * 509 * len(ids))
+    model.lean._made_room = lambda tokens, rows: replace(made(tokens, rows), parts=few)  # type: ignore[method-assign]
+    model.lean.use_memory(None)
     with pytest.raises(ValueError, match="workspace: the step needs"):
         runner.step([("a", ids)])
-    model.lean._parts = lambda tokens, rows: StepParts(64, 1 << 20, 4 * 509 * rows)  # type: ignore[method-assign]
+    few = StepParts(64, 1 << 20, 4 * 509 * len(ids))
+    model.lean.use_memory(None)
     with pytest.raises(ValueError, match="scratch"):
         runner.step([("a", ids)])

@@ -107,6 +107,14 @@ class GroupBatch:
     host: HostLengths | None = field(default=None, kw_only=True)
 
 
+def part_sizes(requests: int, pages: int, tokens: int) -> list[int]:
+    """How long the tensors of a :class:`GroupBatch` are, in their order.
+
+    :param pages: of all tables.
+    """
+    return [requests + 1, requests, requests + 1, pages, requests, tokens, tokens]
+
+
 @dataclass(frozen=True)
 class Partial:
     """Attention over a part of the context, mergeable with other parts (Infinite-LLM eq. 2-3).

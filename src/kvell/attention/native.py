@@ -4,6 +4,7 @@ import torch  # first: the extension then shares torch's OpenMP runtime
 
 from kvell.attention import _kernels
 from kvell.attention.checks import check_kv, check_layer, check_query, check_sinks, int32_pointer
+from kvell.attention.host_batch import HostGroupBatch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.quantised import quantise
 from kvell.errors import ChangeSomething
@@ -164,6 +165,8 @@ def batch_args(batch: GroupBatch, tokens: int) -> _EightInts:
 
     :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
     """
+    if isinstance(batch, HostGroupBatch):
+        return (*batch.addresses, tokens)
     requests = batch.context_lens.shape[0]
     if batch.query_starts.shape[0] != requests + 1 or batch.table_starts.shape[0] != requests + 1:
         raise ValueError(f"batch: starts need {requests + 1} entries for {requests} requests")

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from kvell.attention.host_batch import HostRows
 from kvell.engine.plan import NewPages, StepPlan, TokenWork
 from kvell.memory import GroupKind, GroupSpec, SlotTable, policy_of
 
@@ -13,19 +15,30 @@ Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 FEW_ROWS = 64
 """New pages that are put one by one sooner than sorted."""
+FIELDS = (
+    "query_starts",
+    "context_lens",
+    "table_starts",
+    "page_ids",
+    "first_positions",
+    "write_page_ids",
+    "write_offsets",
+)
 
 
-@dataclass(frozen=True)
-class GroupArrays:
+class GroupArrays(HostRows):
     """One group's metadata for a step: the fields of attention's ``GroupBatch``, in numpy."""
 
-    query_starts: Ints
-    context_lens: Ints
-    table_starts: Ints
-    page_ids: Ints
-    first_positions: Ints
-    write_page_ids: Ints
-    write_offsets: Ints
+    @cached_property
+    def fields(self) -> dict[str, Ints]:
+        """By name, in order."""
+        return dict(zip(FIELDS, self.arrays, strict=True))
+
+    def __getattr__(self, name: str) -> Ints:
+        """One of the fields."""
+        if name not in FIELDS:
+            raise AttributeError(name)
+        return self.fields[name]
 
 
 @dataclass(frozen=True)
@@ -41,41 +54,46 @@ class StateArrays:
     end_page_ids: Ints | None
 
 
-@dataclass(frozen=True)
 class WorkRows:
-    """What every group of a step needs to know of its work.
+    """What every group of a step needs to know of its work: numbers of each, in order.
 
-    :param starts: int64 [n], where each work starts.
-    :param counts: int64 [n], tokens of each.
-    :param positions: int64 [T], of all tokens.
-    :param query_starts: int32 [n+1], where each work's tokens start among all.
+    :ivar handles: whose tables each has.
+    :ivar starts: where it starts; ``counts`` its tokens.
     """
 
-    starts: Longs
-    counts: Longs
-    positions: Longs
-    query_starts: Ints
+    def __init__(self, handles: list[int], starts: list[int], counts: list[int]) -> None:
+        self.handles, self.starts, self.counts = handles, starts, counts
 
     @classmethod
     def of(cls, work: Sequence[TokenWork]) -> "WorkRows":
         """Of a step's work."""
-        starts = np.fromiter([w.start for w in work], np.int64, len(work))
-        counts = np.fromiter([w.count for w in work], np.int64, len(work))
-        return cls(starts, counts, token_positions(starts, counts), _starts(counts))
+        return cls([w.handle for w in work], [w.start for w in work], [w.count for w in work])
 
-    def begun_at(self, begins: Longs) -> "WorkRows":
+    def begun_at(self, starts: list[int]) -> "WorkRows":
         """The same work, in the tokens that a group has."""
-        positions = token_positions(begins, self.counts)
-        return WorkRows(begins, self.counts, positions, self.query_starts)
+        return WorkRows(self.handles, starts, self.counts)
+
+    @cached_property
+    def positions(self) -> Longs:
+        """int64 [T], of all tokens."""
+        return token_positions(np.array(self.starts, np.int64), np.array(self.counts, np.int64))
+
+    @cached_property
+    def query_starts(self) -> Ints:
+        """int32 [n+1], where each work's tokens start among all."""
+        return _starts(self.counts)
 
 
 class PageTables:
-    """Which logical page holds which position, per holder and group; fed by plans."""
+    """Which logical page holds which position, per holder and group; fed by plans.
+
+    The obvious way, and so what the compiled tables are held to; it serves where no compiler was.
+    """
 
     def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
-        self._groups = groups
+        self.groups = groups
         self._policies = [policy_of(group) for group in groups]
-        self._slots = slots
+        self.slots = slots
         self._tables: dict[int, list[Ints]] = {}
 
     def update(self, plan: StepPlan) -> None:
@@ -95,8 +113,8 @@ class PageTables:
 
     def table(self, handle: int, group_index: int) -> Ints:
         """Physical page ids of a holder in a group, by position; undefined where it has none."""
-        pages_per_large = self._groups[group_index].pages_per_large
-        return self._slots.physical(self._tables[handle][group_index], pages_per_large)
+        pages_per_large = self.groups[group_index].pages_per_large
+        return self.slots.physical(self._pages(handle, group_index), pages_per_large)
 
     def arrays(
         self, group_index: int, work: Sequence[TokenWork], rows: WorkRows | None = None
@@ -108,31 +126,30 @@ class PageTables:
 
         :param rows: of this work, if somebody has made them.
         """
-        group, policy = self._groups[group_index], self._policies[group_index]
-        size = group.page_tokens
+        group = self.groups[group_index]
         rows = WorkRows.of(work) if rows is None else rows
         if group.kind is GroupKind.DROPPING:
-            dropped = np.array([_dropped(group, w) for w in work], np.int64)
-            rows = rows.begun_at(rows.starts - dropped)
-        begins, lengths = rows.starts.tolist(), rows.starts + rows.counts
-        firsts = [policy.active_start(begin) // size for begin in begins]
-        ends = (-(-lengths // size)).tolist()
-        tables = [self._tables[w.handle][group_index] for w in work]
-        pages = [table[f:e] for table, f, e in zip(tables, firsts, ends, strict=True)]
-        page_ids = self._slots.physical(_join(pages), group.pages_per_large)
-        table_starts = _starts([len(p) for p in pages])
-        first = np.array(firsts, np.int32)
-        row_of_token = np.repeat(table_starts[:-1] - first, rows.counts)
-        numbers, offsets = np.divmod(rows.positions, size)
-        return GroupArrays(
-            query_starts=rows.query_starts,
-            context_lens=lengths.astype(np.int32),
-            table_starts=table_starts,
-            page_ids=page_ids,
-            first_positions=first,
-            write_page_ids=page_ids[row_of_token + numbers],
-            write_offsets=offsets.astype(np.int32),
-        )
+            rows = rows.begun_at([w.start - _dropped(group, w) for w in work])
+        return self._arrays(group_index, rows)
+
+    def token_rows(
+        self, rows: WorkRows, num_logits: list[int], token_ids: Sequence[Ints]
+    ) -> HostRows:
+        """Token ids [T], their positions [T], and rows whose logits are wanted [R]; int64.
+
+        :param num_logits: how many of each work's tokens, the last ones, give logits.
+        :param token_ids: of each work.
+        """
+        logits = np.array(num_logits, np.int64)
+        wanted = token_positions(np.cumsum(rows.counts) - logits, logits)
+        return HostRows.of([_join(token_ids), rows.positions, wanted], np.int64)
+
+    def running_states(self, group_index: int, rows: WorkRows) -> HostRows:
+        """``query_starts``, ``starts`` and ``page_ids`` of :meth:`states`; int32."""
+        group = self.groups[group_index]
+        running = [self._pages(handle, group_index)[: group.slices] for handle in rows.handles]
+        pages = self.slots.physical(_join(running), group.pages_per_large)
+        return HostRows.of([rows.query_starts, np.array(rows.starts), pages], np.int32)
 
     def states(
         self,
@@ -147,33 +164,57 @@ class PageTables:
         :param rows: of this work, if somebody has made them.
         :raises ValueError: if a checkpoint is of no token of this step.
         """
-        group = self._groups[group_index]
-        running = [self._tables[w.handle][group_index][: group.slices] for w in work]
+        group = self.groups[group_index]
+        running = [self._pages(w.handle, group_index)[: group.slices] for w in work]
+        per_large = group.pages_per_large
+        rows = WorkRows.of(work) if rows is None else rows
+        starts = np.array(rows.starts, np.int32)
+        page_ids = self.slots.physical(_join(running), per_large).reshape(-1, group.slices)
+        guessed = np.fromiter((w.proposed > 0 for w in work), np.bool_, len(work))
         kept = _checkpoints_of(checkpoints, group_index, group.slices)
         kept = np.concatenate([kept, _states_before_guesses(work, running, group_index)])
         index_of = {w.handle: index for index, w in enumerate(work)}
         requests = np.asarray([index_of.get(handle, -1) for handle in kept[:, 0, 0]], np.int32)
-        rows = WorkRows.of(work) if rows is None else rows
-        starts = rows.starts.astype(np.int32)
         tokens = (kept[:, 0, 2] - starts[requests]).astype(np.int32)
-        if ((requests < 0) | (tokens < 1) | (tokens > rows.counts[requests])).any():
+        counts = np.array(rows.counts, np.int32)
+        if ((requests < 0) | (tokens < 1) | (tokens > counts[requests])).any():
             raise ValueError("a checkpoint is of a token that the step does not compute")
-        per_large = group.pages_per_large
-        page_ids = self._slots.physical(_join(running), per_large).reshape(-1, group.slices)
-        guessed = np.fromiter((w.proposed > 0 for w in work), np.bool_, len(work))
         return StateArrays(
             query_starts=rows.query_starts,
             starts=starts,
             page_ids=page_ids,
             cut_requests=requests,
             cut_tokens=tokens,
-            cut_page_ids=self._slots.physical(kept[:, :, 4].flatten(), per_large).reshape(
+            cut_page_ids=self.slots.physical(kept[:, :, 4].flatten(), per_large).reshape(
                 -1, group.slices
             ),
             end_page_ids=(
                 np.where(guessed[:, None], np.int32(-1), page_ids) if guessed.any() else None
             ),
         )
+
+    # -------------------------------------------------- what the compiled one does otherwise
+
+    def _pages(self, handle: int, group_index: int) -> Ints:
+        """Logical page ids of a holder in a group, by position."""
+        return self._tables[handle][group_index]
+
+    def _arrays(self, group_index: int, rows: WorkRows) -> GroupArrays:
+        policy, size = self._policies[group_index], self.groups[group_index].page_tokens
+        lengths = np.array(rows.starts, np.int64) + np.array(rows.counts, np.int64)
+        firsts = [policy.active_start(start) // size for start in rows.starts]
+        ends = (-(-lengths // size)).tolist()
+        tables = [self._pages(handle, group_index) for handle in rows.handles]
+        pages = [table[f:e] for table, f, e in zip(tables, firsts, ends, strict=True)]
+        page_ids = self.slots.physical(_join(pages), self.groups[group_index].pages_per_large)
+        table_starts = _starts([len(p) for p in pages])
+        first = np.array(firsts, np.int32)
+        row_of_token = np.repeat(table_starts[:-1] - first, rows.counts)
+        numbers, offsets = np.divmod(rows.positions, size)
+        writes = page_ids[row_of_token + numbers]
+        fields = [rows.query_starts, lengths, table_starts, page_ids, first, writes, offsets]
+        whole = HostRows.of(fields, np.int32)
+        return GroupArrays(whole.flat, whole.address, whole.sizes)
 
     def _put(self, rows: NewPages) -> None:
         """Rows of one holder and one group."""
@@ -184,7 +225,7 @@ class PageTables:
         """A holder's table of a group, at least so long."""
         tables = self._tables.get(handle)
         if tables is None:
-            tables = self._tables[handle] = [np.full(16, -1, np.int32) for _ in self._groups]
+            tables = self._tables[handle] = [np.full(16, -1, np.int32) for _ in self.groups]
         table = tables[group]
         if length > len(table):
             grown = np.full(max(length, 2 * len(table)), -1, np.int32)

@@ -5,22 +5,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from kvell.attention.host_batch import HostGroupBatch, HostStateBatch
 from kvell.attention.interface import GroupBatch, HostLengths
 from kvell.attention.states import StateBatch
 from kvell.engine.batching import (
     GroupArrays,
-    Ints,
     PageTables,
     StateArrays,
     WorkRows,
-    token_positions,
 )
 from kvell.engine.image_batching import ImageBatcher
 from kvell.engine.plan import NewPages, TokenWork
 from kvell.memory import GroupKind, Layout
+from kvell.models.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.image_batch import IMAGE_KINDS
 from kvell.models.image_store import ImageStore
-from kvell.models.paged_model import ForwardBatch
 
 NO_CHECKPOINTS = np.empty((0, 5), np.int32)
 
@@ -43,7 +42,9 @@ class ForwardBatches:
         self._layout = layout
         self._tables = tables
         self._groups = groups
-        self._device = device
+        self._device, self._on_host = device, device.type == "cpu"
+        kinds = {layout.groups[index].kind for index in groups}
+        self._drops = GroupKind.DROPPING in kinds
         self._images = images and ImageBatcher(layout.groups, groups, tables, images)
 
     def batch(
@@ -63,26 +64,21 @@ class ForwardBatches:
         :param begun: called when the pass begins to compute.
         """
         rows = WorkRows.of(work)
-        own = [w.num_logits for w in work]
-        logits = np.fromiter(own if num_logits is None else num_logits, np.int64, len(work))
-        logits_rows = token_positions(np.cumsum(rows.counts) - logits, logits)
+        logits = [w.num_logits for w in work] if num_logits is None else list(num_logits)
         images = self._images
         known = [images.literal(w) if images else w.token_ids for w in work]
-        token_ids = np.concatenate(known).astype(np.int64)
-        return ForwardBatch(
-            token_ids=torch.from_numpy(token_ids).to(self._device),
-            positions=torch.from_numpy(rows.positions).to(self._device),
-            groups=tuple(self._group(index, work, rows, checkpoints) for index in self._groups),
-            logits_rows=torch.from_numpy(logits_rows).to(self._device),
-            images=self._images.batch(work, self._device) if self._images else None,
-            prompt_ends=self._prompt_ends(work),
-            wants_largest=wants_largest,
-            begun=begun,
-        )
+        tokens = self._tables.token_rows(rows, logits, known)
+        groups = tuple(self._group(index, work, rows, checkpoints) for index in self._groups)
+        seen = images.batch(work, self._device) if images else None
+        ends = self._prompt_ends(work)
+        if self._on_host:
+            return HostForwardBatch(tokens, groups, seen, ends, wants_largest, begun)
+        ids, positions, wanted = (part.to(self._device) for part in tokens.tensors)
+        return ForwardBatch(ids, positions, groups, wanted, seen, ends, wants_largest, begun)
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
         """Requests whose prompts end here, where layers then drop tokens."""
-        if not any(self._layout.groups[i].kind is GroupKind.DROPPING for i in self._groups):
+        if not self._drops:
             return ()
         ends = enumerate(w.start + w.count - w.proposed == w.prompt_tokens for w in work)
         return tuple(index for index, is_end in ends if is_end)
@@ -90,11 +86,19 @@ class ForwardBatches:
     def _group(
         self, index: int, work: Sequence[TokenWork], rows: WorkRows, checkpoints: NewPages
     ) -> GroupBatch | StateBatch | None:
-        if self._layout.groups[index].kind in IMAGE_KINDS:
+        kind = self._layout.groups[index].kind
+        if kind in IMAGE_KINDS:
             return None
-        if self._layout.groups[index].kind is GroupKind.STATE:
-            return _to_pool(self._tables.states(index, work, checkpoints, rows), self._device)
+        if kind is GroupKind.STATE:
+            return self._states(index, work, rows, checkpoints)
         return _to_device(self._tables.arrays(index, work, rows), self._device)
+
+    def _states(
+        self, index: int, work: Sequence[TokenWork], rows: WorkRows, checkpoints: NewPages
+    ) -> StateBatch:
+        if self._on_host and not len(checkpoints) and not any(w.proposed for w in work):
+            return HostStateBatch(self._tables.running_states(index, rows))
+        return _to_pool(self._tables.states(index, work, checkpoints, rows), self._device)
 
 
 def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
@@ -112,22 +116,11 @@ def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
 
 
 def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
-    on_host = device.type == "cpu"
-
-    def there(values: Ints) -> torch.Tensor:
-        made = torch.from_numpy(values)
-        return made if on_host else made.to(device)
-
-    return GroupBatch(
-        query_starts=there(arrays.query_starts),
-        context_lens=there(arrays.context_lens),
-        table_starts=there(arrays.table_starts),
-        page_ids=there(arrays.page_ids),
-        first_positions=there(arrays.first_positions),
-        write_page_ids=there(arrays.write_page_ids),
-        write_offsets=there(arrays.write_offsets),
-        host=None if on_host else _lengths(arrays),
-    )
+    """In one transfer."""
+    if device.type == "cpu":
+        return HostGroupBatch(arrays)
+    there = torch.from_numpy(arrays.flat).to(device)
+    return GroupBatch(*there.split_with_sizes(arrays.sizes), host=_lengths(arrays))
 
 
 def _lengths(arrays: GroupArrays) -> HostLengths:

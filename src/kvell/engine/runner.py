@@ -18,7 +18,7 @@ from kvell.engine.proposals import verified
 from kvell.engine.sampling import GREEDY, RowSampling, sample
 from kvell.engine.sampling_params import SamplingParams
 from kvell.engine.slot_memory import SlotMemory
-from kvell.memory import Layout, SlotTable
+from kvell.memory import GroupSpec, Layout, SlotTable
 from kvell.models.paged_model import ForwardBatch, PagedModel
 
 
@@ -80,7 +80,7 @@ class ModelRunner:
         self._lends = lends
         self._layout = layout
         self._pages = PageMover(layout, slots, pool, buffer)
-        self._tables = PageTables(layout.groups, slots)
+        self._tables = _page_tables(layout.groups, slots)
         self._models = {
             served: (one, self._batches_of(one, served))
             for served, one in {name: model, **beside}.items()
@@ -147,8 +147,7 @@ class ModelRunner:
         """One model computes its part of a step; a token for each of the part's logits."""
         model, _ = self._models[name]
         if part.to_come.rows:
-            newest = torch.tensor(self._before.newest(part.to_come.handles))
-            part.batch.token_ids[list(part.to_come.rows)] = newest.to(part.batch.token_ids)
+            part.batch.put_tokens(part.to_come.rows, self._before.newest(part.to_come.handles))
         logits = model.forward(part.batch)
         return model.largest(part.batch) or sample(logits, part.rows)
 
@@ -157,6 +156,15 @@ class ModelRunner:
     ) -> ForwardBatches:
         groups = self._layout.indices_of(name, is_draft=is_draft)
         return ForwardBatches(self._layout, self._tables, groups, model.device, model.images)
+
+
+def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
+    """Compiled, where a compiler was."""
+    try:
+        from kvell.engine.compiled_tables import CompiledTables
+    except ImportError:
+        return PageTables(groups, slots)
+    return CompiledTables(groups, slots)
 
 
 def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:

@@ -57,7 +57,7 @@ class Forward:
         workspace: Memory,
         scratch: Memory,
         logits: int,
-        largest: int,
+        wants_largest: bool,
         threads: int,
         hook: Callable[[int, int], None] | None,
-    ) -> int: ...
+    ) -> tuple[int, list[int]]: ...

@@ -1,10 +1,11 @@
 """What a model is asked in one step, and where its memory lies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kvell.attention.host_batch import HostRows, OnHost
 from kvell.attention.interface import GroupBatch, LayerPages
 from kvell.attention.states import StateBatch
 from kvell.models.image_batch import ImageBatch
@@ -36,6 +37,36 @@ class ForwardBatch:
     prompt_ends: tuple[int, ...] = ()
     wants_largest: bool = False
     begun: Callable[[], None] | None = None
+
+    def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Ids that were not known when the batch was made."""
+        self.token_ids[list(rows)] = torch.tensor(token_ids).to(self.token_ids)
+
+
+class HostForwardBatch(OnHost, ForwardBatch):
+    """The same on a CPU; rows are ``token_ids``, ``positions`` and ``logits_rows``."""
+
+    MADE = ("token_ids", "positions", "logits_rows")
+
+    def __init__(
+        self,
+        rows: HostRows,
+        groups: tuple[GroupBatch | StateBatch | None, ...],
+        images: ImageBatch | None = None,
+        prompt_ends: tuple[int, ...] = (),
+        wants_largest: bool = False,
+        begun: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(rows)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "images", images)
+        object.__setattr__(self, "prompt_ends", prompt_ends)
+        object.__setattr__(self, "wants_largest", wants_largest)
+        object.__setattr__(self, "begun", begun)
+
+    def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Ids that were not known when the batch was made."""
+        self.rows.flat[list(rows)] = token_ids
 
 
 @dataclass(frozen=True)

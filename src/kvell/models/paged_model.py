@@ -52,7 +52,7 @@ class PagedModel:
         self.lean = lean
         self._modules = None if lean else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
-        self._largest: tuple[ForwardBatch, torch.Tensor] | None = None
+        self._last: ForwardBatch | None = None  # that a compiled pass computed
 
     @property
     def device(self) -> torch.device:
@@ -115,22 +115,17 @@ class PagedModel:
             if batch.begun is not None:
                 batch.begun()
             return self._modules.forward(batch, callbacks)
-        ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
-        largest = torch.empty_like(rows) if batch.wants_largest else None
-        self._largest = None if largest is None else (batch, largest)
-        return self._lean.forward(
-            ids, positions, rows, batch.groups, callbacks, largest, batch.begun
-        )
+        self._last = batch
+        return self._lean.forward(batch, callbacks)
 
     def largest(self, batch: ForwardBatch) -> list[int] | None:
         """Where each row's logits are largest, first of equals, if a compiled pass found it.
 
         :param batch: of the step; None is answered unless it was the last, and wanted it.
         """
-        if self._largest is None or self._largest[0] is not batch:
+        if self._last is not batch or not batch.wants_largest:
             return None
-        found: list[int] = self._largest[1].tolist()
-        return found
+        return self._lean.largest
 
     @property
     def _lean(self) -> LeanDecoder:

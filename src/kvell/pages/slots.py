@@ -24,6 +24,11 @@ class SlotTable:
         large, index = np.divmod(page_ids, np.int32(pages_per_large))
         return self._slots[large] * np.int32(pages_per_large) + index
 
+    @property
+    def moved(self) -> Ints | None:
+        """Slots by logical large page; None while all lie where they did."""
+        return self._slots if self._moved else None
+
     def exchange(self, first: int, second: int) -> None:
         """The bytes of two logical large pages have changed places."""
         slots = self._slots

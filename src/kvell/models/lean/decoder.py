@@ -1,14 +1,18 @@
 """A decoder's compiled pass: built once from a recipe, then one call for each step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from kvell.attention.host_batch import HostGroupBatch, HostRows
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
 from kvell.attention.states import StateBatch
 from kvell.elastic.arena import StepBuffers
 from kvell.models.description import ModelDescription
+from kvell.models.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.lean.forms import WeightForms
 from kvell.models.lean.grouped import GroupedWeight
 from kvell.models.lean.need import DecoderShape, StepParts, aligned
@@ -29,6 +33,19 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.bfloat16)
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _NO_NORM = (0, 0.0)
+INT64_BYTES = 8
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Where a step of so many tokens and rows of logits computes."""
+
+    tokens: int
+    rows: int
+    parts: StepParts
+    memory: torch.Tensor
+    address: int
+    logits: torch.Tensor
 
 
 class LeanDecoder:
@@ -41,6 +58,7 @@ class LeanDecoder:
     Not for concurrent use.
 
     :ivar state_shapes: what each layer with a mixer keeps, in order.
+    :ivar largest: the first of the largest logits of each row of the last step, if it was asked.
     """
 
     def __init__(
@@ -76,7 +94,9 @@ class LeanDecoder:
         )
         self._lent: torch.Tensor | None = None
         self._own = torch.empty(0, dtype=torch.uint8)
+        self._room: _Room | None = None
         self.used_bytes = 0
+        self.largest: list[int] = []
 
     @property
     def weight_bytes(self) -> int:
@@ -94,7 +114,7 @@ class LeanDecoder:
         What a step returns lies in it too, until the next one.  Several models may have the same,
         if they take turns.
         """
-        self._lent = lent
+        self._lent, self._room = lent, None
 
     def attach(
         self,
@@ -122,54 +142,56 @@ class LeanDecoder:
             ],
         )
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        logits_rows: torch.Tensor,
-        groups: Sequence[GroupBatch | StateBatch | None],
-        callbacks: LayerCallbacks | None = None,
-        largest: torch.Tensor | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> torch.Tensor:
-        """Compute a step; parameters as in ``ForwardBatch``; logits, float32 [rows, vocab].
+    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+        """Compute a step; logits, float32 [rows, vocab].
 
-        :param largest: int64 [rows], filled with the first of the largest logits of each row.
-        :param begun: called when nothing but the compiled part is left.
+        If it is wanted where they are largest, that is what counts: they last until the next
+        step, and so they do in memory that was lent.
+
         :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
             needs more memory than it was lent.
         :raises RuntimeError: if a group has metadata of another kind than its layers.
         """
-        tokens, rows = token_ids.numel(), logits_rows.numel()
-        parts = self._parts(tokens, rows)
-        memory = self._memory(parts)
-        logits = self._logits(memory, parts, rows)
-        ids, places, wanted = (_int64(x) for x in (token_ids, positions, logits_rows))
-        at = memory.data_ptr()
+        rows, groups = _host_rows(batch), batch.groups
+        room = self._room_for(rows.sizes[0], rows.sizes[2])
+        lasts = self._lent is None and not batch.wants_largest
+        logits = torch.empty_like(room.logits) if lasts else room.logits
+        parts, at = room.parts, room.address
+        positions = rows.address + INT64_BYTES * room.tokens
         asked = (
-            (tokens, ids.data_ptr(), places.data_ptr()),
-            (rows, wanted.data_ptr()),
-            [_group_args(groups[index], tokens) for index in self._groups],
+            (room.tokens, rows.address, positions),
+            (room.rows, positions + INT64_BYTES * room.tokens),
+            [_group_args(groups[index], room.tokens) for index in self._groups],
             [_states_args(groups[index]) for index in self._state_groups],
             (at + parts.attention_bytes, parts.rows_bytes),
             (at, parts.attention_bytes),
-            logits.data_ptr(),
-            0 if largest is None else largest.data_ptr(),
+            logits.data_ptr() if lasts else at + parts.logits_at,
+            batch.wants_largest,
             self._threads,
-            None if callbacks is None else self._hook(callbacks, tokens, rows, memory),
+            None if callbacks is None else self._hook(callbacks, room),
         )
-        if begun is not None:
-            begun()
-        used_bytes = self._forward.run(*asked)
+        if batch.begun is not None:
+            batch.begun()
+        used_bytes, self.largest = self._forward.run(*asked)
         self.used_bytes = used_bytes + parts.logits_bytes
         return logits
 
-    def _parts(self, tokens: int, rows: int) -> StepParts:
-        rows_bytes = self._forward.workspace_bytes(tokens, rows)
-        return StepParts(self._attention_bytes, rows_bytes, 4 * rows * self._vocab_size)
+    def _room_for(self, tokens: int, rows: int) -> "_Room":
+        """That of the step before, if it was as large: most are."""
+        room = self._room
+        if room is None or room.tokens != tokens or room.rows != rows:
+            room = self._room = self._made_room(tokens, rows)
+        return room
 
-    def _memory(self, parts: StepParts) -> torch.Tensor:
-        need_bytes = parts.total_bytes
+    def _made_room(self, tokens: int, rows: int) -> "_Room":
+        rows_bytes = self._forward.workspace_bytes(tokens, rows)
+        parts = StepParts(self._attention_bytes, rows_bytes, 4 * rows * self._vocab_size)
+        memory = self._memory(parts.total_bytes)
+        logits = memory[parts.logits_at : parts.logits_at + parts.logits_bytes]
+        in_rows = logits.view(torch.float32).view(rows, self._vocab_size)
+        return _Room(tokens, rows, parts, memory, memory.data_ptr(), in_rows)
+
+    def _memory(self, need_bytes: int) -> torch.Tensor:
         if self._lent is None:
             if self._own.numel() < need_bytes:
                 self._own = torch.empty(need_bytes, dtype=torch.uint8)
@@ -178,19 +200,11 @@ class LeanDecoder:
             raise ValueError(f"a step of {need_bytes} bytes was lent {self._lent.numel()}")
         return self._lent
 
-    def _logits(self, memory: torch.Tensor, parts: StepParts, rows: int) -> torch.Tensor:
-        """In the memory that was lent; in its own they would not outlive the next step."""
-        if self._lent is None:
-            return torch.empty((rows, self._vocab_size), dtype=torch.float32)
-        place = memory[parts.logits_at : parts.logits_at + parts.logits_bytes]
-        return place.view(torch.float32).view(rows, self._vocab_size)
-
-    def _hook(
-        self, callbacks: LayerCallbacks, tokens: int, rows: int, memory: torch.Tensor
-    ) -> Callable[[int, int], None]:
+    def _hook(self, callbacks: LayerCallbacks, room: "_Room") -> Callable[[int, int], None]:
         """Calls the seams with views of the workspace, which are the same in every layer."""
+        tokens, rows = room.tokens, room.rows
         query, output = (
-            memory[start : start + tokens * self._heads * self._head_size * size]
+            room.memory[start : start + tokens * self._heads * self._head_size * size]
             .view(self._dtype)
             .view(tokens, self._heads, self._head_size)
             for size in (self._dtype.itemsize,)
@@ -351,6 +365,8 @@ def _group_args(
 
     if not isinstance(group, GroupBatch):
         raise RuntimeError("a group has keys and values, the step has none for it")
+    if isinstance(group, HostGroupBatch):
+        return (batch_args(group, tokens), *group.writes)
     writes = (group.write_page_ids.data_ptr(), group.write_offsets.data_ptr())
     return (batch_args(group, tokens), *writes)
 
@@ -361,5 +377,8 @@ def _states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
     return state_batch_args(group)
 
 
-def _int64(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.int64).contiguous()
+def _host_rows(batch: ForwardBatch) -> HostRows:
+    if isinstance(batch, HostForwardBatch):
+        return batch.rows
+    parts = (batch.token_ids, batch.positions, batch.logits_rows)
+    return HostRows.of([part.numpy() for part in parts], np.int64)

@@ -1,0 +1,107 @@
+#include "tables.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace kvell::batching {
+
+namespace {
+
+// Logical pages to where they lie.
+class Physical {
+ public:
+  Physical(Ints slots, int32_t pages_per_large) : slots_(slots), per_large_(pages_per_large) {}
+
+  int32_t operator()(int32_t page) const {
+    if (!slots_.size || page < 0) return page;
+    const int32_t large = page / per_large_;
+    if (large >= slots_.size) throw std::invalid_argument("a page lies in no large page");
+    return slots_.data[large] * per_large_ + page % per_large_;
+  }
+
+ private:
+  Ints slots_;
+  int32_t per_large_;
+};
+
+int64_t sum(const Longs& values) { return std::accumulate(values.begin(), values.end(), int64_t(0)); }
+
+}  // namespace
+
+std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints slots) const {
+  const Group& group = groups_.at(size_t(index));
+  const size_t n = work.size();
+  const int64_t size = group.rules.page_tokens, tokens = sum(work.counts);
+  const Physical physical(slots, group.rules.pages_per_large);
+
+  std::vector<int32_t> found(3 * n + 2);
+  found.reserve(4 * n + 2 + 2 * size_t(tokens) + 64 * n);
+  int32_t* const query_starts = found.data();  // until the first page is put behind them
+  int32_t* const context_lens = query_starts + n + 1;
+  int32_t* const table_starts = context_lens + n;
+  std::vector<int32_t> firsts(n);
+  std::vector<std::pair<const int32_t*, int64_t>> parts(n);
+  for (size_t i = 0; i < n; ++i) {
+    const auto& table = pages(work.handles[i], index);
+    const int64_t first = group.first_page(work.starts[i]);
+    const int64_t length = work.starts[i] + work.counts[i];
+    const int64_t end = std::min<int64_t>(group.pages_of(length), int64_t(table.size()));
+    firsts[i] = int32_t(first);
+    parts[i] = {table.data() + std::min(first, end), std::max<int64_t>(0, end - first)};
+    query_starts[i + 1] = query_starts[i] + int32_t(work.counts[i]);
+    context_lens[i] = int32_t(length);
+    table_starts[i + 1] = table_starts[i] + int32_t(parts[i].second);
+  }
+  for (const auto& [pages, count] : parts)
+    for (int64_t j = 0; j < count; ++j) found.push_back(physical(pages[j]));
+  found.insert(found.end(), firsts.begin(), firsts.end());
+
+  const size_t writes = found.size();
+  found.resize(writes + 2 * size_t(tokens));
+  int32_t *page_ids = found.data() + writes, *offsets = page_ids + tokens;
+  for (size_t i = 0; i < n; ++i) {
+    int64_t number = work.starts[i] / size - firsts[i], offset = work.starts[i] % size;
+    for (int64_t t = 0; t < work.counts[i]; ++t) {
+      if (number < 0 || number >= parts[i].second)
+        throw std::invalid_argument("a token of the step has no page");
+      *page_ids++ = physical(parts[i].first[number]);
+      *offsets++ = int32_t(offset);
+      if (++offset == size) offset = 0, ++number;
+    }
+  }
+  return found;
+}
+
+std::vector<int32_t> PageTables::states(int64_t index, const Work& work, Ints slots,
+                                        int64_t slices) const {
+  const Physical physical(slots, groups_.at(size_t(index)).rules.pages_per_large);
+  std::vector<int32_t> found{0};
+  found.reserve(1 + work.size() * size_t(2 + slices));
+  for (int64_t count : work.counts) found.push_back(found.back() + int32_t(count));
+  for (int64_t start : work.starts) found.push_back(int32_t(start));
+  for (int64_t handle : work.handles) {
+    const auto& table = pages(handle, index);
+    if (int64_t(table.size()) < slices) throw std::invalid_argument("a request has no running state");
+    for (int64_t slice = 0; slice < slices; ++slice) found.push_back(physical(table[slice]));
+  }
+  return found;
+}
+
+Longs token_rows(const Longs& starts, const Longs& counts, const Longs& logits,
+                 const std::vector<Ints>& token_ids) {
+  const int64_t tokens = sum(counts), rows = sum(logits);
+  Longs found;
+  found.reserve(size_t(2 * tokens + rows));
+  for (const Ints& ids : token_ids) found.insert(found.end(), ids.data, ids.data + ids.size);
+  if (int64_t(found.size()) != tokens) throw std::invalid_argument("token_ids: not one for each token");
+  for (size_t i = 0; i < starts.size(); ++i)
+    for (int64_t t = 0; t < counts[i]; ++t) found.push_back(starts[i] + t);
+  int64_t end = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    end += counts[i];
+    for (int64_t row = end - logits[i]; row < end; ++row) found.push_back(row);
+  }
+  return found;
+}
+
+}  // namespace kvell::batching

@@ -1,0 +1,125 @@
+"""A step's metadata in host memory, in one array: compiled passes follow its address.
+
+Tensors of the parts are made when somebody asks for one.  Making a dozen of them takes a tenth
+of a millisecond between two passes, when nothing of torch is in the caches any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvell.attention.interface import GroupBatch
+from kvell.attention.states import StateBatch
+
+Whole = npt.NDArray[Any]
+_SevenInts = tuple[int, int, int, int, int, int, int]
+INT32_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class HostRows:
+    """Arrays that lie one after the other.
+
+    :param flat: all of them, contiguous, int32 or int64.
+    :param address: of its first number.
+    :param sizes: of the arrays.
+    """
+
+    flat: Whole
+    address: int
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Whole], dtype: type[np.int32] | type[np.int64]) -> "HostRows":
+        """Copied to where they lie one after the other."""
+        flat = np.concatenate(arrays, dtype=dtype)
+        address: int = flat.__array_interface__["data"][0]
+        return cls(flat, address, [len(array) for array in arrays])
+
+    @property
+    def arrays(self) -> list[Whole]:
+        """One by one."""
+        return np.split(self.flat, np.cumsum(self.sizes[:-1]))
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """One by one, over the same memory."""
+        parts: Sequence[torch.Tensor] = torch.from_numpy(self.flat).split_with_sizes(self.sizes)
+        return parts
+
+
+class OnHost:
+    """Fields that are made of ``rows`` when somebody asks for one of them."""
+
+    MADE: ClassVar[tuple[str, ...]]
+    rows: HostRows
+
+    def __init__(self, rows: HostRows) -> None:
+        object.__setattr__(self, "rows", rows)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in type(self).MADE:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        for field, part in zip(type(self).MADE, self.made(), strict=True):
+            object.__setattr__(self, field, part)
+        return getattr(self, name)
+
+    def made(self) -> Sequence[torch.Tensor]:
+        """The fields, in order."""
+        return self.rows.tensors
+
+
+class HostGroupBatch(OnHost, GroupBatch):
+    """A group's metadata: the seven fields of :class:`GroupBatch`, in their order."""
+
+    MADE = tuple(field.name for field in fields(GroupBatch) if field.name != "host")
+
+    @property
+    def addresses(self) -> _SevenInts:
+        """Requests, the addresses of all but the writes, and the number of pages."""
+        n, pages, at = self.rows.sizes[1], self.rows.sizes[3], self.rows.address
+        ids = at + INT32_BYTES * (3 * n + 2)
+        return (
+            n,
+            at,
+            at + INT32_BYTES * (n + 1),
+            at + INT32_BYTES * (2 * n + 1),
+            ids,
+            ids + INT32_BYTES * pages,
+            pages,
+        )
+
+    @property
+    def writes(self) -> tuple[int, int]:
+        """Addresses of the pages and of the rows that take the new tokens."""
+        n, pages, tokens = self.rows.sizes[1], self.rows.sizes[3], self.rows.sizes[5]
+        at = self.rows.address + INT32_BYTES * (4 * n + 2 + pages)
+        return at, at + INT32_BYTES * tokens
+
+
+class HostStateBatch(OnHost, StateBatch):
+    """A state group's metadata where all states go on and none is kept on the way.
+
+    Rows are ``query_starts``, ``starts`` and ``page_ids``.
+    """
+
+    MADE = tuple(field.name for field in fields(StateBatch) if field.name != "end_page_ids")
+
+    def made(self) -> Sequence[torch.Tensor]:
+        """The fields, in order; those of cuts are empty."""
+        query_starts, starts, page_ids = self.rows.tensors
+        pages = page_ids.view(len(starts), -1)
+        none = starts[:0]
+        return query_starts, starts, pages, none, none, pages[:0]
+
+    @property
+    def addresses(self) -> tuple[tuple[int, int, int], list[int]]:
+        """Requests, cuts and slices; and of all tables."""
+        requests, pages, at = self.rows.sizes[1], self.rows.sizes[2], self.rows.address
+        starts = at + INT32_BYTES * (requests + 1)
+        ids = starts + INT32_BYTES * requests
+        return (requests, 0, pages // max(1, requests)), [at, starts, ids, ids, ids, ids, 0]

@@ -1,0 +1,35 @@
+"""Page tables and a step's metadata, compiled (csrc/batching); arrays come with their address."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+
+def token_rows(
+    starts: Sequence[int], counts: Sequence[int], logits: Sequence[int], token_ids: Sequence[Ints]
+) -> tuple[Longs, int]: ...
+
+class PageTables:
+    def __init__(self, groups: Sequence[tuple[int, int, int, int]]) -> None: ...
+    def update(self, released: Sequence[int], new_pages: Ints) -> None: ...
+    def pages(self, handle: int, group: int) -> Ints: ...
+    def arrays(
+        self,
+        group: int,
+        handles: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        slots: Ints | None,
+    ) -> tuple[Ints, int]: ...
+    def states(
+        self,
+        group: int,
+        handles: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        slots: Ints | None,
+        slices: int,
+    ) -> tuple[Ints, int]: ...
