@@ -113,3 +113,35 @@ def test_a_process_may_end_while_memory_still_comes() -> None:
         [sys.executable, "-c", EXITING], check=False, capture_output=True, timeout=120
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+HOURS = 36_000.0
+
+
+def test_a_patient_one_rests_while_somebody_computes() -> None:
+    """It would rest for hours, but for nobody computing any more."""
+    device = Gated(4)
+    warmer = Warmer(device, range(4), is_patient=True, rest_seconds=HOURS)
+    warmer.computes(True)
+    device.permissions.release(4)
+    assert taken(warmer, 1) == 1
+    assert device.seen == [0]
+    warmer.wait(0.05)
+    assert (device.seen, warmer.is_done) == ([0], False)
+    warmer.computes(False)
+    assert taken(warmer, 3) == 3
+    warmer.finish()
+    assert device.seen == [0, 1, 2, 3]
+
+
+def test_who_rests_ends_at_once_when_nobody_holds_it() -> None:
+    device = Gated(4)
+    warmer = Warmer(device, range(4), is_patient=True, rest_seconds=HOURS)
+    thread = warmer._thread
+    warmer.computes(True)
+    device.permissions.release(4)
+    assert taken(warmer, 1) == 1
+    del warmer
+    gc.collect()
+    assert not thread.is_alive()
+    assert device.seen == [0]

@@ -138,6 +138,16 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One plan, its run and its commit; with overlap the commit is that of the step before."""
+        if self._behind is None:
+            return self._stepped()
+        self._behind.computes(True)
+        events = self._stepped()
+        self._behind.computes(self.core.has_work)
+        if self._behind.is_done:
+            self._behind = None
+        return events
+
+    def _stepped(self) -> list[Event]:
         if self._ahead is not None:
             return self._step_ahead(self._ahead)
         self._take_warm()
