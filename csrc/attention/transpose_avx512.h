@@ -62,6 +62,8 @@ KVELL_INLINE __m512 add_chains(const __m512 (&sums)[4]) {
   return _mm512_permutexvar_ps(order, _mm512_add_ps(three, high(b, d)));
 }
 
+constexpr int kFours = 2;  // fours of positions that are multiplied together: as registers allow
+
 // Cache lines of sixteen items of each of `rows` rows.
 template <class K>
 constexpr int lines_of(int rows) {
@@ -99,44 +101,52 @@ static void widen_query(const Lay<K>& lay, int32_t rows_per_head) {
       }
 }
 
-// acc[r] += four chains of 4 Blocks items of four positions, for R query rows: `keys` are those
-// positions' rows, `wide` the queries' items.
+// acc[g][r] += four chains of 4 Blocks items of four positions, the g-th ones, for R query rows: `keys`
+// are those positions' rows, `wide` the queries' items. Each of these is loaded once for all positions:
+// a load for every product is more than there are ports for.
 template <class K, int R, int Blocks>
-KVELL_INLINE void add_quarters(__m512 (&acc)[R], const typename K::Item* wide, SpanRows keys,
+KVELL_INLINE void add_quarters(__m512 (*acc)[R], const typename K::Item* wide, SpanRows keys,
                                int32_t item, int32_t head_size) {
   constexpr __mmask16 mask = Blocks == 4 ? 0xffff : (1u << (4 * Blocks)) - 1;
-  __m512i quarters[4];
-  for (int q = 0; q < 4; ++q) {
-    fetch_near(keys + q, item * K::kItemBytes);
-    quarters[q] = K::read_items(keys[q], item, mask, head_size);
+  __m512i quarters[kFours][4];
+  for (int g = 0; g < kFours; ++g) {
+    for (int q = 0; q < 4; ++q) {
+      fetch_near(keys + 4 * g + q, item * K::kItemBytes);
+      quarters[g][q] = K::read_items(keys[4 * g + q], item, mask, head_size);
+    }
+    transpose_quarters(quarters[g]);
   }
-  transpose_quarters(quarters);
   for (int b = 0; b < Blocks; ++b)
-    for (int r = 0; r < R; ++r)
-      acc[r] = K::multiply_add(acc[r], K::items_of(quarters[b]), K::load(wide + (b * R + r) * 16));
+    for (int r = 0; r < R; ++r) {
+      const auto query = K::load(wide + (b * R + r) * 16);
+      for (int g = 0; g < kFours; ++g)
+        acc[g][r] = K::multiply_add(acc[g][r], K::items_of(quarters[g][b]), query);
+    }
 }
 
 // Sixteen positions' scores of a head's R query rows. Lanes are four positions times four
-// chains: to bring quarters of rows together costs half of a whole transposition. Four positions
-// after the other, so that their rows are read through; the processor overlaps their sums.
+// chains: to bring quarters of rows together costs half of a whole transposition. Eight positions
+// after the other eight, so that their rows are read through; the processor overlaps their sums.
 template <class K, int R>
 KVELL_INLINE void sixteen_scores(const Lay<K>& lay, const typename K::Item* wide, SpanRows keys,
                                  int lines, Stream& next, float* scores) {
   const int32_t head_size = lay.head_size, items = lay.query_items;
   const int32_t whole = items / 16 * 16, rest = (items - whole) / 4;
+  const int a_few = lines * kFours / 4;  // at a time: what comes in bursts is dropped
   __m512 acc[4][R];
 #pragma GCC unroll 4
-  for (int g = 0; g < 4; ++g) {
+  for (int g = 0; g < 4; g += kFours) {
     const typename K::Item* query = wide;
-    for (int r = 0; r < R; ++r) acc[g][r] = _mm512_setzero_ps();
+    for (int i = g; i < g + kFours; ++i)
+      for (int r = 0; r < R; ++r) acc[i][r] = _mm512_setzero_ps();
     for (int32_t item = 0; item < whole; item += 16, query += R * 64) {
-      next.advance(lines / 4);  // a few at a time: what comes in bursts is dropped
-      add_quarters<K, R, 4>(acc[g], query, keys + 4 * g, item, head_size);
+      next.advance(a_few);
+      add_quarters<K, R, 4>(acc + g, query, keys + 4 * g, item, head_size);
     }
-    if (rest > 0) next.advance(lines / 4);
-    if (rest == 1) add_quarters<K, R, 1>(acc[g], query, keys + 4 * g, whole, head_size);
-    if (rest == 2) add_quarters<K, R, 2>(acc[g], query, keys + 4 * g, whole, head_size);
-    if (rest == 3) add_quarters<K, R, 3>(acc[g], query, keys + 4 * g, whole, head_size);
+    if (rest > 0) next.advance(a_few);
+    if (rest == 1) add_quarters<K, R, 1>(acc + g, query, keys + 4 * g, whole, head_size);
+    if (rest == 2) add_quarters<K, R, 2>(acc + g, query, keys + 4 * g, whole, head_size);
+    if (rest == 3) add_quarters<K, R, 3>(acc + g, query, keys + 4 * g, whole, head_size);
   }
   for (int r = 0; r < R; ++r) {
     const __m512 sums[4] = {acc[0][r], acc[1][r], acc[2][r], acc[3][r]};
