@@ -94,7 +94,7 @@ class Bound {
 };
 
 nb::tuple rows_of(const Longs& starts, const Longs& counts, const Longs& logits,
-                   const nb::sequence& token_ids) {
+                  const nb::sequence& token_ids) {
   if (counts.size() != starts.size() || logits.size() != starts.size())
     throw nb::value_error("work: a count, and a number of logits, for each start");
   std::deque<IntsArgument> given;  // they are views, which do not move

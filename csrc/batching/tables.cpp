@@ -34,38 +34,37 @@ std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints sl
   const int64_t size = group.rules.page_tokens, tokens = sum(work.counts);
   const Physical physical(slots, group.rules.pages_per_large);
 
-  std::vector<int32_t> found(3 * n + 2);
-  found.reserve(4 * n + 2 + 2 * size_t(tokens) + 64 * n);
-  int32_t* const query_starts = found.data();  // until the first page is put behind them
-  int32_t* const context_lens = query_starts + n + 1;
-  int32_t* const table_starts = context_lens + n;
-  std::vector<int32_t> firsts(n);
-  std::vector<std::pair<const int32_t*, int64_t>> parts(n);
+  std::vector<std::pair<const int32_t*, int64_t>> parts(n);  // each request's pages that are read
+  int64_t num_pages = 0;
   for (size_t i = 0; i < n; ++i) {
     const auto& table = pages(work.handles[i], index);
     const int64_t first = group.first_page(work.starts[i]);
-    const int64_t length = work.starts[i] + work.counts[i];
-    const int64_t end = std::min<int64_t>(group.pages_of(length), int64_t(table.size()));
-    firsts[i] = int32_t(first);
+    const int64_t end = std::min<int64_t>(group.pages_of(work.starts[i] + work.counts[i]),
+                                          int64_t(table.size()));
     parts[i] = {table.data() + std::min(first, end), std::max<int64_t>(0, end - first)};
-    query_starts[i + 1] = query_starts[i] + int32_t(work.counts[i]);
-    context_lens[i] = int32_t(length);
-    table_starts[i + 1] = table_starts[i] + int32_t(parts[i].second);
+    num_pages += parts[i].second;
   }
-  for (const auto& [pages, count] : parts)
-    for (int64_t j = 0; j < count; ++j) found.push_back(physical(pages[j]));
-  found.insert(found.end(), firsts.begin(), firsts.end());
 
-  const size_t writes = found.size();
-  found.resize(writes + 2 * size_t(tokens));
-  int32_t *page_ids = found.data() + writes, *offsets = page_ids + tokens;
+  std::vector<int32_t> found(4 * n + 2 + size_t(num_pages + 2 * tokens));
+  int32_t* const query_starts = found.data();
+  int32_t* const context_lens = query_starts + n + 1;
+  int32_t* const table_starts = context_lens + n;
+  int32_t* page_ids = table_starts + n + 1;
+  int32_t* const first_positions = page_ids + num_pages;
+  int32_t *write_page_ids = first_positions + n, *write_offsets = write_page_ids + tokens;
   for (size_t i = 0; i < n; ++i) {
-    int64_t number = work.starts[i] / size - firsts[i], offset = work.starts[i] % size;
+    const auto& [own, count] = parts[i];
+    const int64_t start = work.starts[i], first = group.first_page(start);
+    query_starts[i + 1] = query_starts[i] + int32_t(work.counts[i]);
+    context_lens[i] = int32_t(start + work.counts[i]);
+    table_starts[i + 1] = table_starts[i] + int32_t(count);
+    first_positions[i] = int32_t(first);
+    for (int64_t j = 0; j < count; ++j) *page_ids++ = physical(own[j]);
+    int64_t number = start / size - first, offset = start % size;
     for (int64_t t = 0; t < work.counts[i]; ++t) {
-      if (number < 0 || number >= parts[i].second)
-        throw std::invalid_argument("a token of the step has no page");
-      *page_ids++ = physical(parts[i].first[number]);
-      *offsets++ = int32_t(offset);
+      if (number < 0 || number >= count) throw std::invalid_argument("a token of the step has no page");
+      *write_page_ids++ = physical(own[number]);
+      *write_offsets++ = int32_t(offset);
       if (++offset == size) offset = 0, ++number;
     }
   }

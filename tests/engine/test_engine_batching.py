@@ -317,7 +317,7 @@ def test_running_states_are_those_of_a_step_without_checkpoints(kind: type[PageT
         else:
             assert (getattr(told, name).tolist(), values.dtype) == (values.tolist(), np.int32)
     plain = StateBatch(*(getattr(told, name) for name in HostStateBatch.MADE))
-    (counts, ours), (theirs_counts, theirs) = told.addresses, batch_args(plain)
+    (counts, ours), (theirs_counts, theirs) = told.args, batch_args(plain)
     assert counts == theirs_counts == (2, 0, 2)
     assert ours[:3] == theirs[:3]
     assert ours[6] == theirs[6] == 0

@@ -1,7 +1,6 @@
 """What of a step's metadata goes to a GPU, and what stays at hand."""
 
 import dataclasses
-from typing import cast
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ def arrays() -> GroupArrays:
     """Two requests, three pages, five tokens; all numbers differ."""
     sizes, numbers = part_sizes(2, 3, 5), iter(range(100))
     parts = [np.asarray([next(numbers) for _ in range(n)], np.int32) for n in sizes]
-    return cast(GroupArrays, GroupArrays.of(parts, np.int32))
+    return GroupArrays.of(parts, np.int32)
 
 
 def test_on_a_cpu_nothing_is_kept_twice() -> None:

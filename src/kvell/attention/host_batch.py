@@ -6,7 +6,9 @@ of a millisecond between two passes, when nothing of torch is in the caches any 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,6 @@ from kvell.attention.states import StateBatch
 
 Whole = npt.NDArray[Any]
 _SevenInts = tuple[int, int, int, int, int, int, int]
-INT32_BYTES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +35,17 @@ class HostRows:
     sizes: Sequence[int]
 
     @classmethod
-    def of(cls, arrays: Sequence[Whole], dtype: type[np.int32] | type[np.int64]) -> "HostRows":
+    def of(cls, arrays: Sequence[Whole], dtype: type[np.int32] | type[np.int64]) -> Self:
         """Copied to where they lie one after the other."""
         flat = np.concatenate(arrays, dtype=dtype)
         address: int = flat.__array_interface__["data"][0]
         return cls(flat, address, [len(array) for array in arrays])
+
+    @cached_property
+    def addresses(self) -> list[int]:
+        """Of each array's first number."""
+        begins = accumulate(self.sizes[:-1], initial=0)
+        return [self.address + self.flat.itemsize * begin for begin in begins]
 
     @property
     def arrays(self) -> list[Whole]:
@@ -79,26 +86,17 @@ class HostGroupBatch(OnHost, GroupBatch):
     MADE = tuple(field.name for field in fields(GroupBatch) if field.name != "host")
 
     @property
-    def addresses(self) -> _SevenInts:
+    def args(self) -> _SevenInts:
         """Requests, the addresses of all but the writes, and the number of pages."""
-        n, pages, at = self.rows.sizes[1], self.rows.sizes[3], self.rows.address
-        ids = at + INT32_BYTES * (3 * n + 2)
-        return (
-            n,
-            at,
-            at + INT32_BYTES * (n + 1),
-            at + INT32_BYTES * (2 * n + 1),
-            ids,
-            ids + INT32_BYTES * pages,
-            pages,
-        )
+        queries, lengths, tables, pages, firsts, *_ = self.rows.addresses
+        _, requests, _, num_pages, *_ = self.rows.sizes
+        return requests, queries, lengths, tables, pages, firsts, num_pages
 
     @property
     def writes(self) -> tuple[int, int]:
         """Addresses of the pages and of the rows that take the new tokens."""
-        n, pages, tokens = self.rows.sizes[1], self.rows.sizes[3], self.rows.sizes[5]
-        at = self.rows.address + INT32_BYTES * (4 * n + 2 + pages)
-        return at, at + INT32_BYTES * tokens
+        *_, pages, offsets = self.rows.addresses
+        return pages, offsets
 
 
 class HostStateBatch(OnHost, StateBatch):
@@ -117,9 +115,8 @@ class HostStateBatch(OnHost, StateBatch):
         return query_starts, starts, pages, none, none, pages[:0]
 
     @property
-    def addresses(self) -> tuple[tuple[int, int, int], list[int]]:
-        """Requests, cuts and slices; and of all tables."""
-        requests, pages, at = self.rows.sizes[1], self.rows.sizes[2], self.rows.address
-        starts = at + INT32_BYTES * (requests + 1)
-        ids = starts + INT32_BYTES * requests
-        return (requests, 0, pages // max(1, requests)), [at, starts, ids, ids, ids, ids, 0]
+    def args(self) -> tuple[tuple[int, int, int], list[int]]:
+        """Requests, cuts and slices; and the addresses of all tables."""
+        queries, starts, pages = self.rows.addresses
+        _, requests, num_pages = self.rows.sizes
+        return (requests, 0, num_pages // max(1, requests)), [queries, starts, *[pages] * 4, 0]

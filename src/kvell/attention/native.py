@@ -166,7 +166,7 @@ def batch_args(batch: GroupBatch, tokens: int) -> _EightInts:
     :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
     """
     if isinstance(batch, HostGroupBatch):
-        return (*batch.addresses, tokens)
+        return (*batch.args, tokens)
     requests = batch.context_lens.shape[0]
     if batch.query_starts.shape[0] != requests + 1 or batch.table_starts.shape[0] != requests + 1:
         raise ValueError(f"batch: starts need {requests + 1} entries for {requests} requests")

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kvell.attention.host_batch import HostRows
+from kvell.attention.host_batch import HostGroupBatch, HostRows
 from kvell.engine.plan import NewPages, StepPlan, TokenWork
 from kvell.memory import GroupKind, GroupSpec, SlotTable, policy_of
 
@@ -15,15 +15,7 @@ Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 FEW_ROWS = 64
 """New pages that are put one by one sooner than sorted."""
-FIELDS = (
-    "query_starts",
-    "context_lens",
-    "table_starts",
-    "page_ids",
-    "first_positions",
-    "write_page_ids",
-    "write_offsets",
-)
+FIELDS = HostGroupBatch.MADE
 
 
 class GroupArrays(HostRows):
@@ -213,8 +205,7 @@ class PageTables:
         numbers, offsets = np.divmod(rows.positions, size)
         writes = page_ids[row_of_token + numbers]
         fields = [rows.query_starts, lengths, table_starts, page_ids, first, writes, offsets]
-        whole = HostRows.of(fields, np.int32)
-        return GroupArrays(whole.flat, whole.address, whole.sizes)
+        return GroupArrays.of(fields, np.int32)
 
     def _put(self, rows: NewPages) -> None:
         """Rows of one holder and one group."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.bfloat16)
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _NO_NORM = (0, 0.0)
-INT64_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -157,10 +156,10 @@ class LeanDecoder:
         lasts = self._lent is None and not batch.wants_largest
         logits = torch.empty_like(room.logits) if lasts else room.logits
         parts, at = room.parts, room.address
-        positions = rows.address + INT64_BYTES * room.tokens
+        ids, positions, wanted = rows.addresses
         asked = (
-            (room.tokens, rows.address, positions),
-            (room.rows, positions + INT64_BYTES * room.tokens),
+            (room.tokens, ids, positions),
+            (room.rows, wanted),
             [_group_args(groups[index], room.tokens) for index in self._groups],
             [_states_args(groups[index]) for index in self._state_groups],
             (at + parts.attention_bytes, parts.rows_bytes),

@@ -28,7 +28,7 @@ def batch_args(batch: StateBatch) -> tuple[tuple[int, int, int], list[int]]:
     :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
     """
     if isinstance(batch, HostStateBatch):
-        return batch.addresses
+        return batch.args
     requests, slices = batch.page_ids.shape
     cuts, ends = batch.cut_requests.shape[0], batch.end_page_ids
     if batch.query_starts.shape[0] != requests + 1 or batch.starts.shape[0] != requests:
