@@ -59,7 +59,7 @@ def layout_of(shape: Shape, pool_bytes: int, manager: Manager = "kvell") -> Layo
     return replace(layout, num_large_pages=pool_bytes // layout.large_page_bytes)
 
 
-def replayed(
+def replay_of(
     shape: Shape,
     layout: Layout,
     rows: Sequence[TraceRow],
@@ -67,15 +67,15 @@ def replayed(
     sessions: bool = True,
     eviction: Eviction = "lru",
     clock: Clock | None = None,
-) -> tuple[dict[str, Any], Replay]:
-    """Replay rows that all wait at the start; the report, and the run itself.
+) -> Replay:
+    """A replay of rows that all wait at the start, which has not begun.
 
-    :param clock: that the manager's time is taken with, if not the machine's.
+    :param clock: that its own time is taken with, if not the machine's.
     """
     machine = Machine(
         load_profile(DEFAULT_HARDWARE), model_cost(shape.config, shape.description, ELEMENT_BYTES)
     )
-    run = Replay(
+    return Replay(
         create_core(layout, eviction=eviction),
         shape.description.layers,
         replay_limits(layout, shape.description.max_model_len),
@@ -86,5 +86,18 @@ def replayed(
         sessions=sessions,
         images_in_text=shape.images_in_text,
     )
+
+
+def replayed(
+    shape: Shape,
+    layout: Layout,
+    rows: Sequence[TraceRow],
+    *,
+    sessions: bool = True,
+    eviction: Eviction = "lru",
+    clock: Clock | None = None,
+) -> tuple[dict[str, Any], Replay]:
+    """The report of :func:`replay_of`, and the run itself."""
+    run = replay_of(shape, layout, rows, sessions=sessions, eviction=eviction, clock=clock)
     run.run()
     return run.report(), run

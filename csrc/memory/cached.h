@@ -46,7 +46,7 @@ class CachedPages {
     if (queue_.empty()) return &aside_.top();
     const Entry *one = &queue_.top(), *other = &aside_.top();
     if (!rule_.learns()) return *other < *one ? other : one;
-    const Place first = rule_.place(one->key()), second = rule_.place(other->key());
+    const Place first = queue_.place(), second = aside_.place();
     if (first < second) return one;
     return second < first || other->id() < one->id() ? other : one;
   }

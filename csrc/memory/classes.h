@@ -23,7 +23,8 @@ class ClassQueue {
     const int32_t number = class_of(records_[id].key);
     fill_[number / 64] |= uint64_t(1) << number % 64;
     queues_[number].push(id);
-    if (is_first_known() && number != first_) consider(number);
+    if (number == first_ || !is_first_known()) return;
+    if (queues_[number].top().id() == id) consider(number);  // behind its head nothing changes
   }
   void remove(int32_t id) {
     --size_;
@@ -38,6 +39,8 @@ class ClassQueue {
   }
   // The member that goes first; there is one.
   const Entry& top() const { return queues_[first()].top(); }
+  // Where it stands.
+  Place place() const { return place_of(first()); }
   // Who is likely to be on top soon.
   int32_t next() const { return queues_[first()].next(); }
 

@@ -139,6 +139,8 @@ void Core::claim(int32_t handle, int64_t expected_tokens, Hint hint) {
   if (handle == turned_away_.handle) turned_away_ = {};
   h.claimed = true;
   h.prompt.keep();
+  if (store_.rule.learns())
+    h.named = store_.rule.table().names(h.root, h.prompt.data(), h.prompt.size());
   h.lease_until.reset();
   leases_.erase(handle);
   h.expected_tokens = expected_tokens;

@@ -35,32 +35,49 @@ uint64_t word_at(const char* bytes) {
   return word;
 }
 
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostReserved = 1 << 16;
+
 // Names bytes together with all before them (`seed`). What is at stake is statistics alone.
 uint64_t hash_of(const char* bytes, size_t count, uint64_t seed) {
-  uint64_t left = seed ^ kOdd[0], right = seed ^ kOdd[1];
+  constexpr size_t kLanes = 4, kStride = 2 * sizeof(uint64_t);  // each waits for itself alone
+  uint64_t lanes[kLanes];
+  for (size_t i = 0; i < kLanes; ++i) lanes[i] = seed ^ kOdd[i];
+  const auto fold = [&lanes](const char* from) {
+    for (size_t i = 0; i < kLanes; ++i, from += kStride)
+      lanes[i] = mixed(word_at(from) ^ kOdd[i], word_at(from + sizeof(uint64_t)) ^ lanes[i]);
+  };
   size_t at = 0;
-  for (; at + 32 <= count; at += 32) {
-    left = mixed(word_at(bytes + at) ^ kOdd[1], word_at(bytes + at + 8) ^ left);
-    right = mixed(word_at(bytes + at + 16) ^ kOdd[2], word_at(bytes + at + 24) ^ right);
-  }
-  uint64_t tail[4] = {0, 0, 0, 0};
+  for (; at + kLanes * kStride <= count; at += kLanes * kStride) fold(bytes + at);
+  char tail[kLanes * kStride] = {};
   if (at < count) std::memcpy(tail, bytes + at, count - at);
-  left = mixed(tail[0] ^ kOdd[1], tail[1] ^ left);
-  right = mixed(tail[2] ^ kOdd[2], tail[3] ^ right);
+  fold(tail);
+  const uint64_t left = mixed(lanes[0] ^ kOdd[2], lanes[1] ^ kOdd[3]);
+  const uint64_t right = mixed(lanes[2] ^ kOdd[0], lanes[3] ^ kOdd[1]);
   return mixed(left ^ kOdd[3], right ^ count);
+}
+
+uint64_t hash_of(const std::string& root) { return hash_of(root.data(), root.size(), 0); }
+
+uint64_t hash_of(const int32_t* tokens, int64_t count, uint64_t seed) {
+  return hash_of(reinterpret_cast<const char*>(tokens), size_t(count) * sizeof *tokens, seed);
 }
 
 }  // namespace
 
 HazardTable::HazardTable(HazardSettings settings)
     : settings_(std::move(settings)),
-      known_(1),
+      where_(size_t(std::min(settings_.most_keys, kMostReserved))),
       pasts_(1),
       aging_(kAges),
       entered_(kClasses * kAges),
       returned_(kClasses * kAges),
       events_(kClasses),
       next_refit_(settings_.first_refit) {
+  // Memory behind what is going to be remembered now, not page by page while requests end.
+  known_.resize(size_t(std::min(settings_.most_keys, kMostReserved)) + 1);
+  known_.resize(1);
+  due_.fill(kNever);
   for (int32_t bits = 1, bucket = 0; bits < int32_t(first_buckets_.size()); ++bits) {
     while (bucket < kAges && uint64_t(settings_.bounds[bucket + 1]) <= uint64_t(1) << (bits - 1))
       ++bucket;
@@ -122,25 +139,35 @@ void HazardTable::access(const Ending& ending, int64_t now, std::vector<Run>& ru
   for (Run& run : runs) run.end *= settings_.chunk_tokens;
 }
 
-// The keys of a request's chunks, each of all tokens up to its end.
+std::vector<uint64_t> HazardTable::names(const std::string& root, const int32_t* prompt,
+                                         int64_t tokens) const {
+  const int64_t size = settings_.chunk_tokens;
+  std::vector<uint64_t> keys;
+  keys.reserve(size_t(tokens / size));
+  uint64_t key = hash_of(root);
+  for (int64_t start = 0; start + size <= tokens; start += size)
+    keys.push_back(key = hash_of(prompt + start, size, key));
+  return keys;
+}
+
+// The keys of a request's chunks: those of its prompt, then where its answer begins and goes on.
 void HazardTable::name(const Ending& ending) {
-  const int64_t size = settings_.chunk_tokens, prompt = ending.prompt_tokens;
+  const int64_t size = settings_.chunk_tokens, count = ending.tokens / size;
+  const int64_t named = std::min(int64_t(ending.named.size()), count);
+  keys_.assign(ending.named.begin(), ending.named.begin() + named);
+  uint64_t key = named ? keys_.back() : hash_of(ending.root);
   std::vector<int32_t> seam;
-  uint64_t key = hash_of(ending.root.data(), ending.root.size(), 0);
-  keys_.clear();
-  for (int64_t start = 0; start + size <= ending.tokens; start += size) {
-    const int32_t* text = ending.prompt + start;
-    if (start >= prompt) {
-      text = ending.generated.data() + (start - prompt);
-    } else if (start + size > prompt) {
-      seam.assign(text, ending.prompt + prompt);
-      seam.insert(seam.end(), ending.generated.begin(), ending.generated.begin() + (start + size - prompt));
+  for (int64_t start = named * size; start < count * size; start += size) {
+    const int64_t generated = start - ending.prompt_tokens;  // of the answer, before the chunk
+    const int32_t* text = ending.generated.data() + generated;
+    if (generated < 0) {
+      seam.assign(ending.prompt + start, ending.prompt + ending.prompt_tokens);
+      seam.insert(seam.end(), ending.generated.begin(), ending.generated.begin() + (generated + size));
       text = seam.data();
     }
-    key = hash_of(reinterpret_cast<const char*>(text), size_t(size) * sizeof *text, key);
-    keys_.push_back(key);
-    where_.fetch(key);
+    keys_.push_back(key = hash_of(text, size, key));
   }
+  for (const uint64_t each : keys_) where_.fetch(each);
 }
 
 // The chunks of a request, new ones too, and how many at its beginning were known.
@@ -192,7 +219,7 @@ void HazardTable::enter(const std::vector<Run>& runs, int64_t now) {
     const int64_t size = run.end - start;
     const double weight = 1 / std::sqrt(double(size));
     const uint32_t past = new_past({now, weight, run.eviction_class, int32_t(size), true});
-    aging_[0].push_back(past);
+    begin_aging(0, past);
     entered_[size_t(run.eviction_class) * kAges] += weight * double(size);
     for (int64_t i = start; i < run.end; ++i) known_[chain_[i]].past = past;
     start = run.end;
@@ -208,20 +235,26 @@ void HazardTable::enter(const std::vector<Run>& runs, int64_t now) {
 // Runs that reached their next bucket are counted there.
 void HazardTable::age(int64_t now) {
   for (int32_t bucket = 0; bucket < kAges; ++bucket) {
-    std::deque<uint32_t>& aging = aging_[bucket];
-    while (!aging.empty() && now - pasts_[aging.front()].time >= settings_.bounds[bucket + 1]) {
+    while (now >= due_[bucket]) {
+      std::deque<uint32_t>& aging = aging_[bucket];
       const uint32_t at = aging.front();
       aging.pop_front();
+      due_[bucket] = aging.empty() ? kNever : pasts_[aging.front()].time + settings_.bounds[bucket + 1];
       Past& past = pasts_[at];
       if (past.left && bucket + 1 < kAges) {
         entered_[size_t(past.eviction_class) * kAges + bucket + 1] += past.weight * past.left;
-        aging_[bucket + 1].push_back(at);
+        begin_aging(bucket + 1, at);
         continue;
       }
       past.ages = false;
       if (!past.left) free_pasts_.push_back(at);
     }
   }
+}
+
+void HazardTable::begin_aging(int32_t bucket, uint32_t at) {
+  if (aging_[bucket].empty()) due_[bucket] = pasts_[at].time + settings_.bounds[bucket + 1];
+  aging_[bucket].push_back(at);
 }
 
 // A prefix is worth at least what goes on from it; neighbours of one class are one.

@@ -29,6 +29,7 @@ struct Run {  // prefixes of one class, up to `end` tokens
 // What is known of a request when it ends (Ending in prefix/evictor.py).
 struct Ending {
   const std::string& root;
+  const std::vector<uint64_t>& named;  // the chunks that its prompt fills: HazardTable::names
   const int32_t* prompt;
   int64_t prompt_tokens;
   const std::vector<int32_t>& generated;
@@ -54,6 +55,9 @@ class HazardTable {
   double worth(int32_t eviction_class, int64_t age) const;
   // Of what a request leaves behind of which no end is known.
   static int32_t class_before(int64_t expected_output, Hint hint, bool is_running);
+  // The keys of the chunks that a prompt fills, each of all tokens up to its end: when it has just
+  // been copied, for it will be out of the caches when its request ends.
+  std::vector<uint64_t> names(const std::string& root, const int32_t* prompt, int64_t tokens) const;
   // A request ends now: classes of its prefixes.
   void access(const Ending& ending, int64_t now, std::vector<Run>& runs);
 
@@ -88,6 +92,7 @@ class HazardTable {
   void leave_past_runs(int64_t now);
   void enter(const std::vector<Run>& runs, int64_t now);
   void age(int64_t now);
+  void begin_aging(int32_t bucket, uint32_t at);
   void promote(std::vector<Run>& runs) const;
   void forget_oldest();
   void unlink(uint32_t at);
@@ -106,7 +111,8 @@ class HazardTable {
   std::vector<uint32_t> free_known_;
   std::vector<Past> pasts_;  // [0] stands for none
   std::vector<uint32_t> free_pasts_;
-  std::vector<std::deque<uint32_t>> aging_;
+  std::vector<std::deque<uint32_t>> aging_;  // by the age that they have reached
+  std::array<int64_t, kAges> due_;           // when the first of each reaches its next
   std::vector<double> entered_, returned_, events_, index_;
   int64_t requests_ = 0, next_refit_;
   // Scratch: the chunks of a request, their keys, and how often each was used.

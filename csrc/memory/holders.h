@@ -124,6 +124,7 @@ struct alignas(64) Holder {
   Text prompt;
   std::vector<int32_t> generated;
   std::string root;       // its prompts', where what returns is learned
+  std::vector<uint64_t> named;  // chunks of its prompt, there
   std::vector<Run> runs;  // classes of its prefixes, once it ends
   Hint hint = Hint::kNone;
   std::string images_root;  // where the index knows embeddings by what they show

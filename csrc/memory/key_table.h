@@ -9,7 +9,8 @@ namespace kvell::memory {
 // Keys must be as good as random, and places above 0.
 class KeyTable {
  public:
-  KeyTable() : items_(kFirst), mask_(kFirst - 1) {}
+  // With room for so many.
+  explicit KeyTable(size_t keys) : items_(items_for(keys)), mask_(items_.size() - 1) {}
 
   size_t size() const { return size_; }
   // The key is looked for soon.
@@ -44,6 +45,11 @@ class KeyTable {
     uint32_t place = 0;  // 0: nothing is here
   };
 
+  static size_t items_for(size_t keys) {
+    size_t items = kFirst;
+    while (items < 2 * (keys + 1)) items *= 2;
+    return items;
+  }
   size_t index_of(uint64_t key) const {
     size_t at = key & mask_;
     while (items_[at].place && items_[at].key != key) at = (at + 1) & mask_;

@@ -212,6 +212,7 @@ void Pool::renew(int32_t slot, const Key& key) {
   const Key old = page.key;
   cached_[larges_[id].group()].renew(slot, key);
   if (!larges_[id].run) return;
+  unsettle(id);
   LargeRecord& large = larges_[id];
   if (rank_of(key) == kNormal && class_of(key) != class_of(large.key)) large.is_mixed = true;
   // In one class it goes later or where it did; in another it may go sooner, which counts if it
@@ -328,6 +329,7 @@ void Pool::settle(int32_t id) {
 void Pool::make_evictable(int32_t id, const Last& last) {
   larges_[id].key = last.key;
   larges_[id].is_mixed = last.is_mixed;
+  unsettle(id);
   evictable_.push(id);
 }
 
@@ -385,9 +387,12 @@ const Entry* Pool::oldest_large() {
   if (evictable_.empty()) return nullptr;
   for (;;) {
     const int32_t id = evictable_.top().id();
-    if (!larges_[id].is_mixed) break;
+    if (!larges_[id].is_mixed || settled_ == std::make_pair(id, rule_.epoch())) break;
     const Last last = last_of(id);
-    if (last.key == larges_[id].key) break;
+    if (last.key == larges_[id].key) {
+      settled_ = {id, rule_.epoch()};
+      break;
+    }
     evictable_.remove(id);  // since then another of its pages became the last to go
     make_evictable(id, last);
   }

@@ -122,6 +122,9 @@ class Pool {
   Last last_of(int32_t id) const;
   Key last_by_worth(int32_t id) const;
   void make_evictable(int32_t id, const Last& last);
+  void unsettle(int32_t id) {
+    if (settled_.first == id) settled_.first = kNoLarge;
+  }
   void give_back(int32_t id);
   void make_empty(int32_t id, const int32_t* slots, size_t count);
   void cache(int32_t slot);
@@ -138,6 +141,9 @@ class Pool {
   Rooms rooms_;
   std::vector<CachedPages> cached_;  // by group
   ClassQueue<LargeRecord> evictable_;  // by their youngest page, or one that goes before it
+  // Of many classes, and known to go first in this epoch of the rule.
+  static constexpr int32_t kNoLarge = -1;
+  std::pair<int32_t, int64_t> settled_{kNoLarge, 0};
   EmptyLarges empties_;
   int64_t freed_ = 0;
   Counts claimed_;  // per group, large pages in it

@@ -53,7 +53,8 @@ void Publisher::give_back(Holder& h, bool renew, bool returns) {
   const bool is_new = h.computed > h.hit_tokens && !h.receiving;
   const bool has_ended = renew && !returns && h.claimed;
   if (has_ended && h.computed <= h.num_tokens() && store_.rule.learns()) {
-    const Ending ending{h.root, h.prompt.data(), h.prompt.size(), h.generated, h.computed, h.hint};
+    const Ending ending{h.root,      h.named,     h.prompt.data(), h.prompt.size(),
+                        h.generated, h.computed, h.hint};
     store_.rule.table().access(ending, store_.step, h.runs);
   }
   if (renew && is_new && h.publishes) publish_end(h);

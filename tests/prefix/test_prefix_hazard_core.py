@@ -38,7 +38,7 @@ from tests.prefix.story import ints
 from tests.prefix.test_prefix_core_machine import FEW, CoreMachine
 
 FIRST_ONCE = class_of(1, None, 0)
-PAGE = 32
+PAGE = CHUNK_TOKENS // 4
 CHUNK_PAGES = CHUNK_TOKENS // PAGE
 
 
@@ -94,7 +94,7 @@ layouts = st.sampled_from(
         pool_of(5, group(PAGE, CHUNK_PAGES)),
         pool_of(12, group(PAGE, 2)),
         pool_of(17, group(PAGE, 2), group(PAGE, 2)),
-        pool_of(18, group(PAGE, 2), group(PAGE, 2, 64)),
+        pool_of(18, group(PAGE, 2), group(PAGE, 2, 2 * PAGE)),
     ]
 )
 
@@ -118,7 +118,7 @@ def test_states_and_windows_stand_any_order_of_classes(
 ) -> None:
     table = Taught(1_000)
     table.worthless = worthless
-    layout = pool_of(30, group(PAGE, 2), state(1, 2), group(PAGE, 2, 64))
+    layout = pool_of(30, group(PAGE, 2), state(1, 2), group(PAGE, 2, 2 * PAGE))
     server = Server(layout, ruled_by(table))
     for talk, chunks in said:
         server.serve(text(talk, chunks))

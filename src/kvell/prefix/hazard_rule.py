@@ -24,7 +24,7 @@ from kvell.prefix.hazard import (
 )
 from kvell.prefix.shadow import chain_of
 
-CHUNK_TOKENS = 128
+CHUNK_TOKENS = 256
 PREFIX_BITS = 32
 """Of a key's last number: prefixes are shorter than 4 G tokens."""
 RUNNING_STEPS = 64

@@ -67,7 +67,7 @@ class RequestFigures:
 
 
 class Replay:
-    """One run of one trace; :meth:`run` it once, then read the figures.
+    """One run of one trace; :meth:`run` it once, or go on to its end, then read the figures.
 
     :param core: an empty memory core.
     :param layers: the model's layers, which say what is needed of the pages.
@@ -140,13 +140,22 @@ class Replay:
 
     def run(self, progress: Progress = lambda _: None) -> None:
         """Until every request is finished or refused."""
-        began = self._wall.now_seconds()
-        while len(self._pending) or self._engine.has_work:
-            self._arrive()
-            if self._engine.has_work:
-                self._step()
+        while self.go_on():
             progress((self._counts["finished"] + len(self._pending.refused)) / len(self._rows))
-        self._wall_seconds = self._wall.now_seconds() - began
+
+    def go_on(self) -> bool:
+        """At most one step; False once every request is finished or refused.
+
+        For who runs several side by side.
+        """
+        if not len(self._pending) and not self._engine.has_work:
+            return False
+        began = self._wall.now_seconds()
+        self._arrive()
+        if self._engine.has_work:
+            self._step()
+        self._wall_seconds += self._wall.now_seconds() - began
+        return True
 
     @property
     def requests_refused(self) -> int:
