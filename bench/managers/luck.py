@@ -1,0 +1,206 @@
+"""Where the matrix says that another manager hits more or is done sooner: is that so, or luck?
+
+Run from the repository's root: ``python -m bench.managers.luck --traces DIR``.  In a full pool one
+session's prefix more or less moves hits by whole points, and memory that is half a percent larger
+is another draw.  So each comparison of the committed matrix in which Kvell misses a clause is
+replayed in nine sizes of memory around its own, Kvell and whoever was best there (of ours: vLLM's
+manager takes minutes a cell), and means are compared.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.managers.cells import OURS, TRACES, cells, memory_bytes
+from bench.managers.matrix import RESULTS as MATRIX
+from bench.managers.matrix import found, judged
+from bench.managers.ours import replayed
+from bench.managers.store import Store
+from bench.managers.theirs import REPOSITORY
+from bench.managers.verdicts import (
+    HIT_RATE_SLACK,
+    MOST_STEPS,
+    SELF,
+    Comparison,
+    Outcome,
+    Place,
+)
+from bench.replay.shapes import read_shape
+from kvell.errors import ChangeSomething
+from kvell.memory import Manager
+from kvell.simulator.trace import read_trace
+
+RESULTS = Path("bench", "results", "managers_luck.json")
+FACTORS = tuple(1 + 0.005 * step for step in range(-4, 5))
+"""Of the cell's own memory."""
+NEVER = 1 << 40
+"""Steps between two looks at what pages are used for."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A manager that was better than Kvell in a comparison."""
+
+    place: Place
+    rival: Manager
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One replay."""
+
+    steps: int
+    hit_rate: float
+
+
+Pair = tuple[Figures, Figures]
+"""Kvell's and the rival's, in the same memory."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the means say.
+
+    :ivar matrix_behind: hit rate behind the rival, in the matrix.
+    :ivar behind: the same on average, and its standard error.
+    :ivar own_spread: of Kvell's hit rate: the largest less the least.
+    :ivar steps: Kvell's over the rival's, on average.
+    """
+
+    case: Case
+    sizes: int
+    matrix_behind: float
+    behind: float
+    error: float
+    own_spread: float
+    steps: float
+
+    @property
+    def told(self) -> str:
+        """In a word or two."""
+        if self.steps > MOST_STEPS:
+            return "later"
+        if self.behind <= HIT_RATE_SLACK:
+            return "luck"
+        if self.steps < 1 / MOST_STEPS:
+            return "runs fewer at once"
+        return "behind" if self.behind - HIT_RATE_SLACK > 2 * self.error else "not told apart"
+
+
+def rivals(one: Comparison) -> Iterator[Manager]:
+    """Managers of ours beyond the slack of a clause: the best in hits, and the best in steps."""
+    own = one.complete[SELF]
+    others = {name: one.others[name] for name in OURS if name in one.others}
+
+    def best(key: Callable[[Outcome], float]) -> Manager:
+        name = max(others, key=lambda each: key(others[each]))
+        return next(manager for manager in OURS if manager == name)
+
+    hits, steps = best(lambda each: each["hit_rate"]), best(lambda each: -each["steps"])
+    named = []
+    if others[hits]["hit_rate"] - own["hit_rate"] > HIT_RATE_SLACK:
+        named.append(hits)
+    if own["steps"] > MOST_STEPS * others[steps]["steps"]:
+        named.append(steps)
+    yield from dict.fromkeys(named)
+
+
+def finding(case: Case, matrix_behind: float, pairs: Sequence[Pair]) -> Finding:
+    """Means of pairs in neighbouring sizes of memory; two at least."""
+    behind = [rival.hit_rate - own.hit_rate for own, rival in pairs]
+    own_hits = [own.hit_rate for own, _ in pairs]
+    return Finding(
+        case,
+        len(pairs),
+        matrix_behind,
+        statistics.mean(behind),
+        statistics.stdev(behind) / math.sqrt(len(behind)),
+        max(own_hits) - min(own_hits),
+        statistics.mean(own.steps / rival.steps for own, rival in pairs),
+    )
+
+
+def replay_pair(traces: Path, job: tuple[Case, float]) -> Pair | None:
+    """One case in one size of memory; None if somebody refuses a request there."""
+    case, factor = job
+    name, trace, size = case.place
+    shape = read_shape(name)
+    rows = read_trace(traces / f"{trace}.jsonl.gz", TRACES[trace])
+    memory = int(memory_bytes(shape, rows, size) * factor)
+    told = []
+    managers: tuple[Manager, Manager] = ("kvell", case.rival)
+    for manager in managers:
+        try:
+            report = replayed(shape, rows, memory, manager, look_every=NEVER).report()
+        except ChangeSomething:
+            return None
+        if report["requests_refused"]:
+            return None
+        told.append(Figures(report["steps"], report["hit_rate"]))
+    return told[0], told[1]
+
+
+def table(findings: Sequence[Finding]) -> Table:
+    """A row for each case."""
+    title = f"behind in the matrix: means of memory ±{FACTORS[-1] - 1:.0%}"
+    printed = Table("comparison", "rival", title=title)
+    for column in ("matrix", "mean ± error", "own spread", "steps", "sizes"):
+        printed.add_column(column, justify="right")
+    printed.add_column("so")
+    for one in findings:
+        printed.add_row(
+            ".".join(map(str, one.case.place)),
+            one.case.rival,
+            f"{one.matrix_behind:.4f}",
+            f"{one.behind:.4f} ± {one.error:.4f}",
+            f"{one.own_spread:.4f}",
+            f"{one.steps:.4f}",
+            str(one.sizes),
+            one.told,
+        )
+    return printed
+
+
+def main() -> None:
+    """Replays every case, prints and writes what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
+    parser.add_argument("--shapes", nargs="+", help="only these")
+    parser.add_argument("--processes", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
+    options = parser.parse_args()
+    store = Store(REPOSITORY, requests=None, committed=REPOSITORY / MATRIX)
+    compared, _ = judged(found(store, cells(shapes=options.shapes or ())))
+    behind = {
+        Case(one.place, rival): one.complete[rival]["hit_rate"] - one.complete[SELF]["hit_rate"]
+        for one in compared
+        for rival in rivals(one)
+    }
+    jobs = [(case, factor) for case in behind for factor in FACTORS]
+    pairs: dict[Case, list[Pair]] = {case: [] for case in behind}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, mp_context=spawn) as pool:
+        replays = pool.map(partial(replay_pair, options.traces), jobs)
+        shown = track(replays, "sizes", len(jobs), console=Console(stderr=True))
+        for (case, _), pair in zip(jobs, shown, strict=True):
+            if pair is not None:
+                pairs[case].append(pair)
+    findings = [finding(case, behind[case], each) for case, each in pairs.items() if len(each) > 1]
+    Console(width=140).print(table(findings))
+    told = [asdict(one) | {"told": one.told} for one in findings]
+    options.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
