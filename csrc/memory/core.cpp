@@ -145,6 +145,7 @@ void Core::claim(int32_t handle, int64_t expected_tokens, Hint hint) {
   leases_.erase(handle);
   h.expected_tokens = expected_tokens;
   total_hit_tokens_ += h.hit_tokens;
+  store_.placer.hits().note(h.hit_tokens, h.prompt.size());
   publisher_.note_used(h);
   for (const int32_t g : h.model->own) {
     const Rules& group = store_.groups[g];

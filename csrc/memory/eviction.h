@@ -57,6 +57,7 @@ class EvictionRule {
     const int32_t number = rank == kNormal ? eviction_class : 0;  // the others go by age
     return make_key(make_stamp(rank, time, number), prefix_length);
   }
+  int64_t age(const Key& key) const { return step_ - time_of(key); }
   double worth(const Key& key) const {
     if (!learns() || rank_of(key) != kNormal) return 0.0;
     return table_->worth(class_of(key), std::max<int64_t>(0, seen_ - time_of(key)));

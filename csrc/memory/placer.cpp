@@ -67,8 +67,17 @@ int32_t Placer::find_large(int32_t holder, int32_t group, int64_t demand, const 
 // Where large pages are scarce, a page beside used ones is taken before an empty large page is
 // begun: the large page can serve any group, the page none but its own.
 bool Placer::saves_large(int32_t group) const {
-  return pool_.is_scarce() && !pool_.supply().has_shares() &&
-         (pool_.rooms().others(group, true) >= 0 || pool_.oldest_page(group, true));
+  if (!pool_.is_scarce() || pool_.supply().has_shares()) return false;
+  if (pool_.rooms().others(group, true) >= 0) return true;
+  const Entry* hole = pool_.oldest_page(group, true);
+  return hole && gives_way(*hole);
+}
+
+// Is a cached page beside used ones old enough to go before the large page that is next?
+bool Placer::gives_way(const Entry& hole) const {
+  const Entry* large = pool_.oldest_large();
+  if (!large || rank_of(hole.key()) < kNormal) return true;
+  return hits_.is_old(pool_.age(hole.key()), pool_.age(large->key()));
 }
 
 // Jenga §5.4, steps 2 to 4: a large page of its own, be it by eviction, comes first.
@@ -84,10 +93,10 @@ int32_t Placer::in_literal_order(int32_t holder, int32_t group, int64_t demand, 
 
 // Evicts a large page or a page of the group, whichever the keys call for; a group with a
 // share of its own evicts its own pages only. Where large pages are scarce, cached pages
-// beside used ones go first: nobody else could get them.
+// beside used ones go first, unless they are young: nobody else could get them.
 void Placer::make_room(int32_t group, int64_t demand, const Counts& left, int64_t need) {
   if (!literal_order_ && pool_.is_scarce())
-    if (const Entry* hole = pool_.oldest_page(group, true))
+    if (const Entry* hole = pool_.oldest_page(group, true); hole && gives_way(*hole))
       return evict_beside(group, hole->id(), need);
   const bool may_whole = pool_.supply().may_take_whole(group, left);
   const bool fills = literal_order_ || demand >= groups_[group].pages_per_large;

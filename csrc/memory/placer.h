@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 
+#include "hit_share.h"
 #include "radix.h"
 #include "usefulness.h"
 
@@ -48,6 +49,8 @@ class Placer {
   // id; an old cached page may become empty for it. -1: there is none.
   int32_t denser(int32_t group, int32_t than);
 
+  // What lately came of caching.
+  HitShare& hits() { return hits_; }
   bool is_literal() const { return literal_order_; }
   void add_groups() { evicted_.resize(groups_.size(), 0); }
 
@@ -65,6 +68,7 @@ class Placer {
                    std::vector<int32_t>& out);
   int32_t find_large(int32_t holder, int32_t group, int64_t demand, const Counts& left);
   bool saves_large(int32_t group) const;
+  bool gives_way(const Entry& hole) const;
   int32_t in_literal_order(int32_t holder, int32_t group, int64_t demand, bool spare);
   void make_room(int32_t group, int64_t demand, const Counts& left, int64_t need);
   void evict_beside(int32_t group, int32_t slot, int64_t need);
@@ -83,6 +87,7 @@ class Placer {
   RadixTree& tree_;
   Usefulness& usefulness_;
   const bool literal_order_;
+  HitShare hits_;
   Counts evicted_;
   std::array<int64_t, kRungs> rungs_{};
   struct Victim {

@@ -91,6 +91,7 @@ class Pool {
   Key youngest(int32_t id) const { return last_of(id).key; }
   const Entry* oldest_large();
   Place place(const Key& key) const { return rule_.place(key); }
+  int64_t age(const Key& key) const { return rule_.age(key); }
   // Gives an evictable large page back; nothing names its pages any more.
   void empty_large(int32_t large);
 

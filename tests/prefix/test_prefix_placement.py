@@ -159,6 +159,26 @@ def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes
     assert story.peek([2, 0]) == 0
 
 
+def test_where_prompts_hit_a_young_hole_stays_and_older_history_goes(tell: MakeStory) -> None:
+    """As before, but the older history was hit often, and not for long."""
+    story = tell(pool_of(20, group(1, 2)))
+    for _ in range(30):
+        story.serve([7] * 4)
+    for _ in range(20):
+        story.next_step()
+    story.compute(story.open([1] * 33), 33)
+    brief = story.open([2], expected=1)
+    story.compute(brief, 1)
+    story.next_step()
+    story.close(brief)
+    story.next_step()
+    story.compute(story.open([3, 3], expected=2), 2)
+    assert story.check().whole == 2
+    story.compute(story.open([4], expected=1), 1)
+    assert story.peek([7] * 5) < 4
+    assert story.peek([2, 0]) == 1
+
+
 def test_while_there_is_room_the_oldest_goes_wherever_it_lies(tell: MakeStory) -> None:
     """As before, but two of six large pages have no used page."""
     story = tell(pool_of(6, group(1, 2)))

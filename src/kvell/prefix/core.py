@@ -139,6 +139,7 @@ class ReferenceCore:
         holder.is_claimed = True
         holder.expected_tokens = expected_tokens
         self._hit_tokens += holder.hit_tokens
+        self._store.placer.hits.note(holder.hit_tokens, len(holder.tokens))
         self._publisher.note_used(holder)
         for index, held in holder.own_groups():
             group = self._store.groups[index]

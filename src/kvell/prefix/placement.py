@@ -6,8 +6,9 @@ smaller remainders pack, best fit, into shared large pages of the group.
 The literal order stays for comparison, where a layout asks for it.
 
 Eviction goes by the keys while there is room.  Where large pages without a used page are
-scarce, cached pages beside used ones go first, whatever their age: no other group could
-get them, and each large page they save is one that any group can have.
+scarce, cached pages beside used ones go first: no other group could get them, and each large
+page they save is one that any group can have.  What is young stays as far as prompts hit: it
+must be, against the large page that would go, as old as the part of prompts that is hit.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from kvell.pages.demand import may_take_whole
 from kvell.pages.pool import KEEPERS, SHARED, PagePool
 from kvell.prefix.checkpoints import Sort, Usefulness
 from kvell.prefix.evictor import NORMAL, Evictor, Place
+from kvell.prefix.hit_share import HitShare
 from kvell.prefix.radix import RadixTree
 
 RUNGS = (
@@ -45,6 +47,7 @@ class Placer:
         self._evictor = evictor
         self._tree = trees
         self._usefulness = usefulness
+        self.hits = HitShare()
         self._literal = pool.layout.association == "literal"
         self.evicted_pages = [0] * len(pool.pages_per_large)
         self.rungs = dict.fromkeys(RUNGS, 0)
@@ -109,7 +112,17 @@ class Placer:
             return False
         if self._pool.others_large(group, in_use=True) is not None:
             return True
-        return self._evictor.oldest_page(group, in_used_large=True) is not None
+        hole = self._evictor.oldest_page(group, in_used_large=True)
+        return hole is not None and self._gives_way(group, hole[1])
+
+    def _gives_way(self, group: int, page: int) -> bool:
+        """Is a cached page beside used ones old enough to go before the large page that is next?"""
+        rank, time, _ = self._pool.indexed[group][page]
+        large = self._evictor.oldest_large()
+        if large is None or rank < NORMAL:
+            return True
+        now = self._evictor.now
+        return self.hits.is_old(now - time, now - self._evictor.youngest(large[1])[1])
 
     def _in_literal_order(self, holder: int, group: int, demand: int, spare: bool) -> int | None:
         """Jenga §5.4, steps 2 to 4: a large page of its own, be it by eviction, comes first."""
@@ -134,7 +147,8 @@ class Placer:
         takes_any = may_whole and not self._pool.has_shares
         large = self._evictor.oldest_large() if takes_any else None
         page = self._evictor.oldest_page(group, in_used_large=not may_whole)
-        if self._is_scarce() and (hole := self._evictor.oldest_page(group, in_used_large=True)):
+        hole = self._evictor.oldest_page(group, in_used_large=True) if self._is_scarce() else None
+        if hole is not None and self._gives_way(group, hole[1]):
             large, page = None, hole
         fills = self._literal or demand >= self._pool.pages_per_large[group]
         if large is not None and (fills or page is None or large[0] < page[0]):
