@@ -74,7 +74,9 @@ class Finding:
 
     :ivar matrix_behind: hit rate behind the rival, in the matrix.
     :ivar behind: the same on average, and its standard error.
-    :ivar own_spread: of Kvell's hit rate: the largest less the least.
+    :ivar own_hits: Kvell's hit rate, on average.
+    :ivar own_spread: of it: the largest less the least.
+    :ivar own_steps: Kvell's, on average.
     :ivar steps: Kvell's over the rival's, on average.
     """
 
@@ -83,7 +85,9 @@ class Finding:
     matrix_behind: float
     behind: float
     error: float
+    own_hits: float
     own_spread: float
+    own_steps: float
     steps: float
 
     @property
@@ -126,7 +130,9 @@ def finding(case: Case, matrix_behind: float, pairs: Sequence[Pair]) -> Finding:
         matrix_behind,
         statistics.mean(behind),
         statistics.stdev(behind) / math.sqrt(len(behind)),
+        statistics.mean(own_hits),
         max(own_hits) - min(own_hits),
+        statistics.mean(own.steps for own, _ in pairs),
         statistics.mean(own.steps / rival.steps for own, rival in pairs),
     )
 
@@ -155,7 +161,15 @@ def table(findings: Sequence[Finding]) -> Table:
     """A row for each case."""
     title = f"behind in the matrix: means of memory ±{FACTORS[-1] - 1:.0%}"
     printed = Table("comparison", "rival", title=title)
-    for column in ("matrix", "mean ± error", "own spread", "steps", "sizes"):
+    for column in (
+        "matrix",
+        "mean ± error",
+        "own hits",
+        "spread",
+        "own steps",
+        "of rival's",
+        "sizes",
+    ):
         printed.add_column(column, justify="right")
     printed.add_column("so")
     for one in findings:
@@ -164,7 +178,9 @@ def table(findings: Sequence[Finding]) -> Table:
             one.case.rival,
             f"{one.matrix_behind:.4f}",
             f"{one.behind:.4f} ± {one.error:.4f}",
+            f"{one.own_hits:.4f}",
             f"{one.own_spread:.4f}",
+            f"{one.own_steps:.1f}",
             f"{one.steps:.4f}",
             str(one.sizes),
             one.told,
@@ -197,7 +213,7 @@ def main() -> None:
             if pair is not None:
                 pairs[case].append(pair)
     findings = [finding(case, behind[case], each) for case, each in pairs.items() if len(each) > 1]
-    Console(width=140).print(table(findings))
+    Console(width=160).print(table(findings))
     told = [asdict(one) | {"told": one.told} for one in findings]
     options.json.write_text(json.dumps(told, indent=1) + "\n")
 

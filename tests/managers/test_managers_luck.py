@@ -46,7 +46,8 @@ class TestFinding:
         found = finding(CASE, 0.1, pairs((0.1, 0.2), (0.2, 0.2), (0.3, 0.5), steps=(90, 100)))
         assert found.behind == pytest.approx(0.1)
         assert found.error == pytest.approx(0.1 / 3**0.5)
-        assert found.own_spread == pytest.approx(0.2)
+        assert (found.own_hits, found.own_spread) == pytest.approx((0.2, 0.2))
+        assert found.own_steps == 90
         assert (found.steps, found.sizes, found.matrix_behind) == (0.9, 3, 0.1)
 
     @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ class TestFinding:
         assert finding(CASE, 0.1, pairs(*hits, steps=steps)).told == told
 
     def test_a_row_says_it_all(self) -> None:
-        console = Console(file=io.StringIO(), width=140)
+        console = Console(file=io.StringIO(), width=160)
         console.print(table([finding(CASE, 0.05, pairs((0.1, 0.2), (0.1, 0.21)))]))
         assert isinstance(console.file, io.StringIO)
         row = console.file.getvalue()
