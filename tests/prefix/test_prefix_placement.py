@@ -136,6 +136,15 @@ def test_what_lies_beside_an_evicted_page_goes_along_only_if_it_is_no_younger(
     assert [story.peek([token, 0]) for token in (1, 5, 9)] == [0, 0, 1]
 
 
+def leave_a_hole(story: Story, beside: int) -> None:
+    """One runs on so many tokens; a brief one beside it ends, and its page stays cached."""
+    story.compute(story.open([1] * beside), beside)
+    brief = story.open([2], expected=1)
+    story.compute(brief, 1)
+    story.next_step()
+    story.close(brief)
+
+
 def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes(
     tell: MakeStory,
 ) -> None:
@@ -143,11 +152,7 @@ def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes
     story = tell(pool_of(20, group(1, 2)))
     story.serve([7] * 4)
     story.next_step()
-    story.compute(story.open([1] * 33), 33)
-    brief = story.open([2], expected=1)
-    story.compute(brief, 1)
-    story.next_step()
-    story.close(brief)
+    leave_a_hole(story, beside=33)
     state = story.check()
     assert (state.whole, state.num_empty_large) == (3, 1)
     story.next_step()
@@ -166,11 +171,7 @@ def test_where_prompts_hit_a_young_hole_stays_and_older_history_goes(tell: MakeS
         story.serve([7] * 4)
     for _ in range(20):
         story.next_step()
-    story.compute(story.open([1] * 33), 33)
-    brief = story.open([2], expected=1)
-    story.compute(brief, 1)
-    story.next_step()
-    story.close(brief)
+    leave_a_hole(story, beside=33)
     story.next_step()
     story.compute(story.open([3, 3], expected=2), 2)
     assert story.check().whole == 2
@@ -184,11 +185,7 @@ def test_while_there_is_room_the_oldest_goes_wherever_it_lies(tell: MakeStory) -
     story = tell(pool_of(6, group(1, 2)))
     story.serve([7] * 4)
     story.next_step()
-    story.compute(story.open([1] * 5), 5)
-    brief = story.open([2], expected=1)
-    story.compute(brief, 1)
-    story.next_step()
-    story.close(brief)
+    leave_a_hole(story, beside=5)
     story.next_step()
     story.compute(story.open([3, 3], expected=2), 2)
     story.compute(story.open([4], expected=1), 1)
