@@ -12,7 +12,7 @@ import json
 import math
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.managers.cells import OURS, TRACES, cells, memory_bytes
+from bench.managers.cells import OURS, cells
 from bench.managers.matrix import RESULTS as MATRIX
-from bench.managers.matrix import found, judged
+from bench.managers.matrix import Setting, bytes_of, found, judged, rows_of, shape_of
 from bench.managers.ours import replayed
 from bench.managers.store import Store
 from bench.managers.theirs import REPOSITORY
@@ -33,13 +33,10 @@ from bench.managers.verdicts import (
     MOST_STEPS,
     SELF,
     Comparison,
-    Outcome,
     Place,
 )
-from bench.replay.shapes import read_shape
 from kvell.errors import ChangeSomething
 from kvell.memory import Manager
-from kvell.simulator.trace import read_trace
 
 RESULTS = Path("bench", "results", "managers_luck.json")
 FACTORS = tuple(1 + 0.005 * step for step in range(-4, 5))
@@ -106,18 +103,14 @@ def rivals(one: Comparison) -> Iterator[Manager]:
     """Managers of ours beyond the slack of a clause: the best in hits, and the best in steps."""
     own = one.complete[SELF]
     others = {name: one.others[name] for name in OURS if name in one.others}
-
-    def best(key: Callable[[Outcome], float]) -> Manager:
-        name = max(others, key=lambda each: key(others[each]))
-        return next(manager for manager in OURS if manager == name)
-
-    hits, steps = best(lambda each: each["hit_rate"]), best(lambda each: -each["steps"])
-    named = []
-    if others[hits]["hit_rate"] - own["hit_rate"] > HIT_RATE_SLACK:
-        named.append(hits)
-    if own["steps"] > MOST_STEPS * others[steps]["steps"]:
-        named.append(steps)
-    yield from dict.fromkeys(named)
+    most_hits = max(others, key=lambda name: others[name]["hit_rate"])
+    fewest_steps = min(others, key=lambda name: others[name]["steps"])
+    hits_more = others[most_hits]["hit_rate"] - own["hit_rate"] > HIT_RATE_SLACK
+    is_sooner = own["steps"] > MOST_STEPS * others[fewest_steps]["steps"]
+    if hits_more:
+        yield most_hits
+    if is_sooner and not (hits_more and fewest_steps == most_hits):
+        yield fewest_steps
 
 
 def finding(case: Case, matrix_behind: float, pairs: Sequence[Pair]) -> Finding:
@@ -141,9 +134,9 @@ def replay_pair(traces: Path, job: tuple[Case, float]) -> Pair | None:
     """One case in one size of memory; None if somebody refuses a request there."""
     case, factor = job
     name, trace, size = case.place
-    shape = read_shape(name)
-    rows = read_trace(traces / f"{trace}.jsonl.gz", TRACES[trace])
-    memory = int(memory_bytes(shape, rows, size) * factor)
+    setting = Setting(traces, None, None)
+    shape, rows = shape_of(name), rows_of(setting, trace)
+    memory = int(bytes_of(setting, name, trace, size) * factor)
     told = []
     managers: tuple[Manager, Manager] = ("kvell", case.rival)
     for manager in managers:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvell.cli.replay import named_config, replay_limits
-from kvell.clock import Clock, MonotonicClock
+from kvell.clock import MonotonicClock
 from kvell.memory import Eviction, GroupKind, Layout, Manager, create_core, plan_layout
 from kvell.models.configs import read_config
 from kvell.models.description import ModelDescription, describe
@@ -64,14 +64,9 @@ def replay_of(
     layout: Layout,
     rows: Sequence[TraceRow],
     *,
-    sessions: bool = True,
     eviction: Eviction = "lru",
-    clock: Clock | None = None,
 ) -> Replay:
-    """A replay of rows that all wait at the start, which has not begun.
-
-    :param clock: that its own time is taken with, if not the machine's.
-    """
+    """A replay of rows that all wait at the start, which has not begun."""
     machine = Machine(
         load_profile(DEFAULT_HARDWARE), model_cost(shape.config, shape.description, ELEMENT_BYTES)
     )
@@ -82,8 +77,7 @@ def replay_of(
         rows,
         "start",
         machine,
-        clock or MonotonicClock(),
-        sessions=sessions,
+        MonotonicClock(),
         images_in_text=shape.images_in_text,
     )
 
@@ -93,11 +87,9 @@ def replayed(
     layout: Layout,
     rows: Sequence[TraceRow],
     *,
-    sessions: bool = True,
     eviction: Eviction = "lru",
-    clock: Clock | None = None,
 ) -> tuple[dict[str, Any], Replay]:
     """The report of :func:`replay_of`, and the run itself."""
-    run = replay_of(shape, layout, rows, sessions=sessions, eviction=eviction, clock=clock)
+    run = replay_of(shape, layout, rows, eviction=eviction)
     run.run()
     return run.report(), run

@@ -1,5 +1,7 @@
 #include "hazard.h"
 
+#include "rules.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -35,8 +37,7 @@ uint64_t word_at(const char* bytes) {
   return word;
 }
 
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-constexpr int64_t kMostReserved = 1 << 16;
+constexpr int64_t kMostReserved = 1 << 16;  // keys whose room is there from the start
 
 // Names bytes together with all before them (`seed`). What is at stake is statistics alone.
 uint64_t hash_of(const char* bytes, size_t count, uint64_t seed) {
@@ -159,8 +160,10 @@ void HazardTable::name(const Ending& ending) {
   std::vector<int32_t> seam;
   for (int64_t start = named * size; start < count * size; start += size) {
     const int64_t generated = start - ending.prompt_tokens;  // of the answer, before the chunk
-    const int32_t* text = ending.generated.data() + generated;
-    if (generated < 0) {
+    const int32_t* text = nullptr;
+    if (generated >= 0) {
+      text = ending.generated.data() + generated;
+    } else {
       seam.assign(ending.prompt + start, ending.prompt + ending.prompt_tokens);
       seam.insert(seam.end(), ending.generated.begin(), ending.generated.begin() + (generated + size));
       text = seam.data();
