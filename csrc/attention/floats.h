@@ -114,14 +114,23 @@ struct FloatKernel : PlainRooms<LanesOf, 1> {
     return static_cast<int>((elements * sizeof(Element) + 63) / 64);
   }
 
-  KVELL_INLINE void pack_weights(const float* weights, float* items, float factor, float* sums) {
-    auto sum = Lanes::madd(Lanes::load(sums), Lanes::set(factor), Lanes::zero());
-    for (int i = 0; i < kvell::kSpan; i += Lanes::kWidth) {
-      const auto w = Lanes::load(weights + i);
-      Lanes::store(items + i, w);
-      sum = Lanes::madd(w, Lanes::set(1.0f), sum);
+  // `counted`: which positions of the span each row reads. Updates maxima [R] and lanes of sums
+  // [R, lanes]; factor[row] is by what a row's sums so far had to shrink.
+  template <int R>
+  KVELL_INLINE void weigh_rows(float (*scores)[kvell::kSpan], const kvell::Range* counted,
+                               const kvell::Rule& rule, float* maximum, float* sums,
+                               float (*weights)[kvell::kSpan], float* factor) {
+    for (int r = 0; r < R; ++r) {
+      factor[r] = weigh<Lanes>(scores[r], counted[r].begin, counted[r].end, rule, maximum[r]);
+      float* lanes = sums + r * Lanes::kWidth;
+      auto sum = Lanes::madd(Lanes::load(lanes), Lanes::set(factor[r]), Lanes::zero());
+      for (int i = 0; i < kvell::kSpan; i += Lanes::kWidth) {
+        const auto w = Lanes::load(scores[r] + i);
+        Lanes::store(weights[r] + i, w);
+        sum = Lanes::madd(w, Lanes::set(1.0f), sum);
+      }
+      Lanes::store(lanes, sum);
     }
-    Lanes::store(sums, sum);
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "lanes_avx512.h"
 
+#include "scores_avx512.h"
 #include "tile.h"
 #include "transpose_avx512.h"
 
@@ -86,18 +87,29 @@ struct PairKernel : PlainRooms<Avx512Lanes, 2> {
                            lay.head_size * 2);
   }
 
-  // Weights are rounded to bf16; the denominator sums what was rounded, so they add up to 1.
-  KVELL_INLINE void pack_weights(const float* weights, uint32_t* items, float factor, float* sums) {
-    __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(factor));
-    for (int i = 0; i < kvell::kSpan; i += 32) {
-      const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + i + 16),
-                                                        _mm512_loadu_ps(weights + i));
-      _mm512_storeu_si512(items + i / 2, pairs);
-      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
-      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_and_si512(
-                                   pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))));
+  // `counted`: which positions of the span each row reads. Weights are rounded to bf16; the
+  // denominator sums what was rounded, so they add up to 1.
+  template <int R>
+  KVELL_INLINE void weigh_rows(float (*scores)[kvell::kSpan], const kvell::Range* counted,
+                               const kvell::Rule& rule, float* maximum, float* sums,
+                               uint32_t (*weights)[kvell::kSpan / 2], float* factor) {
+    Shift shifts[R];
+    shift_rows<R>(scores, counted, rule, maximum, shifts);
+    for (int r = 0; r < R; ++r) {
+      factor[r] = shifts[r].factor;
+      const __m512 scale = _mm512_set1_ps(shifts[r].scale), by = _mm512_set1_ps(shifts[r].by);
+      __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(sums + r * 16), _mm512_set1_ps(factor[r]));
+      for (int i = 0; i < kvell::kSpan; i += 32) {
+        const __m512 low = short_exp(_mm512_fmadd_ps(_mm512_load_ps(scores[r] + i), scale, by));
+        const __m512 high = short_exp(_mm512_fmadd_ps(_mm512_load_ps(scores[r] + i + 16), scale, by));
+        const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        _mm512_store_si512(weights[r] + i / 2, pairs);
+        sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+        sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_and_si512(
+                                     pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))));
+      }
+      _mm512_storeu_ps(sums + r * 16, sum);
     }
-    _mm512_storeu_ps(sums, sum);
   }
 
   KVELL_INLINE __mmask32 elements_left(int32_t n) {

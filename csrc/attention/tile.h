@@ -4,7 +4,7 @@
 // instruction multiplies and adds), and gives lanes, register tile and packing:
 //   K::Lanes, K::Item, K::kPerItem, K::kRows × K::kColumns registers of accumulators
 //   K::multiply_add(acc, item, items), K::pack_keys, K::pack_values, K::pack_query,
-//   K::pack_weights (weights → items, adds what it packed to the row's lane sums),
+//   K::weigh_rows (scores → weights as items, adds them to the rows' lane sums),
 //   K::kChains: how many sums a score consists of
 //   K::kPageRows > 0: so many rows read pages, through widen_query, scores_from_pages and
 //   add_from_pages, which do the same arithmetic in the same order without packing
@@ -310,10 +310,10 @@ class Tile {
       K::template scores_from_pages<R>(lay_, row, keys, next_, scores);
     else
       this->template scores_of<R>(row, scores);
-    for (int r = 0; r < R; ++r) {
-      factor[r] = weigh_row(row + r, row_in_head + r, position, scores[r]);
-      K::pack_weights(scores[r], weights[r], factor[r], lay_.sums + (row + r) * kWidth);
-    }
+    Range counted[R];
+    for (int r = 0; r < R; ++r) counted[r] = counted_in(position, row_in_head + r);
+    K::template weigh_rows<R>(scores, counted, call_.rule, lay_.maximum + row, lay_.sums + row * kWidth,
+                              weights, factor);
     const int32_t depth = min(kSpan, own_position(row_in_head + R - 1) + 1 - position);
     values_of<R, FromPages>(row, weights[0], factor, (depth + K::kPerItem - 1) / K::kPerItem,
                             values);
@@ -331,12 +331,6 @@ class Tile {
     return position >= table.begin && position + kSpan <= table.end &&
            position + kSpan <= own_position(row_in_head) + 1 &&
            position >= call_.rule.first_readable(own_position(row_in_head + rows - 1));
-  }
-
-  // A row's scores of a span become weights; by what its sums so far must shrink.
-  float weigh_row(int32_t row, int32_t row_in_head, int32_t position, float* scores) const {
-    const Range counted = counted_in(position, row_in_head);
-    return weigh<L>(scores, counted.begin, counted.end, call_.rule, lay_.maximum[row]);
   }
 
   // Which of a span's positions a row reads.

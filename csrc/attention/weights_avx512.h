@@ -1,8 +1,6 @@
 // Scores of up to 16 rows of a span become weights, rows side by side where each has one number.
 #pragma once
-#include "lanes_avx512.h"
-
-#include "softmax.h"
+#include "scores_avx512.h"
 
 namespace {
 
@@ -12,22 +10,6 @@ constexpr int kWeightRows = 16;
 struct BlockWeights {
   alignas(64) uint32_t even[kWeightRows][kvell::kSpan], odd[kWeightRows][kvell::kSpan];
 };
-
-// e^x for x <= 0, within 2^-13, a sixteenth of what rounding to bf16 may leave out: exactly 1 at 0,
-// exactly 0 below -87.3 (a number too small to be normal would cost a hundred others), and NaN stays
-// NaN.
-KVELL_INLINE __m512 short_exp(__m512 x) {
-  const __m512 lowest = _mm512_set1_ps(-87.3f);
-  const __mmask16 counts = _mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ);
-  const __m512 binary =
-      _mm512_mul_ps(_mm512_max_ps(lowest, x), _mm512_set1_ps(1.44269504088896341f));
-  const __m512 n = Avx512Lanes::round(binary), rest = _mm512_sub_ps(binary, n);
-  __m512 y = _mm512_set1_ps(0.0550089292f);
-  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.242210962f));
-  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.693282925f));
-  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(counts, y, n);
-}
 
 // The largest lane of each of sixteen registers, as one.
 KVELL_INLINE __m512 largest_of_each(__m512 (&x)[kWeightRows]) {
@@ -46,23 +28,6 @@ KVELL_INLINE __m512 largest_of_each(__m512 (&x)[kWeightRows]) {
                                    _mm512_shuffle_ps(early, late, 0xee));
   const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
   return _mm512_permutexvar_ps(order, all);
-}
-
-// A row's scores times scale, capped, and -inf where it does not read; the lanes' largest.
-KVELL_INLINE __m512 rule_row(float* scores, kvell::Range counted, const kvell::Rule& rule) {
-  using L = Avx512Lanes;
-  __m512 largest = _mm512_set1_ps(-__builtin_inff());
-  for (int i = 0; i < kvell::kSpan; i += L::kWidth) {
-    __m512 x = _mm512_mul_ps(_mm512_load_ps(scores + i), _mm512_set1_ps(rule.scale));
-    if (rule.softcap > 0.0f)
-      x = _mm512_mul_ps(tanh_of<L>(_mm512_div_ps(x, _mm512_set1_ps(rule.softcap))),
-                        _mm512_set1_ps(rule.softcap));
-    if (counted.begin > 0 || counted.end < kvell::kSpan)
-      x = L::keep(x, counted.begin - i, counted.end - i);
-    _mm512_store_ps(scores + i, x);
-    largest = _mm512_max_ps(largest, x);
-  }
-  return largest;
 }
 
 // `counted`: which positions of the span each row reads. Updates maxima [rows] and lanes of sums
