@@ -1,5 +1,7 @@
 #include "publishing.h"
 
+#include <algorithm>
+
 namespace kvell::memory {
 namespace {
 
@@ -134,9 +136,11 @@ Key Publisher::key(const Holder& h, int32_t slot, int64_t rank, int64_t time, in
                    int64_t token, bool own) const {
   const EvictionRule& rule = store_.rule;
   if (!rule.learns() || rank != kNormal) return rule.key(rank, time, length);
-  for (const Run& run : h.runs)
-    if (token <= run.end) return rule.key(rank, time, length, run.eviction_class);
-  if (!h.runs.empty()) return rule.key(rank, time, length, h.runs.back().eviction_class);
+  if (!h.runs.empty()) {
+    const auto of = std::lower_bound(h.runs.begin(), h.runs.end() - 1, token,
+                                     [](const Run& run, int64_t at) { return run.end < at; });
+    return rule.key(rank, time, length, of->eviction_class);
+  }
   const Key& old = store_.pool.key_of(slot);
   if (rank_of(old) == kNormal) return rule.key(rank, time, length, class_of(old));
   const int64_t output = std::max<int64_t>(0, h.expected_tokens - h.facts.prompt_tokens);
