@@ -10,8 +10,10 @@
 namespace {
 
 // A prefetch that finds no room among the lines under way is dropped, and the load itself then waits
-// for memory. So each line is asked for once more, so many rows before its use: whatever came costs
-// a look into the second cache, and whatever was dropped is on its way again.
+// for memory. So each line is asked for twice more: kAgainLines behind the first time, when some room
+// has come free, and so many rows before its use. Whatever came costs a look into the second cache, and
+// whatever was dropped is on its way again.
+constexpr int kAgainLines = 28;
 constexpr int kNearRows = 48;
 static_assert(kNearRows < kvell::kSpan, "a head's rows are followed by one span of the next one's");
 
@@ -22,8 +24,9 @@ KVELL_INLINE void fetch_near(const uint8_t* const* row, int64_t at_bytes) {
 class Stream {
  public:
   void clear() {
-    count_ = taken_ = 0;
-    at_ = end_ = nullptr;
+    count_ = 0;
+    first_ = again_ = {};
+    waits_ = kAgainLines;
   }
 
   // Appends `bytes` from `begin`; runs that touch become one.
@@ -35,11 +38,13 @@ class Stream {
     }
   }
 
-  // Prefetches the next `lines` cache lines into the second-level cache.
+  // Prefetches the next `lines` cache lines into the second-level cache, and as many once more.
   inline __attribute__((always_inline)) void advance(int lines) {
-    if (end_ - at_ < lines * kLineBytes) return advance_over_runs(lines);
-    for (int i = 0; i < lines; ++i) __builtin_prefetch(at_ + i * kLineBytes, 0, 2);
-    at_ += lines * kLineBytes;
+    fetch(first_, lines);
+    if (waits_ > 0)
+      waits_ -= lines;
+    else
+      fetch(again_, lines);
   }
 
  private:
@@ -47,22 +52,32 @@ class Stream {
   struct Run {
     const uint8_t *begin, *end;
   };
+  struct Cursor {  // at what is left of the run that is being fetched
+    const uint8_t *at = nullptr, *end = nullptr;
+    int taken = 0;  // runs
+  };
 
-  __attribute__((noinline)) void advance_over_runs(int lines) {
+  inline __attribute__((always_inline)) void fetch(Cursor& cursor, int lines) {
+    if (cursor.end - cursor.at < lines * kLineBytes) return fetch_over_runs(cursor, lines);
+    for (int i = 0; i < lines; ++i) __builtin_prefetch(cursor.at + i * kLineBytes, 0, 2);
+    cursor.at += lines * kLineBytes;
+  }
+
+  __attribute__((noinline)) void fetch_over_runs(Cursor& cursor, int lines) {
     for (; lines > 0; --lines) {
-      if (at_ >= end_) {
-        if (taken_ == count_) return;
-        at_ = runs_[taken_].begin;
-        end_ = runs_[taken_++].end;
+      if (cursor.at >= cursor.end) {
+        if (cursor.taken == count_) return;
+        cursor.at = runs_[cursor.taken].begin;
+        cursor.end = runs_[cursor.taken++].end;
       }
-      __builtin_prefetch(at_, 0, 2);
-      at_ += kLineBytes;
+      __builtin_prefetch(cursor.at, 0, 2);
+      cursor.at += kLineBytes;
     }
   }
 
   Run runs_[kRuns];
-  const uint8_t *at_ = nullptr, *end_ = nullptr;  // what is left of the run that is being fetched
-  int count_ = 0, taken_ = 0;
+  Cursor first_, again_;
+  int count_ = 0, waits_ = 0;
 };
 
 }  // namespace
