@@ -36,7 +36,10 @@ struct GroupFetch {
   KVELL_INLINE void lines(const GroupFetch& fetch, int64_t part, int64_t parts) {
     constexpr int64_t kLines = GroupBytes / 64;
     const int64_t begin = kLines * part / parts, end = kLines * (part + 1) / parts;
-    for (int64_t i = begin; fetch.ahead && i < end; ++i) __builtin_prefetch(fetch.ahead + i * 64, 0, 2);
+    for (int64_t i = begin; fetch.ahead && i < end; ++i) {
+      __builtin_prefetch(fetch.ahead + i * 64, 0, 2);
+      __builtin_prefetch(fetch.ahead + i * 64 - kAgainBytes, 0, 2);
+    }
     for (int64_t i = begin; fetch.near && i < end; ++i) __builtin_prefetch(fetch.near + i * 64, 0, 3);
   }
 };

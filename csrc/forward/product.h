@@ -45,7 +45,8 @@ constexpr int64_t kPerItem = 4 / int64_t(sizeof(typename K::Element));
 
 // How far ahead of its use a weight is asked for: into the second cache, then, where one pass
 // reads it straight from memory, into the first (one distance for both was up to a fifth slower).
-constexpr int64_t kAheadBytes = 48 << 10, kNearBytes = 4 << 10;
+// What finds no room among the lines under way is dropped, so it is asked for again so many bytes later.
+constexpr int64_t kAheadBytes = 48 << 10, kNearBytes = 4 << 10, kAgainBytes = 28 * 64;
 
 // The stream goes on `ahead` bytes further, in this panel or in the one that comes next.
 template <int64_t StepBytes>
@@ -64,6 +65,7 @@ template <int Lines>
 KVELL_INLINE void fetch_step(const uint8_t* panel, const uint8_t* ahead, int64_t k) {
   for (int line = 0; line < Lines; ++line) {
     __builtin_prefetch(ahead + k * kStepBytes + line * 64, 0, 2);
+    __builtin_prefetch(ahead + k * kStepBytes + line * 64 - kAgainBytes, 0, 2);
     if (Lines == 2) __builtin_prefetch(panel + k * kStepBytes + line * 64 + kNearBytes, 0, 3);
   }
 }
