@@ -10,15 +10,15 @@
 namespace {
 
 // A prefetch that finds no room among the lines under way is dropped, and the load itself then waits
-// for memory. So each line is asked for twice more: kAgainLines behind the first time, when some room
-// has come free, and so many rows before its use. Whatever came costs a look into the second cache, and
-// whatever was dropped is on its way again.
-constexpr int kAgainLines = 28;
-constexpr int kNearRows = 48;
+// for memory. So each line is asked for three times more: kAgainLines behind the first time, when some
+// room has come free, and twice so many rows before its use. Whatever came costs a look into the second
+// cache, and whatever was dropped is on its way again.
+constexpr int kAgainLines = 28, kNearRows = 48, kNearestRows = 20;
 static_assert(kNearRows < kvell::kSpan, "a head's rows are followed by one span of the next one's");
 
 KVELL_INLINE void fetch_near(const uint8_t* const* row, int64_t at_bytes) {
   __builtin_prefetch(row[kNearRows] + at_bytes, 0, 3);
+  __builtin_prefetch(row[kNearestRows] + at_bytes, 0, 3);
 }
 
 class Stream {
