@@ -137,7 +137,7 @@ class TestOtherKinds:
         state, full = found["groups"]
         assert (state["kind"], state["page_tokens"], state["layers_per_page"]) == ("state", 1, 1)
         assert (state["pages_per_state"], full["pages_per_state"]) == (28, 0)
-        assert found["large_page_bytes"] == 1_574_400
+        assert found["large_page_bytes"] == 3_432_000
         assert found["longest_request_tokens"] == found["max_model_len"] == 262_144
 
     def test_paged_grows_pages_until_they_hold_a_state(self, shape: Any) -> None:

@@ -97,29 +97,29 @@ class TestJambaByHand:
         data, _ = found("jamba-mini")
         state, full = data["groups"]
         assert state["token_bytes"] == 28 * self.STATE == 8_716_288
-        assert (state["page_bytes"], state["padding_bytes"]) == (self.STATE, 3584)
+        assert (state["page_bytes"], state["padding_bytes"]) == (self.STATE, 704)
         assert full["token_bytes"] == 4 * 2 * 8 * 128 * 2 == 16 * KIB
-        assert (full["page_bytes"], full["padding_bytes"]) == (256 * KIB, 256)
-        assert data["large_page_bytes"] == 5 * (self.STATE + 3584) == 6 * (256 * KIB + 256)
-        assert data["num_large_pages"] == 24 * GIB // 1_574_400 == 16_368
+        assert (full["page_bytes"], full["padding_bytes"]) == (256 * KIB, 1856)
+        assert data["large_page_bytes"] == 11 * (self.STATE + 704) == 13 * (256 * KIB + 1856)
+        assert data["num_large_pages"] == 24 * GIB // 3_432_000 == 7_508
         assert data["sizing_rule"] == "padded"
 
     def test_requests(self, found: Any) -> None:
-        """Of 1,024 tokens: 64 pages and a state of 28. 1,006 take 10,731 + 5,634 large pages."""
+        """Of 1,024 tokens: 64 pages and a state of 28. 1,005 take 4,948 + 2,559 large pages."""
         data, _ = found("jamba-mini")
-        assert -(-1006 * 64 // 6) + -(-1006 * 28 // 5) == 16_365
-        assert -(-1007 * 64 // 6) + -(-1007 * 28 // 5) == 16_382
-        assert fits(data)[1024] == 1_006
+        assert -(-1005 * 64 // 13) + -(-1005 * 28 // 11) == 7_507
+        assert -(-1006 * 64 // 13) + -(-1006 * 28 // 11) == 7_514
+        assert fits(data)[1024] == 1_005
         first = data["requests_that_fit"][0]
-        assert first["request_bytes"] == 64 * (256 * KIB + 256) + 28 * (self.STATE + 3584)
+        assert first["request_bytes"] == 64 * (256 * KIB + 1856) + 28 * (self.STATE + 704)
 
     def test_what_a_person_reads(self, found: Any) -> None:
         _, lines = found("jamba-mini")
-        assert "16,368 large pages of 1.50 MiB" in lines[0]
+        assert "7,508 large pages of 3.27 MiB" in lines[0]
         assert lines[1].startswith("sizing rule padded: ")
         assert stripped(cells(lines, "Layer groups")) == [
-            ["state", "28", "8.31 MiB", "state of 1", "308 KiB", "1.14 %", "5"],
-            ["full", "4", "16 KiB", "16 tokens", "256 KiB", "0.10 %", "6"],
+            ["state", "28", "8.31 MiB", "state of 1", "305 KiB", "0.23 %", "11"],
+            ["full", "4", "16 KiB", "16 tokens", "258 KiB", "0.70 %", "13"],
         ]
 
     def test_weights_that_do_not_fit(self, found: Any) -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.pages.grouping import ALIGNMENT_BYTES
-from kvell.pages.large_page import LITTLE_PADDING
 from kvell.pages.layout import GroupKind, LayerSpec
 from kvell.pages.registering import (
     MAX_REGISTERED_PADDING,
@@ -17,7 +16,7 @@ from kvell.pages.registering import (
     padding_of,
     plan_groups_into,
 )
-from kvell.pages.sizing import plan_layout
+from kvell.pages.sizing import MAX_PADDING, plan_layout
 from kvell.vocabulary import GIB
 
 SERVED = [LayerSpec(i, GroupKind.FULL, 8, 128, 2) for i in range(32)]
@@ -90,7 +89,7 @@ def test_a_refusal_names_the_size_that_serves_both() -> None:
     size = named_size(told.value)
     assert size == 3 * (2 << 20)
     again = plan_layout(SERVED, 16 * GIB, large_page_bytes=size)
-    assert padding_of(again.groups[0]) <= LITTLE_PADDING
+    assert padding_of(again.groups[0]) <= MAX_PADDING
     assert padding_of(plan_groups_into(size, layers)[0]) <= MAX_REGISTERED_PADDING
 
 
@@ -170,4 +169,4 @@ def test_the_size_named_serves_both(ours: list[LayerSpec], theirs: list[LayerSpe
         plan_groups_into(size, theirs)
         # A page that is aligned to cache lines has up to 63 bytes more than it holds.
         for group in both.groups:
-            assert group.padding_bytes <= LITTLE_PADDING * (group.page_bytes + 64) + 64
+            assert group.padding_bytes <= MAX_PADDING * (group.page_bytes + 64) + 64

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.pages.grouping import ALIGNMENT_BYTES
-from kvell.pages.large_page import MAX_PADDING
 from kvell.pages.layout import GroupKind, LayerSpec
-from kvell.pages.sizing import MANAGERS, Manager, plan_layout
+from kvell.pages.sizing import (
+    MANAGERS,
+    MAX_PADDING,
+    Manager,
+    choose_large_page_bytes,
+    plan_layout,
+)
 from kvell.vocabulary import GIB, KIB, MIB
 from tests.pages.pools import layers
 
@@ -32,6 +37,9 @@ any_layers = st.lists(
         LayerSpec(i, kind, heads, size, element, window)
         for i, (kind, window, heads, size, element) in enumerate(shapes)
     ]
+)
+page_sizes = st.lists(
+    st.integers(1, 4000).map(lambda n: n * ALIGNMENT_BYTES), min_size=1, max_size=4
 )
 
 
@@ -73,6 +81,31 @@ def test_layers_that_read_anothers_tokens_are_in_no_group() -> None:
         assert sorted(i for g in groups for i in g.layers) == [0, 1]
     with pytest.raises(ChangeSomething, match="stores no KV cache"):
         plan_layout(shapes[2:], GIB)
+
+
+def test_padding_buys_a_small_large_page_where_the_multiple_explodes() -> None:
+    pages = [64 * 1000, 64 * 1009]
+    assert choose_large_page_bytes(pages, 4 * GIB) == (64 * 1009, "padded")
+    assert math.lcm(*pages) == 64 * 1000 * 1009
+
+
+def test_a_small_pool_takes_the_largest_page_rather_than_a_large_multiple() -> None:
+    size, rule = choose_large_page_bytes([64 * 97, 64 * 101], 64 * KIB)
+    assert rule == "largest-page"
+    assert 64 * 101 <= size <= 2 * 64 * 101
+
+
+@given(page_sizes, st.integers(1 * MIB, 64 * GIB))
+def test_large_pages_keep_to_the_cap_and_padding_to_its_limit(pages: list[int], pool: int) -> None:
+    size, rule = choose_large_page_bytes(pages, pool)
+    cap = min(pool // 64, max(64 * MIB, pool // 256))
+    assert size >= max(pages)
+    assert size <= cap or max(pages) == math.lcm(*pages) or rule == "largest-page"
+    assert rule != "largest-page" or math.lcm(*pages) > cap
+    if rule == "padded":
+        assert all(size / (size // p * p) - 1 <= MAX_PADDING for p in pages)
+    if rule == "lcm":
+        assert size == math.lcm(*pages)
 
 
 @given(any_layers, st.integers(20, 36), st.sampled_from(MANAGERS), st.sampled_from([1, 8, 16]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RULES = {
     "lcm": "the least common multiple of all pages",
-    "padded": "of sizes that pad no page by more than 5 %, what costs a long request least",
+    "padded": "the smallest size that pads no page by more than 1 %",
     "largest-page": "the largest page: all that pads less is above 1/64 of the pool",
     "max-page": "every page is as large as the largest",
 }

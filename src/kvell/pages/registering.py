@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from kvell.errors import ChangeSomething
 from kvell.pages.grouping import Draft, draft, group_by_kind
-from kvell.pages.large_page import padded_sizes
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec
+from kvell.pages.sizing import padded_sizes
 from kvell.vocabulary import MIB
 
 PAGE_TOKENS_CHOICES = (16, 8, 32, 24, 48, 64, *range(40, 136, 8), *range(4, 128, 8), 2, 1)

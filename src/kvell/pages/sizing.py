@@ -3,7 +3,9 @@
 Source: Jenga §4.4 (why the least common multiple); ADR 1.
 """
 
-from collections.abc import Callable, Sequence
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 from kvell.errors import ChangeSomething
@@ -14,15 +16,15 @@ from kvell.pages.grouping import (
     draft,
     group_by_kind,
     padded_to_largest,
+    whole_pages,
     with_embeddings_in_kv,
     with_smaller_states,
     without_embeddings,
 )
-from kvell.pages.large_page import choose_large_page_bytes
-from kvell.pages.layout import GroupKind, LayerSpec, Layout
+from kvell.pages.layout import LayerSpec, Layout
 from kvell.pages.paging import bytes_per_token, paged_drafts, split_drafts
 from kvell.pages.shares import equal_shares, proportional_shares
-from kvell.vocabulary import KIB
+from kvell.vocabulary import KIB, MIB
 
 Manager = Literal["kvell", "jenga", "paged", "max-page", "static", "manual"]
 """Configurations of the one allocator.
@@ -40,10 +42,12 @@ GROUPED: frozenset[Manager] = frozenset({"kvell", "jenga", "static"})
 CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
 
 DEFAULT_PAGE_TOKENS = 16
-LONG_TOKENS = 32_768
-"""Of the request whose bytes the large page is chosen by."""
-STATES_HELD = 2
-"""By such a request: the running one, and one that is kept."""
+MAX_PADDING = 0.01
+"""Padding that may buy a smaller large page, as a fraction of a page."""
+ROUND_COUNTS = (1, 2, 4, 6, 12, 24, 60, 120, 240, 720, 840, 2520, 5040)
+"""Counts with many divisors: a large page of such a multiple of cache lines is cut in many ways."""
+TAME_FACTOR = 8
+"""A least common multiple up to this many of the largest pages is taken as it is."""
 
 
 def plan_layout(
@@ -121,7 +125,7 @@ def _with_little_padding(drafts: list[Draft], pool_bytes: int) -> list[Draft]:
     """States in smaller pages, where only those meet the others in a large page of fair size."""
     attempt: list[Draft] | None = drafts
     while attempt is not None:
-        rule = choose_large_page_bytes(*_sizes(attempt), pool_bytes)[1]
+        rule = choose_large_page_bytes([one.page_bytes for one in attempt], pool_bytes)[1]
         if rule != "largest-page":
             return attempt
         attempt = with_smaller_states(attempt)
@@ -153,9 +157,9 @@ def _require_pages(kv_memory_bytes: int, large_page_bytes: int, count: int) -> N
 def _large_page(
     drafts: Sequence[Draft], pool_bytes: int, large_page_bytes: int | None
 ) -> tuple[int, str]:
-    page_bytes, held_bytes = _sizes(drafts)
+    page_bytes = [one.page_bytes for one in drafts]
     if large_page_bytes is None:
-        return choose_large_page_bytes(page_bytes, held_bytes, pool_bytes)
+        return choose_large_page_bytes(page_bytes, pool_bytes)
     least = max(page_bytes)
     if large_page_bytes < least or large_page_bytes % ALIGNMENT_BYTES:
         raise ChangeSomething(
@@ -167,14 +171,54 @@ def _large_page(
     return large_page_bytes, "given"
 
 
-def _sizes(drafts: Sequence[Draft]) -> tuple[list[int], list[int]]:
-    """Of each group: bytes of a page, and of all that a long request holds."""
-    return [one.page_bytes for one in drafts], [_held_bytes(one) for one in drafts]
+def choose_large_page_bytes(page_bytes: Sequence[int], pool_bytes: int) -> tuple[int, str]:
+    """Size of the large page for small pages of ``page_bytes``, and the rule that chose it.
+
+    Rules, in order: ``lcm`` when the least common multiple is small; ``padded``, the
+    smallest size that wastes at most 1 % of any page (the multiple itself wastes none);
+    ``largest-page`` when nothing else stays below 1/64 of the pool.
+    """
+    cap = min(pool_bytes // 64, max(64 * MIB, pool_bytes // 256))
+    largest = max(page_bytes)
+    lcm = math.lcm(*page_bytes)
+    if lcm <= min(cap, TAME_FACTOR * largest) or lcm == largest:
+        return lcm, "lcm"
+    for size in padded_sizes(page_bytes, cap):
+        return size, "padded"
+    return _largest_page(page_bytes), "largest-page"
 
 
-def _held_bytes(one: Draft) -> int:
-    group = one.group
-    if group.kind is GroupKind.STATE:
-        return STATES_HELD * group.slices * one.page_bytes
-    tokens = min(group.window_tokens or LONG_TOKENS, LONG_TOKENS)
-    return -(-tokens // group.page_tokens) * one.page_bytes
+def padded_sizes(page_bytes: Sequence[int], cap: int) -> Iterator[int]:
+    """Sizes, ascending, into which every page goes with little padding.
+
+    Each is about a multiple of some page; a page below ``MAX_PADDING`` of the largest goes
+    into anything, so no multiples of it are tried.
+    """
+    largest = max(page_bytes)
+    steps = {p for p in page_bytes if p >= MAX_PADDING * largest}
+    for near in heapq.merge(*(range(-(-largest // p) * p, cap + 1, p) for p in steps)):
+        if any(near % p > MAX_PADDING * near for p in page_bytes):
+            continue
+        counts = [near // p for p in page_bytes]
+        unit = ALIGNMENT_BYTES * math.lcm(*counts)
+        size = -(-near // unit) * unit
+        padding = max(size / (c * p) - 1 for c, p in zip(counts, page_bytes, strict=True))
+        if size <= cap and padding <= MAX_PADDING:
+            yield size
+
+
+def _largest_page(page_bytes: Sequence[int]) -> int:
+    """The largest page, or little more, so that the others pad least."""
+    largest = max(page_bytes)
+    units = [math.lcm(*(largest // p for p in page_bytes)), *ROUND_COUNTS]
+    sizes = {
+        -(-largest // (unit * ALIGNMENT_BYTES)) * unit * ALIGNMENT_BYTES
+        for unit in units
+        if unit * ALIGNMENT_BYTES <= largest or unit == 1
+    }
+    return min(sizes, key=lambda size: (max(size / _fills(size, p) for p in page_bytes), size))
+
+
+def _fills(size: int, page_bytes: int) -> int:
+    """Bytes of a large page that whole pages of one group fill."""
+    return whole_pages(size, page_bytes) * page_bytes
