@@ -55,6 +55,21 @@ KVELL_INLINE __m512 largest_of_eight(const __m512 (&x)[8]) {
   return _mm512_permutexvar_ps(order, all);
 }
 
+// Updates the maxima of the rows in `held` by their largest scores of a span; by what each row's scores are
+// shifted, and by what its sums so far shrink.
+KVELL_INLINE void shift_maxima(__m512 largest, __mmask16 held, float* maximum, float (&by)[16],
+                               float (&factor)[16]) {
+  const __m512 nothing = _mm512_set1_ps(-__builtin_inff());
+  const __m512 before = _mm512_mask_loadu_ps(nothing, held, maximum);
+  const __m512 after = _mm512_max_ps(largest, before);  // if it is NaN, before
+  const __mmask16 alike = _mm512_cmp_ps_mask(before, after, _CMP_EQ_OQ);
+  const __mmask16 empty = _mm512_cmp_ps_mask(after, nothing, _CMP_EQ_OQ);
+  _mm512_store_ps(by, _mm512_maskz_sub_ps(static_cast<__mmask16>(~empty), _mm512_setzero_ps(), after));
+  _mm512_store_ps(factor, _mm512_mask_mov_ps(exp_of<Avx512Lanes>(_mm512_sub_ps(before, after)), alike,
+                                             _mm512_set1_ps(1.0f)));
+  _mm512_mask_storeu_ps(maximum, held, after);
+}
+
 // What a row's scores are still to be multiplied by, then shifted by, and by what its sums so far shrink.
 struct Shift {
   float scale, by, factor;
@@ -83,16 +98,8 @@ KVELL_INLINE void shift_rows(float (*scores)[kvell::kSpan], const kvell::Range* 
   __m512 lanes[8];
   for (int r = 0; r < 8; ++r)
     lanes[r] = r < R ? largest_by_rule(scores[r], counted[r], rule, shifts[r].scale) : nothing;
-  constexpr __mmask16 held = (1u << R) - 1;
-  const __m512 before = _mm512_mask_loadu_ps(nothing, held, maximum);
-  const __m512 after = _mm512_max_ps(largest_of_eight(lanes), before);  // if it is NaN, before
-  const __mmask16 alike = _mm512_cmp_ps_mask(before, after, _CMP_EQ_OQ);
-  const __mmask16 empty = _mm512_cmp_ps_mask(after, nothing, _CMP_EQ_OQ);
   alignas(64) float by[16], factor[16];
-  _mm512_store_ps(by, _mm512_maskz_sub_ps(static_cast<__mmask16>(~empty), _mm512_setzero_ps(), after));
-  _mm512_store_ps(factor, _mm512_mask_mov_ps(exp_of<Avx512Lanes>(_mm512_sub_ps(before, after)), alike,
-                                             _mm512_set1_ps(1.0f)));
-  _mm512_mask_storeu_ps(maximum, held, after);
+  shift_maxima(largest_of_eight(lanes), (1u << R) - 1, maximum, by, factor);
   for (int r = 0; r < R; ++r) {
     shifts[r].by = by[r];
     shifts[r].factor = factor[r];

@@ -41,16 +41,8 @@ static void weigh_block(float (*scores)[kvell::kSpan], int32_t rows, const kvell
   for (int32_t r = 0; r < kWeightRows; ++r)
     lanes[r] = r < rows ? rule_row(scores[r], counted[r], rule) : nothing;
   const __mmask16 held = Avx512Lanes::lanes(0, rows);
-  const __m512 before = _mm512_mask_loadu_ps(nothing, held, maximum);
-  const __m512 after = _mm512_max_ps(largest_of_each(lanes), before);  // if it is NaN, before
-  const __mmask16 alike = _mm512_cmp_ps_mask(before, after, _CMP_EQ_OQ);
-  const __m512 shrink = _mm512_mask_mov_ps(exp_of<Avx512Lanes>(_mm512_sub_ps(before, after)), alike,
-                                           _mm512_set1_ps(1.0f));
-  const __mmask16 empty = _mm512_cmp_ps_mask(after, nothing, _CMP_EQ_OQ);
   alignas(64) float shifts[kWeightRows], shrinks[kWeightRows];
-  _mm512_store_ps(shifts, _mm512_maskz_sub_ps(static_cast<__mmask16>(~empty), _mm512_setzero_ps(), after));
-  _mm512_store_ps(shrinks, shrink);
-  _mm512_mask_storeu_ps(maximum, held, after);
+  shift_maxima(largest_of_each(lanes), held, maximum, shifts, shrinks);
   for (int32_t r = 0; r < rows; ++r) {
     factor[r] = shrinks[r];
     const __m512 shift = _mm512_set1_ps(shifts[r]);
