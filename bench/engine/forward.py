@@ -8,6 +8,8 @@ lean passes by other kernels than the processor's best.
 Rounds alternate.  Of a decode step it says what share of the read bandwidth of the same run the
 weights and pages were read at; of a prefill, the rate of the products with weights.
 
+``--rest 0.05`` waits before every pass, as a server does between requests: its threads sleep.
+
 On a machine with busy neighbours ``--clock cpu`` with ``--threads 1`` counts the thread's own
 seconds, in which others matter only through caches and memory.
 """
@@ -19,6 +21,7 @@ prepare_process()  # the launcher's own settings; torch reads them when it is im
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,11 +181,13 @@ def measure(
     batch: ForwardBatch,
     rounds: int,
     clock: Callable[[], float],
+    rest_seconds: float = 0.0,
 ) -> dict[str, list[float]]:
-    """Seconds of every round, the passes taking turns."""
+    """Seconds of every round, the passes taking turns, each behind a rest."""
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for _ in range(rounds + 1):
         for name, run in passes.items():
+            time.sleep(rest_seconds)
             start = clock()
             run(batch)
             seconds[name].append(clock() - start)
@@ -259,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", nargs="+", default=STEPS, help="requests x new x context")
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds before every pass")
     machine.add_clock_options(parser)
     parser.add_argument("--pool-mib", type=int, default=512)
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
@@ -298,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shape = Shape.named(step)
         batch = batch_of(shape, layout, shape.tokens)
         rounds = max(2, options.rounds // 4) if shape.new_tokens > 1 else options.rounds
-        results[step] = measure(passes, batch, rounds, clock)
+        results[step] = measure(passes, batch, rounds, clock, options.rest)
         read = {"lean": lean, **others}
         bytes_read[step] = {name: read_bytes(one, layout, shape) for name, one in read.items()}
     about, console = machine.describe(clock), Console(width=150)
@@ -307,9 +313,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     assert isinstance(bandwidth, float)
     show(console, results, bytes_read, bandwidth)
     if options.json:
-        options.json.write_text(
-            json.dumps({"machine": about, "seconds": results, "bytes": bytes_read}, indent=1) + "\n"
-        )
+        told = {"rest_seconds": options.rest, "seconds": results, "bytes": bytes_read}
+        options.json.write_text(json.dumps({"machine": about} | told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "places.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -108,10 +110,12 @@ void with_team(int threads, Body body) {
 #ifdef _OPENMP
   if (threads > 1) {
     std::optional<Team> team;
+    const Places places(threads);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp single
       team.emplace(omp_get_num_threads());
+      places.take(omp_get_thread_num());
       body(*team, omp_get_thread_num());
     }
     return;
