@@ -2,6 +2,7 @@
 
 import argparse
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +92,14 @@ def best_of(rooflines: list[Roofline]) -> Roofline:
     return Roofline(
         max(one.read_bytes_per_second for one in rooflines),
         max(one.gemm_flops_per_second for one in rooflines),
+    )
+
+
+def middle_of(rooflines: list[Roofline]) -> Roofline:
+    """The medians of several moments: what the machine did most of the time, neighbours and all."""
+    return Roofline(
+        statistics.median(one.read_bytes_per_second for one in rooflines),
+        statistics.median(one.gemm_flops_per_second for one in rooflines),
     )
 
 

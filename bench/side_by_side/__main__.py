@@ -152,6 +152,7 @@ def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[
         "rounds": options.rounds,
         "machine": machine.describe(),
         "roofline": asdict(roofline),
+        "middle_roofline": asdict(machine.middle_of(rooflines)),
         "flags": {"vllm": options.vllm_flags, **dict(f.split("=", 1) for f in options.kvell)},
         "scenarios": [
             report.summary(one, results[one.name], report.limit_of(one, size, roofline))
@@ -162,9 +163,10 @@ def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[
 
 def show(console: Console, found: dict[str, Any]) -> None:
     """Tables on stdout."""
-    roofline = found["roofline"]
+    roofline, middle = found["roofline"], found["middle_roofline"]
     console.print(
-        f"{found['model']}: read {roofline['read_bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"{found['model']}: read {roofline['read_bytes_per_second'] / 1e9:.1f} GB/s "
+        f"({middle['read_bytes_per_second'] / 1e9:.1f} in the middle of all moments), "
         f"GEMM {roofline['gemm_flops_per_second'] / 1e9:,.0f} GFLOP/s (bf16), "
         f"{found['machine']['threads']} threads, {found['rounds']} rounds"
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bench.machine import Roofline, best_of
+from bench.machine import Roofline, best_of, middle_of
 from bench.side_by_side import report
 from bench.side_by_side.__main__ import arguments, starters
 from bench.side_by_side.cases import CASES, Case, cases_of, reason_of, vllm_source
@@ -90,6 +90,10 @@ class TestReport:
 
     def test_a_limit_is_the_best_that_was_seen(self) -> None:
         assert best_of([Roofline(3, 5), Roofline(4, 2)]) == Roofline(4, 5)
+
+    def test_beside_it_stands_what_was_usual(self) -> None:
+        moments = [Roofline(3, 5), Roofline(9, 2), Roofline(4, 6)]
+        assert middle_of(moments) == Roofline(4, 5)
 
 
 def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
