@@ -73,13 +73,16 @@ class Driver:
         :raises ChangeSomething: if the first request to end was refused for what it says.
         """
         self._started_seconds = asyncio.get_running_loop().time()
+        refusals: Sequence[Exception] = ()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in self._load.rows:
                     due_seconds, index = await self._next()
                     tasks.create_task(self._request(index, due_seconds))
         except* ChangeSomething as group:
-            raise group.exceptions[0] from None
+            refusals = group.exceptions
+        if refusals:  # not up there: Python before 3.11.4 wraps what is raised there
+            raise refusals[0]
         return sorted(self._outcomes, key=lambda outcome: outcome.index)
 
     async def _next(self) -> tuple[float, int]:
