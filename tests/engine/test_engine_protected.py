@@ -1,10 +1,15 @@
 """Protected prefixes in the engine: what they bring, and that they give way."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvell.engine.limits import Limits
+from kvell.engine.protected import ProtectedPrefixes
+from kvell.engine.request import RequestState
 from kvell.pages.layout import Layout
 from tests.engine.conftest import make_layout
 from tests.engine.traffic import Traffic, limits
@@ -142,3 +147,56 @@ def test_the_same_inputs_give_the_same_plans() -> None:
     for traffic in (first, second):
         articles_in_turn(traffic, articles=5, rounds=4)
     assert first.plans == second.plans
+
+
+@dataclass
+class Asking:
+    """What of a running request decides; all of its prompt is computed."""
+
+    prompt: npt.NDArray[np.int32]
+    cache_root: str = ""
+    images: None = None
+    cached_tokens: int = 0
+    runs_alone: bool = False
+    state: RequestState = RequestState.RUNNING
+
+    @property
+    def settled(self) -> int:
+        return len(self.prompt)
+
+    def tokens(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        return self.prompt[start:stop]
+
+
+class Lost:
+    """A core in which nothing that was computed is found again; it counts what is held."""
+
+    def __init__(self, layout: Layout, hit_tokens: int) -> None:
+        self.layout, self._hit_tokens = layout, hit_tokens
+        self.held: set[int] = set()
+        self._opened = 0
+
+    def open(self, *_: object) -> int:
+        self._opened += 1
+        self.held.add(self._opened)
+        return self._opened
+
+    def hit_tokens(self, _handle: int) -> int:
+        return self._hit_tokens
+
+    def close(self, handle: int, *, renew: bool = True) -> None:
+        self.held.remove(handle)
+
+
+@pytest.mark.parametrize(("hit_tokens", "leases"), [(0, 0), (24, 1)])
+def test_several_reach_a_prefix_in_one_step(hit_tokens: int, leases: int) -> None:
+    """Whether it is there still or not: one lease at most, and all other handles are closed."""
+    core = Lost(make_layout(FULL, 60), hit_tokens)
+    protected = ProtectedPrefixes(cast(Any, core), protecting())
+    prompts = (np.array([*article(1), 48, number], np.int32) for number in range(4))
+    asking = [Asking(prompt) for prompt in prompts]
+    for request in asking:
+        protected.admitted(cast(Any, request), expected_output=2, unfinished=4)
+    protected.renew(cast(Any, asking))
+    assert (protected.prefixes, len(core.held)) == (leases, leases)
+    assert protected.tokens == 24 * leases

@@ -68,8 +68,10 @@ class ProtectedPrefixes:
         plan = self._policy.plan([chain for _, chain in reached])
         for chain in plan.closes:
             self._core.close(self._leases.pop(chain[-1]))
+        opens = {chain[-1] for chain in plan.opens}
         for request, chain in reached:
-            self._keep(chain, request, lease=chain in plan.opens)
+            self._keep(chain, request, lease=chain[-1] in opens)
+            opens.discard(chain[-1])  # others may reach it in the same step: the first decides
 
     def _keep(self, chain: Chain, request: Request, *, lease: bool) -> None:
         """Hold where prefixes part, or look there at least: what layers with windows have there
