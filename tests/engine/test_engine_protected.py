@@ -168,8 +168,8 @@ class Asking:
         return self.prompt[start:stop]
 
 
-class Lost:
-    """A core in which nothing that was computed is found again; it counts what is held."""
+class Counting:
+    """A core that finds so many tokens of whatever it is asked for, and counts what is held."""
 
     def __init__(self, layout: Layout, hit_tokens: int) -> None:
         self.layout, self._hit_tokens = layout, hit_tokens
@@ -191,7 +191,7 @@ class Lost:
 @pytest.mark.parametrize(("hit_tokens", "leases"), [(0, 0), (24, 1)])
 def test_several_reach_a_prefix_in_one_step(hit_tokens: int, leases: int) -> None:
     """Whether it is there still or not: one lease at most, and all other handles are closed."""
-    core = Lost(make_layout(FULL, 60), hit_tokens)
+    core = Counting(make_layout(FULL, 60), hit_tokens)
     protected = ProtectedPrefixes(cast(Any, core), protecting())
     prompts = (np.array([*article(1), 48, number], np.int32) for number in range(4))
     asking = [Asking(prompt) for prompt in prompts]

@@ -14,10 +14,9 @@ from tests.models.harness import PagedRunner, prompt_ids, runner_over, tiny_modu
 from tests.models.lean_models import lean_model
 from tests.models.test_models_paged_model import Recorder
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="threads stay where they are put on Linux"),
-    pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="there is nothing to ask"),
-]
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="threads stay where they are put on Linux"
+)
 
 
 class Places(Recorder):
@@ -107,7 +106,6 @@ def test_a_caller_of_fewer_processors_keeps_to_them(
 
 
 SCRIPT = """
-import os
 from tests.models.harness import prompt_ids, runner_over, tiny_module
 from tests.models.lean_models import lean_model
 from tests.models.test_models_lean_places import Places
