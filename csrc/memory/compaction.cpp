@@ -7,6 +7,15 @@ namespace {
 constexpr int64_t kSpread = 64, kSpareLarge = 16, kScanPages = 4096;
 constexpr int64_t kSqueezedPages = 64, kMostRest = 31;
 
+constexpr int64_t kTogether = 8;
+
+// Are so many slots of one large page?
+bool lie_together(const Pool& pool, const int32_t* slots) {
+  int32_t differences = 0;
+  for (int64_t i = 1; i < kTogether; ++i) differences |= slots[i] ^ slots[0];
+  return pool.large_of(differences) == 0;
+}
+
 }  // namespace
 
 std::vector<Move> Compactor::compact(const std::map<int32_t, Holder*>& holders,
@@ -119,14 +128,18 @@ void Compactor::scan(const GroupPages& held, int64_t from, int64_t end, int64_t 
   Pool& pool = store_.pool;
   int32_t large = -1;  // that the page before lies in: most often this one does too
   bool is_sparse = false;
-  for (int64_t position = from; position < end; ++position) {
-    const int32_t slot = held.slots[size_t(position - held.first)];
-    if (pool.large_of(slot) != large) {
-      large = pool.large_of(slot);
+  const int32_t* slots = held.slots.begin();
+  const int64_t stop = end - held.first;
+  for (int64_t at = from - held.first; at < stop; ++at) {
+    if (pool.large_of(slots[at]) != large) {
+      large = pool.large_of(slots[at]);
       is_sparse = pool.is_sparse(large);
     }
-    if (!is_sparse || pool.page(slot).users() != 1) continue;
-    positions_.push_back(position);
+    // Nothing is found in most of them.
+    while (!is_sparse && at + kTogether <= stop && lie_together(pool, slots + at))
+      at += kTogether - 1;
+    if (!is_sparse || pool.page(slots[at]).users() != 1) continue;
+    positions_.push_back(held.first + at);
     if (int64_t(positions_.size()) == most) return;
   }
 }

@@ -219,7 +219,7 @@ void Pool::renew(int32_t slot, const Key& key) {
   // gave the large page its place.
   if (large.is_mixed ? !(old == large.key) : !(large.key < key)) return;
   evictable_.remove(id);
-  make_evictable(id, large.is_mixed ? last_of(id) : Last{key, false});
+  make_evictable(id, large.is_mixed ? guess_last(id) : Last{key, false});
 }
 
 void Pool::evict(int32_t slot) {
@@ -320,7 +320,7 @@ void Pool::settle(int32_t id) {
   LargeRecord& large = larges_[id];
   if (large.used) return;
   if (large.cached) {
-    if (!large.run) make_evictable(id, last_of(id));
+    if (!large.run) make_evictable(id, guess_last(id));
     return;
   }
   give_back(id);
@@ -345,6 +345,11 @@ void Pool::give_back(int32_t id) {
 }
 
 Pool::Last Pool::last_of(int32_t id) const {
+  const Last last = guess_last(id);
+  return last.is_mixed ? Last{last_by_worth(id), true} : last;
+}
+
+Pool::Last Pool::guess_last(int32_t id) const {
   constexpr int32_t kNoClass = -1;
   const int32_t first = first_slot(id), end = first + per_large(larges_[id].group());
   Key key;
@@ -359,7 +364,7 @@ Pool::Last Pool::last_of(int32_t id) const {
     number = class_of(page.key);
   }
   // Within a class, and by age alone, the order of keys is that of places, whatever the time.
-  return {is_mixed ? last_by_worth(id) : key, is_mixed};
+  return {key, is_mixed};
 }
 
 Key Pool::last_by_worth(int32_t id) const {
@@ -393,7 +398,7 @@ const Entry* Pool::oldest_large() {
       settled_ = {id, rule_.epoch()};
       break;
     }
-    evictable_.remove(id);  // since then another of its pages became the last to go
+    evictable_.remove(id);  // another of its pages is the last to go
     make_evictable(id, last);
   }
   return &evictable_.top();

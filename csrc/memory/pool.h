@@ -121,6 +121,9 @@ class Pool {
     bool is_mixed;  // there are others of other classes
   };
   Last last_of(int32_t id) const;
+  // Of pages of several classes one that goes no later than the last: it counts until its turn
+  // has come, and most often it is used again before.
+  Last guess_last(int32_t id) const;
   Key last_by_worth(int32_t id) const;
   void make_evictable(int32_t id, const Last& last);
   void unsettle(int32_t id) {

@@ -130,17 +130,26 @@ void Publisher::renew(const Holder& h, int32_t slot, int64_t end, int64_t time) 
   store_.pool.renew(slot, key(h, slot, kNormal, time, end, end));
 }
 
+// The run that a token is in. Pages come in order: most often it is that of the one before.
+const Run& Publisher::run_of(const Holder& h, int64_t token) const {
+  const std::vector<Run>& runs = h.runs;
+  const bool is_known = run_at_ < runs.size() && (!run_at_ || runs[run_at_ - 1].end < token) &&
+                        (token <= runs[run_at_].end || run_at_ + 1 == runs.size());
+  if (!is_known) {
+    const auto found = std::lower_bound(runs.begin(), runs.end() - 1, token,
+                                        [](const Run& run, int64_t at) { return run.end < at; });
+    run_at_ = size_t(found - runs.begin());
+  }
+  return runs[run_at_];
+}
+
 // What an access of the holder makes of the page that ends the prefix of so many tokens. Unless
 // a request has ended, others' pages keep their class; `own`: it accesses the page again.
 Key Publisher::key(const Holder& h, int32_t slot, int64_t rank, int64_t time, int64_t length,
                    int64_t token, bool own) const {
   const EvictionRule& rule = store_.rule;
   if (!rule.learns() || rank != kNormal) return rule.key(rank, time, length);
-  if (!h.runs.empty()) {
-    const auto of = std::lower_bound(h.runs.begin(), h.runs.end() - 1, token,
-                                     [](const Run& run, int64_t at) { return run.end < at; });
-    return rule.key(rank, time, length, of->eviction_class);
-  }
+  if (!h.runs.empty()) return rule.key(rank, time, length, run_of(h, token).eviction_class);
   const Key& old = store_.pool.key_of(slot);
   if (rank_of(old) == kNormal) return rule.key(rank, time, length, class_of(old));
   const int64_t output = std::max<int64_t>(0, h.expected_tokens - h.facts.prompt_tokens);

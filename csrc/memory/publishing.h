@@ -42,6 +42,7 @@ class Publisher {
   void renew_points(Holder& holder, const std::vector<int64_t>& lengths, int64_t time);
   void renew_window(const Holder& holder, int32_t group, int64_t length, int64_t time);
   void renew(const Holder& holder, int32_t slot, int64_t end, int64_t time);
+  const Run& run_of(const Holder& holder, int64_t token) const;
   Key key(const Holder& holder, int32_t slot, int64_t rank, int64_t time, int64_t length,
           int64_t token, bool own = true) const;
   void leave_behind(Holder& holder);
@@ -57,6 +58,7 @@ class Publisher {
   Resuming resuming_;
   Counts checkpoint_pages_;
   std::vector<int32_t> tail_;  // scratch
+  mutable size_t run_at_ = 0;  // of the last one asked for
 };
 
 }  // namespace kvell::memory
