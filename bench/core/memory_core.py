@@ -21,7 +21,7 @@ from bench.core.workloads import (
     timed_beside,
 )
 from bench.replay.shapes import SHAPES
-from kvell.memory import Implementation
+from kvell.memory import EVICTIONS, Eviction, Implementation, MemoryCore
 from kvell.vocabulary import GIB
 
 CONTEXTS = {"1K": 1 << 10, "16K": 1 << 14, "128K": 1 << 17, "1M": 1 << 20}
@@ -44,6 +44,14 @@ def shapes_of(implementation: Implementation) -> tuple[str, ...]:
     return SHAPES if implementation == "compiled" else PYTHON_SHAPES
 
 
+def made(
+    args: argparse.Namespace, shape: str, pool_bytes: int, implementation: Implementation
+) -> MemoryCore:
+    """A core with the rule of eviction that was asked for."""
+    eviction: Eviction = args.eviction
+    return core_of(shape, pool_bytes, implementation, eviction)
+
+
 def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """Pure decode, wherever shape, context and batch fit the pool, in rounds over all of them.
 
@@ -58,7 +66,7 @@ def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row
 def decode_round(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """Every combination once."""
     rows = []
-    yardstick = Decoding(core_of(YARDSTICK_SHAPE, GIB, implementation), 1024, YARDSTICK_BATCH)
+    yardstick = Decoding(made(args, YARDSTICK_SHAPE, GIB, implementation), 1024, YARDSTICK_BATCH)
     yardstick.prepare()
     for shape, pool, context, batch in itertools.product(
         shapes_of(implementation), POOLS, CONTEXTS, BATCHES
@@ -66,7 +74,8 @@ def decode_round(args: argparse.Namespace, implementation: Implementation) -> li
         if implementation == "python" and batch * CONTEXTS[context] > PYTHON_TOKENS:
             continue
         try:
-            work = Decoding(core_of(shape, POOLS[pool], implementation), CONTEXTS[context], batch)
+            core = made(args, shape, POOLS[pool], implementation)
+            work = Decoding(core, CONTEXTS[context], batch)
             times, lengths = timed_beside(work.run, yardstick.quiet, args.repeats, work.prepare)
             quiet = timed(work.quiet, args.repeats).figures(DECODE_STEPS * batch)
         except MemoryError:
@@ -83,7 +92,7 @@ def behind(args: argparse.Namespace, implementation: Implementation) -> list[Row
     """Decode where windows have left behind what their prefix is resumed from."""
     rows = []
     for shape in shapes_of("compiled") if implementation == "compiled" else ():
-        core = core_of(shape, PREFIX_POOL, implementation)
+        core = made(args, shape, PREFIX_POOL, implementation)
         if not (window := longest_window(core)):
             continue
         work = Decoding(core, window + window // 2, BEHIND_BATCH, window + DECODE_STEPS)
@@ -98,7 +107,7 @@ def prefixes(args: argparse.Namespace, implementation: Implementation) -> list[R
     """Match, hit and insert."""
     rows = []
     for shape, tokens in itertools.product(shapes_of(implementation), PROMPTS):
-        work = Prefixes(core_of(shape, PREFIX_POOL, implementation), tokens, args.repeats)
+        work = Prefixes(made(args, shape, PREFIX_POOL, implementation), tokens, args.repeats)
         row: Row = {"implementation": implementation, "shape": shape, "tokens": tokens}
         row["matched_tokens"] = work.match()
         row["match"] = timed(work.match, args.repeats).figures()
@@ -114,7 +123,7 @@ def trace(args: argparse.Namespace, implementation: Implementation) -> list[Row]
     """A whole trace over a pool that is too small for all who wait."""
     rows = []
     for shape in shapes_of(implementation):
-        watch = Stopwatch(core_of(shape, TRACE_POOL, implementation))
+        watch = Stopwatch(made(args, shape, TRACE_POOL, implementation))
         replay = Replay(watch, requests(args.requests))
         state = replay.run()
         row: Row = {
@@ -146,6 +155,7 @@ def main() -> None:
     parser.add_argument(
         "--part", choices=("decode", "behind", "prefixes", "trace", "all"), default="all"
     )
+    parser.add_argument("--eviction", choices=EVICTIONS, default="lru")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5, help="over all of `decode`")
     parser.add_argument("--requests", type=int, default=400, help="of the trace")
@@ -154,6 +164,7 @@ def main() -> None:
     chosen = [one for one in IMPLEMENTATIONS if args.implementation in (one, "both")]
     parts = {"decode": decode, "behind": behind, "prefixes": prefixes, "trace": trace}
     report: Row = {"machine": machine.describe(), "repeats": args.repeats, "rounds": args.rounds}
+    report["eviction"] = args.eviction
     print(report["machine"], flush=True)
     for name, measure in parts.items():
         if args.part in (name, "all"):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bench.replay.shapes import Shape, layout_of, read_shape
 from kvell.engine.scheduler import COMPACT_LARGE_PAGES
-from kvell.memory import GroupKind, Implementation, MemoryCore, create_core
+from kvell.memory import Eviction, GroupKind, Implementation, MemoryCore, create_core
 
 Ints = npt.NDArray[np.int32]
 NOBODY: Ints = np.empty(0, np.int32)
@@ -217,9 +217,11 @@ def longest_window(core: MemoryCore) -> int:
     return max((g.window_tokens for g in core.layout.groups if g.kind in kinds), default=0)
 
 
-def core_of(shape: str, pool_bytes: int, implementation: Implementation) -> MemoryCore:
+def core_of(
+    shape: str, pool_bytes: int, implementation: Implementation, eviction: Eviction
+) -> MemoryCore:
     """An empty core for a shape and a pool."""
-    return create_core(layout_of(cached_shape(shape), pool_bytes), implementation)
+    return create_core(layout_of(cached_shape(shape), pool_bytes), implementation, eviction)
 
 
 @cache

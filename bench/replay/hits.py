@@ -120,13 +120,15 @@ def main() -> None:
         "--eviction",
         choices=EVICTIONS,
         default="lru",
-        help="in full pools, but for the yardstick's",
+        help="of single requests and in full pools, but for the yardstick's",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     args = parser.parse_args()
     names = args.shape or SHAPES
     console = Console(width=140)
-    probes = {name: probe(layout_of(read_shape(name), AMPLE_BYTES)) for name in names}
+    probes = {
+        name: probe(layout_of(read_shape(name), AMPLE_BYTES), args.eviction) for name in names
+    }
     table = Table(title="Tokens hit, memory to spare")
     for column in ("shape", *next(iter(probes.values()))):
         table.add_column(column)

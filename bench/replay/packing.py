@@ -11,7 +11,7 @@ from bench.replay.ideal import IdealCore
 from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
 from kvell.cli.replay import replay_limits
 from kvell.clock import MonotonicClock
-from kvell.memory import Layout, Manager, MemoryCore, create_core, plan_layout
+from kvell.memory import Eviction, Layout, Manager, MemoryCore, create_core, plan_layout
 from kvell.simulator.generators import generate_trace
 from kvell.simulator.model_cost import model_cost
 from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
@@ -42,7 +42,9 @@ class Packed:
     preemptions: int
 
 
-def packed(shape: Shape, manager: str, memory_gib: int, page_tokens: int = 16) -> Packed:
+def packed(
+    shape: Shape, manager: str, memory_gib: int, page_tokens: int = 16, eviction: Eviction = "lru"
+) -> Packed:
     """Replay the ten draws; ``manager`` is one of ours, or ``ideal``."""
     pages: Manager = "paged" if manager == "paged" else "kvell"
     layout = plan_layout(
@@ -50,7 +52,10 @@ def packed(shape: Shape, manager: str, memory_gib: int, page_tokens: int = 16) -
     )
     reports = [
         replay_over(
-            IdealCore(layout) if manager == "ideal" else create_core(layout), shape, layout, seed
+            IdealCore(layout) if manager == "ideal" else create_core(layout, eviction=eviction),
+            shape,
+            layout,
+            seed,
         )
         for seed in range(DRAWS)
     ]
@@ -85,13 +90,13 @@ def replay_over(core: MemoryCore, shape: Shape, layout: Layout, seed: int) -> di
     return run.report()
 
 
-def pack() -> list[dict[str, Packed]]:
-    """By memory size: ours, ours in pages of 8 tokens, one page size, and the ideal."""
+def pack(eviction: Eviction) -> list[dict[str, Packed]]:
+    """By memory size: ours by a rule, ours in pages of 8 tokens, one page size, and the ideal."""
     shape = read_shape(SHAPE)
     return [
         {
-            "kvell": packed(shape, "kvell", gib),
-            "kvell, 8 tokens": packed(shape, "kvell", gib, page_tokens=8),
+            "kvell": packed(shape, "kvell", gib, eviction=eviction),
+            "kvell, 8 tokens": packed(shape, "kvell", gib, page_tokens=8, eviction=eviction),
             "paged": packed(shape, "paged", gib),
             "ideal": packed(shape, "ideal", gib),
         }

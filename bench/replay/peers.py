@@ -18,7 +18,7 @@ from bench import machine
 from kvell.cli.replay import named_config, replay_limits
 from kvell.clock import MonotonicClock
 from kvell.errors import ChangeSomething
-from kvell.memory import MANAGERS, Manager, create_core, plan_layout
+from kvell.memory import EVICTIONS, MANAGERS, Eviction, Manager, create_core, plan_layout
 from kvell.models.configs import read_config
 from kvell.models.description import describe
 from kvell.simulator.model_cost import model_cost
@@ -71,24 +71,26 @@ VLLM = (
 """Measured on 2026-11-20 on two disturbed cores: its µs may vary twofold."""
 
 
-def replay_like(peer: Peer, rows: Sequence[TraceRow], manager: Manager) -> dict[str, Any]:
+def replay_like(
+    peer: Peer, rows: Sequence[TraceRow], manager: Manager, eviction: Eviction
+) -> dict[str, Any]:
     """Replay the peer's trace on its shape and memory; our figures."""
     config = read_config(Path(named_config(peer.shape)))
     description = describe(config, ELEMENT_BYTES)
     layout = plan_layout(description.layers, peer.memory_gib * GIB, manager=manager)
     device = Machine(load_profile(DEFAULT_HARDWARE), model_cost(config, description, ELEMENT_BYTES))
     limits = replay_limits(layout, description.max_model_len)
-    core = create_core(layout)
+    core = create_core(layout, eviction=eviction)
     run = Replay(core, description.layers, limits, rows, "start", device, MonotonicClock())
     run.run()
     return run.report()
 
 
 def measure_rounds(
-    traces: Path, manager: Manager, shapes: Sequence[str], rounds: int
+    traces: Path, manager: Manager, eviction: Eviction, shapes: Sequence[str], rounds: int
 ) -> list[dict[str, Any]]:
     """One result for each row of vLLM's table, the quickest of its rounds."""
-    found = [measure(traces, manager, shapes) for _ in range(rounds)]
+    found = [measure(traces, manager, eviction, shapes) for _ in range(rounds)]
     return [quickest(results) for results in zip(*found, strict=True)]
 
 
@@ -100,7 +102,9 @@ def quickest(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return best | {"median_us": median(float(result["kvell"][US]) for result in results)}
 
 
-def measure(traces: Path, manager: Manager, shapes: Sequence[str]) -> list[dict[str, Any]]:
+def measure(
+    traces: Path, manager: Manager, eviction: Eviction, shapes: Sequence[str]
+) -> list[dict[str, Any]]:
     """One result for each row of vLLM's table, with a reason where a shape cannot run."""
     rows = {name: read_trace(traces / f"{name}.jsonl.gz", n) for name, n in REQUESTS.items()}
     results = []
@@ -109,7 +113,7 @@ def measure(traces: Path, manager: Manager, shapes: Sequence[str]) -> list[dict[
             continue
         result: dict[str, Any] = {"manager": manager, "vllm": vars(peer)}
         try:
-            result["kvell"] = replay_like(peer, rows[peer.trace], manager)
+            result["kvell"] = replay_like(peer, rows[peer.trace], manager, eviction)
         except ChangeSomething as error:
             result["refused"] = str(error)
         results.append(result)
@@ -146,11 +150,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument("--manager", choices=MANAGERS, default="kvell")
+    parser.add_argument("--eviction", choices=EVICTIONS, default="lru")
     parser.add_argument("--shape", action="append", default=[], help="only this shape")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
-    results = measure_rounds(args.traces, args.manager, args.shape, args.rounds)
+    results = measure_rounds(args.traces, args.manager, args.eviction, args.shape, args.rounds)
     Console(width=140).print(table_of(results))
     print(machine.describe())
     for reason in sorted({result["refused"] for result in results if "refused" in result}):

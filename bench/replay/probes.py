@@ -9,7 +9,7 @@ from kvell.engine.limits import Limits
 from kvell.engine.plan import StepResult
 from kvell.engine.protocol import Finished, Submit
 from kvell.engine.sampling_params import SamplingParams
-from kvell.memory import Layout, create_core
+from kvell.memory import Eviction, Layout, create_core
 from kvell.prefix.radix import Tokens
 from kvell.vocabulary import RequestId
 
@@ -23,12 +23,15 @@ class Server:
     """An engine core whose model answers with counted tokens."""
 
     layout: Layout
+    eviction: Eviction
     served: int = 0
     engine: EngineCore = field(init=False)
 
     def __post_init__(self) -> None:
         limits = Limits(STEP_TOKENS, 4, 1 << 17)
-        self.engine = EngineCore(create_core(self.layout), limits, frozenset())
+        self.engine = EngineCore(
+            create_core(self.layout, eviction=self.eviction), limits, frozenset()
+        )
 
     def serve(self, prompt: Tokens, answer_tokens: int) -> tuple[int, Tokens]:
         """Tokens that the prompt hits, and prompt and answer together."""
@@ -56,18 +59,18 @@ def _texts(*lengths: int) -> list[Tokens]:
     ]
 
 
-def probe(layout: Layout) -> dict[str, int]:
+def probe(layout: Layout, eviction: Eviction) -> dict[str, int]:
     """Hits of the requests that users notice (see the keys), on one shape."""
     first, second, third, last = _texts(LONG_TOKENS, *[SHARED_TOKENS] * 3)
     shared, short = first[:SHARED_TOKENS], first[:SHORT_TOKENS]
-    server = Server(layout)
+    server = Server(layout, eviction)
     server.serve(first, 1)
     half_second, _ = server.serve(np.concatenate([shared, second]), 1)
     half_third, _ = server.serve(np.concatenate([shared, third]), 1)
-    fresh = Server(layout)
+    fresh = Server(layout, eviction)
     fresh.serve(first, 1)
     short_second, _ = fresh.serve(np.concatenate([short, last]), 1)
-    talk = Server(layout)
+    talk = Server(layout, eviction)
     _, turn = talk.serve(third[: SHARED_TOKENS - 5], ANSWER_TOKENS)
     next_turn, _ = talk.serve(np.concatenate([turn, last[:777]]), ANSWER_TOKENS)
     return {

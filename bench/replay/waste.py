@@ -18,7 +18,7 @@ from rich.table import Table
 from bench.replay.packing import MEMORY_GIB, Packed, pack, table_of_packing
 from bench.replay.peers import AZURE, REQUESTS, VLLM, replay_like
 from bench.replay.shapes import PLANNED_BYTES, Shape, layout_of, read_shape
-from kvell.memory import Layout, Manager, create_core
+from kvell.memory import EVICTIONS, Eviction, Layout, Manager, create_core
 from kvell.simulator.generators import generate_trace
 from kvell.simulator.metered import MeteredCore
 from kvell.simulator.metrics import MemoryMeter, Sample, waste
@@ -73,11 +73,11 @@ class EndOfPrompt:
     bound: float
 
 
-def end_of_prompt(longest: Longest, manager: Manager) -> EndOfPrompt:
+def end_of_prompt(longest: Longest, manager: Manager, eviction: Eviction) -> EndOfPrompt:
     """Bring one request to the end of its prompt, in steps, and look at the pool."""
     shape = read_shape(longest.shape)
     layout = layout_of(shape, PLANNED_BYTES, manager)
-    sample, tokens = compute_prompt(shape, layout, longest.row)
+    sample, tokens = compute_prompt(shape, layout, longest.row, eviction)
     return EndOfPrompt(
         longest.shape,
         manager,
@@ -91,9 +91,11 @@ def end_of_prompt(longest: Longest, manager: Manager) -> EndOfPrompt:
     )
 
 
-def compute_prompt(shape: Shape, layout: Layout, row: TraceRow) -> tuple[Sample, int]:
+def compute_prompt(
+    shape: Shape, layout: Layout, row: TraceRow, eviction: Eviction
+) -> tuple[Sample, int]:
     """The pool when the row's whole prompt is computed, and the prompt's tokens."""
-    core = MeteredCore(create_core(layout))
+    core = MeteredCore(create_core(layout, eviction=eviction))
     prompt = PromptMaker([row], shape.images_in_text).prompt(0)
     spans = placed(row, shape.images_in_text).images
     core.begin_step(1)
@@ -111,11 +113,11 @@ def compute_prompt(shape: Shape, layout: Layout, row: TraceRow) -> tuple[Sample,
     return meter.sample(core.running(), core.totals(), leaves_waiting=False), len(prompt)
 
 
-def conversations(traces: Path) -> list[dict[str, Any]]:
+def conversations(traces: Path, eviction: Eviction) -> list[dict[str, Any]]:
     """The conversation trace on the peer's shapes and memory."""
     rows = read_trace(traces / f"{AZURE}.jsonl.gz", REQUESTS[AZURE])
     return [
-        {"vllm": asdict(peer), "kvell": replay_like(peer, rows, "kvell")}
+        {"vllm": asdict(peer), "kvell": replay_like(peer, rows, "kvell", eviction)}
         for peer in VLLM
         if peer.trace == AZURE
     ]
@@ -194,14 +196,18 @@ def main() -> None:
     """Measure, print the tables, and write every figure as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
+    parser.add_argument(
+        "--eviction", choices=EVICTIONS, default="lru", help="but with one page size"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
     args = parser.parse_args()
     console = Console(width=140)
-    ends = [end_of_prompt(one, manager) for one in LONGEST for manager in MANAGERS_COMPARED]
+    rules: dict[Manager, Eviction] = {"kvell": args.eviction, "paged": "lru"}
+    ends = [end_of_prompt(one, name, rules[name]) for one in LONGEST for name in MANAGERS_COMPARED]
     console.print(table_of_ends(ends))
-    sizes = pack()
+    sizes = pack(args.eviction)
     console.print(table_of_packing(sizes))
-    results = conversations(args.traces)
+    results = conversations(args.traces, args.eviction)
     console.print(table_of_conversations(results))
     lines = missed(ends, sizes, results)
     console.print("\n".join(f"missed: {line}" for line in lines) or "All bounds are kept.")
