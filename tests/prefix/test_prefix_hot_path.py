@@ -146,14 +146,31 @@ def test_pages_are_gathered_as_soon_as_they_are_scattered(
     groups: list[GroupSpec], seed: int
 ) -> None:
     """Looking only at what may have changed finds what looking at everything finds."""
-    both, draw = Pair(pool_of(90, *groups)), np.random.default_rng(seed)
+    moved, quiet = gathered(groups, seed, 90, 9)
+    assert moved
+    assert quiet
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "groups", [[group(1, 42), group(1, 21, window=50)], [group(1, 30), group(1, 14, window=9)]]
+)
+def test_pages_beside_many_of_one_large_page_are_found(groups: list[GroupSpec], seed: int) -> None:
+    """Most of a long prompt's pages follow each other in one large page; some lie in holes."""
+    moved, _ = gathered(groups, seed, 24, 60)
+    assert moved
+
+
+def gathered(groups: list[GroupSpec], seed: int, num_large: int, longest: int) -> tuple[int, int]:
+    """Requests come and go: pages moved, and steps in which none were."""
+    both, draw = Pair(pool_of(num_large, *groups)), np.random.default_rng(seed)
     lengths: dict[int, int] = {}
     running: list[int] = []
     moved = quiet = 0
     for step in range(140):
         both("begin_step", step)
         if len(running) < 10 and draw.random() < 0.4:
-            prompt = [*range(int(draw.integers(0, 9))), 50 + step]
+            prompt = [*range(int(draw.integers(0, longest))), 500 + step]
             handle = both("open", ints(*prompt[:-1]), "")
             both("claim", handle, len(prompt))
             lengths[handle] = len(prompt) - 1
@@ -168,8 +185,7 @@ def test_pages_are_gathered_as_soon_as_they_are_scattered(
         if step % 7 == 0:
             both.check()
     both.check()
-    assert moved
-    assert quiet
+    return moved, quiet
 
 
 # ------------------------------------------------------------- pages of one end
