@@ -21,7 +21,7 @@ from bench.core.workloads import (
     timed_beside,
 )
 from bench.replay.shapes import SHAPES
-from kvell.memory import EVICTIONS, Eviction, Implementation, MemoryCore
+from kvell.memory import EVICTIONS, Implementation
 from kvell.vocabulary import GIB
 
 CONTEXTS = {"1K": 1 << 10, "16K": 1 << 14, "128K": 1 << 17, "1M": 1 << 20}
@@ -44,14 +44,6 @@ def shapes_of(implementation: Implementation) -> tuple[str, ...]:
     return SHAPES if implementation == "compiled" else PYTHON_SHAPES
 
 
-def made(
-    args: argparse.Namespace, shape: str, pool_bytes: int, implementation: Implementation
-) -> MemoryCore:
-    """A core with the rule of eviction that was asked for."""
-    eviction: Eviction = args.eviction
-    return core_of(shape, pool_bytes, implementation, eviction)
-
-
 def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """Pure decode, wherever shape, context and batch fit the pool, in rounds over all of them.
 
@@ -66,7 +58,9 @@ def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row
 def decode_round(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """Every combination once."""
     rows = []
-    yardstick = Decoding(made(args, YARDSTICK_SHAPE, GIB, implementation), 1024, YARDSTICK_BATCH)
+    yardstick = Decoding(
+        core_of(YARDSTICK_SHAPE, GIB, implementation, args.eviction), 1024, YARDSTICK_BATCH
+    )
     yardstick.prepare()
     for shape, pool, context, batch in itertools.product(
         shapes_of(implementation), POOLS, CONTEXTS, BATCHES
@@ -74,7 +68,7 @@ def decode_round(args: argparse.Namespace, implementation: Implementation) -> li
         if implementation == "python" and batch * CONTEXTS[context] > PYTHON_TOKENS:
             continue
         try:
-            core = made(args, shape, POOLS[pool], implementation)
+            core = core_of(shape, POOLS[pool], implementation, args.eviction)
             work = Decoding(core, CONTEXTS[context], batch)
             times, lengths = timed_beside(work.run, yardstick.quiet, args.repeats, work.prepare)
             quiet = timed(work.quiet, args.repeats).figures(DECODE_STEPS * batch)
@@ -92,7 +86,7 @@ def behind(args: argparse.Namespace, implementation: Implementation) -> list[Row
     """Decode where windows have left behind what their prefix is resumed from."""
     rows = []
     for shape in shapes_of("compiled") if implementation == "compiled" else ():
-        core = made(args, shape, PREFIX_POOL, implementation)
+        core = core_of(shape, PREFIX_POOL, implementation, args.eviction)
         if not (window := longest_window(core)):
             continue
         work = Decoding(core, window + window // 2, BEHIND_BATCH, window + DECODE_STEPS)
@@ -107,7 +101,9 @@ def prefixes(args: argparse.Namespace, implementation: Implementation) -> list[R
     """Match, hit and insert."""
     rows = []
     for shape, tokens in itertools.product(shapes_of(implementation), PROMPTS):
-        work = Prefixes(made(args, shape, PREFIX_POOL, implementation), tokens, args.repeats)
+        work = Prefixes(
+            core_of(shape, PREFIX_POOL, implementation, args.eviction), tokens, args.repeats
+        )
         row: Row = {"implementation": implementation, "shape": shape, "tokens": tokens}
         row["matched_tokens"] = work.match()
         row["match"] = timed(work.match, args.repeats).figures()
@@ -123,7 +119,7 @@ def trace(args: argparse.Namespace, implementation: Implementation) -> list[Row]
     """A whole trace over a pool that is too small for all who wait."""
     rows = []
     for shape in shapes_of(implementation):
-        watch = Stopwatch(made(args, shape, TRACE_POOL, implementation))
+        watch = Stopwatch(core_of(shape, TRACE_POOL, implementation, args.eviction))
         replay = Replay(watch, requests(args.requests))
         state = replay.run()
         row: Row = {
