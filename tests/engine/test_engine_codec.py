@@ -151,6 +151,10 @@ def test_commands_are_not_events() -> None:
 def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(ProtocolError, match="unknown field 'colour'"):
         decode_command(packed("Cancel", request_id="a", colour=1))
+    tokens = {"request_id": "a", "attempt": 0, "first_index": 0, "token_ids": (1,)}
+    assert decode_event(packed("Tokens", **tokens)) == Tokens(RequestId("a"), 0, 0, (1,))
+    with pytest.raises(ProtocolError, match="unknown field 'colour'"):
+        decode_event(packed("Tokens", **tokens, colour=1))
 
 
 @pytest.mark.parametrize(

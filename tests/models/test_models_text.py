@@ -123,6 +123,24 @@ def test_byte_tokens_are_given_out_as_one_character() -> None:
     assert pieces(BYTE_FALLBACK, [*ids, the]) == ["Hi", "", "", "é the", ""]
 
 
+def test_a_token_is_looked_up_once() -> None:
+    tokenizer = byte_fallback_tokenizer()
+    asked: list[int] = []
+    backend = tokenizer.backend
+
+    class Counting:
+        def convert_ids_to_tokens(self, token_id: int) -> str | None:
+            asked.append(token_id)
+            token: str | None = backend.convert_ids_to_tokens(token_id)
+            return token
+
+    again = Tokenizer(Counting(), frozenset())
+    assert [again.spelling(token) for token in (256, 65, 256, 65)] == [
+        tokenizer.spelling(token) for token in (256, 65, 256, 65)
+    ]
+    assert asked == [256, 65]
+
+
 def test_context_is_bounded() -> None:
     """A long output must not be decoded again and again from its start."""
     detokenizer = IncrementalDetokenizer(BYTE_FALLBACK)

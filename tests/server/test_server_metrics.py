@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from kvell.engine.protocol import Finished, GroupStats, Ready, Stats
-from kvell.server.metrics import ServerMetrics
+from kvell.server.metrics import MOST_NOTED, ServerMetrics
 from kvell.server.request_log import EndedRequest
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -108,6 +108,18 @@ def test_tokens_are_counted_as_they_come() -> None:
     assert sample(metrics, "time_per_output_token_seconds_count") == 3
     assert sample(metrics, "time_per_output_token_seconds_sum") == pytest.approx(0.3)
     assert sample(metrics, "time_per_output_token_seconds_bucket", le="0.1") == 3
+
+
+def test_of_many_tokens_none_is_missed_however_seldom_somebody_looks() -> None:
+    metrics = ServerMetrics("m")
+    for _ in range(2 * MOST_NOTED + 3):
+        metrics.next_tokens(0.3, 1)
+    assert sample(metrics, "generation_tokens_total") == 2 * MOST_NOTED + 3
+    assert sample(metrics, "inter_token_latency_seconds_count") == 2 * MOST_NOTED + 3
+    metrics.next_tokens(0.3, 2)
+    assert f'generation_tokens_total{{model_name="m"}} {2 * MOST_NOTED + 5}.0' in (
+        metrics.render().decode()
+    )
 
 
 def test_prompts_with_several_answers() -> None:

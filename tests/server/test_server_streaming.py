@@ -78,8 +78,23 @@ def test_a_failing_stream_ends_the_others() -> None:
     assert failing.closed
 
 
-def test_leaving_a_merge_closes_every_stream() -> None:
-    sources = [Source(1 << 60), Source(1 << 60)]
+def test_a_single_stream_is_merged_with_none() -> None:
+    source, failing = Source(3), Source(2, TryLater("full"))
+
+    async def scenario() -> list[tuple[int, int]]:
+        items = [item async for item in merged([source.items()])]
+        with pytest.raises(TryLater, match="full"):
+            await collected(merged([failing.items()]), 1)
+        return items
+
+    assert run(scenario()) == [(0, 0), (0, 1), (0, 2)]
+    assert source.closed
+    assert failing.closed
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_leaving_a_merge_closes_every_stream(count: int) -> None:
+    sources = [Source(1 << 60) for _ in range(count)]
 
     async def scenario() -> None:
         stream = merged([source.items() for source in sources])

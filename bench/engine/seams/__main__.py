@@ -29,6 +29,7 @@ from bench.engine.seams.timeline import Step, callbacks_cost, medians, rounds_of
 from bench.side_by_side.driving import drive, figures_of
 from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.scenarios import Scenario
+from kvell.models.quantization import QUANTIZATIONS
 
 RESULTS = Path("bench", "results", "seams.json")
 MOST_SHARE = 0.05
@@ -40,7 +41,7 @@ def served(options: argparse.Namespace, directory: Path) -> Record:
     """Rounds against a fresh server; the record of its instance."""
     path, log = directory / "record.json", directory / "log"
     command = [sys.executable, "-m", "bench.engine.seams.watched_server", options.model]
-    command += [str(options.kv_memory_mib), str(path)]
+    command += [options.quantization, str(options.kv_memory_mib), str(path)]
     command += ["ahead"] if options.async_scheduling else []
     process = SystemProcess(command, log, {}, talks=True)
     try:
@@ -107,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=128)

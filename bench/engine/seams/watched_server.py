@@ -21,11 +21,15 @@ def watched_command(settings: EngineSettings, record: Path) -> list[str]:
 
 
 def main() -> None:
-    """``MODEL KV_MIB RECORD [ahead]``: print the address as JSON, serve until a signal."""
+    """``MODEL QUANTIZATION KV_MIB RECORD [ahead]``: print the address, serve."""
     prepare_process()
-    model, kv_mib, record, *ahead = sys.argv[1:]
+    model, quantization, kv_mib, record, *ahead = sys.argv[1:]
     settings = EngineSettings(
-        model, int(kv_mib) * MIB, "bfloat16", async_scheduling=ahead == ["ahead"]
+        model,
+        int(kv_mib) * MIB,
+        "bfloat16",
+        quantization=quantization,
+        async_scheduling=ahead == ["ahead"],
     )
     texts = texts_of((model,), process_cache_dir(), quiet)
     command = watched_command(settings, Path(record).absolute())

@@ -4,6 +4,7 @@ A frame is a 4-byte little-endian body length and a body; a body is the msgpack
 array ``[name of the message type, {field: value}]``.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -48,6 +49,10 @@ _DECODERS = {
 }
 
 
+_TOKENS = msgspec.msgpack.Decoder(tuple[str, protocol.Tokens])
+_TOKENS_HEAD = _ENCODER.encode((protocol.Tokens.__name__,))[1:]
+
+
 def encode_frame(message: Message) -> bytes:
     """One message as a whole frame.
 
@@ -72,6 +77,9 @@ def decode_event(body: bytes) -> Event:
 
     :raises ProtocolError: on anything that is not exactly one well-typed event.
     """
+    if body.startswith(_TOKENS_HEAD, 1):  # nearly all are: in one go, unless something is wrong
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _TOKENS.decode(body)[1]
     event: Event = _decode(body, _EVENTS, "event")
     return event
 

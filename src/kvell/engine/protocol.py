@@ -97,7 +97,7 @@ class Ready:
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-class Tokens(Struct, frozen=True, gc=False):
+class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """New output tokens of a request, in order.
 
     ``first_index`` is the output position of ``token_ids[0]``; a receiver drops

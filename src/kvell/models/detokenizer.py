@@ -12,12 +12,15 @@ text is given out only once it can no longer change.
 
 import codecs
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Protocol
 
 from tokenizers import decoders
 
 from kvell.models.tokenizer import Tokenizer
+
+MOST_SPELLINGS = 1 << 18
+"""Of byte-level tokens whose bytes are remembered: of a whole vocabulary."""
 
 
 class IncrementalDetokenizer:
@@ -118,6 +121,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | shifted
 
 
+@lru_cache(MOST_SPELLINGS)
 def spelled_bytes(spelling: str) -> bytes:
     """Bytes of a byte-level token; one with other characters in it stands for itself."""
     alphabet = byte_alphabet()

@@ -24,6 +24,7 @@ class Tokenizer:
     def __init__(self, backend: Any, eos_token_ids: frozenset[int]) -> None:
         self.backend = backend
         self.eos_token_ids = eos_token_ids
+        self._spellings: dict[int, str | None] = {}
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -87,8 +88,10 @@ class Tokenizer:
 
     def spelling(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None for an id outside of it."""
-        token = self.backend.convert_ids_to_tokens(token_id)
-        return None if token is None else str(token)
+        if token_id not in self._spellings:
+            token = self.backend.convert_ids_to_tokens(token_id)
+            self._spellings[token_id] = None if token is None else str(token)
+        return self._spellings[token_id]
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that form no character become U+FFFD."""

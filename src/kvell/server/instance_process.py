@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 
-from kvell.engine.codec import FrameReader, decode_event, encode_frame
 from kvell.engine.protocol import SCHEMA_VERSION, Command, Event, Ready
 from kvell.errors import KvellError
+from kvell.server.instance_line import InstanceLine
 
-READ_BYTES = 256 << 10
 STDERR_FD = 2
 LAST_WORDS_SECONDS = 2.0
 
@@ -33,17 +32,15 @@ def filled_in(command: Sequence[str], socket_fd: int, incarnation: int) -> list[
 
 
 class InstanceProcess:
-    """One incarnation: started by :meth:`launch`, over when :meth:`events` ends."""
+    """One incarnation: started by :meth:`launch`, over when :meth:`follow` ends."""
 
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        line: InstanceLine,
     ) -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._line = line
 
     @classmethod
     async def launch(cls, command: Sequence[str], incarnation: int) -> "InstanceProcess":
@@ -68,8 +65,9 @@ class InstanceProcess:
                 ours.close()
                 raise InstanceStartError(f"cannot start {command[0]}: {error}") from error
         ours.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return cls(process, reader, writer)
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_unix_connection(InstanceLine, sock=ours)
+        return cls(process, line)
 
     @property
     def pid(self) -> int:
@@ -78,28 +76,23 @@ class InstanceProcess:
 
     def send(self, command: Command) -> None:
         """Queue a command; credits bound what can be queued."""
-        if not self._writer.is_closing():
-            self._writer.write(encode_frame(command))
+        self._line.send(command)
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Everything the instance says, until it closes its end.
+    async def follow(self, tell: Callable[[Event], None]) -> None:
+        """Tell everything the instance says, until it closes its end.
 
         :raises ProtocolError: when it says something that is not the protocol.
         """
-        frames = FrameReader()
-        with contextlib.suppress(ConnectionError):
-            while data := await self._reader.read(READ_BYTES):
-                for body in frames.feed(data):
-                    yield decode_event(body)
+        await self._line.follow(tell)
 
-    async def wait_ready(self, events: AsyncIterator[Event], deadline_seconds: float) -> Ready:
+    async def wait_ready(self, deadline_seconds: float) -> Ready:
         """The first event, which must be :class:`Ready` in our schema version.
 
         :raises InstanceStartError: when it ends, is late or speaks another version.
         """
         try:
             async with asyncio.timeout(deadline_seconds):
-                first = await anext(events, None)
+                first = await self._line.first()
         except TimeoutError as error:
             problem = f"the instance was not ready within {deadline_seconds:g} s"
             raise InstanceStartError(problem) from error
@@ -114,7 +107,7 @@ class InstanceProcess:
 
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
         """Close our end, wait for the child, kill it when it lingers; its exit status."""
-        self._writer.close()
+        self._line.close()
         try:
             async with asyncio.timeout(grace_seconds):
                 return await self._process.wait()
@@ -125,5 +118,5 @@ class InstanceProcess:
         """End the child at once; its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._writer.close()
+        self._line.close()
         return await self._process.wait()

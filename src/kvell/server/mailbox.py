@@ -24,22 +24,28 @@ class Mailbox:
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._finished: Finished | None = None
-        self._bell = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, token_ids: tuple[int, ...]) -> None:
         """Add tokens behind those that wait."""
         self._token_ids += token_ids
-        self._bell.set()
+        self._ring()
 
     def finish(self, finished: Finished) -> None:
         """Say that no more will come; the first call counts."""
         if self._finished is None:
             self._finished = finished
-            self._bell.set()
+            self._ring()
 
     async def take(self) -> Output:
-        """All that waits, as soon as there is anything."""
-        await self._bell.wait()
-        self._bell.clear()
+        """All that waits, as soon as there is anything; for one reader."""
+        if not self._token_ids and self._finished is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         token_ids, self._token_ids = tuple(self._token_ids), []
         return Output(token_ids, self._finished)
+
+    def _ring(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # one that went away is cancelled
+            reader.set_result(None)

@@ -154,9 +154,10 @@ class Api:
         ]
         for _ in prompts:
             self.metrics.asked(body.choices())
-        return _told(
-            _prompts_counted_once(merged(answers), body.choices()), body.choices(), self.metrics
-        )
+        deltas = merged(answers)
+        if body.choices() > 1:
+            deltas = _prompts_counted_once(deltas, body.choices())
+        return _told(deltas, body.choices(), self.metrics)
 
     def _text(
         self, served: Served, ids: TokenIds, request_id: str, salt: str, sampling: SamplingParams

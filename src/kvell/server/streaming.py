@@ -108,6 +108,11 @@ async def merged(
 
     The first failure ends all of them.
     """
+    if len(streams) == 1:  # nothing to wait for side by side
+        async with aclosing(streams[0]) as only:
+            async for single in only:
+                yield 0, single
+        return
     arrived: asyncio.Queue[tuple[int, Item | Exception | None]] = asyncio.Queue(
         QUEUED_PER_STREAM * len(streams)
     )

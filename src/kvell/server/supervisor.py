@@ -10,7 +10,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from kvell.engine.codec import ProtocolError
@@ -74,8 +74,8 @@ class Supervisor:
 
         :raises InstanceStartError: when it does not become ready.
         """
-        events = await self._launch()
-        self._task = asyncio.create_task(self._supervise(events))
+        process = await self._launch()
+        self._task = asyncio.create_task(self._supervise(process))
 
     def send(self, command: Command) -> None:
         """Queue a command for the serving instance.
@@ -101,11 +101,10 @@ class Supervisor:
         await self._process.kill()
         self._listener.instance_lost("the server is shutting down")
 
-    async def _launch(self) -> AsyncIterator[Event]:
+    async def _launch(self) -> InstanceProcess:
         process = await InstanceProcess.launch(self._command, self.restarts)
-        events = process.events()
         try:
-            ready = await process.wait_ready(events, self._startup_seconds)
+            ready = await process.wait_ready(self._startup_seconds)
         except BaseException:
             await process.kill()
             raise
@@ -113,10 +112,10 @@ class Supervisor:
         self.state = "serving"
         logger.info("instance %d is ready (pid %d)", self.restarts, process.pid)
         self._listener.instance_ready(ready)
-        return events
+        return process
 
-    async def _supervise(self, events: AsyncIterator[Event]) -> None:
-        following: AsyncIterator[Event] | None = events
+    async def _supervise(self, process: InstanceProcess) -> None:
+        following: InstanceProcess | None = process
         while following is not None:
             problem = await self._follow(following)
             if self.state == "closing":
@@ -126,21 +125,22 @@ class Supervisor:
             self._listener.instance_lost(problem)
             following = await self._relaunch()
 
-    async def _follow(self, events: AsyncIterator[Event]) -> str:
+    async def _follow(self, process: InstanceProcess) -> str:
         """Pass events on until the instance ends; says how it ended."""
-        assert self._process is not None
         try:
-            async for event in events:
-                if isinstance(event, Tokens):
-                    self._fruitless_restarts = 0
-                self._listener.instance_said(event)
+            await process.follow(self._heard)
         except ProtocolError as error:
-            await self._process.kill()
+            await process.kill()
             return f"the instance broke the protocol: {error}"
-        code = await self._process.end()
+        code = await process.end()
         return f"the instance process ended unexpectedly (exit {code})"
 
-    async def _relaunch(self) -> AsyncIterator[Event] | None:
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            self._fruitless_restarts = 0
+        self._listener.instance_said(event)
+
+    async def _relaunch(self) -> InstanceProcess | None:
         while (pause := self._policy.pause_seconds(self._fruitless_restarts)) is not None:
             await asyncio.sleep(pause)
             self.restarts += 1

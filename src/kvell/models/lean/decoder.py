@@ -360,12 +360,12 @@ def _shape(recipe: DecoderRecipe) -> DecoderShape:
 def _group_args(
     group: object, tokens: int
 ) -> tuple[tuple[int, int, int, int, int, int, int, int], int, int]:
-    from kvell.attention.native import batch_args
-
+    if isinstance(group, HostGroupBatch):
+        return ((*group.args, tokens), *group.writes)
     if not isinstance(group, GroupBatch):
         raise RuntimeError("a group has keys and values, the step has none for it")
-    if isinstance(group, HostGroupBatch):
-        return (batch_args(group, tokens), *group.writes)
+    from kvell.attention.native import batch_args
+
     writes = (group.write_page_ids.data_ptr(), group.write_offsets.data_ptr())
     return (batch_args(group, tokens), *writes)
 

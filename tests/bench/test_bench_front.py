@@ -1,0 +1,45 @@
+"""What the bench of the front counts, and that it runs."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from bench.load.front import CREDITS, ReadingEngine, computed_seconds, main
+from kvell.engine.protocol import Submit, Tokens
+from kvell.engine.sampling_params import SamplingParams
+from kvell.vocabulary import RequestId
+
+
+def test_time_is_that_of_the_first_thread_and_not_of_others_or_of_waiting() -> None:
+    def compute(seconds: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    begin = computed_seconds(os.getpid())
+    compute(0.05)
+    after_own = computed_seconds(os.getpid())
+    other = threading.Thread(target=compute, args=(0.2,))
+    other.start()
+    other.join()
+    after_other = computed_seconds(os.getpid())
+    assert after_own - begin >= 0.045
+    assert after_other - after_own < 0.1
+
+
+def test_the_instance_gives_a_token_a_step_to_each_of_its_requests() -> None:
+    engine = ReadingEngine()
+    assert engine.ready().credits == CREDITS
+    for name in ("a", "b"):
+        engine.handle(Submit(RequestId(name), b"\5\0\0\0" * 3, SamplingParams(max_tokens=9)))
+    events = engine.step()
+    assert [event.request_id for event in events if isinstance(event, Tokens)] == ["a", "b"]
+
+
+def test_the_bench_measures_each_batch(tmp_path: Path) -> None:
+    path = tmp_path / "front.json"
+    main(["--batch", "1", "2", "--tokens", "8", "--rounds", "2", "--json", str(path)])
+    seconds = json.loads(path.read_text())["seconds"]
+    assert {batch: len(costs) for batch, costs in seconds.items()} == {"1": 2, "2": 2}
