@@ -157,10 +157,12 @@ class TestInstance:
     def test_serves_its_engine_over_the_inherited_socket(
         self, kvell: Kvell, model: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model.engine = Mock()
+        model.engine, freeze = Mock(), Mock()
+        monkeypatch.setattr("gc.freeze", freeze)
 
         def serve_instance(engine: Mock, peer: socket.socket) -> None:
             assert engine is model.engine
+            freeze.assert_called_once_with()
             engine.warm.assert_called_once_with()
             peer.sendall(b"ready")
 

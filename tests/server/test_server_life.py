@@ -192,6 +192,26 @@ def test_a_streamed_token_does_not_wait_for_the_acknowledgement_of_the_head() ->
         assert not asyncio.run(_delays_small_packets(listener))
 
 
+FROZEN = """
+import gc, os, sys
+from kvell.server.fakes import ByteText
+from kvell.server.run import ServeOptions, Texts, serve
+
+def announce(url):
+    print(gc.get_freeze_count(), flush=True)
+    os._exit(0)  # the instance ends with its line
+
+serve(sys.argv[1:], Texts.of(ByteText()), ServeOptions(port=0), announce)
+"""
+
+
+def test_what_was_made_for_the_start_is_not_collected_again() -> None:
+    instance = Path(__file__).with_name("fake_instance.py")
+    command = [sys.executable, "-c", FROZEN, sys.executable, str(instance), "--socket-fd"]
+    said = subprocess.check_output([*command, "{socket_fd}"], timeout=60)
+    assert int(said) > 10_000
+
+
 VLLM_NAMES = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),

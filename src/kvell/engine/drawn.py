@@ -15,13 +15,18 @@ class ToCome:
     handles: tuple[int, ...]
 
 
+NOTHING = ToCome((), ())
+
+
 def to_come(work: Sequence[TokenWork]) -> ToCome:
     """What the step before draws of this work: last tokens only."""
+    if all(one.token_ids.item(-1) != TO_COME for one in work):
+        return NOTHING
     ends = accumulate(one.count for one in work)
     waiting = [
         (end - 1, one.handle)
         for end, one in zip(ends, work, strict=True)
-        if one.token_ids[-1] == TO_COME
+        if one.token_ids.item(-1) == TO_COME
     ]
     return ToCome(tuple(row for row, _ in waiting), tuple(handle for _, handle in waiting))
 

@@ -39,12 +39,13 @@ class ForwardBatches:
         device: torch.device,
         images: ImageStore | None = None,
     ) -> None:
-        self._layout = layout
         self._tables = tables
         self._groups = groups
         self._device, self._on_host = device, device.type == "cpu"
-        kinds = {layout.groups[index].kind for index in groups}
-        self._drops = GroupKind.DROPPING in kinds
+        kinds = {index: layout.groups[index].kind for index in groups}
+        self._drops = GroupKind.DROPPING in kinds.values()
+        self._of_images = {index for index in groups if kinds[index] in IMAGE_KINDS}
+        self._of_states = {index for index in groups if kinds[index] is GroupKind.STATE}
         self._images = images and ImageBatcher(layout.groups, groups, tables, images)
 
     def batch(
@@ -86,10 +87,9 @@ class ForwardBatches:
     def _group(
         self, index: int, work: Sequence[TokenWork], rows: WorkRows, checkpoints: NewPages
     ) -> GroupBatch | StateBatch | None:
-        kind = self._layout.groups[index].kind
-        if kind in IMAGE_KINDS:
+        if index in self._of_images:
             return None
-        if kind is GroupKind.STATE:
+        if index in self._of_states:
             return self._states(index, work, rows, checkpoints)
         return _to_device(self._tables.arrays(index, work, rows), self._device)
 

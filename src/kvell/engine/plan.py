@@ -163,8 +163,7 @@ class StepPlan:
         return hash((self.step, self.work))
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(Struct, frozen=True, gc=False):
     """The tokens a step sampled, in the order of its sampling work.
 
     :param counts: tokens of each sampling work; empty if each has one.

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -82,6 +83,7 @@ async def _serve(
             face = await loading
             server = face.server(front, metrics)
             _listen(listener, options)
+            gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
             announce(_url(listener))
             await server.serve(sockets=[listener])
     finally:
