@@ -17,6 +17,7 @@ from kvell.engine.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.desk import Desk
 from kvell.server.mailbox import Output
+from kvell.server.place import Place
 from kvell.server.request_log import LogEntry, RequestObserver
 from kvell.server.restart import RestartPolicy
 from kvell.server.supervisor import FrontState, Supervisor
@@ -44,6 +45,7 @@ class Front:
     :param command: the instance's command line; arguments ``{socket_fd}`` (needed) and
         ``{incarnation}`` (optional) are filled in at each start.
     :param observer: is told of each request's times.
+    :param place: is taken while an instance serves, and given back while one is started.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Front:
         limits: FrontLimits | None = None,
         observer: RequestObserver | None = None,
         clock: Clock | None = None,
+        place: Place | None = None,
     ) -> None:
         self._limits = limits or FrontLimits()
+        self._place = place
         self._clock = clock or MonotonicClock()
         self._desk = Desk(self._limits.max_waiting, observer)
         self._supervisor = Supervisor(
@@ -168,6 +172,8 @@ class Front:
         """Serve with the credits of a new incarnation."""
         self._ready = ready
         self._desk.open(ready.credits)
+        if self._place is not None:
+            self._place.take()
         self._pump()
 
     def instance_said(self, event: Event) -> None:
@@ -183,6 +189,8 @@ class Front:
 
     def instance_lost(self, problem: str) -> None:
         """Every request it had ends with an error."""
+        if self._place is not None:
+            self._place.give_back()
         self._desk.fail_in_flight(problem, self._now())
         if self._stats_waiter is not None:
             self._stats_waiter.set_exception(InstanceDied(problem))

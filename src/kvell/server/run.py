@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvell.errors import ChangeSomething
 from kvell.server.front import Front
 from kvell.server.metrics import ServerMetrics
+from kvell.server.place import Place
 from kvell.server.serve_options import ServeOptions
 from kvell.server.text_model import Texts
 
@@ -79,7 +80,8 @@ async def _serve(
     metrics = ServerMetrics(",".join(texts.names))
     loading = asyncio.create_task(asyncio.to_thread(_face, texts, options))
     try:
-        async with Front(command, limits=options.limits, observer=metrics) as front:
+        front = Front(command, limits=options.limits, observer=metrics, place=Place())
+        async with front:
             face = await loading
             server = face.server(front, metrics)
             _listen(listener, options)
