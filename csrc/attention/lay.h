@@ -71,13 +71,24 @@ struct Lay {
     if (section_maximum == -__builtin_inff()) return;
     const float before = total_maximum[row];
     const float after = section_maximum > before ? section_maximum : before;
-    const float keep = exp_of_one<L>(before - after), add = exp_of_one<L>(section_maximum - after);
     total_maximum[row] = after;
-    total_sum[row] = total_sum[row] * keep + section_sum * add;
-    float* total = total_output + row * padded_size;
-    for (int32_t d = 0; d < padded_size; d += kWidth) {
-      const auto kept = L::madd(L::load(total + d), L::set(keep), L::zero());
-      L::store(total + d, L::madd(L::load(section + d), L::set(add), kept));
+    add_scaled(row, exp_of_one<L>(before - after), exp_of_one<L>(section_maximum - after), section_sum,
+               section);
+  }
+
+  // The same of the section at hand, all rows of it: the same arithmetic, as many as lanes at a time.
+  void add_sections() {
+    for (int32_t first = 0; first < rows; first += kWidth) {
+      alignas(64) float keeps[kWidth], adds[kWidth];
+      const auto before = L::load(total_maximum + first), here = L::load(maximum + first);
+      const auto after = L::where_less(before, here, here, before);
+      L::store(keeps, exp_of<L>(minus(before, after)));
+      L::store(adds, exp_of<L>(minus(here, after)));
+      L::store(total_maximum + first, after);
+      for (int32_t row = first; row < rows && row < first + kWidth; ++row)
+        if (maximum[row] != -__builtin_inff())
+          add_scaled(row, keeps[row - first], adds[row - first], L::sum(L::load(sums + row * kWidth)),
+                     output + row * padded_size);
     }
   }
 
@@ -108,6 +119,19 @@ struct Lay {
   size_t used_bytes;
 
  private:
+  static typename L::Vec minus(typename L::Vec a, typename L::Vec b) {
+    return L::madd(b, L::set(-1.0f), a);
+  }
+
+  void add_scaled(int32_t row, float keep, float add, float section_sum, const float* section) {
+    total_sum[row] = total_sum[row] * keep + section_sum * add;
+    float* total = total_output + row * padded_size;
+    for (int32_t d = 0; d < padded_size; d += kWidth) {
+      const auto kept = L::madd(L::load(total + d), L::set(keep), L::zero());
+      L::store(total + d, L::madd(L::load(section + d), L::set(add), kept));
+    }
+  }
+
   // As many rows as a task has at most that reads pages.
   int64_t page_rows(const kvell::Call& call) const {
     const int64_t most = int64_t(K::kPageRows) * call.layer.kv_heads;

@@ -6,7 +6,8 @@
 namespace kvell {
 namespace {
 
-constexpr int32_t kTileRows = 96;      // query rows that share one packing of K and V
+constexpr int32_t kTileRows = 96;       // query rows, at least, that share one packing of K and V
+constexpr int64_t kWideNumbers = 24 << 10;  // of queries, where there are tasks enough of so many
 constexpr int32_t kFewRows = 12;       // below this a task takes all heads: it is bound by memory
 constexpr int64_t kThreadWork = 1 << 18;  // multiply-adds (some 25 us) that are worth waking a thread
 constexpr int64_t kTasksPerThread = 3; // fewer than this and long contexts are split
@@ -17,12 +18,18 @@ int32_t last_section(Range range) {
   return range.end <= range.begin ? first_section(range) : (range.end - 1) / kSection + 1;
 }
 
+// Rows that share a packing where there are many: what they need stays in the second cache.
+int32_t wide_rows(int32_t head_size) {
+  return std::clamp(int32_t(kWideNumbers / head_size), kTileRows, 4 * kTileRows);
+}
+
 // Rows of one request that are computed together, all sections of them.
-void add_units(const Call& call, int32_t request, bool split_heads, std::vector<Task>& units) {
+void add_units(const Call& call, int32_t request, int32_t rows, bool split_heads,
+               std::vector<Task>& units) {
   const int32_t begin = call.batch.query_starts[request];
   const int32_t end = call.batch.query_starts[request + 1];
   const int32_t group = call.group_heads(), kv_heads = call.layer.kv_heads;
-  const int32_t tile = std::max(1, kTileRows / group);
+  const int32_t tile = std::max(1, rows / group);
   const bool few = (end - begin) * group <= kFewRows;
   const int32_t heads = few && !split_heads ? kv_heads : 1;
   for (int32_t token = begin; token < end; token += tile)
@@ -35,10 +42,10 @@ void add_units(const Call& call, int32_t request, bool split_heads, std::vector<
     }
 }
 
-std::vector<Task> all_units(const Call& call, bool split_heads) {
+std::vector<Task> all_units(const Call& call, int32_t rows, bool split_heads) {
   std::vector<Task> units;
   for (int32_t request = 0; request < call.batch.requests; ++request)
-    add_units(call, request, split_heads, units);
+    add_units(call, request, rows, split_heads, units);
   return units;
 }
 
@@ -101,19 +108,20 @@ namespace {
 
 Plan planned(const Call& call, int threads, RecordSpace* space) {
   Plan plan;
-  std::vector<Task> units = all_units(call, false);
+  std::vector<Task> units = all_units(call, wide_rows(call.layer.head_size), false);
   threads = plan.threads = useful_threads(call, units, threads);
   const int64_t wanted = threads > 1 ? threads * kTasksPerThread : 0;
+  if (int64_t(units.size()) < wanted) units = all_units(call, kTileRows, false);
   bool split = int64_t(units.size()) < wanted;
   if (split && int64_t(units.size()) < threads) {
     int64_t sections = 0;
     for (const Task& unit : units) sections += unit.section_end - unit.section_begin;
-    if (sections < threads) units = all_units(call, true);
+    if (sections < threads) units = all_units(call, kTileRows, true);
   }
   const int64_t floats = split ? floats_of(call, units) : 0;
   if (space && floats > space->floats) {
     split = false;
-    units = all_units(call, true);
+    units = all_units(call, kTileRows, true);
   }
   if (split) {
     if (!space) plan.records.resize(floats);
@@ -135,15 +143,16 @@ Plan make_plan_in(RecordSpace& space, const Call& call, int threads) {
   return planned(call, threads, &space);
 }
 
-int32_t most_task_rows(int32_t heads, int32_t kv_heads) {
-  const int32_t group = heads / kv_heads;
-  return std::max(std::max(1, kTileRows / group) * group, kFewRows * kv_heads);
+int32_t most_task_rows(const Call& call) {
+  const int32_t group = call.group_heads();
+  return std::max(std::max(1, wide_rows(call.layer.head_size) / group) * group,
+                  kFewRows * call.layer.kv_heads);
 }
 
 int64_t most_record_floats(const Call& call, int threads, int64_t longest_tokens) {
   const int64_t units = threads > 1 ? threads * kTasksPerThread - 1 : 0;
   const int64_t sections = longest_tokens / kSection + 1;
-  const int64_t rows = most_task_rows(call.query.heads, call.layer.kv_heads);
+  const int64_t rows = std::max(kTileRows, kFewRows * call.layer.kv_heads);
   const int64_t floats = units * sections * rows * record_floats(call.layer.value_size());
   return std::min(floats, threads * kThreadRecords);
 }

@@ -14,8 +14,8 @@ struct RecordSpace {
 // by heads instead of by sections, which changes no result.
 Plan make_plan_in(RecordSpace& space, const Call& call, int threads);
 
-// Rows of any task.
-int32_t most_task_rows(int32_t heads, int32_t kv_heads);
+// Rows of any task of a call of this shape.
+int32_t most_task_rows(const Call& call);
 
 // Floats that records are worth lending, for contexts of so many tokens.
 int64_t most_record_floats(const Call& call, int threads, int64_t longest_tokens);

@@ -6,6 +6,14 @@
 
 namespace {
 
+// 2^x for x from -1/2 to 1/2, within 2^-13; exactly 1 at 0.
+KVELL_INLINE __m512 two_to(__m512 x) {
+  __m512 y = _mm512_set1_ps(0.0550089292f);
+  y = _mm512_fmadd_ps(y, x, _mm512_set1_ps(0.242210962f));
+  y = _mm512_fmadd_ps(y, x, _mm512_set1_ps(0.693282925f));
+  return _mm512_fmadd_ps(y, x, _mm512_set1_ps(1.0f));
+}
+
 // e^x for x <= 0, within 2^-13, a sixteenth of what rounding to bf16 may leave out: exactly 1 at 0,
 // exactly 0 below -87.3 (a number too small to be normal would cost a hundred others), and NaN stays
 // NaN.
@@ -15,11 +23,7 @@ KVELL_INLINE __m512 short_exp(__m512 x) {
   const __m512 binary =
       _mm512_mul_ps(_mm512_max_ps(lowest, x), _mm512_set1_ps(1.44269504088896341f));
   const __m512 n = Avx512Lanes::round(binary), rest = _mm512_sub_ps(binary, n);
-  __m512 y = _mm512_set1_ps(0.0550089292f);
-  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.242210962f));
-  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(0.693282925f));
-  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(counts, y, n);
+  return _mm512_maskz_scalef_ps(counts, two_to(rest), n);
 }
 
 // A row's scores times scale, capped, and -inf where it does not read; the lanes' largest.

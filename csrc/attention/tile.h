@@ -9,7 +9,8 @@
 //   K::kPageRows > 0: so many rows read pages, through widen_query, scores_from_pages and
 //   add_from_pages, which do the same arithmetic in the same order without packing
 //   K::kBlockRows > 0: rows are multiplied so many at a time, whatever their number, by
-//   block_scores, weigh_block and add_block; K::Rows are a span's keys or values
+//   block_scores, weigh_block and add_block, those of more rows than a block by add_pairs;
+//   K::Rows are a span's keys or values
 #pragma once
 #include <cstdint>
 
@@ -116,7 +117,7 @@ class Tile {
       }
       found_[0] = found_[1];
       const int32_t after = position + kSpan;
-      if (after % kSection == 0 || after >= range.end) task_.record ? keep_record() : fold_section();
+      if (after % kSection == 0 || after >= range.end) task_.record ? keep_record() : lay_.add_sections();
     }
   }
 
@@ -208,13 +209,13 @@ class Tile {
     weigh_rows(block, head * rows, heads * rows, 0, position, &next_);
     for (int32_t h = 0; h < heads; ++h) {
       K::place_values(lay_, found_[0].rows, found_[0].whole,
-                      at + h * head_bytes + call_.layer.value_offset_bytes(), place);
+                      at + h * head_bytes + call_.layer.value_offset_bytes(), rows, next_, place);
       K::add_block(lay_, head * rows, h * rows, rows, block.weights, block.factor, place, &next_);
     }
   }
 
-  // One head's rows, block after block: the next one's scores are under way while this one's become
-  // weights. The first fetches what follows the span.
+  // One head's rows, block after block: the next one's scores and what the last one adds are under way
+  // while this one's become weights. The first fetches what follows the span.
   void attend_blocks(int32_t head, int32_t position) {
     const int64_t at = head * call_.layer.head_bytes();
     const int32_t first = head * rows_per_head_;
@@ -222,20 +223,27 @@ class Tile {
     if (row >= rows_per_head_) return;
     typename K::Rows keys, values;
     K::place_keys(lay_, found_[0].rows, found_[0].whole, at, rows_per_head_, keys);
-    K::place_values(lay_, found_[0].rows, found_[0].whole, at + call_.layer.value_offset_bytes(), values);
+    K::place_values(lay_, found_[0].rows, found_[0].whole, at + call_.layer.value_offset_bytes(),
+                    rows_per_head_, next_, values);
     Block<K> blocks[2];
+    const auto add = [&](int32_t of, const Block<K>& block) {
+      K::add_pairs(lay_, first + of, block_rows(of), block.weights, block.factor);
+    };
     Stream* next = &next_;
     K::block_scores(lay_, head, row, block_rows(row), rows_per_head_, keys, next, blocks[0].scores);
-    for (int turn = 0; row < rows_per_head_; turn ^= 1, next = nullptr) {
+    int32_t before = -1;
+    int turn = 0;
+    for (; row < rows_per_head_; turn ^= 1, next = nullptr) {
       const int32_t after = reading_block(row + K::kBlockRows, position);
       if (after < rows_per_head_)
         K::block_scores(lay_, head, after, block_rows(after), rows_per_head_, keys, nullptr,
                         blocks[turn ^ 1].scores);
-      Block<K>& block = blocks[turn];
-      weigh_rows(block, first + row, block_rows(row), row, position, next);
-      K::add_block(lay_, first + row, 0, block_rows(row), block.weights, block.factor, values, next);
+      if (before >= 0) add(before, blocks[turn ^ 1]);
+      weigh_rows(blocks[turn], first + row, block_rows(row), row, position, next);
+      before = row;
       row = after;
     }
+    add(before, blocks[turn ^ 1]);
   }
 
   int32_t block_rows(int32_t row) const { return min(K::kBlockRows, rows_per_head_ - row); }
@@ -256,8 +264,8 @@ class Tile {
       counted[r] = whole ? Range{0, kSpan} : counted_in(position, row + r % in_head);
       if (next) next->advance(call_.layer.head_size / in_head);
     }
-    K::weigh_block(block.scores, rows, counted, call_.rule, lay_.maximum + first,
-                   lay_.sums + first * kWidth, block.weights, block.factor);
+    K::weigh_block(block.scores, rows, rows_per_head_, counted, call_.rule, lay_.maximum + first, block.weights,
+                   block.factor);
   }
 
   // One head's rows × one span. A few rows read the pages themselves; for more, K and V
@@ -396,12 +404,6 @@ class Tile {
                         depth);
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) L::store(out + r * lay_.padded_size + c * kWidth, acc[r][c]);
-  }
-
-  void fold_section() {
-    for (int32_t row = 0; row < rows_; ++row)
-      lay_.add_to_total(row, lay_.maximum[row], L::sum(L::load(lay_.sums + row * kWidth)),
-                        lay_.output + row * lay_.padded_size);
   }
 
   void keep_record() const {

@@ -22,7 +22,7 @@ function(kvell_add_backends name)
     set(avx512_flags ${avx512f_flags} -mavx512bf16 -mavx512vbmi)
     set(sets avx2 avx512f avx512)
     if(CMAKE_SYSTEM_NAME STREQUAL "Linux")  # which has to be asked for the tiles' registers
-      set(amx_flags ${avx512_flags} -mamx-tile -mamx-bf16)
+      set(amx_flags ${avx512_flags} -mamx-tile -mamx-bf16 -mprfchw)
       list(APPEND sets amx)
     endif()
     foreach(set ${sets})

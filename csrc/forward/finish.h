@@ -98,6 +98,33 @@ void whole_rows(float* y, int64_t stride, int64_t rows, float factor, const floa
     }
 }
 
+// Where a panel's numbers of some rows will be written: lines far from each other, which are asked for
+// while the rows are multiplied.
+struct Landing {
+  uint8_t* at;
+  int64_t stride_bytes, rows;
+  int lines;  // of each row
+
+  Landing of(int64_t above, int64_t count) const {
+    return {at + above * stride_bytes, stride_bytes, count, lines};
+  }
+  // Asks for the next rows', if there are any left.
+  inline __attribute__((always_inline)) void ask(int64_t next_rows) {
+    for (; next_rows > 0 && rows > 0; --next_rows, --rows, at += stride_bytes)
+      for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 1, 3);
+  }
+};
+
+template <class K>
+Landing landing_of(const kvell::Product& product, int64_t panel, int64_t row, int64_t rows) {
+  const kvell::Finish& finish = product.finish;
+  const bool gates = finish.goal == Goal::gate;
+  const int64_t size = gates ? sizeof(typename K::Element) : 4;
+  const int64_t column = panel * kvell::kPanel / (gates ? 2 : 1);
+  uint8_t* at = static_cast<uint8_t*>(finish.y) + (row * finish.y_stride + column) * size;
+  return {at, finish.y_stride * size, rows, gates ? 1 : 2};
+}
+
 // The same of `rows` rows from `row` on: what a panel without anything of its own asks for is
 // looked up once.
 template <class K>

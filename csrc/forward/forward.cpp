@@ -17,18 +17,21 @@ constexpr int64_t kFewRows = 4;               // of norms and the like, in one s
 constexpr int64_t kShareBytes = 64 << 10;     // of weights, at least, in one share
 constexpr int64_t kMostShareBytes = 1 << 20;  // and at most: one run of memory, read in a row
 constexpr int64_t kSharesEach = 6;            // for each thread then, so that all end alike
+constexpr int64_t kLinePanels = 2;            // whose gated numbers of a row share a line of bf16
 constexpr int64_t kShareChannels = 256;       // of a request's convolution, in one share
 
 int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Panels of a matrix in one share: many where memory bounds a product, which is quicker to read
-// in long runs than in pieces that threads take in turn; else few, so that all end alike.
+// in long runs than in pieces that threads take in turn; else few, so that all end alike, but no
+// line that two threads would write.
 int64_t panels_of_share(const Matrix& matrix, int64_t rows, const Pace& pace, int threads) {
   const bool reads = rows <= pace.reading_rows;
   const int64_t even =
       reads ? matrix.panels() * matrix.panel_bytes() / (threads * kSharesEach) : kShareBytes;
   const int64_t bytes = std::clamp(even, kShareBytes, kMostShareBytes);
-  return std::max<int64_t>(1, bytes / matrix.panel_bytes());
+  const int64_t panels = std::max<int64_t>(1, bytes / matrix.panel_bytes());
+  return reads ? panels : up(panels, kLinePanels) * kLinePanels;
 }
 
 // How a product is cut into shares: blocks of rows, in each of them chunks of panels.
@@ -56,8 +59,8 @@ Call bare_call(const Decoder& decoder) {
 }
 
 int64_t slice_bytes(const Decoder& decoder) {
-  const int32_t rows = most_task_rows(int32_t(decoder.heads), int32_t(decoder.kv_heads));
-  const int64_t attention_bytes = decoder.attention->scratch_bytes(bare_call(decoder), rows);
+  const Call call = bare_call(decoder);
+  const int64_t attention_bytes = decoder.attention->scratch_bytes(call, most_task_rows(call));
   return std::max(attention_bytes, 4 * decoder.mixer.state_numbers());
 }
 

@@ -184,8 +184,11 @@ void product_of(const Product& product, kvell::Activation activation, int64_t pa
     const uint8_t* after = p + 1 < panel_end ? panel + matrix.panel_bytes() : next;
     if constexpr (Weights::kInParts) {
       if (Weights::in_parts(rows, matrix.steps)) {
-        float* sums = Weights::sums_in_parts(inputs, panel, after, matrix.steps, rows);
-        finish_rows<K>(product, activation, p, row_begin, rows, sums);
+        Weights::pass_in_parts(inputs, panel, after, matrix.steps, rows,
+                               landing_of<K>(product, p, row_begin, rows),
+                               [&](int64_t above, int64_t count, float* sums) {
+                                 finish_rows<K>(product, activation, p, row_begin + above, count, sums);
+                               });
         continue;
       }
     }

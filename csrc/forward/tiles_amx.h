@@ -26,15 +26,16 @@ struct TileWeights : PlainInputs {
   static int64_t most_rows(int64_t) { return kRows; }
 
   static void pass(const Tile& tile, int64_t rows, float* to) {
-    steps_of(tile, rows, 0, tile.steps, to);
+    steps_of(tile, rows, 0, tile.steps, to, {});
   }
 
   // Many rows go through a part of a panel at a time, which then stays in the first cache; between
-  // parts their sums wait in memory, as they are.
+  // parts their sums wait in memory, as they are. `done(above, count, sums)` follows the last part.
   static bool in_parts(int64_t rows, int64_t steps) { return rows > 2 * kRows && steps > kPartSteps; }
 
-  static float* sums_in_parts(const Inputs& inputs, const uint8_t* panel, const uint8_t* after,
-                              int64_t steps, int64_t rows) {
+  template <class Done>
+  static void pass_in_parts(const Inputs& inputs, const uint8_t* panel, const uint8_t* after,
+                            int64_t steps, int64_t rows, const Landing& landing, Done done) {
     thread_local AlignedBytes memory;
     float* const sums = reinterpret_cast<float*>(memory.of(rows * kPanel * 4));
     const int64_t passes = (rows + kRows - 1) / kRows, parts = (steps + kPartSteps - 1) / kPartSteps;
@@ -44,13 +45,16 @@ struct TileWeights : PlainInputs {
         const int64_t above = rows * pass / passes, count = rows * (pass + 1) / passes - above;
         const Tile tile{skip(inputs, above), panel, nullptr, steps, 0,
                         fetch_of<kBytes>(panel, steps * kBytes, after, pass, passes)};
-        steps_of(tile, count, begin, std::min(begin + part, steps), sums + above * kPanel);
+        const bool last = begin + part >= steps;
+        steps_of(tile, count, begin, std::min(begin + part, steps), sums + above * kPanel,
+                 landing.of(above, last ? count : 0));
+        if (last) done(above, count, sums + above * kPanel);
       }
-    return sums;
   }
 
  private:
   static constexpr int64_t kPartSteps = 160;  // 20 KiB of a panel, as much of its rows beside it
+  static constexpr int64_t kAskRows = 4;  // of 32, in one of the ten chunks that a part has at most
   static constexpr int64_t kChunkBytes = kTilePairs * kStepBytes;
 
   // Rows that this thread's tiles are shaped for; 0: others may have shaped them.
@@ -88,12 +92,13 @@ struct TileWeights : PlainInputs {
   }
 
   // `to`, or nothing where they begin, and steps [begin, end).
-  static void steps_of(const Tile& tile, int64_t rows, int64_t begin, int64_t end, float* to) {
+  static void steps_of(const Tile& tile, int64_t rows, int64_t begin, int64_t end, float* to,
+                       Landing landing) {
     shape(rows);
     if (rows > kTileRows)
-      multiply<true>(tile, rows, begin, end, to);
+      multiply<true>(tile, rows, begin, end, to, landing);
     else
-      multiply<false>(tile, rows, begin, end, to);
+      multiply<false>(tile, rows, begin, end, to, landing);
   }
 
   template <bool Both>
@@ -117,7 +122,8 @@ struct TileWeights : PlainInputs {
   }
 
   template <bool Both>
-  static void multiply(const Tile& tile, int64_t rows, int64_t begin, int64_t end, float* to) {
+  static void multiply(const Tile& tile, int64_t rows, int64_t begin, int64_t end, float* to,
+                       Landing landing) {
     const int64_t stride = tile.x.stride * 4, whole = end / kTilePairs * kTilePairs;
     before_tiles();
     if (begin == 0)
@@ -126,6 +132,7 @@ struct TileWeights : PlainInputs {
       load_sums<Both>(to);
     for (int64_t k = begin; k < whole; k += kTilePairs) {
       fetch(tile, k, k + kTilePairs);
+      landing.ask(kAskRows);
       add_chunk<Both>(tile.x.items + k, stride, tile.panel + k * kStepBytes);
     }
     if (whole < end) {

@@ -13,6 +13,7 @@ SHAPES = {
     "one long decode": Shape(((3000, 1),), heads=9, kv_heads=3),
     "one decode with one section": Shape(((400, 1),), heads=9, kv_heads=3),
     "decodes and a prefill": Shape(((3000, 1), (1030, 1), (500, 120)), heads=4, kv_heads=1),
+    "a prefill in wide or narrow tasks": Shape(((900, 700),), heads=6, kv_heads=2),
     "window": Shape(((3000, 1), (700, 50)), heads=4, kv_heads=2, window_tokens=600),
     "sinks and a short request": Shape(((2100, 1), (1, 1)), heads=4, kv_heads=2, sinks=True),
 }
