@@ -20,7 +20,8 @@ int32_t last_section(Range range) {
 
 // Rows that share a packing where there are many: what they need stays in the second cache.
 int32_t wide_rows(int32_t head_size) {
-  return std::clamp(int32_t(kWideNumbers / head_size), kTileRows, 4 * kTileRows);
+  if (head_size > 256) return kTileRows;
+  return std::clamp(int32_t(kWideNumbers / head_size), 2 * kTileRows, 4 * kTileRows);
 }
 
 // Rows of one request that are computed together, all sections of them.

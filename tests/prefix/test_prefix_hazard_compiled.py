@@ -62,10 +62,10 @@ def noting(seen: list[Counts]) -> Callable[[Floats, Floats, Floats, int], Learne
 
 
 def counts_of(seed: int) -> tuple[Floats, Floats, Floats]:
-    """Many or few of everything; much of it was never seen."""
+    """Many or few of everything; much of it was never seen, at most ninety-nine in a hundred."""
     draw = np.random.default_rng(seed)
     shape, scale = (NUM_CLASSES, AGES), 10 ** draw.uniform(-2, 4)
-    entered = scale * draw.random(shape) * (draw.random(shape) < draw.random())
+    entered = scale * draw.random(shape) * (draw.random(shape) < draw.uniform(0.01, 1))
     returned = entered * draw.random(shape) * (draw.random(shape) < draw.random())
     events = np.floor(draw.random(NUM_CLASSES) * draw.integers(1, 500))
     return entered, returned, events * (draw.random(NUM_CLASSES) < draw.random())
@@ -85,6 +85,14 @@ def test_both_fits_say_the_same(seed: int) -> None:
     np.testing.assert_allclose(index, expected, rtol=1e-9, atol=1e-13)
     assert (np.diff(index, axis=1) <= 0).all(), "the older is worth no more"
     assert len(np.unique(index)) > AGES, "something to tell apart"
+
+
+def test_both_fits_say_the_same_when_nothing_was_seen() -> None:
+    nothing = np.zeros((NUM_CLASSES, AGES)), np.zeros((NUM_CLASSES, AGES)), np.zeros(NUM_CLASSES)
+    expected = fitted(*nothing)
+    index = compiled_fit(*nothing).reshape(expected.shape)
+    np.testing.assert_allclose(index, expected, rtol=1e-9, atol=1e-13)
+    assert (index == index[0]).all(), "no class is told from another"
 
 
 def test_a_fit_of_counts_of_another_size_is_refused() -> None:
