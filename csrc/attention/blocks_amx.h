@@ -30,6 +30,7 @@ struct TileKernel {
   static constexpr int kHalves = kBlocks / 2;               // of as many positions as are paired
   static constexpr int kTileItems = kTileRows * kTilePairs;
   static constexpr int kLinesAtOnce = 6;  // fetched, of two times for a tile's sixteen
+  static constexpr int kLinesBetween = 4;  // fetched where vectors are at work for as long as half a tile
 
   static int64_t chunks(int64_t row_items) { return (row_items + kTilePairs - 1) / kTilePairs; }
   // Copied keys, the same as a right factor, then a span's scores, positions first.
@@ -99,26 +100,31 @@ struct TileKernel {
     for (int b = 0; b < kBlocks; ++b) {
       _tile_zero(0);
       for (int64_t chunk = 0; chunk < count; ++chunk) {
-        if (next) next->advance(kLinesAtOnce);
+        if (next) next->advance_once(kLinesAtOnce);
         _tile_loadd(3, query + chunk * kTileItems, kTileRowBytes);
-        if (next) next->advance(kLinesAtOnce);
+        if (next) next->advance_once(kLinesAtOnce);
         _tile_loadd(2, keys.at[b] + chunk * kTileRowBytes, keys.stride_bytes);
         _tile_dpbf16ps(0, 2, 3);
       }
       _tile_stored(0, found + b * kTileItems, kTileRowBytes);
     }
     for (int b = 0; b < kBlocks; ++b)
-      for (int32_t r = 0; r < rows; r += 4)
+      for (int32_t r = 0; r < rows; r += 4) {
+        if (next) next->advance_once(kLinesBetween);
         four_columns(found + b * kTileItems + r, scores[r] + b * kTileRows);
+      }
   }
 
   static void weigh_block(float (*scores)[kvell::kSpan], int32_t rows, int32_t rows_per_head,
                           const kvell::Range* counted, const kvell::Rule& rule, float* maximum,
-                          Weights& weights, float* factor) {
+                          Weights& weights, float* factor, Stream* next, int lines_of_row) {
+    const auto between = [&]() __attribute__((always_inline)) {
+      if (next) next->advance_once(lines_of_row / kPartsOfRow);
+    };
     if (rows_per_head > kTileRows)
-      ::weigh_block<true>(scores, rows, counted, rule, maximum, weights, factor);
+      ::weigh_block<true>(scores, rows, counted, rule, maximum, weights, factor, between);
     else
-      ::weigh_block<false>(scores, rows, counted, rule, maximum, weights, factor);
+      ::weigh_block<false>(scores, rows, counted, rule, maximum, weights, factor, between);
   }
 
   // output[row] = factor · output[row] + weights · values, for `rows` rows from `begin` of a block
@@ -157,18 +163,20 @@ struct TileKernel {
         _tile_zero(6);
         _tile_zero(7);
         for (int b = 2 * half; b < 2 * half + 2; ++b) {
-          if (next) next->advance(kLinesAtOnce);
+          if (next) next->advance_once(kLinesAtOnce);
           _tile_loadd(0, values.at[b] + d * 2, values.stride_bytes);
           _tile_loadd(4, even + b * kTileRows, kStride);
           _tile_dpbf16ps(6, 4, 0);
-          if (next) next->advance(kLinesAtOnce);
+          if (next) next->advance_once(kLinesAtOnce);
           _tile_loadd(5, odd + b * kTileRows, kStride);
           _tile_dpbf16ps(7, 5, 0);
         }
         _tile_stored(6, sums[half], kTileRowBytes);
         _tile_stored(7, sums[2 + half], kTileRowBytes);
       }
+      if (next) next->advance_once(kLinesBetween);
       joined.numbers(d, sums[0], sums[1]);
+      if (next) next->advance_once(kLinesBetween);
       joined.numbers(d + kTileRows, sums[2], sums[3]);
     }
   }
@@ -289,7 +297,7 @@ struct TileKernel {
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t chunk = 0; chunk < count; ++chunk, keys += kTileItems) {
-      if (next) next->advance(2 * kLinesAtOnce);
+      if (next) next->advance_once(2 * kLinesAtOnce);
       _tile_loadd(4, query + chunk * kTilePairs, stride);
       _tile_loadd(5, keys, kTileRowBytes);
       _tile_dpbf16ps(0, 4, 5);
@@ -320,7 +328,7 @@ struct TileKernel {
         const uint8_t *one = values.at[2 * half] + i * stride, *other = values.at[2 * half + 1] + i * stride;
         uint32_t* to = paired_values(lay) + 2 * kTileItems * chunks * half + i * kTilePairs;
         for (int64_t chunk = 0; chunk < chunks; ++chunk, to += 2 * kTileItems) {
-          next.advance(2);
+          next.advance_once(2);
           const __m512i a = _mm512_loadu_si512(one + chunk * kTileRowBytes);
           const __m512i b = _mm512_loadu_si512(other + chunk * kTileRowBytes);
           _mm512_store_si512(to, _mm512_mask_blend_epi16(second, a, _mm512_slli_epi32(b, 16)));

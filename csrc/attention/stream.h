@@ -38,7 +38,13 @@ class Stream {
     }
   }
 
-  // Prefetches the next `lines` cache lines into the second-level cache, and as many once more.
+  // Prefetches the next `lines` cache lines into the second-level cache: enough where a prefetch that
+  // finds no room waits for some.
+  inline __attribute__((always_inline)) void advance_once(int lines) { fetch(first_, lines); }
+
+  void fetch_all() { fetch_over_runs(first_, kMostLines); }
+
+  // The same as advance_once, and as many once more.
   inline __attribute__((always_inline)) void advance(int lines) {
     fetch(first_, lines);
     if (waits_ > 0)
@@ -48,7 +54,7 @@ class Stream {
   }
 
  private:
-  static constexpr int kRuns = 64, kLineBytes = 64;
+  static constexpr int kRuns = 64, kLineBytes = 64, kMostLines = 1 << 20;
   struct Run {
     const uint8_t *begin, *end;
   };

@@ -104,15 +104,19 @@ class Tile {
   void spans(Range range) {
     const int32_t first = range.begin / kSpan * kSpan;
     find_rows(first, range, found_[0]);
+    if constexpr (K::kBlockRows > 0) {
+      stream(found_[0], 0);
+      next_.fetch_all();
+    }
     for (int32_t position = first; position < range.end; position += kSpan) {
       if (position == first || position % kSection == 0) lay_.clear_section();
       find_rows(position + kSpan, range, found_[1]);
       for (int32_t head = 0; head < task_.heads(); head += heads_ahead_) {
         const int32_t after = min(head + heads_ahead_, task_.heads());
         if (after < task_.heads())
-          stream(position, min(position + kSpan, range.end), after);
+          stream(found_[0], after);
         else
-          stream(position + kSpan, min(position + 2 * kSpan, range.end), 0);
+          stream(found_[1], 0);
         attend_heads(head, after, position);
       }
       found_[0] = found_[1];
@@ -126,6 +130,7 @@ class Tile {
   struct Found {
     const uint8_t* rows[kSpan];
     bool whole;  // none is null
+    int32_t pages, begins[kSpan + 1];  // the first row of each page, and one behind the last
   };
 
   void find_rows(int32_t position, Range range, Found& found) {
@@ -138,7 +143,9 @@ class Tile {
       for (const uint8_t*& row : found.rows) row = nullptr;
       lay_.clear_zeros();
     }
-    for (int32_t i = begin; i < end;) {
+    found.pages = 0;
+    found.begins[0] = begin;
+    for (int32_t i = begin; i < end; found.begins[++found.pages] = i) {
       const int32_t in_page = (position + i) % page_tokens;
       const uint8_t* row = page_of(position + i) + at + in_page * row_bytes;
       for (const int32_t stop = min(end, i + page_tokens - in_page); i < stop; row += row_bytes)
@@ -161,23 +168,19 @@ class Tile {
     return call_.layer.page(batch.page_ids[batch.table_starts[task_.request] + entry]);
   }
 
-  // Lines up positions [position, end) of the task's next heads from `first` on.
-  void stream(int32_t position, int32_t end, int32_t first) {
-    const int32_t page_tokens = call_.layer.page_tokens;
+  // Lines up a span of the task's next heads from `first` on.
+  void stream(const Found& found, int32_t first) {
     const int64_t row_bytes = call_.layer.row_bytes(), head_bytes = call_.layer.head_bytes();
-    const int32_t head_begin = task_.head_begin + first;
-    const int32_t head_end = min(head_begin + heads_ahead_, task_.head_end);
+    const int64_t values_at = call_.layer.value_offset_bytes();
+    const int32_t end = min(first + heads_ahead_, task_.heads());
     next_.clear();
-    while (position < end) {
-      const int32_t row = position % page_tokens;
-      const int32_t rows = min(page_tokens - row, end - position);
-      const uint8_t* keys = page_of(position) + row * row_bytes;
-      const uint8_t* values = keys + call_.layer.value_offset_bytes();
-      for (int32_t head = head_begin; head < head_end; ++head)
-        next_.add(keys + head * head_bytes, rows * row_bytes);
-      for (int32_t head = head_begin; head < head_end && values != keys; ++head)
-        next_.add(values + head * head_bytes, rows * row_bytes);
-      position += rows;
+    for (int32_t page = 0; page < found.pages; ++page) {
+      const int32_t begin = found.begins[page];
+      const int64_t bytes = (found.begins[page + 1] - begin) * row_bytes;
+      const uint8_t* keys = found.rows[begin];
+      for (int32_t head = first; head < end; ++head) next_.add(keys + head * head_bytes, bytes);
+      for (int32_t head = first; head < end && values_at > 0; ++head)
+        next_.add(keys + values_at + head * head_bytes, bytes);
     }
   }
 
@@ -260,12 +263,10 @@ class Tile {
     const int32_t in_head = min(rows, rows_per_head_ - row);
     const bool whole = reads_all(row, in_head, position);
     Range counted[K::kBlockRows];
-    for (int32_t r = 0; r < rows; ++r) {
+    for (int32_t r = 0; r < rows; ++r)
       counted[r] = whole ? Range{0, kSpan} : counted_in(position, row + r % in_head);
-      if (next) next->advance(call_.layer.head_size / in_head);
-    }
     K::weigh_block(block.scores, rows, rows_per_head_, counted, call_.rule, lay_.maximum + first, block.weights,
-                   block.factor);
+                   block.factor, next, call_.layer.head_size / in_head);
   }
 
   // One head's rows × one span. A few rows read the pages themselves; for more, K and V

@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int kWeightRows = 16;
+constexpr int kWeightRows = 16, kPartsOfRow = 1 + kvell::kSpan / 32;
 
 // Of a block, rounded to bf16: of every 32 positions number i beside number 16 + i, or each with a zero,
 // in the odd place and in the even one.
@@ -59,15 +59,18 @@ KVELL_INLINE __m512 largest_of_each(__m512 (&x)[kWeightRows]) {
 }
 
 // `counted`: which positions of the span each row reads. Updates maxima [rows]; factor[row] is by what a
-// row's sums so far have to shrink.
-template <bool Paired>
+// row's sums so far have to shrink. Calls between() kPartsOfRow times a row, about as long apart.
+template <bool Paired, class Between>
 static void weigh_block(float (*scores)[kvell::kSpan], int32_t rows, const kvell::Range* counted,
-                        const kvell::Rule& rule, float* maximum, BlockWeights& weights, float* factor) {
+                        const kvell::Rule& rule, float* maximum, BlockWeights& weights, float* factor,
+                        Between between) {
   const __m512 nothing = _mm512_set1_ps(-__builtin_inff());
   __m512 lanes[kWeightRows];
   float scales[kWeightRows];
-  for (int32_t r = 0; r < kWeightRows; ++r)
+  for (int32_t r = 0; r < kWeightRows; ++r) {
+    if (r < rows) between();
     lanes[r] = r < rows ? largest_by_rule(scores[r], counted[r], rule, scales[r]) : nothing;
+  }
   const __mmask16 held = Avx512Lanes::lanes(0, rows);
   alignas(64) float shifts[kWeightRows], shrinks[kWeightRows];
   shift_maxima(largest_of_each(lanes), held, maximum, shifts, shrinks);
@@ -75,6 +78,7 @@ static void weigh_block(float (*scores)[kvell::kSpan], int32_t rows, const kvell
     factor[r] = shrinks[r];
     const __m512 scale = _mm512_set1_ps(scales[r]), shift = _mm512_set1_ps(shifts[r]);
     for (int i = 0; i < kvell::kSpan; i += 32) {
+      between();
       const __m512 first =
           weight_exp(_mm512_fmadd_ps(_mm512_load_ps(scores[r] + i), scale, shift));
       const __m512 second =
