@@ -76,12 +76,17 @@ struct TileWeights : PlainInputs {
     shapes.load();
   }
 
-  template <bool Both>
-  KVELL_INLINE void add_chunk(const uint32_t* x, int64_t x_stride_bytes, const uint8_t* panel) {
+  // Calls ask(part) kAskParts times, between tiles.
+  template <bool Both, class Ask>
+  KVELL_INLINE void add_chunk(const uint32_t* x, int64_t x_stride_bytes, const uint8_t* panel, Ask ask) {
+    ask(0);
     _tile_loadd(6, panel, kStepBytes);
+    ask(1);
     _tile_loadd(4, x, x_stride_bytes);
     _tile_dpbf16ps(0, 4, 6);
+    ask(2);
     _tile_loadd(7, panel + kTileRowBytes, kStepBytes);
+    ask(3);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (Both) {
       _tile_loadd(5, reinterpret_cast<const uint8_t*>(x) + kTileRows * x_stride_bytes,
@@ -131,9 +136,10 @@ struct TileWeights : PlainInputs {
     else
       load_sums<Both>(to);
     for (int64_t k = begin; k < whole; k += kTilePairs) {
-      fetch(tile, k, k + kTilePairs);
       landing.ask(kAskRows);
-      add_chunk<Both>(tile.x.items + k, stride, tile.panel + k * kStepBytes);
+      add_chunk<Both>(tile.x.items + k, stride, tile.panel + k * kStepBytes, [&](int part) __attribute__((always_inline)) {
+        fetch(tile, k + 4 * part, k + 4 * part + 4);
+      });
     }
     if (whole < end) {
       fetch(tile, whole, end);
@@ -159,7 +165,7 @@ struct TileWeights : PlainInputs {
     std::memcpy(panel, tile.panel + begin * kStepBytes, steps * kStepBytes);
     std::memset(panel + steps * kStepBytes, 0, (kTilePairs - steps) * kStepBytes);
     before_tiles();
-    add_chunk<Both>(x, kTileRowBytes, panel);
+    add_chunk<Both>(x, kTileRowBytes, panel, [](int) {});
   }
 
   // What steps_of fetches for steps [begin, end).
@@ -170,9 +176,6 @@ struct TileWeights : PlainInputs {
       if (!ahead) return;
       for (int line = 0; line < tile.fetch.lines; ++line)
         __builtin_prefetch(ahead + k * kStepBytes + line * 64, 0, 2);
-      if (tile.fetch.lines < 2) continue;
-      for (int line = 0; line < 2; ++line)
-        __builtin_prefetch(tile.panel + k * kStepBytes + line * 64 + kNearBytes, 0, 3);
     }
   }
 };
