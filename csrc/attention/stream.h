@@ -9,8 +9,8 @@
 
 namespace {
 
-// A prefetch that finds no room among the lines under way is dropped, and the load itself then waits
-// for memory. So each line is asked for three times more: kAgainLines behind the first time, when some
+// On AMD's processors a prefetch that finds no room among the lines under way is dropped, and the load
+// itself then waits for memory. So each line is asked for three times more: kAgainLines behind the first time, when some
 // room has come free, and twice so many rows before its use. Whatever came costs a look into the second
 // cache, and whatever was dropped is on its way again.
 constexpr int kAgainLines = 28, kNearRows = 48, kNearestRows = 20;
@@ -42,11 +42,12 @@ class Stream {
   // finds no room waits for some.
   inline __attribute__((always_inline)) void advance_once(int lines) { fetch(first_, lines); }
 
+  // Prefetches all that is left, where nothing else is under way.
   void fetch_all() { fetch_over_runs(first_, kMostLines); }
 
   // The same as advance_once, and as many once more.
   inline __attribute__((always_inline)) void advance(int lines) {
-    fetch(first_, lines);
+    advance_once(lines);
     if (waits_ > 0)
       waits_ -= lines;
     else

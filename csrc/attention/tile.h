@@ -104,7 +104,7 @@ class Tile {
   void spans(Range range) {
     const int32_t first = range.begin / kSpan * kSpan;
     find_rows(first, range, found_[0]);
-    if constexpr (K::kBlockRows > 0) {
+    if constexpr (K::kBlockRows > 0) {  // elsewhere much of a burst would be dropped: see Stream
       stream(found_[0], 0);
       next_.fetch_all();
     }

@@ -54,6 +54,7 @@ struct TileWeights : PlainInputs {
 
  private:
   static constexpr int64_t kPartSteps = 160;  // 20 KiB of a panel, as much of its rows beside it
+  static constexpr int64_t kAskParts = 4, kAskSteps = kTilePairs / kAskParts;
   static constexpr int64_t kAskRows = 4;  // of 32, in one of the ten chunks that a part has at most
   static constexpr int64_t kChunkBytes = kTilePairs * kStepBytes;
 
@@ -76,7 +77,8 @@ struct TileWeights : PlainInputs {
     shapes.load();
   }
 
-  // Calls ask(part) kAskParts times, between tiles.
+  // Calls ask(part) for each of kAskParts parts of its steps, between tiles: in one go, requests fill what a
+  // core has under way, and the tiles wait behind them.
   template <bool Both, class Ask>
   KVELL_INLINE void add_chunk(const uint32_t* x, int64_t x_stride_bytes, const uint8_t* panel, Ask ask) {
     ask(0);
@@ -137,9 +139,10 @@ struct TileWeights : PlainInputs {
       load_sums<Both>(to);
     for (int64_t k = begin; k < whole; k += kTilePairs) {
       landing.ask(kAskRows);
-      add_chunk<Both>(tile.x.items + k, stride, tile.panel + k * kStepBytes, [&](int part) __attribute__((always_inline)) {
-        fetch(tile, k + 4 * part, k + 4 * part + 4);
-      });
+      const auto ask = [&](int part) __attribute__((always_inline)) {
+        fetch(tile, k + part * kAskSteps, k + (part + 1) * kAskSteps);
+      };
+      add_chunk<Both>(tile.x.items + k, stride, tile.panel + k * kStepBytes, ask);
     }
     if (whole < end) {
       fetch(tile, whole, end);
@@ -168,7 +171,8 @@ struct TileWeights : PlainInputs {
     add_chunk<Both>(x, kTileRowBytes, panel, [](int) {});
   }
 
-  // What steps_of fetches for steps [begin, end).
+  // What steps_of fetches for steps [begin, end): once, into the second cache. A prefetch waits here for its
+  // place, so asking again would take one from others.
   KVELL_INLINE void fetch(const Tile& tile, int64_t begin, int64_t end) {
     if (tile.fetch.lines == 0) return;
     for (int64_t k = begin; k < end; ++k) {
