@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kvell.models.packaged import packaged_model
+from kvell.models.sources.packaged import packaged_model
 
 
 def near_ties(scores: tuple[torch.Tensor, ...]) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from kvell.models.packaged import packaged_model
+from kvell.models.sources.packaged import packaged_model
 
 # A busy machine is slow; no test fails for that.
 settings.register_profile("kvell", deadline=None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bench.core.workloads import Ints, ints
-from kvell.engine.scheduler import COMPACT_LARGE_PAGES
+from kvell.engine.planning.scheduler import COMPACT_LARGE_PAGES
 from kvell.memory import GroupKind, MemoryCore, PoolSnapshot
 
 STEP_TOKENS = 2048

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.replay.shapes import Shape, layout_of, read_shape
-from kvell.engine.scheduler import COMPACT_LARGE_PAGES
+from kvell.engine.planning.scheduler import COMPACT_LARGE_PAGES
 from kvell.memory import Eviction, GroupKind, Implementation, MemoryCore, create_core
 
 Ints = npt.NDArray[np.int32]

@@ -6,7 +6,7 @@ held against them; beside it the arch-level baseline of MemServe §5.3.2, fitted
 seconds to the first token over a grid of (x, y).
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -32,8 +32,8 @@ from kvell.calibration.subject import Subject, load_subject
 from kvell.clock import Clock, MonotonicClock
 from kvell.cost.arch_level import PrefillPoint, fit_arch_level
 from kvell.cost.model import prefill_seconds
-from kvell.engine.options import EngineOptions
-from kvell.models.progress import Progress
+from kvell.engine.setup.options import EngineOptions
+from kvell.models.sources.progress import Progress
 from kvell.vocabulary import MIB
 
 BOUND = 0.10
@@ -108,8 +108,8 @@ def _error(predicted: Sequence[float], measured: Sequence[float]) -> float:
 
 def show(shapes: dict[str, dict[str, Any]]) -> None:
     """A table of median errors."""
-    from kvell.cli.bench_report import wide_console
-    from kvell.cli.tables import made_table
+    from kvell.cli.terminal.figures import wide_console
+    from kvell.cli.terminal.tables import made_table
 
     columns = {
         "exec(x, y)": "exec_error",
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work-dir", type=Path, default=Path("build") / "bench-models")
     parser.add_argument("--json", type=Path, default=Path("bench/results/cost_model.json"))
     options = parser.parse_args(arguments)
-    from kvell.cli.progress import progress_bar
+    from kvell.cli.terminal.progress import progress_bar
 
     clock: Clock = CpuClock() if options.cpu_time else MonotonicClock()
     if options.cpu_time:

@@ -23,9 +23,9 @@ from bench import machine
 from bench.cost.shapes import NAMES, VOCAB_SIZE, model_path
 from kvell.calibration.serving import server
 from kvell.load.arrivals import retimed
-from kvell.models.progress import Progress
-from kvell.simulator.distributions import independent, parse_distribution
-from kvell.simulator.trace import write_trace
+from kvell.models.sources.progress import Progress
+from kvell.simulator.traces.distributions import independent, parse_distribution
+from kvell.simulator.traces.trace import write_trace
 
 PARTS = (0.3, 0.55, 0.8)
 """Rates, in parts of the throughput with all requests waiting."""
@@ -160,8 +160,8 @@ def measured(case: Case, options: argparse.Namespace, progress: Progress) -> dic
 
 def show(shapes: dict[str, Any]) -> None:
     """A row for each shape, rate and figure."""
-    from kvell.cli.bench_report import wide_console
-    from kvell.cli.tables import made_table
+    from kvell.cli.terminal.figures import wide_console
+    from kvell.cli.terminal.tables import made_table
 
     rows = [
         (
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.quick:
         options.shapes, options.rounds, options.num_requests = options.shapes[:1], 2, 12
-    from kvell.cli.progress import progress_bar
+    from kvell.cli.terminal.progress import progress_bar
 
     shapes: dict[str, Any] = {}
     for name in options.shapes:

@@ -19,9 +19,9 @@ from bench import machine
 from bench.elastic.mixed_load import Asked, Mix, MixedLoad, Tally, figures
 from bench.elastic.process_sizes import Sample, Sampler, import_bytes
 from bench.side_by_side.processes import SystemProcess
-from kvell.cli.sizes import parse_bytes
+from kvell.cli.terminal.sizes import parse_bytes
 from kvell.clock import Clock, MonotonicClock
-from kvell.load.http import HttpClient
+from kvell.load.http.client import HttpClient
 from kvell.vocabulary import MIB
 
 FRONT_MODULES = (
@@ -30,7 +30,7 @@ FRONT_MODULES = (
     "kvell.server.run",
     "kvell.server.http_face",
 )
-INSTANCE_MODULES = ("kvell.cli.main", "kvell.engine.instance", "kvell.llm")
+INSTANCE_MODULES = ("kvell.cli.main", "kvell.engine.protocol.instance", "kvell.llm")
 """What each process has imported when it is about to load anything."""
 LEAST_ALLOWANCE_BYTES, ALLOWANCE_SHARE = 64 * MIB, 0.03
 START_SECONDS = 5.0

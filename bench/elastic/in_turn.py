@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from kvell.clock import MonotonicClock
-from kvell.engine.protocol import Event, Finished, Tokens
+from kvell.engine.protocol.messages import Event, Finished, Tokens
 
 
 class SideClock:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvell.load.answers import AnswerReader
-from kvell.load.wire import Client, ConnectionFailed, Refused, Wire
+from kvell.load.http.wire import Client, ConnectionFailed, Refused, Wire
 
 FIRST_ID = 256
 """Ids below it may be special."""

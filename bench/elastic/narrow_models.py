@@ -8,8 +8,8 @@ import torch
 
 from bench.replay.shapes import read_shape
 from kvell.attention.choice import choose_kernels
+from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import PagedModel
-from kvell.models.random_model import random_paged_model
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,6 @@ def random_model(config: Any) -> PagedModel:
     """
     kernels = choose_kernels(torch.device("cpu"))
     model = random_paged_model(config, kernels, 3, torch.bfloat16, scale=8.0)
-    if model.lean is None:
+    if model.fused is None:
         raise RuntimeError("there is no compiled pass on this machine")
     return model

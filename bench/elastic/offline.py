@@ -15,16 +15,16 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
-from kvell.engine.limits import Limits
-from kvell.engine.plan import StepPlan
-from kvell.engine.step_memory import SharedMemory
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import StepPlan
 from kvell.memory import LendingCore, MemoryCore, create_core
-from kvell.simulator.activation_bytes import activation_model
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.runner import Machine
+from kvell.simulator.hardware.activation_bytes import activation_model
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import load_profile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import GIB, MIB
 
 K = 1 << 10

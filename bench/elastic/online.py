@@ -24,7 +24,7 @@ from bench.elastic.online_cases import (
     write_part,
 )
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
-from kvell.cli.replay_latency import latencies, outcomes
+from kvell.cli.replay.latency import latencies, outcomes
 from kvell.clock import MonotonicClock
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.swap_rule import ByCost
@@ -34,23 +34,23 @@ from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.elastic.tiling import Tiling
-from kvell.engine.lateness import LatenessWatch
-from kvell.engine.limits import Limits
-from kvell.engine.parking import Parking
-from kvell.engine.scheduler import INITIAL_EXPECTED_OUTPUT
-from kvell.engine.step_memory import SharedMemory
-from kvell.engine.swapping import Swapping
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.planning.lateness import LatenessWatch
+from kvell.engine.planning.scheduler import INITIAL_EXPECTED_OUTPUT
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.requests.limits import Limits
 from kvell.load.arrivals import retimed
 from kvell.load.report import Objectives
 from kvell.memory import Layout, MemoryCore, create_core
-from kvell.simulator.activation_bytes import activation_model
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.host_link import WAITS, WithHostLink
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import load_link, load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.runner import Machine
+from kvell.simulator.hardware.activation_bytes import activation_model
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import load_link, load_profile
+from kvell.simulator.replay.host_link import WAITS, WithHostLink
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.generators import generate_trace
+from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import GIB
 
 ENOUGH_TOKENS = 2_048

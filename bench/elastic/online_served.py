@@ -27,15 +27,15 @@ from bench.elastic.served import MAX_NUM_SEQS
 from bench.elastic.step_parts import Shares, StepParts, shares_line
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine
-from kvell.engine.options import EngineOptions
-from kvell.engine.protocol import Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.options import EngineOptions
 from kvell.load.arrivals import retimed
 from kvell.load.outcome import Outcome
 from kvell.load.report import Objectives, summary
 from kvell.models.paged_model import PagedModel
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.rows import TraceRow, predecessors
+from kvell.simulator.traces.generators import generate_trace
+from kvell.simulator.traces.rows import TraceRow, predecessors
 from kvell.vocabulary import MIB, RequestId
 
 SHAPE = "llama3-8b"

@@ -12,7 +12,7 @@ from kvell.device.process_size import process_bytes
 from kvell.errors import KvellError
 
 _PROBE = """
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 prepare_process()
 import {modules}
 from kvell.device.process_size import process_bytes

@@ -19,9 +19,9 @@ from kvell.clock import MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.options import EngineOptions
-from kvell.engine.protocol import Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.options import EngineOptions
 from kvell.memory import GroupKind, plan_layout, request_bytes
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB, RequestId

@@ -3,7 +3,7 @@
 See README.md beside this file.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -22,12 +22,12 @@ from bench.replay.shapes import read_shape
 from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine, load_model
 from kvell.engine.engine import Engine
-from kvell.engine.options import EngineOptions
-from kvell.engine.protocol import Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.options import EngineOptions
 from kvell.models.paged_model import PagedModel
-from kvell.models.progress import quiet
-from kvell.models.source import resolve_model
+from kvell.models.sources.progress import quiet
+from kvell.models.sources.source import resolve_model
 from kvell.vocabulary import MIB, RequestId
 
 SIDES = ("static", "shared pool", "with a buffer")

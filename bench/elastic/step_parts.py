@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import AddressRange, ChunkDevice, Ints
 from kvell.engine.engine import Engine
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Event
-from kvell.engine.runner import Runner
-from kvell.engine.step_memory import SharedMemory
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.protocol.messages import Event
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
 
 Answer = TypeVar("Answer")
 

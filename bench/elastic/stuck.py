@@ -14,16 +14,16 @@ from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
 from kvell.clock import MonotonicClock
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling, covering_bytes
-from kvell.engine.limits import Limits
-from kvell.engine.step_memory import SharedMemory
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.requests.limits import Limits
 from kvell.memory import Layout, MemoryCore, create_core, plan_layout
-from kvell.simulator.activation_bytes import activation_model
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.runner import Machine
-from kvell.simulator.trace import read_trace
+from kvell.simulator.hardware.activation_bytes import activation_model
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import load_profile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import read_trace
 from kvell.vocabulary import GIB, KIB
 
 SHAPES = {"lfm2-1.2b": 1.0, "qwen2.5-vl-7b": 3.0, "gpt-oss-20b": 3.0, "llama3-8b": 8.0}

@@ -4,7 +4,7 @@ The shape is Gemma-3-270M's (18 layers: 15 sliding 512, 3 full; one KV head of 2
 with random weights.  The ideal is pool ÷ bytes of one request at full length.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -27,11 +27,11 @@ from bench.cost.shapes import gemma3_270m
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.protocol import Finished, Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import Manager
+from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import PagedModel
-from kvell.models.random_model import random_paged_model
 from kvell.vocabulary import MIB, RequestId
 
 

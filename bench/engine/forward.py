@@ -1,9 +1,9 @@
-"""The forward pass alone: the lean one, the same with callbacks that do nothing, and transformers'.
+"""The forward pass alone: fused, fused with callbacks that do nothing, and transformers'.
 
-``--quantization int8 int4`` adds lean passes over weights of eight and four bits; ``--model
+``--quantization int8 int4`` adds fused passes over weights of eight and four bits; ``--model
 falcon-h1-small`` is a shape with states (``bench/cost/shapes``), written on first use, and
 ``--transformers`` adds transformers' own step over a cache of its own.  ``--instruction-sets`` adds
-lean passes by other kernels than the processor's best.
+fused passes by other kernels than the processor's best.
 
 Rounds alternate.  Of a decode step it says what share of the read bandwidth of the same run the
 weights and pages were read at; of a prefill, the rate of the products with weights.
@@ -14,7 +14,7 @@ On a machine with busy neighbours ``--clock cpu`` with ``--threads 1`` counts th
 seconds, in which others matter only through caches and memory.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -38,10 +38,10 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.native import NativeKernels, instruction_sets
 from kvell.attention.states import StateBatch
 from kvell.memory import GroupKind, GroupSpec, Layout, plan_layout
-from kvell.models.loading import load_paged_model
+from kvell.models.config.quantization import QUANTIZATIONS
+from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
-from kvell.models.quantization import QUANTIZATIONS
-from kvell.models.source import resolve_model
+from kvell.models.sources.source import resolve_model
 from kvell.vocabulary import MIB
 
 
@@ -205,8 +205,8 @@ def read_bytes(model: PagedModel, layout: Layout, shape: Shape) -> int:
         )
         for group in layout.groups
     )
-    assert model.lean is not None, "an embedding of its own is not read"
-    return model.lean.weight_bytes + shape.requests * pages
+    assert model.fused is not None, "an embedding of its own is not read"
+    return model.fused.weight_bytes + shape.requests * pages
 
 
 def show(
@@ -215,23 +215,23 @@ def show(
     bytes_read: dict[str, dict[str, int]],
     bandwidth: float,
 ) -> None:
-    """Best (median) milliseconds; what the lean pass is worth."""
+    """Best (median) milliseconds; what the fused pass is worth."""
     table = Table(title="ms of a step: best (median)")
     names = list(next(iter(results.values())))
-    forms = [name for name in next(iter(bytes_read.values())) if name != "lean"]
+    forms = [name for name in next(iter(bytes_read.values())) if name != "fused"]
     theirs = [name for name in names if name == "transformers"]
-    shares = [f"{name} of bandwidth" for name in ("lean", *forms)]
+    shares = [f"{name} of bandwidth" for name in ("fused", *forms)]
     for column in (
-        *("step", *names, "lean tokens/s", "generic / lean", "callbacks"),
-        *(f"{name} / lean" for name in theirs),
-        *(f"lean / {name}" for name in forms),
+        *("step", *names, "fused tokens/s", "generic / fused", "callbacks"),
+        *(f"{name} / fused" for name in theirs),
+        *(f"fused / {name}" for name in forms),
         *shares,
     ):
         table.add_column(column, justify="right")
     for step, rounds in results.items():
         cells = [f"{min(s) * 1e3:.2f} ({statistics.median(s) * 1e3:.2f})" for s in rounds.values()]
-        lean, generic = min(rounds["lean"]), min(rounds["generic"])
-        cost = min(rounds["with callbacks"]) / lean - 1
+        fused, generic = min(rounds["fused"]), min(rounds["generic"])
+        cost = min(rounds["with callbacks"]) / fused - 1
         requests, new, _ = (int(part) for part in step.split("x"))
         shares = [
             f"{size / min(rounds[name]) / 1e9 / bandwidth:.0%}" if new == 1 else "–"
@@ -240,11 +240,11 @@ def show(
         table.add_row(
             step,
             *cells,
-            f"{requests * new / lean:.0f}",
-            f"{generic / lean:.2f}×",
+            f"{requests * new / fused:.0f}",
+            f"{generic / fused:.2f}×",
             f"{cost:+.1%}",
-            *(f"{min(rounds[name]) / lean:.2f}×" for name in theirs),
-            *(f"{lean / min(rounds[name]):.2f}×" for name in forms),
+            *(f"{min(rounds[name]) / fused:.2f}×" for name in theirs),
+            *(f"{fused / min(rounds[name]):.2f}×" for name in forms),
             *shares,
         )
     console.print(table)
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else resolve_model(options.model, options.cache_dir)
     )
     kernels = choose_kernels(torch.device("cpu"))
-    models = [load_paged_model(path, kernels, dtype, lean=lean) for lean in (True, False)]
+    models = [load_paged_model(path, kernels, dtype, fused=fused) for fused in (True, False)]
     others = {
         name: load_paged_model(path, kernels, dtype, quantization=name)
         for name in options.quantization
@@ -290,11 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     layout = plan_layout(models[0].description.layers, options.pool_mib * MIB)
     for model in (*models, *others.values()):
         model.attach(layout, torch.zeros(layout.pool_bytes, dtype=torch.uint8))
-    lean, generic = models
+    fused, generic = models
     passes: dict[str, Callable[[ForwardBatch], object]] = {
-        "lean": lean.forward,
+        "fused": fused.forward,
         **{name: model.forward for name, model in others.items()},
-        "with callbacks": lambda batch: lean.forward(batch, NoCallbacks()),
+        "with callbacks": lambda batch: fused.forward(batch, NoCallbacks()),
         "generic": generic.forward,
     }
     if options.transformers:
@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batch = batch_of(shape, layout, shape.tokens)
         rounds = max(2, options.rounds // 4) if shape.new_tokens > 1 else options.rounds
         results[step] = measure(passes, batch, rounds, clock, options.rest)
-        read = {"lean": lean, **others}
+        read = {"fused": fused, **others}
         bytes_read[step] = {name: read_bytes(one, layout, shape) for name, one in read.items()}
     about, console = machine.describe(clock), Console(width=150)
     console.print(about)

@@ -10,7 +10,7 @@ the same number; images and chunks are smaller alike: a chunk of 1,024 tokens is
 of an image of 7,290.  One thread, and seconds are those it has run: neighbours do not count.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -33,15 +33,15 @@ from bench import machine
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Finished, Submit
-from kvell.engine.runner import Runner
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
 from kvell.memory import Embeddings
-from kvell.models.image_content import ImagePrompt
-from kvell.models.image_store import ImageStore
+from kvell.models.images.image_content import ImagePrompt
+from kvell.models.images.image_store import ImageStore
+from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import PagedModel
-from kvell.models.random_model import random_paged_model
 from kvell.vocabulary import MIB, RequestId
 
 PIECE_PIXELS, PATCH_PIXELS = 112, 14

@@ -5,7 +5,7 @@ answers must be equal.  Tokens per second count output tokens over the whole cal
 are the process's own, so that neighbours on the machine do not count.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
 
 Prompts = list[list[int]]

@@ -5,7 +5,7 @@ Wonderland" (1865, in the public domain), from Project Gutenberg's eBook 11 with
 Every token but the first of a window is guessed from those before it in its window.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -23,11 +23,11 @@ from rich.table import Table
 from bench.engine.forward import Shape, batch_of
 from kvell.attention.choice import choose_kernels
 from kvell.memory import plan_layout
-from kvell.models.loading import load_paged_model
+from kvell.models.config.quantization import QUANTIZATIONS
+from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
-from kvell.models.quantization import QUANTIZATIONS
-from kvell.models.source import resolve_model
-from kvell.models.tokenizer import Tokenizer
+from kvell.models.sources.source import resolve_model
+from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import MIB
 
 TEXT = Path(__file__).parent / "alice.txt"
@@ -76,10 +76,10 @@ def quality(
     name: str, model: PagedModel, parts: torch.Tensor, exact: torch.Tensor | None
 ) -> tuple[Quality, torch.Tensor]:
     """Of one model, beside float32's guesses (its own if there are none yet)."""
-    guesses = log_probabilities(model, parts)
-    exact = guesses if exact is None else exact
+    draft_tokens = log_probabilities(model, parts)
+    exact = draft_tokens if exact is None else exact
     wanted = parts[:, 1:, None]
-    true, theirs = guesses.gather(-1, wanted), exact.gather(-1, wanted)
+    true, theirs = draft_tokens.gather(-1, wanted), exact.gather(-1, wanted)
     nats = -float(true.double().mean())
     return (
         Quality(
@@ -87,7 +87,7 @@ def quality(
             model.weight_bytes,
             math.exp(nats),
             nats,
-            float((guesses.argmax(-1) == exact.argmax(-1)).float().mean()),
+            float((draft_tokens.argmax(-1) == exact.argmax(-1)).float().mean()),
             float((true - theirs).abs().mean()),
         ),
         exact,

@@ -6,7 +6,7 @@ not of a pair that anybody would serve.  And in virtual time, draft and target m
 (:mod:`bench.replay.speculation`).
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench import machine
 from bench.replay import speculation as replays
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
 from kvell.vocabulary import MIB
 
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=140)
     figures: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
     if "engine" in options.parts:
-        runs = measure(options.guesses, options.max_tokens)
+        runs = measure(options.draft_tokens, options.max_tokens)
         console.print(table_of(runs))
         figures |= {"machine": machine.describe(), "engine": runs}
     if "replay" in options.parts:

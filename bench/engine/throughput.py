@@ -5,7 +5,7 @@ Tokens per second count output tokens over the whole call, prefill included.  ``
 shape of ``bench/cost/shapes`` too; ``--eager`` adds Kvell over transformers' own code.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -24,9 +24,9 @@ from rich.table import Table
 
 from bench import machine
 from bench.cost.shapes import NAMES, model_path
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
-from kvell.models.source import resolve_model
+from kvell.models.sources.source import resolve_model
 
 Prompts = list[list[int]]
 System = Callable[[Prompts, int], int]

@@ -18,19 +18,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from kvell.cli.plan import load_config
-from kvell.cli.replay_models import named_config
-from kvell.cli.session import Session
-from kvell.engine.core import EngineCore
-from kvell.engine.limits import Limits
-from kvell.engine.model_rules import ModelRules
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Finished, Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.cli.plan.command import load_config
+from kvell.cli.replay.models import named_config
+from kvell.cli.terminal.session import Session
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import LayerSpec, Layout, Manager, create_core, longest_request, plan_layout
-from kvell.models.description import describe
-from kvell.simulator.model_cost import ModelCost, model_cost
-from kvell.simulator.profiles import DEFAULT_HARDWARE, DeviceProfile, load_profile
+from kvell.models.config.description import describe
+from kvell.simulator.hardware.model_cost import ModelCost, model_cost
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, DeviceProfile, load_profile
 from kvell.vocabulary import GIB, RequestId
 
 RESULTS = Path("bench", "results", "two_models.json")

@@ -14,9 +14,9 @@ from transformers import LlamaConfig
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.models.loading import describe_as
+from kvell.models.loading.loading import describe_as
+from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
-from kvell.models.random_model import random_paged_model
 from kvell.vocabulary import GIB, KIB, MIB
 from tests.models.harness import prompt_ids, tiny_module
 from tests.models.served import Recorder, Served, assert_all

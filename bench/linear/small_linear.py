@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from bench.machine import read_bandwidth
-from kvell.models.small_linear import (
+from kvell.models.forward.small_linear import (
     MAX_ROWS,
     ONE_THREAD_BYTES,
     instruction_sets,
@@ -23,7 +23,7 @@ from kvell.models.small_linear import (
 SMOLLM2 = "576x576,576x192,576x1536,1536x576,576x49152"
 CACHES_BYTES = 128 << 20
 """Distinct weights of one shape that are walked in turn: no cache holds them."""
-MOST_WEIGHTS = 210
+MOST_WINT8 = 210
 ROUNDS = 5
 
 Weights = Sequence[torch.Tensor]
@@ -52,7 +52,7 @@ def timed_in_turn(walks: dict[str, Callable[[], None]], rounds: int = ROUNDS) ->
 
 def make_weights(width: int, out: int) -> list[torch.Tensor]:
     """Weights [out, width] in bf16, as many as no cache holds."""
-    count = min(MOST_WEIGHTS, max(3, CACHES_BYTES // (width * out * 2)))
+    count = min(MOST_WINT8, max(3, CACHES_BYTES // (width * out * 2)))
     return [torch.randn(out, width, dtype=torch.bfloat16) for _ in range(count)]
 
 

@@ -4,7 +4,7 @@ Against a server whose latencies are known, and against Kvell and vLLM's CPU ser
 See README.md.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -39,9 +39,9 @@ from bench.load.verdicts import Verdict
 from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.systems import kvell_server, vllm_server
 from bench.side_by_side.vllm_environment import exported, vllm_python
-from kvell.cli.environment import process_cache_dir
+from kvell.cli.terminal.environment import process_cache_dir
 from kvell.errors import KvellError
-from kvell.models.source import resolve_model
+from kvell.models.sources.source import resolve_model
 
 SERVERS = ("fixed", "kvell", "vllm")
 OTHERS = ("vllm", "guidellm")

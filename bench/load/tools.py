@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvell.errors import ChangeSomething, KvellError
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import write_trace
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import write_trace
 
 Figures = dict[str, float]
 """``ttft_seconds``, ``tpot_seconds`` and ``e2e_seconds``: means over the requests of a run."""

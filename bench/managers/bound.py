@@ -6,7 +6,7 @@ from typing import Any
 from bench.managers.ours import KEPT, replayed
 from bench.replay.ideal import IdealCore
 from bench.replay.shapes import Shape
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 
 def bound(shape: Shape, rows: Sequence[TraceRow], memory_bytes: int) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from bench.managers.theirs import PEER_SHAPES
 from bench.replay.shapes import PLANNED_BYTES, Shape
-from kvell.engine.limits import Limits
+from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec, Manager, longest_request, plan_layout, request_bytes
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 SHAPES = (
     "deepseek-v2-lite",

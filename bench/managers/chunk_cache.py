@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvell.prefix.hazard import HazardTable
-from kvell.simulator.rows import TraceRow
+from kvell.prefix.eviction.hazard import HazardTable
+from kvell.simulator.traces.rows import TraceRow
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Queued:
 
 
 class ByHazard:
-    """A queue for each class of :class:`kvell.prefix.hazard.HazardTable`, by time.
+    """A queue for each class of :class:`kvell.prefix.eviction.hazard.HazardTable`, by time.
 
     :param hints: for each request whether its client says that it will return; None: nobody says.
     """

@@ -39,8 +39,8 @@ from bench.managers.theirs import REPOSITORY, Peer, peer_job
 from bench.managers.verdicts import Comparison, Verdict, comparisons, verdicts
 from bench.replay.shapes import Shape, read_shape
 from kvell.errors import ChangeSomething
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import read_trace
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import read_trace
 
 RESULTS = Path("bench", "results", "managers.json")
 QUICK_RESULTS = Path("bench", "results", "managers_quick.json")

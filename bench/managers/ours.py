@@ -7,16 +7,16 @@ from dataclasses import astuple
 from typing import Any
 
 from bench.replay.shapes import Shape
-from kvell.cli.replay import replay_limits
+from kvell.cli.replay.command import replay_limits
 from kvell.clock import MonotonicClock
-from kvell.engine.limits import Limits
-from kvell.engine.plan import StepPlan
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import StepPlan
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, Manager, MemoryCore, create_core, plan_layout
-from kvell.simulator.replay import Replay, RequestFigures
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.runner import StepTimer
-from kvell.simulator.timeline import Timeline
+from kvell.simulator.replay.replay import Replay, RequestFigures
+from kvell.simulator.replay.runner import StepTimer
+from kvell.simulator.report.timeline import Timeline
+from kvell.simulator.traces.rows import TraceRow
 
 KEPT = (
     "requests_finished",
@@ -44,7 +44,7 @@ class EqualSteps:
     request_seconds = 0.0
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """See :class:`kvell.simulator.runner.StepTimer`."""
+        """See :class:`kvell.simulator.replay.runner.StepTimer`."""
         return 1.0
 
 

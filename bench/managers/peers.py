@@ -21,7 +21,7 @@ from bench.managers.peer.job import Order
 from bench.managers.theirs import PEER_SHAPES, Peer, peer_job
 from bench.replay.peers import AZURE, REQUESTS, US, VLLM
 from bench.replay.shapes import read_shape
-from kvell.simulator.trace import read_trace
+from kvell.simulator.traces.trace import read_trace
 from kvell.vocabulary import GIB
 
 RESULTS = Path("bench", "results", "managers_peers.json")

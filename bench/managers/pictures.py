@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvell.simulator.pictures import GREY, INK, quiet, saved
+from kvell.simulator.report.pictures import GREY, INK, quiet, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

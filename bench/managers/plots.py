@@ -17,17 +17,17 @@ from bench.managers.cells import OURS, SHAPES
 from bench.managers.ours import replayed
 from bench.managers.pictures import Points, bars, lines
 from bench.replay.shapes import ELEMENT_BYTES, read_shape
-from kvell.cli.replay import replay_limits
+from kvell.cli.replay.command import replay_limits
 from kvell.clock import MonotonicClock
 from kvell.memory import Manager, create_core, plan_layout
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.plot import draw
-from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.runner import Machine
-from kvell.simulator.shares import Run, mean_parts
-from kvell.simulator.timeline import Timeline
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.report.plot import draw
+from kvell.simulator.report.shares import Run, mean_parts
+from kvell.simulator.report.timeline import Timeline
+from kvell.simulator.traces.generators import generate_trace
 from kvell.vocabulary import GIB
 
 RESULTS = Path("bench", "results")

@@ -18,9 +18,9 @@ from bench.managers.cells import SIZES, memory_bytes
 from bench.managers.ours import replayed
 from bench.replay.shapes import Shape, read_shape
 from kvell.memory import Eviction, create_core
-from kvell.simulator.hints import hinted
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import read_trace
+from kvell.simulator.traces.hints import hinted
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import read_trace
 
 RESULTS = Path("bench", "results", "eviction_pools.json")
 SHAPES = ("llama3-8b", "gemma3-27b", "qwen3-next")

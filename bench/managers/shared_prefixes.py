@@ -16,14 +16,14 @@ from rich.table import Table
 
 from bench.managers.ours import replayed
 from bench.replay.shapes import Shape, read_shape
-from kvell.cli.replay import replay_limits
-from kvell.engine.limits import Limits
+from kvell.cli.replay.command import replay_limits
+from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, Manager
-from kvell.simulator.generators import QUESTIONS_PER_ARTICLE, generate_trace
-from kvell.simulator.replay import MAX_NUM_SEQS
-from kvell.simulator.rows import TraceRow, ideal_hit_rate
-from kvell.simulator.trace import read_trace
+from kvell.simulator.replay.replay import MAX_NUM_SEQS
+from kvell.simulator.traces.generators import QUESTIONS_PER_ARTICLE, generate_trace
+from kvell.simulator.traces.rows import TraceRow, ideal_hit_rate
+from kvell.simulator.traces.trace import read_trace
 from kvell.vocabulary import GIB
 
 RESULTS = Path("bench", "results", "shared_prefixes.json")

@@ -22,8 +22,8 @@ from bench.managers.chunk_cache import (
     hit_rate,
     prompt_of,
 )
-from kvell.simulator.hints import is_wrong
-from kvell.simulator.trace import read_trace
+from kvell.simulator.traces.hints import is_wrong
+from kvell.simulator.traces.trace import read_trace
 
 RESULTS = Path("bench", "results", "eviction.json")
 TRACES = ("mooncake-conversation", "mooncake-synthetic", "coding-assistant")

@@ -17,9 +17,9 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from kvell.memory import GroupKind, GroupSpec, policy_of
-from kvell.prefix.needs import WINDOWS
-from kvell.simulator.replay import Replay
-from kvell.simulator.rows import TraceRow
+from kvell.prefix.groups.needs import WINDOWS
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.traces.rows import TraceRow
 
 
 @dataclass(frozen=True)

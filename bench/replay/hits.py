@@ -15,9 +15,9 @@ from rich.table import Table
 from bench.replay.probes import probe
 from bench.replay.shapes import AMPLE_BYTES, SHAPES, Shape, layout_of, read_shape, replayed
 from kvell.memory import EVICTIONS, Eviction, GroupKind
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.rows import TraceRow, ideal_hit_rate, ideal_hit_tokens
-from kvell.simulator.trace import read_trace
+from kvell.simulator.traces.generators import generate_trace
+from kvell.simulator.traces.rows import TraceRow, ideal_hit_rate, ideal_hit_tokens
+from kvell.simulator.traces.trace import read_trace
 
 RESULTS = Path("bench", "results", "hits.json")
 TREE, TREE_REQUESTS, TREE_SEED = "tree", 600, 1

@@ -13,9 +13,9 @@ import numpy as np
 from kvell.memory import Facts, GroupKind, GroupSpec, Images, Layout, PoolSnapshot, facts_of
 from kvell.memory import policy_of as policy
 from kvell.pages.snapshot import PoolTotals
+from kvell.prefix.groups.needs import dropped_tokens, end_position, peak_pages, resumed_from
+from kvell.prefix.index.radix import Tokens
 from kvell.prefix.interface import CHECKPOINT_COLUMNS, COPY_COLUMNS, NEW_PAGE_COLUMNS, Ints
-from kvell.prefix.needs import dropped_tokens, end_position, peak_pages, resumed_from
-from kvell.prefix.radix import Tokens
 
 
 @dataclass

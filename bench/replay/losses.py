@@ -17,7 +17,7 @@ from rich.table import Table
 from bench.replay.hits import YARDSTICK
 from bench.replay.room import TRACE, asked, rows_of
 from bench.replay.shapes import layout_of, read_shape, replayed
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 RESULTS = Path("bench", "results", "losses.json")
 LOSING = ("gemma3-27b", "qwen3-next", "nemotron-h-8b")

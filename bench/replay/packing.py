@@ -9,14 +9,14 @@ from rich.table import Table
 
 from bench.replay.ideal import IdealCore
 from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
-from kvell.cli.replay import replay_limits
+from kvell.cli.replay.command import replay_limits
 from kvell.clock import MonotonicClock
 from kvell.memory import Eviction, Layout, Manager, MemoryCore, create_core, plan_layout
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.runner import Machine
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.generators import generate_trace
 from kvell.vocabulary import GIB
 
 SHAPE, TRACE, REQUESTS, DRAWS = "ministral-8b", "ministral-static", 20, 10

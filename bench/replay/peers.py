@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
-from kvell.cli.replay import named_config, replay_limits
+from kvell.cli.replay.command import named_config, replay_limits
 from kvell.clock import MonotonicClock
 from kvell.errors import ChangeSomething
 from kvell.memory import EVICTIONS, MANAGERS, Eviction, Manager, create_core, plan_layout
-from kvell.models.configs import read_config
-from kvell.models.description import describe
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.runner import Machine
-from kvell.simulator.trace import TraceRow, read_trace
+from kvell.models.config.configs import read_config
+from kvell.models.config.description import describe
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.trace import TraceRow, read_trace
 from kvell.vocabulary import GIB
 
 RESULTS = Path("bench", "results", "replay_peers.json")

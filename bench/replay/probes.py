@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvell.engine.core import EngineCore
-from kvell.engine.limits import Limits
-from kvell.engine.plan import StepResult
-from kvell.engine.protocol import Finished, Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import StepResult
 from kvell.memory import Eviction, Layout, create_core
-from kvell.prefix.radix import Tokens
+from kvell.prefix.index.radix import Tokens
 from kvell.vocabulary import RequestId
 
 LONG_TOKENS, SHARED_TOKENS, SHORT_TOKENS = 20_000, 10_000, 300

@@ -20,8 +20,8 @@ from bench.replay.hits import FULL_POOL, TRACES, YARDSTICK
 from bench.replay.hits import RESULTS as HITS
 from bench.replay.shapes import AMPLE_BYTES, SHAPES, layout_of, read_shape, replayed
 from kvell.memory import GroupKind, GroupSpec
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import read_trace
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import read_trace
 
 RESULTS = Path("bench", "results", "room.json")
 TRACE = "mooncake-conversation"

@@ -14,9 +14,9 @@ from pathlib import Path
 from bench.replay.hits import TRACES, full_pool_bytes, run
 from bench.replay.shapes import AMPLE_BYTES, Shape, layout_of, read_shape, replay_of
 from kvell.memory import Eviction
-from kvell.simulator.replay import Replay
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import read_trace
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import read_trace
 
 RESULTS = Path("bench", "results", "rule_cost.json")
 RULES: tuple[Eviction, ...] = ("lru", "hazard")

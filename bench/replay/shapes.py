@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvell.cli.replay import named_config, replay_limits
+from kvell.cli.replay.command import named_config, replay_limits
 from kvell.clock import MonotonicClock
 from kvell.memory import Eviction, GroupKind, Layout, Manager, create_core, plan_layout
-from kvell.models.configs import read_config
-from kvell.models.description import ModelDescription, describe
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.runner import Machine
+from kvell.models.config.configs import read_config
+from kvell.models.config.description import ModelDescription, describe
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import GIB
 
 ELEMENT_BYTES = 2

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from kvell.cli.replay import replay_limits
-from kvell.cli.replay_models import Guesses, read_models
-from kvell.cli.session import Session
+from kvell.cli.replay.command import replay_limits
+from kvell.cli.replay.models import DraftTokens, read_models
+from kvell.cli.terminal.session import Session
 from kvell.clock import MonotonicClock
 from kvell.memory import Manager, create_core, plan_layout
-from kvell.simulator.drawing import unrelated
-from kvell.simulator.profiles import DEFAULT_HARDWARE as HARDWARE
-from kvell.simulator.profiles import load_profile
-from kvell.simulator.replay import Replay
-from kvell.simulator.runner import Acceptance, Machine
-from kvell.simulator.trace import TraceRow, read_trace
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE as HARDWARE
+from kvell.simulator.hardware.profiles import load_profile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Acceptance, Machine
+from kvell.simulator.traces.drawing import unrelated
+from kvell.simulator.traces.trace import TraceRow, read_trace
 from kvell.vocabulary import GIB
 
 ELEMENT_BYTES = 2
-GUESSED_TOKENS = 4
+DRAFTED_TOKENS = 4
 ACCEPTANCE = 0.7
 MANAGERS: tuple[Manager, ...] = ("kvell", "manual", "max-page")
 SMALL = "drafts/llama-3.2-1b"
@@ -89,17 +89,17 @@ def reasoning(pair: Pair, count: int = REASONING_REQUESTS) -> list[TraceRow]:
 
 
 def replayed(
-    pair: Pair, manager: Manager, rows: Sequence[TraceRow], *, guesses: bool = True
+    pair: Pair, manager: Manager, rows: Sequence[TraceRow], *, draft_tokens: bool = True
 ) -> dict[str, Any]:
     """Figures of one run; all requests wait at the start."""
     session = Session(cache_dir=Path("unused"))
-    models = read_models(pair.model, pair.draft if guesses else None, ELEMENT_BYTES, session)
+    models = read_models(pair.model, pair.draft if draft_tokens else None, ELEMENT_BYTES, session)
     layout = plan_layout(models.layers, pair.memory_gib * GIB, manager=manager)
     limits = replay_limits(layout, models.max_model_len)
     run = Replay(
         create_core(layout),
         models.layers,
-        Guesses(GUESSED_TOKENS if guesses else 0, pair.draft).within(limits),
+        DraftTokens(DRAFTED_TOKENS if draft_tokens else 0, pair.draft).within(limits),
         rows,
         "start",
         Machine(load_profile(HARDWARE), models.cost, models.draft_cost),
@@ -108,9 +108,9 @@ def replayed(
     )
     run.run()
     report = run.report()
-    without_guesses = report["output_tokens"] - report["spec_decode_accepted_tokens"]
+    without_draft_tokens = report["output_tokens"] - report["spec_decode_accepted_tokens"]
     figures = {name: report[name] for name in FIGURES}
-    return figures | {"tokens_per_target_step": report["output_tokens"] / without_guesses}
+    return figures | {"tokens_per_target_step": report["output_tokens"] / without_draft_tokens}
 
 
 def measure(traces: Path | None, pairs: Sequence[Pair] = PAIRS) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def measure(traces: Path | None, pairs: Sequence[Pair] = PAIRS) -> list[dict[str
     for pair in pairs:
         rows = reasoning(pair)
         runs = _by_manager(pair, rows)
-        runs["kvell without guesses"] = replayed(pair, "kvell", rows, guesses=False)
+        runs["kvell without guesses"] = replayed(pair, "kvell", rows, draft_tokens=False)
         results.append({"workload": REASONING, "pair": vars(pair), "runs": runs})
         if traces is not None:
             rows = read_trace(traces / f"{AZURE}.jsonl.gz", AZURE_REQUESTS)
@@ -178,7 +178,7 @@ def missed(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def table_of(results: Sequence[dict[str, Any]]) -> Table:
     """A row for each pair and manager."""
-    table = Table(title=f"{GUESSED_TOKENS} guesses, acceptance {ACCEPTANCE}, {HARDWARE}")
+    table = Table(title=f"{DRAFTED_TOKENS} guesses, acceptance {ACCEPTANCE}, {HARDWARE}")
     names = ("batch", "waste %", "tokens/s", "finished", "refused", "preempted")
     left = ("workload", "model", "draft", "manager")
     for name in (*left[:3], "GiB", "manager", *names):

@@ -19,13 +19,13 @@ from bench.replay.packing import MEMORY_GIB, Packed, pack, table_of_packing
 from bench.replay.peers import AZURE, REQUESTS, VLLM, replay_like
 from bench.replay.shapes import PLANNED_BYTES, Shape, layout_of, read_shape
 from kvell.memory import EVICTIONS, Eviction, Layout, Manager, create_core
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.metered import MeteredCore
-from kvell.simulator.metrics import MemoryMeter, Sample, waste
-from kvell.simulator.prompts import PromptMaker
-from kvell.simulator.replay import MAX_NUM_BATCHED_TOKENS
-from kvell.simulator.rows import TraceRow, placed
-from kvell.simulator.trace import read_trace
+from kvell.simulator.replay.metered import MeteredCore
+from kvell.simulator.replay.replay import MAX_NUM_BATCHED_TOKENS
+from kvell.simulator.report.metrics import MemoryMeter, Sample, waste
+from kvell.simulator.traces.generators import generate_trace
+from kvell.simulator.traces.prompts import PromptMaker
+from kvell.simulator.traces.rows import TraceRow, placed
+from kvell.simulator.traces.trace import read_trace
 
 RESULTS = Path("bench", "results", "waste.json")
 MANAGERS_COMPARED: tuple[Manager, ...] = ("kvell", "paged")

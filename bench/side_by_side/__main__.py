@@ -1,6 +1,6 @@
 """Kvell beside vLLM and transformers, or beside Kvell with other flags.  See README.md."""
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -27,7 +27,7 @@ from bench.side_by_side.rounds import alternated
 from bench.side_by_side.scenarios import Scenario, batches, prefill, served
 from bench.side_by_side.systems import System, kvell_server, offline_system, vllm_server
 from bench.side_by_side.vllm_environment import exported, vllm_python
-from kvell.cli.environment import process_cache_dir
+from kvell.cli.terminal.environment import process_cache_dir
 from kvell.errors import KvellError
 
 KVELL_FLAGS = ["--kv-memory", "512MiB"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.cost.shapes import NAMES, model_path
-from kvell.models.packaged import gguf_file
-from kvell.models.source import resolve_model
+from kvell.models.sources.packaged import gguf_file
+from kvell.models.sources.source import resolve_model
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from typing import Any
 
 from bench.side_by_side.scenarios import Figures, Scenario
 from kvell.load.driver import Load
-from kvell.load.http import HttpClient
+from kvell.load.http.client import HttpClient
+from kvell.load.http.wire import Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts, id_prompts, text_prompts
 from kvell.load.report import Objectives, summary
 from kvell.load.run import Measured, measure
-from kvell.load.wire import Wire
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 VOCAB_SIZE = 40_000
 TIMEOUT_SECONDS = 600.0

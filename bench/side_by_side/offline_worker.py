@@ -3,7 +3,7 @@
 ``python -m bench.side_by_side.offline_worker ENGINE MODEL``; lines are JSON.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvell.load.arrivals import retimed
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.generators import generate_trace
+from kvell.simulator.traces.rows import TraceRow
 
 Figures = dict[str, float]
 """Of one scenario in one round; names end in their unit."""

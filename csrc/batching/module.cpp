@@ -1,4 +1,4 @@
-// kvell.engine._tables: page tables and a step's metadata, for callers that hold the GIL.
+// kvell.engine.running._tables: page tables and a step's metadata, for callers that hold the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -108,7 +108,7 @@ nb::tuple rows_of(const Longs& starts, const Longs& counts, const Longs& logits,
 
 NB_MODULE(_tables, m) {
   using kvell::batching::Bound;
-  m.doc() = "Page tables, compiled. Use kvell.engine.compiled_tables.";
+  m.doc() = "Page tables, compiled. Use kvell.engine.running.compiled_tables.";
   nb::register_exception_translator([](const std::exception_ptr& raised, void*) {
     try {
       std::rethrow_exception(raised);

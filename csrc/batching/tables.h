@@ -1,5 +1,5 @@
 // Which logical page holds which position, by holder and group, and what a step's kernels are told
-// of them: the same as PageTables and WorkRows of engine/batching.py, for any number of requests
+// of them: the same as PageTables and WorkRows of engine/running/batching.py, for any number of requests
 // in one pass over flat numbers.
 #pragma once
 #include <cstdint>

@@ -359,7 +359,7 @@ class Pass {
       last_row = row;
       share = next;
     }
-    team.meet();
+    team.barrier();
   }
 
   // False: a hook has failed and all threads leave.
@@ -370,7 +370,7 @@ class Pass {
       } catch (...) {
         failure_ = std::current_exception();
       }
-    team.meet();
+    team.barrier();
     return !failure_;
   }
 

@@ -6,7 +6,7 @@
 // Whole numbers of eight bits are exact as bf16, so a group costs what plain weights do, and its
 // scales are used once. The order of sums depends on the row's length alone, as everywhere.
 //
-// K says how q is unpacked: K::eights and K::fours make the items of one step for register c,
+// K says how q is unpacked: K::int8 and K::int4 make the items of one step for register c,
 // K::store_items puts them where K::load finds them, K::scales_at reads a register of scales.
 // Layouts are those of matrix.h. Rows of one pass multiply items as they are made; for more, a panel
 // is unpacked once. It is the same arithmetic in the same order.
@@ -101,13 +101,13 @@ struct GroupedWeights {
     thread_local std::vector<float> sums;
     const int64_t groups = product.matrix->groups, steps = product.matrix->steps;
     const uint32_t* const x = product.x + row_begin * product.x_stride;
-    if (F == kvell::Form::fours && !again) {
+    if (F == kvell::Form::int4 && !again) {
       sums.resize((row_end - row_begin) * groups);
       for (int64_t at = 0; at < int64_t(sums.size()); ++at)
         sums[at] = sum_of(x + at / groups * product.x_stride + at % groups * kSteps,
                           std::min(kSteps, steps - at % groups * kSteps));
     }
-    return {x, product.x_stride, sums.data(), nullptr, F == kvell::Form::fours ? groups : 0};
+    return {x, product.x_stride, sums.data(), nullptr, F == kvell::Form::int4 ? groups : 0};
   }
 
   static Inputs skip(const Inputs& inputs, int64_t rows) {
@@ -119,8 +119,8 @@ struct GroupedWeights {
   static constexpr int64_t kRowsToUnpack = 13;  // below, one pass is enough, and making items hides behind it
 
   KVELL_INLINE typename K::Items items(const uint8_t* quants, int64_t step, int c) {
-    if constexpr (F == kvell::Form::eights) return K::eights(quants, step, c);
-    return K::fours(quants, step, c);
+    if constexpr (F == kvell::Form::int8) return K::int8(quants, step, c);
+    return K::int4(quants, step, c);
   }
 
   // The same of a panel that is unpacked; the rows are few enough for totals in registers.
@@ -172,7 +172,7 @@ struct GroupedWeights {
 
   KVELL_INLINE Scales scales_of(const uint8_t* group, int c) {
     const uint8_t* at = group + c * K::Lanes::kWidth * 2;
-    if constexpr (F == kvell::Form::fours) return {K::scales_at(at), K::scales_at(at + kPanel * 2)};
+    if constexpr (F == kvell::Form::int4) return {K::scales_at(at), K::scales_at(at + kPanel * 2)};
     return {K::scales_at(at), K::Lanes::zero()};
   }
 
@@ -182,7 +182,7 @@ struct GroupedWeights {
                                                  const Tile& tile, int64_t index, int r) {
     using L = typename K::Lanes;
     total = L::madd(sum, scales.scale, total);
-    if constexpr (F == kvell::Form::fours)
+    if constexpr (F == kvell::Form::int4)
       total = L::madd(L::set(tile.x.sums[r * tile.x.sums_stride + index]), scales.minimum, total);
     return total;
   }

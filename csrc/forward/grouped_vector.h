@@ -33,11 +33,11 @@ struct GroupedPairs {
   static constexpr uint32_t kOnes = 0x3f803f80;
 
   KVELL_INLINE VectorLanes::Vec scales_at(const uint8_t* p) { return halves_of(p); }
-  KVELL_INLINE Items eights(const uint8_t* quants, int64_t step, int c) {
+  KVELL_INLINE Items int8(const uint8_t* quants, int64_t step, int c) {
     const auto pairs = (VectorLanes::Int)shorts_at(quants + step * 64 + c * kLanes * 2);
     return {numbers((Words)(pairs << 24 >> 24)), numbers((Words)(pairs << 16 >> 24))};
   }
-  KVELL_INLINE Items fours(const uint8_t* quants, int64_t step, int c) {
+  KVELL_INLINE Items int4(const uint8_t* quants, int64_t step, int c) {
     const Words pairs =
         *reinterpret_cast<const WordsAt*>(quants + step / 4 * 128 + c * kRegisterBytes);
     const uint32_t shift = static_cast<uint32_t>(step % 4 * 4);
@@ -50,11 +50,11 @@ struct GroupedFloats {
   static constexpr uint32_t kOnes = 0x3f800000;
 
   KVELL_INLINE VectorLanes::Vec scales_at(const uint8_t* p) { return halves_of(p); }
-  KVELL_INLINE VectorLanes::Vec eights(const uint8_t* quants, int64_t step, int c) {
+  KVELL_INLINE VectorLanes::Vec int8(const uint8_t* quants, int64_t step, int c) {
     const auto* bytes = reinterpret_cast<const BytesAt*>(quants + step * 32 + c * kLanes);
     return __builtin_convertvector(*bytes, VectorLanes::Vec);
   }
-  KVELL_INLINE VectorLanes::Vec fours(const uint8_t* quants, int64_t step, int c) {
+  KVELL_INLINE VectorLanes::Vec int4(const uint8_t* quants, int64_t step, int c) {
     const Words words = shorts_at(quants + step / 4 * 64 + c * kLanes * 2);
     return numbers(words >> static_cast<uint32_t>(step % 4 * 4) & 15u);
   }

@@ -5,12 +5,12 @@
 //
 // An item is 32 bits: one float32, or two neighbouring bf16 of a row. So a panel is one run
 // of bytes, read in order whatever the number of rows, and one output's sum runs over `in`
-// in an order that depends on `in` alone. models/lean/packing.py lays weights out so.
+// in an order that depends on `in` alone. models/fused/packing.py lays weights out so.
 //
 // Weights of eight or four bits lie in groups of 32 inputs, in the same order of items:
-//   |-- 32 scales --|-- 32 minima, of fours --|-- numbers --|    scales and minima in half precision
-//   eights: number n of a step's 32 items is one signed byte; weight = scale · byte
-//   fours:  number n of four steps is 16 bits, four for each; weight = scale · bits + minimum
+//   |-- 32 scales --|-- 32 minima, of int4 --|-- numbers --|    scales and minima in half precision
+//   int8: number n of a step's 32 items is one signed byte; weight = scale · byte
+//   int4:  number n of four steps is 16 bits, four for each; weight = scale · bits + minimum
 #pragma once
 #include <cstdint>
 
@@ -23,11 +23,11 @@ constexpr int64_t kStepBytes = kPanel * 4;
 
 constexpr int64_t kGroup = 32;  // inputs that share a scale
 
-enum class Form : int { plain = 0, eights = 1, fours = 2 };
+enum class Form : int { plain = 0, int8 = 1, int4 = 2 };
 
-constexpr int64_t scales_bytes(Form form) { return kPanel * (form == Form::fours ? 4 : 2); }
+constexpr int64_t scales_bytes(Form form) { return kPanel * (form == Form::int4 ? 4 : 2); }
 constexpr int64_t group_bytes(Form form) {
-  return scales_bytes(form) + kGroup * kPanel / (form == Form::fours ? 2 : 1);
+  return scales_bytes(form) + kGroup * kPanel / (form == Form::int4 ? 2 : 1);
 }
 
 struct Matrix {

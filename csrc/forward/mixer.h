@@ -1,5 +1,5 @@
 // A state mixer of one decay per head (Mamba 2: Dao and Gu 2024, §7) beside a layer's attention,
-// and where a step's states lie (models/state_pages.py, attention/states.py).
+// and where a step's states lie (models/states/state_pages.py, attention/states.py).
 //
 //   projected: gates | x, B, C | step sizes
 //   x, B, C ─► convolution over each request's own tokens ─► silu

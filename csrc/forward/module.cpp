@@ -1,6 +1,6 @@
 // The Python face: addresses and sizes in, nothing allocated for Python, the GIL released.
 //
-// models/lean keeps what the addresses point at alive and knows its dtypes and shapes; what
+// models/fused keeps what the addresses point at alive and knows its dtypes and shapes; what
 // only the data can tell (token ids, page ids, starts) is checked here before it is used.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -180,7 +180,7 @@ class Forward {
     const auto& [data, factors, bias, out, in, form] = args;
     if (decoder_.items(in) * 4 != in * decoder_.element_size())
       refuse("matrix: rows must be whole items");
-    if (form < int(Form::plain) || form > int(Form::fours)) refuse("matrix: no such form");
+    if (form < int(Form::plain) || form > int(Form::int4)) refuse("matrix: no such form");
     return {at<const uint8_t>(data), at<const float>(bias), out, decoder_.items(in),
             static_cast<Form>(form), form ? (in + kGroup - 1) / kGroup : 0, at<const float>(factors)};
   }
@@ -236,7 +236,7 @@ std::vector<std::string> instruction_sets() {
 
 NB_MODULE(_forward, m) {
   using kvell::Forward;
-  m.doc() = "Decoders over paged memory, compiled. Use kvell.models.lean.";
+  m.doc() = "Decoders over paged memory, compiled. Use kvell.models.fused.";
   m.def("instruction_sets", &kvell::instruction_sets,
         "Names of the instruction sets this processor can run, best first.");
   nb::class_<Forward>(m, "Forward")

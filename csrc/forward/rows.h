@@ -92,14 +92,14 @@ void place_token(const kvell::Placement& place) {
 template <class K>
 void unpack_row(const kvell::Matrix& matrix, int64_t id, int64_t size, float* h) {
   constexpr int64_t kPer = kPerItem<K>, kItems = kvell::kPanel * kPer;
-  const bool fours = matrix.form == kvell::Form::fours;
+  const bool int4 = matrix.form == kvell::Form::int4;
   const uint8_t* group = matrix.panel(id / kvell::kPanel);
   const int64_t lane = id % kvell::kPanel;
   for (int64_t i = 0; i < size; ++i) {
     const int64_t step = i % kvell::kGroup / kPer, number = lane * kPer + i % kPer;
     const uint8_t* quants = group + kvell::scales_bytes(matrix.form);
     const float scale = half_at(group + lane * 2);
-    if (fours) {
+    if (int4) {
       uint16_t bits;
       std::memcpy(&bits, quants + (step / 4 * kItems + number) * 2, 2);
       h[i] = scale * float(bits >> step % 4 * 4 & 15) + half_at(group + (kvell::kPanel + lane) * 2);

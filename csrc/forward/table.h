@@ -12,11 +12,11 @@ template <class K>
 void product(const Product& made, kvell::Activation activation, int64_t panel_begin,
              int64_t panel_end, int64_t row_begin, int64_t row_end, bool again, const uint8_t* next) {
   using kvell::Form;
-  using Eights = typename K::template FewBits<Form::eights>;
-  using Fours = typename K::template FewBits<Form::fours>;
+  using Int8 = typename K::template FewBits<Form::int8>;
+  using Int4 = typename K::template FewBits<Form::int4>;
   const auto run = made.matrix->form == Form::plain    ? product_of<K, typename K::Plain>
-                   : made.matrix->form == Form::eights ? product_of<K, Eights>
-                                                       : product_of<K, Fours>;
+                   : made.matrix->form == Form::int8 ? product_of<K, Int8>
+                                                       : product_of<K, Int4>;
   run(made, activation, panel_begin, panel_end, row_begin, row_end, again, next);
 }
 

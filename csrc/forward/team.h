@@ -35,13 +35,13 @@ class Team {
   template <class Body>
   void each(int self, int64_t shares, Body body) {
     for (int64_t share = self; share < shares; share = take()) body(share);
-    meet();
+    barrier();
   }
 
   int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
 
   // Returns when all are here; what each wrote before is then seen by all.
-  void meet() {
+  void barrier() {
     const int32_t phase = phase_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return wait(phase);
     arrived_.store(0, std::memory_order_relaxed);

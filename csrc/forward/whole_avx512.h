@@ -79,7 +79,7 @@ class WholeRows {
             _mm512_maskz_loadu_epi32(Avx512Lanes::lanes(0, left), x + g * kGroupPairs));
         _mm512_store_si512(pairs + at * kGroupPairs, made.pairs);
         powers_[at] = made.power;
-        if (matrix.form == kvell::Form::fours) sums_[at] = WholeGroup::sum(made);
+        if (matrix.form == kvell::Form::int4) sums_[at] = WholeGroup::sum(made);
       }
     }
     return {pairs, rows * kGroupPairs, sums_.data(), powers_.data(), rows};
@@ -149,12 +149,12 @@ struct WholeWeights {
       const float* const of_x = tile.x.sums + index * tile.x.sums_stride;
       for (int c = 0; c < kColumns; ++c) {
         const __m512 scale = halves_of(group + c * 32);
-        const __m512 minimum = F == kvell::Form::fours ? halves_of(group + kPanel * 2 + c * 32) : scale;
+        const __m512 minimum = F == kvell::Form::int4 ? halves_of(group + kPanel * 2 + c * 32) : scale;
         for (int r = 0; r < R; ++r)
           change(r, c, [&](__m512 total) __attribute__((always_inline)) {
             const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][c]), scale);
             total = _mm512_fmadd_ps(scaled, _mm512_set1_ps(powers[r]), total);
-            if constexpr (F == kvell::Form::fours)
+            if constexpr (F == kvell::Form::int4)
               total = _mm512_fmadd_ps(minimum, _mm512_set1_ps(of_x[r]), total);
             return total;
           });
@@ -198,9 +198,9 @@ struct WholeWeights {
       }
   }
 
-  // Of one step: fours have four steps' bits in one word.
+  // Of one step: int4 have four steps' bits in one word.
   KVELL_INLINE __m512i pairs_of(const uint8_t* quants, int step, int c) {
-    if constexpr (F == kvell::Form::eights)
+    if constexpr (F == kvell::Form::int8)
       return _mm512_cvtepi8_epi16(
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quants + step * 64 + c * 32)));
     const __m512i words = _mm512_loadu_si512(quants + step / 4 * 128 + c * 64);

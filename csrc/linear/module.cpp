@@ -1,7 +1,7 @@
 // The Python face: integers in, nothing allocated for Python, the GIL released.
 //
 // Pointers come as integers because array arguments would cost more than a small linear
-// takes. models/small_linear.py checks dtypes, shapes and strides.
+// takes. models/forward/small_linear.py checks dtypes, shapes and strides.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -46,7 +46,7 @@ std::vector<std::string> instruction_sets() {
 }  // namespace kvell
 
 NB_MODULE(_linear, m) {
-  m.doc() = "Linears over few rows, compiled. Use kvell.models.small_linear.";
+  m.doc() = "Linears over few rows, compiled. Use kvell.models.forward.small_linear.";
   m.def("instruction_sets", &kvell::instruction_sets,
         "Names of the instruction sets this processor can run, best first.");
   m.def("linear", &kvell::linear_args, "instruction_set"_a, "weight"_a, "bias"_a, "x"_a, "y"_a,

@@ -1,5 +1,5 @@
 // Gathering scattered pages: into a large page of a request's own, or where others are denser
-// (prefix/compaction.py).
+// (prefix/placement/compaction.py).
 #pragma once
 #include <map>
 

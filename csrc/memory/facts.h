@@ -1,5 +1,5 @@
 // What the core knows of a request beside its tokens: where the prompt ends, and its
-// images (prefix/facts.py).
+// images (prefix/groups/facts.py).
 #pragma once
 #include <algorithm>
 #include <cstdint>

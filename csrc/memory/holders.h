@@ -1,4 +1,4 @@
-// Who references pages: running requests and leases (prefix/holders.py).
+// Who references pages: running requests and leases (prefix/placement/holders.py).
 #pragma once
 #include <memory>
 #include <optional>

@@ -1,4 +1,4 @@
-// Large pages that are somebody else's for a while (prefix/lending.py).
+// Large pages that are somebody else's for a while (prefix/placement/lending.py).
 #pragma once
 #include <vector>
 

@@ -1,5 +1,5 @@
 // Finding a prompt in the index, and what a request that resumes there starts with
-// (prefix/lookup.py).
+// (prefix/core/lookup.py).
 #pragma once
 #include "hits.h"
 #include "holders.h"

@@ -36,7 +36,7 @@ nb::bytes bytes_of(const std::vector<double>& numbers) {
   return nb::bytes(numbers.data(), numbers.size() * sizeof(double));
 }
 
-// (rules of a group, its model) as kvell.prefix.compiled gives them.
+// (rules of a group, its model) as kvell.prefix.core.compiled gives them.
 struct GivenGroups {
   explicit GivenGroups(const nb::sequence& given) {
     for (nb::handle group : given) {

@@ -1,5 +1,5 @@
 // Which page positions of a group a request needs, and how many pages at its worst
-// (prefix/needs.py).
+// (prefix/groups/needs.py).
 #pragma once
 #include "facts.h"
 #include "rules.h"

@@ -1,5 +1,5 @@
 // Placing the pages of one holder: association by demand, eviction last
-// (prefix/placement.py, rung for rung).
+// (prefix/placement/placement.py, rung for rung).
 #pragma once
 #include <array>
 
@@ -9,7 +9,7 @@
 
 namespace kvell::memory {
 
-// In the order of RUNGS in prefix/placement.py.
+// In the order of RUNGS in prefix/placement/placement.py.
 enum Rung {
   kOwnPage,
   kOwnLargePage,

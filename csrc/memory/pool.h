@@ -106,8 +106,8 @@ class Pool {
   int32_t mask_words() const { return words_; }
 
  private:
-  static constexpr int64_t kScarce = 8;  // SCARCE in prefix/placement.py
-  static constexpr int32_t kSparse = 2;  // SPARSE in prefix/compaction.py
+  static constexpr int64_t kScarce = 8;  // SCARCE in prefix/placement/placement.py
+  static constexpr int32_t kSparse = 2;  // SPARSE in prefix/placement/compaction.py
 
   void add_lists();
   void rename_slots(int32_t shift);

@@ -1,5 +1,5 @@
 // What becomes of pages as a request goes on: named in the index, left behind, given back
-// (prefix/publishing.py).
+// (prefix/core/publishing.py).
 #pragma once
 #include "resuming.h"
 

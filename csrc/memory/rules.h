@@ -1,5 +1,5 @@
 // What each kind of layer group asks of the core: plain numbers in, token counts out.
-// The same functions as prefix/policies.py.
+// The same functions as prefix/groups/policies.py.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -5,7 +5,7 @@ namespace nb = nanobind;
 namespace kvell::memory {
 namespace {
 
-constexpr int kPrefixBits = 32;  // PREFIX_BITS in prefix/hazard_rule.py
+constexpr int kPrefixBits = 32;  // PREFIX_BITS in prefix/eviction/hazard_rule.py
 
 nb::object mask_of(const Pool& pool, int32_t large) {
   nb::object mask = nb::int_(0);

@@ -12,7 +12,7 @@ nanobind::tuple totals_of(Core& core);
 // Pages evicted so far, by group.
 nanobind::tuple evicted_of(Core& core);
 
-// What each entry is: see CompiledCore.snapshot in prefix/compiled.py.
+// What each entry is: see CompiledCore.snapshot in prefix/core/compiled.py.
 nanobind::tuple state_of(Core& core);
 
 }  // namespace kvell::memory

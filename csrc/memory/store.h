@@ -1,4 +1,4 @@
-// What one memory core is made of: pool, index and who places pages (prefix/store.py).
+// What one memory core is made of: pool, index and who places pages (prefix/placement/store.py).
 #pragma once
 #include "eviction.h"
 #include "placer.h"

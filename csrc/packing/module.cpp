@@ -1,6 +1,6 @@
-// kvell.models._packing: weights into the panels that the lean pass streams (csrc/forward/matrix.h).
+// kvell.models.fused._packing: weights into the panels that the fused pass streams (csrc/forward/matrix.h).
 //
-// Rows come as addresses, which models/lean/packing.py made of tensors that it keeps alive; an
+// Rows come as addresses, which models/fused/packing.py made of tensors that it keeps alive; an
 // address of 0 is a row of zeros. Numbers are rounded on their way as torch rounds them: to the
 // nearest, ties to even. Python's lock is released and several threads share the panels, so that
 // a start reads a mapped file once, and writes what is served.
@@ -120,7 +120,7 @@ void pack_rows(uintptr_t addresses, int64_t count, int64_t width, int64_t items,
 }  // namespace
 
 NB_MODULE(_packing, m) {
-  m.doc() = "Weights into panels. Use kvell.models.lean.packing.";
+  m.doc() = "Weights into panels. Use kvell.models.fused.packing.";
   m.def("pack_rows", &pack_rows, "addresses"_a, "count"_a, "width"_a, "items"_a, "source"_a, "target"_a,
         "out"_a, "threads"_a);
 }

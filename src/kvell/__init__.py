@@ -7,7 +7,7 @@ Importing this package is cheap: it loads neither torch nor transformers until
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvell.engine.sampling_params import SamplingParams as SamplingParams
+    from kvell.engine.protocol.sampling_params import SamplingParams as SamplingParams
     from kvell.llm import LLM as LLM
 
 __version__ = "0.1.0.dev0"
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from kvell.engine.sampling_params import SamplingParams
+        from kvell.engine.protocol.sampling_params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'kvell' has no attribute {name!r}")

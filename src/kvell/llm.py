@@ -18,27 +18,27 @@ import numpy.typing as npt
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.process_size import process_bytes
-from kvell.engine.admissible import request_problem
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
-from kvell.engine.contract import MemoryContract
 from kvell.engine.engine import Engine
-from kvell.engine.instance import LocalInstance
-from kvell.engine.journal import Journal
-from kvell.engine.protocol import Cancel, Event, Finished, Submit, Tokens
-from kvell.engine.sampling_params import MAX_SEED, SamplingParams
-from kvell.engine.several_models import ServedModel
+from kvell.engine.planning.journal import Journal
+from kvell.engine.protocol.instance import LocalInstance
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.requests.admissible import request_problem
+from kvell.engine.setup.contract import MemoryContract
+from kvell.engine.setup.several_models import ServedModel
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Manager
-from kvell.models.detokenizer import IncrementalDetokenizer
-from kvell.models.draft_model import check_draft
-from kvell.models.image_content import ImagePrompt, Tensors
-from kvell.models.image_store import take_images
-from kvell.models.loading import check_model
-from kvell.models.named_models import open_named
-from kvell.models.progress import Progress, quiet
-from kvell.models.source import resolve_model
-from kvell.models.stop_strings import StopStrings
-from kvell.models.tokenizer import Tokenizer
+from kvell.models.families.draft_model import check_draft
+from kvell.models.images.image_content import ImagePrompt, Tensors
+from kvell.models.images.image_store import take_images
+from kvell.models.loading.loading import check_model
+from kvell.models.loading.named_models import open_named
+from kvell.models.sources.progress import Progress, quiet
+from kvell.models.sources.source import resolve_model
+from kvell.models.text.detokenizer import IncrementalDetokenizer
+from kvell.models.text.stop_strings import StopStrings
+from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import FinishReason, RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -75,7 +75,7 @@ class LLM:
         or NAME if it is written ``NAME=…``.
     :param beside: further models, written likewise, each independent of the others. All share
         the KV pool, which goes where the load is, and the steps.
-    :param memory_bytes: of weights, KV cache and activations together. Where a lean pass computes,
+    :param memory_bytes: of weights, KV cache and activations together. Where a fused pass computes,
         KV cache and activations share what the weights leave, and each takes what the other does
         not need; elsewhere activations keep a reserve of it.
     :param kv_memory_bytes: size of the KV pool; beside ``memory_bytes``, KV's share of it at first.
@@ -89,7 +89,7 @@ class LLM:
     :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
         ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
     :param quantization: what weights are kept as: ``none`` (as ``dtype``), ``int8`` or ``int4``,
-        for models with a lean pass. Blocks of four bits that a model brings are served as they
+        for models with a fused pass. Blocks of four bits that a model brings are served as they
         are; a draft model keeps its own numbers.
     :param kv_budget: tokens of a long prompt that each layer of full attention keeps once it is
         computed (``"1024"``), or keeps on average, the lower layers more (``"pyramid:1024"``).
@@ -102,7 +102,7 @@ class LLM:
         followed the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens when they
         occurred before.
     :param enforce_eager: run transformers' own code layer by layer, although the model has a
-        lean pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
+        fused pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
     :param async_scheduling: plan a step while the one before runs, where the model allows it;
         answers stay the same.
     :param cache_dir: where the packaged model is kept once converted.

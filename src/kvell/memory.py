@@ -44,7 +44,9 @@ from kvell.pages.registering import MAX_REGISTERED_PADDING, plan_groups_into
 from kvell.pages.sizing import MANAGERS, Manager, plan_layout
 from kvell.pages.slots import SlotTable
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
-from kvell.prefix.capacity import (
+from kvell.prefix.core.reference import ReferenceCore
+from kvell.prefix.eviction.hazard_rule import LearnedHazard, capacity_tokens
+from kvell.prefix.groups.capacity import (
     fits_alone,
     large_pages_needed,
     longest_request,
@@ -52,13 +54,11 @@ from kvell.prefix.capacity import (
     request_bytes,
     requests_that_fit,
 )
-from kvell.prefix.core import ReferenceCore
-from kvell.prefix.facts import Facts, Images, ImageSpan, facts_of
-from kvell.prefix.hazard_rule import LearnedHazard, capacity_tokens
-from kvell.prefix.hits import alignment_tokens
+from kvell.prefix.groups.facts import Facts, Images, ImageSpan, facts_of
+from kvell.prefix.groups.policies import GroupPolicy, policy_of
+from kvell.prefix.index.hits import alignment_tokens
+from kvell.prefix.index.radix import Tokens, common_prefix
 from kvell.prefix.interface import Ints, LendingCore, MemoryCore
-from kvell.prefix.policies import GroupPolicy, policy_of
-from kvell.prefix.radix import Tokens, common_prefix
 
 __all__ = [
     "EVICTIONS",
@@ -173,7 +173,7 @@ def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple
 
 def _compiled(layout: Layout, eviction: Eviction) -> LendingCore | None:
     try:
-        from kvell.prefix.compiled import CompiledCore
+        from kvell.prefix.core.compiled import CompiledCore
     except ImportError:
         return None
     return CompiledCore(layout, _rule(layout, eviction))

@@ -97,7 +97,7 @@ def test_other_requests_and_places_do_not_matter(kernels: TritonKernels) -> None
         assert torch.equal(alone, together[i]), f"request {i}"
 
 
-def test_guesses_are_scored_as_decodes_are(kernels: TritonKernels) -> None:
+def test_draft_tokens_are_scored_as_decodes_are(kernels: TritonKernels) -> None:
     case = make_case(Shape(((40, 4),), heads=4, kv_heads=1, head_size=8))
     together = attend(kernels, case)
     for row in range(4):

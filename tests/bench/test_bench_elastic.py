@@ -6,15 +6,15 @@ from bench.elastic.in_turn import alternated
 from bench.elastic.narrow_models import SHAPES, narrow_config
 from bench.elastic.served import MAX_NUM_SEQS, Load, SideRun, lines, options_of
 from bench.replay.shapes import read_shape
-from kvell.models.description import describe
-from tests.engine.test_engine_sharing import wide_module
-from tests.models.lean_models import lean_model
+from kvell.models.config.description import describe
+from tests.engine.setup.test_engine_sharing import wide_module
+from tests.models.fused_models import fused_model
 
 LOAD = Load(prompt_tokens=300, output_tokens=6, requests=3, fits=60.0)
 
 
 def test_both_sides_have_the_same_memory_and_the_same_largest_step() -> None:
-    model = lean_model(wide_module())
+    model = fused_model(wide_module())
     static, elastic = options_of(model, LOAD)
     reserve_bytes = model.activations.need_bytes(LOAD.prompt_tokens, MAX_NUM_SEQS)
     assert static.kv_memory_bytes is not None and elastic.memory_bytes is not None
@@ -23,7 +23,7 @@ def test_both_sides_have_the_same_memory_and_the_same_largest_step() -> None:
 
 
 def test_both_sides_answer_alike_and_say_what_they_did() -> None:
-    models = [lean_model(wide_module()), lean_model(wide_module())]
+    models = [fused_model(wide_module()), fused_model(wide_module())]
     chosen = zip(("static", "elastic"), models, options_of(models[0], LOAD), strict=True)
     sides = [SideRun(side, model, options, LOAD) for side, model, options in chosen]
     alternated(sides)

@@ -18,7 +18,7 @@ from bench.elastic.mixed_load import Asked, Mix, MixedLoad, Tally, figures
 from bench.elastic.process_sizes import Sample, Sampler, import_bytes, tree_bytes
 from kvell.clock import MonotonicClock
 from kvell.errors import KvellError
-from kvell.load.wire import ConnectionFailed, Refused
+from kvell.load.http.wire import ConnectionFailed, Refused
 from kvell.vocabulary import MIB
 from tests.load.virtual_time import run_virtually
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from bench.elastic.in_turn import SideClock, alternated, tokens_of
-from kvell.engine.protocol import Finished, Tokens
+from kvell.engine.protocol.messages import Finished, Tokens
 from kvell.vocabulary import RequestId
 
 

@@ -24,7 +24,7 @@ from bench.elastic.online_served import (
     verdicts,
     write_workload,
 )
-from kvell.engine.options import EngineOptions
+from kvell.engine.setup.options import EngineOptions
 from kvell.load.report import Objectives
 from kvell.models.paged_model import PagedModel
 

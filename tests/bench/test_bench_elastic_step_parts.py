@@ -8,11 +8,11 @@ from bench.elastic.shares import Load, options_of
 from bench.elastic.step_parts import Shares, StepParts, TimedChunks, shares_line
 from kvell.device.fake_chunks import FakeChunks
 from kvell.engine.engine import Engine
-from kvell.engine.options import EngineOptions
-from kvell.engine.protocol import Submit
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.setup.options import EngineOptions
 from kvell.errors import TryLater
 from kvell.vocabulary import MIB, RequestId
-from tests.engine.test_engine_sharing import (
+from tests.engine.setup.test_engine_sharing import (
     SAMPLING,
     elastic_of,
     engine_over,
@@ -20,7 +20,7 @@ from tests.engine.test_engine_sharing import (
     roomy,
     wide_module,
 )
-from tests.models.lean_models import lean_model
+from tests.models.fused_models import fused_model
 
 
 class Looked:
@@ -84,7 +84,7 @@ def test_a_device_that_refuses_took_its_time_too() -> None:
 
 
 def test_both_sides_have_the_same_memory_and_only_one_a_buffer() -> None:
-    model = lean_model(wide_module())
+    model = fused_model(wide_module())
     static, shared, buffered = options_of(model, Load(4, (8, 16), 4), 64 * MIB).values()
     reserve_bytes = model.activations.need_bytes(static.max_num_batched_tokens, 4)
     assert static.kv_memory_bytes == 64 * MIB and shared.memory_bytes == buffered.memory_bytes

@@ -5,7 +5,7 @@ import pytest
 from bench.elastic.offline import CHUNK_BYTES
 from bench.elastic.stuck import SHAPES, Figures, layouts, line, replayed
 from bench.replay.shapes import read_shape
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import MIB
 
 

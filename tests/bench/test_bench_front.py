@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from bench.load.front import CREDITS, ReadingEngine, computed_seconds, main
-from kvell.engine.protocol import Submit, Tokens
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.replay.losses import is_fork, losses
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 BLOCK = 512
 

@@ -7,7 +7,7 @@ import torch
 
 from bench.engine.perplexity import TEXT, quality, windows
 from kvell.attention.choice import choose_kernels
-from kvell.models.random_model import random_paged_model
+from kvell.models.loading.random_model import random_paged_model
 from tests.models.harness import tiny_config
 
 
@@ -24,7 +24,7 @@ def test_the_text_is_long_enough() -> None:
     assert text.isascii()
 
 
-def test_guesses_are_those_of_the_model() -> None:
+def test_draft_tokens_are_those_of_the_model() -> None:
     model = random_paged_model(tiny_config("LlamaForCausalLM"), choose_kernels(torch.device("cpu")))
     draw = torch.Generator().manual_seed(1)
     parts = torch.randint(0, 509, (2, 24), generator=draw)

@@ -17,11 +17,11 @@ from bench.engine.pressure.small import config_of
 from bench.engine.pressure.virtual import CASES, is_decode, measured
 from bench.engine.pressure.vision import AtRate
 from bench.replay.shapes import read_shape
-from kvell.engine.plan import StepPlan, TokenWork
-from kvell.engine.protocol import Finished, Tokens
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Finished, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.memory import plan_layout, requests_that_fit
-from kvell.models.description import describe
+from kvell.models.config.description import describe
 from kvell.vocabulary import RequestId, StepNumber
 
 SHORT = Case("gpt-oss-20b", (600, 1_000), 32, 24)

@@ -10,7 +10,7 @@ from bench.engine.pressure import peers
 from bench.engine.pressure.cases import WANTED, pressed_bytes
 from bench.engine.pressure.small import config_of
 from bench.side_by_side.report import summary
-from kvell.models.description import describe
+from kvell.models.config.description import describe
 
 
 def compared(shape: str, ours: float, theirs: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from bench.replay.rule_cost import RULES, share, side_by_side
 from bench.replay.shapes import Shape, layout_of, read_shape, replay_of, replayed
 from kvell.memory import Layout
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import GIB
 
 ROWS = [

@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from kvell.server.fakes import ByteText
 from kvell.server.run import ServeOptions, Texts, serve
+from kvell.testing.instance import ByteText
 
 
 def main() -> None:

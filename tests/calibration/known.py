@@ -10,12 +10,12 @@ from kvell.calibration.subject import Subject, subject_of
 from kvell.clock import VirtualClock
 from kvell.cost.amounts import shape_of
 from kvell.cost.operators import Operators
-from kvell.engine.options import EngineOptions
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.runner import Runner
-from kvell.models.description import describe
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
+from kvell.engine.setup.options import EngineOptions
+from kvell.models.config.description import describe
+from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.paged_model import ForwardBatch, PagedModel
-from kvell.models.segments import LayerCallbacks
 from kvell.vocabulary import MIB
 from tests.cost.oracles import oracle
 from tests.models.harness import tiny_module

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from kvell.calibration.prints import code_digest, machine_print, model_print, software_print
-from kvell.models.configs import config_from_dict
-from kvell.models.description import describe
+from kvell.models.config.configs import config_from_dict
+from kvell.models.config.description import describe
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64}
 DESCRIPTION = describe(config_from_dict(LLAMA), 2)

@@ -17,7 +17,7 @@ from kvell.calibration.measure import Repeats
 from kvell.calibration.rig import TimedStep
 from kvell.calibration.run import calibrate, constant_share, errors
 from kvell.cost.work import Chunk
-from kvell.models.progress import quiet
+from kvell.models.sources.progress import quiet
 from tests.calibration.known import known
 from tests.cost.oracles import oracle, unseen
 

@@ -22,7 +22,7 @@ from kvell.cost.calibration import Serving
 from kvell.cost.model import decode_seconds, prefill_seconds
 from kvell.cost.work import Chunk
 from kvell.errors import ChangeSomething
-from kvell.models.progress import quiet
+from kvell.models.sources.progress import quiet
 from tests.cost.test_cost_calibration import MADE
 
 FAKE = Path(__file__).parents[1] / "server" / "fake_instance.py"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kvell.cli.main import run
-from kvell.cli.session import EngineSettings, Session
+from kvell.cli.terminal.session import EngineSettings, Session
 from kvell.clock import VirtualClock
-from kvell.engine.sampling_params import SamplingParams
-from kvell.models.progress import Progress
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.models.sources.progress import Progress
 from kvell.vocabulary import GIB
 
 

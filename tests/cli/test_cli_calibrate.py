@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvell.cli.main import run
-from kvell.cli.session import Session
-from kvell.models.configs import config_from_dict
-from kvell.models.random_weights import write_random_model
+from kvell.cli.terminal.session import Session
+from kvell.models.config.configs import config_from_dict
+from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import GIB
 
 LLAMA = {

@@ -14,10 +14,10 @@ import pytest
 from kvell.cli.main import root
 from kvell.cli.serve import instance_command
 from kvell.cli.served_text import ServedText
-from kvell.cli.session import EngineSettings, Session
+from kvell.cli.terminal.session import EngineSettings, Session
 from kvell.errors import ChangeSomething
-from kvell.server.instance_process import InstanceStartError
-from kvell.server.text_model import TextModel
+from kvell.server.instance.instance_process import InstanceStartError
+from kvell.server.text.text_model import TextModel
 
 Kvell = Callable[..., Any]
 
@@ -62,7 +62,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr("kvell.server.run.serve", stand_in)
     monkeypatch.setattr(ServedText, "load", lambda name, path: f"text of {name} in {path}")
     monkeypatch.setattr(
-        "kvell.models.source.resolve_model", lambda model, *_: Path(f"where {model} is")
+        "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
     )
     return stand_in
 
@@ -166,7 +166,7 @@ class TestInstance:
             engine.warm.assert_called_once_with()
             peer.sendall(b"ready")
 
-        monkeypatch.setattr("kvell.engine.instance.serve_instance", serve_instance)
+        monkeypatch.setattr("kvell.engine.protocol.instance.serve_instance", serve_instance)
         ours, theirs = socket.socketpair()
         with ours:
             ended = kvell("instance", "--socket-fd", str(theirs.detach()))

@@ -1,4 +1,4 @@
-"""What a start imports: nothing that a dense model with a lean pass does not need."""
+"""What a start imports: nothing that a dense model with a fused pass does not need."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("kvell.models._forward")
+pytest.importorskip("kvell.models.fused._forward")
 
 GENERATE = ("generate", "--prompt", "Hello", "--max-tokens", "1", "--kv-memory", "64MiB")
 MODELLING = {
@@ -49,9 +49,9 @@ sys.argv = words
 """
 
 ENGINE = """
-from kvell.cli.session import EngineSettings, open_model
-from kvell.cli.environment import process_cache_dir
-from kvell.models.progress import quiet
+from kvell.cli.terminal.session import EngineSettings, open_model
+from kvell.cli.terminal.environment import process_cache_dir
+from kvell.models.sources.progress import quiet
 model = open_model(EngineSettings("smollm2", 64 << 20), process_cache_dir(), quiet)
 assert model.engine.ready().max_model_len
 """
@@ -59,8 +59,8 @@ assert model.engine.ready().max_model_len
 FRONT = """
 import kvell.server.run
 from kvell.cli.serve import texts_of
-from kvell.cli.environment import process_cache_dir
-from kvell.models.progress import quiet
+from kvell.cli.terminal.environment import process_cache_dir
+from kvell.models.sources.progress import quiet
 assert texts_of(("smollm2",), process_cache_dir(), quiet).names == ["smollm2"]
 """
 
@@ -77,7 +77,7 @@ def imported(tmp_path: Path, cache_dir: Path, program: str, *words: str) -> set[
 def test_generating_needs_no_modelling_code_and_no_http(tmp_path: Path, smollm2_path: Path) -> None:
     modules = imported(tmp_path, smollm2_path.parent, RUN, *GENERATE)
     assert not modules & (MODELLING | HTTP)
-    assert modules >= {"torch", "tokenizers", "kvell.models.lean.skeleton"}
+    assert modules >= {"torch", "tokenizers", "kvell.models.fused.skeleton"}
 
 
 def test_an_instance_reads_no_text_and_needs_no_transformers(
@@ -98,8 +98,8 @@ def test_a_front_starts_its_instance_before_anything_slow(
 def test_a_pass_by_modules_brings_their_code(tmp_path: Path, smollm2_path: Path) -> None:
     """So the others can fail: what they look for is found where it is needed."""
     eager = ENGINE.replace("open_model(", "lazily(").replace(
-        "from kvell.models.progress import quiet",
-        "from kvell.models.progress import quiet\n"
+        "from kvell.models.sources.progress import quiet",
+        "from kvell.models.sources.progress import quiet\n"
         "from kvell.llm import LLM\n"
         "lazily = lambda settings, cache, told: LLM(\n"
         "    settings.model, kv_memory_bytes=64 << 20, cache_dir=cache, enforce_eager=True)",

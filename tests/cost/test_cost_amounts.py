@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvell.cost.amounts import Amounts, ModelShape, Reach, shape_of
 from kvell.cost.work import Chunk
-from kvell.engine.plan import TokenWork
+from kvell.engine.requests.plan import TokenWork
 from kvell.memory import GroupKind, LayerSpec, policy_of
 from kvell.pages.grouping import group_of
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from kvell.engine.core import EngineCore
-from kvell.engine.limits import Limits
-from kvell.engine.protocol import Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.limits import Limits
 from kvell.memory import create_core
 from kvell.pages.layout import GroupKind, LayerSpec, Layout
 from kvell.pages.sizing import plan_layout

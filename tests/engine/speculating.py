@@ -11,14 +11,14 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Finished, Stats, Submit, Tokens
-from kvell.engine.runner import ModelRunner, Runner
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Finished, Stats, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import ModelRunner, Runner
 from kvell.memory import Layout, audit
-from kvell.models.loading import describe_as
+from kvell.models.loading.loading import describe_as
+from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
-from kvell.models.random_weights import random_module
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import tiny_config
 
@@ -97,7 +97,7 @@ class Served:
 
 def served(
     module: Any,
-    guesses: int = 0,
+    draft_tokens: int = 0,
     draft: Any = None,
     *,
     kv_bytes: int = 8 * MIB,
@@ -109,7 +109,7 @@ def served(
         kv_bytes,
         128,
         batched,
-        num_speculative_tokens=guesses,
+        num_speculative_tokens=draft_tokens,
         prompt_lookup_min=shortest,
         prompt_lookup_max=max(3, shortest),
         cpu_buffer_bytes=cpu_buffer_bytes,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kvell.engine.core import EngineCore
-from kvell.engine.limits import Limits
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import Implementation, Layout, create_core
 from kvell.pages.audit import audit
 from kvell.vocabulary import RequestId

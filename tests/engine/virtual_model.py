@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from kvell.engine.batching import GroupArrays, PageTables
-from kvell.engine.drawn import DrawnBefore
-from kvell.engine.plan import TO_COME, TO_DRAFT, StepPlan, StepResult, TokenWork
-from kvell.engine.proposals import verified
+from kvell.engine.planning.proposals import verified
+from kvell.engine.requests.plan import PENDING, TO_DRAFT, StepPlan, StepResult, TokenWork
+from kvell.engine.running.batching import GroupArrays, PageTables
+from kvell.engine.running.drawn import DrawnBefore
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.slots import SlotTable
 
@@ -64,7 +64,7 @@ class VirtualModel:
         ]
         self._buffer: dict[tuple[int, int], Page] = {}
         self._digests: dict[int, list[int]] = {}
-        self._guessed: list[TokenWork] = []
+        self._drafted: list[TokenWork] = []
         self._before = DrawnBefore()
         self.tokens_computed = 0
 
@@ -82,14 +82,14 @@ class VirtualModel:
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]
         sampled = [self._compute(i, work, arrays) for i, work in enumerate(plan.work)]
         self.tokens_computed += plan.num_tokens
-        plan = replace(plan, work=tuple(self._guessed))
-        self._guessed.clear()
+        plan = replace(plan, work=tuple(self._drafted))
+        self._drafted.clear()
         result = verified(plan, [token for tokens in sampled for token in tokens])
-        self._forget_wrong_guesses(plan, result)
+        self._forget_wrong_draft_tokens(plan, result)
         self._before.note(plan, result)
         return result
 
-    def _forget_wrong_guesses(self, plan: StepPlan, result: StepResult) -> None:
+    def _forget_wrong_draft_tokens(self, plan: StepPlan, result: StepResult) -> None:
         """What was computed after one must not count as computed; its pages keep it."""
         sampling = [work for work in plan.work if work.samples]
         for work, tokens in zip(sampling, result.by_work(), strict=True):
@@ -103,7 +103,7 @@ class VirtualModel:
             self._check_reads(group, index, work, array, digests)
         tokens = work.token_ids.tolist()
         for offset, planned in enumerate(tokens):
-            if planned == TO_COME:
+            if planned == PENDING:
                 (tokens[offset],) = self._before.newest([work.handle])
             if planned == TO_DRAFT:
                 tokens[offset] = drafted_token(digests[-1], self._words)
@@ -112,7 +112,7 @@ class VirtualModel:
             for group, array in enumerate(arrays):
                 page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
                 self._memory[group][page, place] = digests[-1]
-        self._guessed.append(structs.replace(work, token_ids=np.asarray(tokens, np.int32)))
+        self._drafted.append(structs.replace(work, token_ids=np.asarray(tokens, np.int32)))
         return [
             next_token(digest, self._words) for digest in digests[len(digests) - work.num_logits :]
         ]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvell.engine.engine import Engine
-from kvell.engine.protocol import Finished, Submit, Tokens
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import GroupKind
 from kvell.vocabulary import RequestId
 from tests.llm.test_llm_random_shapes import small_engine

@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM, RequestOutput
-from kvell.models.packaged import MODEL_NAME
+from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
 
 DATA = Path(__file__).parents[1] / "data"
@@ -96,7 +96,7 @@ def test_alone_and_again_from_the_cache(smollm2_path: Path, oracle: list[Answer]
 
 
 def test_the_pass_of_transformers_own_code(smollm2_path: Path, oracle: list[Answer]) -> None:
-    """What serves where there is no lean pass; every other test here is of the lean one."""
+    """What serves where there is no fused pass; every other test here is of the fused one."""
     few = [cut(answer, 16) for answer in oracle[20:26]]
     llm = smollm2(smollm2_path.parent, enforce_eager=True)
     params = SamplingParams(temperature=0, max_tokens=16)

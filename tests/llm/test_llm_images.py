@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvell import LLM
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import MIB
 from tests.models.pictures import EVERY, Prompt, oracle, picture_module, pictured, text

@@ -9,15 +9,15 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
-from kvell.engine.instance import LocalInstance
-from kvell.engine.journal import Journal, replay
-from kvell.engine.plan import StepPlan
-from kvell.engine.protocol import Finished, Submit, Tokens
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, replay
+from kvell.engine.protocol.instance import LocalInstance
+from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan
 from kvell.memory import create_core
-from kvell.models.random_model import random_paged_model
+from kvell.models.loading.random_model import random_paged_model
 from kvell.vocabulary import KIB, RequestId
 from tests.llm.test_llm_exactness import assert_same, cut, read_oracle, smollm2
 from tests.llm.test_llm_random_shapes import prompts_with_shared_halves
@@ -108,11 +108,11 @@ def test_a_run_of_a_model_replays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_start_says_how_steps_are_planned() -> None:
     ahead = engine_of("LlamaForCausalLM", torch.float32, True, Journal())
     assert any("planned while the one before runs" in line for line in ahead.contract.lines())
-    guessing = engine_of(
+    drafting = engine_of(
         "LlamaForCausalLM", torch.float32, True, Journal(), num_speculative_tokens=2
     )
-    assert guessing.core.limits.depth == 0
-    assert any("in turn: guesses" in line for line in guessing.contract.lines())
+    assert drafting.core.limits.depth == 0
+    assert any("in turn: guesses" in line for line in drafting.contract.lines())
     in_turn = engine_of("LlamaForCausalLM", torch.float32, False, Journal())
     assert not any("planned" in line for line in in_turn.contract.lines())
 

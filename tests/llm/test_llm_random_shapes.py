@@ -15,10 +15,10 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.protocol import Finished, Submit, Tokens
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import plan_layout
-from kvell.models.description import describe
+from kvell.models.config.description import describe
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import KIB, RequestId
 from tests.models.harness import tiny_module

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
-from kvell.models.packaged import MODEL_NAME
-from kvell.models.random_weights import write_random_model
+from kvell.models.loading.random_weights import write_random_model
+from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
 from tests.llm.test_llm_exactness import assert_same, cut, read_oracle
 from tests.models.harness import tiny_config

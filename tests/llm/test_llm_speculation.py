@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
-from kvell.models.packaged import MODEL_NAME
-from kvell.models.random_weights import write_random_model
+from kvell.models.loading.random_weights import write_random_model
+from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
 from tests.llm.test_llm_exactness import assert_same, cut, read_oracle
 from tests.models.harness import tiny_config
@@ -26,7 +26,7 @@ def smollm2(cache: Path, **options: Any) -> LLM:
     return LLM(MODEL_NAME, dtype="float32", cache_dir=cache, **options)
 
 
-def test_looked_up_guesses_say_what_transformers_says(smollm2_path: Path) -> None:
+def test_looked_up_draft_tokens_say_what_transformers_says(smollm2_path: Path) -> None:
     few = [cut(answer, 24) for answer in read_oracle()[10:14]]
     llm = smollm2(smollm2_path.parent)
     assert_same(llm.generate([answer.prompt for answer in few], GREEDY), few)
@@ -37,15 +37,15 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(
     smollm2_path: Path, sampling: SamplingParams
 ) -> None:
     options = [{"num_speculative_tokens": n, "prompt_lookup_min": 1} for n in (0, 4)]
-    plain, guessing = (smollm2(smollm2_path.parent, **option) for option in options)
-    (expected,), (output,) = (llm.generate(VERSES * 4, sampling) for llm in (plain, guessing))
+    plain, drafting = (smollm2(smollm2_path.parent, **option) for option in options)
+    (expected,), (output,) = (llm.generate(VERSES * 4, sampling) for llm in (plain, drafting))
     assert output.token_ids == expected.token_ids
-    stats = guessing.engine.core.stats()
+    stats = drafting.engine.core.stats()
     assert 0 < stats.spec_decode_accepted_tokens < stats.spec_decode_draft_tokens
     assert stats.step == plain.engine.core.stats().step - stats.spec_decode_accepted_tokens
 
 
-def test_a_model_guesses_for_itself(smollm2_path: Path) -> None:
+def test_a_model_draft_tokens_for_itself(smollm2_path: Path) -> None:
     few = [cut(answer, 12) for answer in read_oracle()[20:22]]
     llm = smollm2(smollm2_path.parent, speculative_model=MODEL_NAME)
     params = SamplingParams(temperature=0, max_tokens=12)
@@ -76,6 +76,6 @@ def test_a_draft_model_whose_tokens_have_other_names_is_refused(
         smollm2(smollm2_path.parent, speculative_model=str(tmp_path))
 
 
-def test_a_draft_model_that_shall_guess_nothing_is_a_mistake(smollm2_path: Path) -> None:
+def test_a_draft_model_that_shall_draft_token_nothing_is_a_mistake(smollm2_path: Path) -> None:
     with pytest.raises(ChangeSomething, match="use --num-speculative-tokens 4"):
         smollm2(smollm2_path.parent, speculative_model=MODEL_NAME, num_speculative_tokens=0)

@@ -13,21 +13,21 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.journal import Journal
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Cancel, Finished, Submit
-from kvell.engine.runner import Runner
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.planning.journal import Journal
+from kvell.engine.protocol.messages import Cancel, Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
 from kvell.llm import LLM
 from kvell.memory import Implementation, LayerSpec, create_core, plan_layout
-from kvell.models.configs import read_config
-from kvell.models.description import describe
-from kvell.models.packaged import MODEL_NAME
+from kvell.models.config.configs import read_config
+from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
-from kvell.simulator.journaled import JournalReport, replay_journal
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.runner import Machine
+from kvell.models.sources.packaged import MODEL_NAME
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
+from kvell.simulator.replay.journaled import JournalReport, replay_journal
+from kvell.simulator.replay.runner import Machine
 from kvell.vocabulary import KIB, MIB, RequestId
 from tests.models.harness import tiny_module
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from kvell.load.driver import Driver, Load
+from kvell.load.http.wire import Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts, id_prompts
-from kvell.load.wire import Wire
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 from tests.load.virtual_time import FakeServer, run_virtually
 
 WIRE = Wire("fake")

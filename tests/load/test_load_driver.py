@@ -7,10 +7,10 @@ import pytest
 from kvell.errors import ChangeSomething
 from kvell.load.arrivals import retimed
 from kvell.load.driver import NO_ANSWER_BEFORE
+from kvell.load.http.wire import ConnectionFailed, Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import chat_prompts, text_prompts
 from kvell.load.report import Objectives, summary
-from kvell.load.wire import ConnectionFailed, Wire
 from tests.load.loads import conversation, drive, row
 from tests.load.virtual_time import FakeServer, event, refused
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.load.http import HttpClient
-from kvell.load.wire import ConnectionFailed, Refused
+from kvell.load.http.client import HttpClient
+from kvell.load.http.wire import ConnectionFailed, Refused
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

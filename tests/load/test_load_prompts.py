@@ -13,8 +13,8 @@ from kvell.load.prompts import (
     whole_prompts,
 )
 from kvell.load.words import WORDS
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.generators import generate_trace
+from kvell.simulator.traces.rows import TraceRow
 from tests.load.loads import conversation, row
 
 

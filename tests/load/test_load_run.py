@@ -6,11 +6,11 @@ import pytest
 
 from kvell.errors import ChangeSomething
 from kvell.load.driver import Load
-from kvell.load.preflight import served_model
+from kvell.load.http.preflight import served_model
+from kvell.load.http.scrape import Counters, parsed, scraped
+from kvell.load.http.wire import ConnectionFailed, Wire
 from kvell.load.prompts import text_prompts
 from kvell.load.run import Measured, measure
-from kvell.load.scrape import Counters, parsed, scraped
-from kvell.load.wire import ConnectionFailed, Wire
 from tests.load.loads import row
 from tests.load.virtual_time import FakeServer, run_virtually
 
@@ -134,7 +134,7 @@ class TestHistograms:
 
 
 class TestCounters:
-    def test_tokens_and_guesses(self) -> None:
+    def test_tokens_and_draft_tokens(self) -> None:
         def text(prompt: int, output: int, drafted: int, accepted: int) -> str:
             return (
                 f"vllm:prompt_tokens_total {prompt}\nvllm:generation_tokens_total {output}\n"

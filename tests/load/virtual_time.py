@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvell.load.wire import Refused
+from kvell.load.http.wire import Refused
 
 Result = TypeVar("Result")
 

@@ -23,7 +23,7 @@ from bench.managers.theirs import PEER_SHAPES
 from bench.managers.verdicts import comparisons, verdicts
 from bench.replay.shapes import read_shape
 from kvell.memory import longest_request, plan_layout
-from kvell.simulator.replay import RequestFigures
+from kvell.simulator.replay.replay import RequestFigures
 from tests.simulator.replays import MACHINE, row
 
 CELL = Cell("gpt-oss-20b", "azure-2023-code", 8, "kvell")

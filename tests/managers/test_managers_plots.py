@@ -7,8 +7,8 @@ import pytest
 
 from bench.managers import plots
 from bench.managers.pictures import bars, lines
-from kvell.simulator.shares import Run
-from kvell.simulator.timeline import GroupMoment, Moment
+from kvell.simulator.report.shares import Run
+from kvell.simulator.report.timeline import GroupMoment, Moment
 
 PNG = b"\x89PNG"
 LINES = {"one": {"kvell": [(1, 2.0), (2, 3.0)], "paged": [(1, 1.0), (4, 2.0)]}}

@@ -8,8 +8,8 @@ import pytest
 
 from bench.managers.rules import RULES, main, measured, table_of
 from bench.replay.shapes import read_shape
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import write_trace
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import write_trace
 
 
 def rows(count: int) -> list[TraceRow]:

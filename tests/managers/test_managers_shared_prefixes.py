@@ -19,7 +19,7 @@ from bench.managers.shared_prefixes import (
     verdicts,
 )
 from bench.replay.shapes import read_shape
-from kvell.simulator.rows import TraceRow, ideal_hit_rate
+from kvell.simulator.traces.rows import TraceRow, ideal_hit_rate
 from kvell.vocabulary import GIB
 
 ALL_AT_ONCE = WORKLOADS[1]

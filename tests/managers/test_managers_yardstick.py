@@ -18,10 +18,10 @@ from bench.managers.chunk_cache import (
     prompt_of,
 )
 from bench.managers.yardstick import WRONG_HINTS, Outcome, hints, main, measured
-from kvell.prefix.hazard import REFIT_REQUESTS
-from kvell.simulator.hints import is_wrong
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.trace import write_trace
+from kvell.prefix.eviction.hazard import REFIT_REQUESTS
+from kvell.simulator.traces.hints import is_wrong
+from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import write_trace
 
 SIZE = 4
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvell.models.tokenizer import Tokenizer
+from kvell.models.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -17,11 +17,11 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.portable import PortableKernels
 from kvell.attention.states import StateBatch
 from kvell.memory import policy_of
-from kvell.models import parallel_heads_config
-from kvell.models.description import ModelDescription, describe
+from kvell.models.config import parallel_heads_config
+from kvell.models.config.description import ModelDescription, describe
+from kvell.models.forward.segments import LayerCallbacks
+from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
-from kvell.models.random_weights import random_module
-from kvell.models.segments import LayerCallbacks
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
 from tests.models.attention_variants import VARIANTS
 

@@ -13,15 +13,15 @@ import transformers
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.engine.protocol import Submit
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import Embeddings, GroupKind, Manager
-from kvell.models.image_content import ImagePrompt
-from kvell.models.image_families import ImageKind
-from kvell.models.image_store import ImageStore
-from kvell.models.loading import describe_as
+from kvell.models.images.image_content import ImagePrompt
+from kvell.models.images.image_families import ImageKind
+from kvell.models.images.image_store import ImageStore
+from kvell.models.loading.loading import describe_as
+from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
-from kvell.models.random_weights import random_module
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import MIXED, SMALL, prompt_ids
 from tests.models.served import MAX_MODEL_LEN, Answer, Recorder, Served

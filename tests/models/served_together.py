@@ -9,13 +9,13 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Finished, Submit, Tokens
-from kvell.engine.runner import Runner
-from kvell.engine.sampling_params import SamplingParams
-from kvell.engine.several_models import ServedModel
+from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
+from kvell.engine.setup.several_models import ServedModel
 from kvell.memory import Manager
-from kvell.models.loading import describe_as
+from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import tiny_module
@@ -50,7 +50,7 @@ class Together(Audited):
         batched: int = 256,
         max_model_len: int = MAX_MODEL_LEN,
         manager: Manager = "kvell",
-        guesses: int = 0,
+        draft_tokens: int = 0,
     ) -> None:
         self.architectures = {f"m{i}": name for i, name in enumerate(architectures)}
         self.recorders = {name: recorder(each) for name, each in self.architectures.items()}
@@ -59,7 +59,7 @@ class Together(Audited):
             max_model_len,
             batched,
             manager=manager,
-            num_speculative_tokens=guesses,
+            num_speculative_tokens=draft_tokens,
             prompt_lookup_min=1,
         )
         beside = [ServedModel(name, one) for name, one in self.recorders.items() if name != "m0"]  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot
-from kvell.prefix.facts import Facts
+from kvell.prefix.groups.facts import Facts
 
 Named = set[tuple[int, int, int]]
 """(group, prefix, part) of every page that may be hit: its last token ends that prefix."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.pages.snapshot import PoolSnapshot
-from kvell.prefix.facts import Facts, ImageSpan
+from kvell.prefix.groups.facts import Facts, ImageSpan
 from tests.prefix.contents import PARTS, Contents, slots_of
 from tests.prefix.mixes import Prompt
 from tests.prefix.obvious import drops, reads

@@ -13,7 +13,7 @@ from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
-from kvell.prefix.facts import facts_of
+from kvell.prefix.groups.facts import facts_of
 from tests.prefix.contents import PARTS, Contents, Prefixes
 from tests.prefix.mixes import Prompt
 from tests.prefix.obvious import Held, Question, drops, longest_run, pages_needed

@@ -4,9 +4,9 @@ import argparse
 import socket
 import sys
 
-from kvell.engine.instance import serve_instance
-from kvell.engine.protocol import SCHEMA_VERSION
-from kvell.server.fakes import FakeEngine
+from kvell.engine.protocol.instance import serve_instance
+from kvell.engine.protocol.messages import SCHEMA_VERSION
+from kvell.testing.instance import FakeEngine
 
 
 def main() -> int:

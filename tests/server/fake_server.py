@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.server.fakes import ByteText
-from kvell.server.front import FrontLimits
+from kvell.server.front.front import FrontLimits
 from kvell.server.run import ServeOptions, Texts, serve
+from kvell.testing.instance import ByteText
 
 
 def main() -> int:

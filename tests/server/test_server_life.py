@@ -194,7 +194,7 @@ def test_a_streamed_token_does_not_wait_for_the_acknowledgement_of_the_head() ->
 
 FROZEN = """
 import gc, os, sys
-from kvell.server.fakes import ByteText
+from kvell.testing.instance import ByteText
 from kvell.server.run import ServeOptions, Texts, serve
 
 def announce(url):

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from kvell.server.fakes import ByteText, fake_token
+from kvell.testing.instance import ByteText, fake_token
 
 StartServer = Callable[..., AbstractContextManager[tuple[str, object]]]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvell.clock import VirtualClock
-from kvell.engine.journal import Journal
-from kvell.engine.limits import Limits
+from kvell.engine.planning.journal import Journal
+from kvell.engine.requests.limits import Limits
 from kvell.memory import (
     GroupKind,
     Implementation,
@@ -16,13 +16,13 @@ from kvell.memory import (
     longest_request,
     plan_layout,
 )
-from kvell.simulator.model_cost import ModelCost
-from kvell.simulator.profiles import DeviceProfile
-from kvell.simulator.replay import Replay
-from kvell.simulator.runner import Machine
-from kvell.simulator.schedule import Arrivals
-from kvell.simulator.timeline import Timeline
-from kvell.simulator.trace import TraceRow
+from kvell.simulator.hardware.model_cost import ModelCost
+from kvell.simulator.hardware.profiles import DeviceProfile
+from kvell.simulator.replay.replay import Replay
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.replay.schedule import Arrivals
+from kvell.simulator.report.timeline import Timeline
+from kvell.simulator.traces.trace import TraceRow
 
 PROFILE = DeviceProfile("test", 1e9, 1.0, 1e9, 1.0, 1.0)
 MACHINE = Machine(PROFILE, ModelCost(1, 0, 1))

@@ -5,7 +5,7 @@ of rates.  Without it: the shapes scaled down with random weights, for real, in 
 ``--clock cpu --threads 1`` beside busy neighbours, who then matter only through caches and memory.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 

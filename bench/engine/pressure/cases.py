@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvell.engine.limits import Limits
+from kvell.engine.requests.limits import Limits
 from kvell.memory import LayerSpec, plan_layout, request_bytes
 
 WANTED = 16

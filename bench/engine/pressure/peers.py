@@ -4,7 +4,7 @@ Run from the repository's root: ``python -m bench.engine.pressure.peers --vllm-e
 share nothing, and prefix caching is off in vLLM, which has none for the hybrid.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -32,11 +32,11 @@ from bench.side_by_side.rounds import alternated
 from bench.side_by_side.scenarios import Scenario
 from bench.side_by_side.systems import System, kvell_server, vllm_server
 from bench.side_by_side.vllm_environment import vllm_python
-from kvell.cli.environment import process_cache_dir
-from kvell.models.description import describe
-from kvell.models.random_weights import write_random_model
-from kvell.models.source import resolve_model
-from kvell.simulator.rows import TraceRow
+from kvell.cli.terminal.environment import process_cache_dir
+from kvell.models.config.description import describe
+from kvell.models.loading.random_weights import write_random_model
+from kvell.models.sources.source import resolve_model
+from kvell.simulator.traces.rows import TraceRow
 
 RESULTS = Path("bench", "results", "pressure_peers.json")
 LEAST = {"gemma3-27b": 1.0, "falcon-h1-7b": 1.3}

@@ -15,13 +15,13 @@ from bench.engine.pressure.virtual import is_decode
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.options import EngineOptions
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Event, Finished, Submit, Tokens
-from kvell.engine.runner import Runner
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
+from kvell.engine.setup.options import EngineOptions
 from kvell.memory import Manager
-from kvell.models.random_model import random_paged_model
+from kvell.models.loading.random_model import random_paged_model
 from kvell.vocabulary import RequestId
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -7,15 +7,15 @@ from statistics import mean
 from bench.engine.pressure.cases import WANTED, Case, ample_bytes, pressed_bytes
 from bench.engine.pressure.figures import Figures
 from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
-from kvell.cli.replay import replay_limits
+from kvell.cli.replay.command import replay_limits
 from kvell.clock import MonotonicClock
-from kvell.engine.plan import StepPlan
+from kvell.engine.requests.plan import StepPlan
 from kvell.memory import Manager, create_core, plan_layout
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.profiles import load_profile
-from kvell.simulator.replay import Replay, RequestFigures
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.runner import Machine
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import load_profile
+from kvell.simulator.replay.replay import Replay, RequestFigures
+from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.rows import TraceRow
 
 HARDWARE = "h100"
 CASES = (

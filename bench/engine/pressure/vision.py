@@ -12,9 +12,9 @@ from bench.engine.pressure.virtual import HARDWARE, first_token_seconds, replaye
 from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
 from kvell.load.arrivals import retimed
 from kvell.memory import Manager
-from kvell.simulator.generators import generate_trace
-from kvell.simulator.model_cost import model_cost
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.traces.generators import generate_trace
+from kvell.simulator.traces.rows import TraceRow
 
 SHAPE = "llama-3.2-11b-vision"
 DEVICE_BYTES = 80 * 10**9

@@ -7,7 +7,7 @@ layer, so their cost is that of neighbouring steps of one run.
 The loop's own clock does not count what neighbours on its cores took, the front among them.
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -29,7 +29,7 @@ from bench.engine.seams.timeline import Step, callbacks_cost, medians, rounds_of
 from bench.side_by_side.driving import drive, figures_of
 from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.scenarios import Scenario
-from kvell.models.quantization import QUANTIZATIONS
+from kvell.models.config.quantization import QUANTIZATIONS
 
 RESULTS = Path("bench", "results", "seams.json")
 MOST_SHARE = 0.05

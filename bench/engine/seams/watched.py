@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from bench.engine.seams.recorder import Recorder
-from kvell.engine import instance, runner
-from kvell.engine.batching import PageTables
-from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
-from kvell.engine.forward_batches import ForwardBatches
-from kvell.engine.plan import StepPlan
-from kvell.models import _forward
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.protocol import instance
+from kvell.engine.requests.plan import StepPlan
+from kvell.engine.running import runner
+from kvell.engine.running.batching import PageTables
+from kvell.engine.running.forward_batches import ForwardBatches
+from kvell.models.fused import _forward
 from kvell.models.paged_model import ForwardBatch, PagedModel
 
 

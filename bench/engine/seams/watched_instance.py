@@ -3,7 +3,7 @@
 ``python -m bench.engine.seams.watched_instance RECORD instance FLAGS…``
 """
 
-from kvell.cli.environment import prepare_process
+from kvell.cli.terminal.environment import prepare_process
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 

@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-from kvell.cli.environment import prepare_process, process_cache_dir
 from kvell.cli.serve import instance_command, texts_of
-from kvell.cli.session import EngineSettings
-from kvell.models.progress import quiet
+from kvell.cli.terminal.environment import prepare_process, process_cache_dir
+from kvell.cli.terminal.session import EngineSettings
+from kvell.models.sources.progress import quiet
 from kvell.server.run import ServeOptions, serve
 from kvell.vocabulary import MIB
 

@@ -8,7 +8,7 @@ import numpy as np
 from kvell.calibration.design import Point
 from kvell.calibration.rig import Rig, TimedStep
 from kvell.cost.fit import MeasuredStep
-from kvell.models.progress import Progress
+from kvell.models.sources.progress import Progress
 
 ROUNDS = 5
 STEPS_PER_VISIT = 3

@@ -10,7 +10,7 @@ import torch
 import kvell
 from kvell.cost.calibration import MachinePrint, ModelPrint, SoftwarePrint
 from kvell.device.processor import processor
-from kvell.models.description import ModelDescription
+from kvell.models.config.description import ModelDescription
 
 TIMED_ROOMS = ("attention", "device", "engine", "memory.py", "models", "pages", "prefix")
 """Parts of the package whose code a step runs."""

@@ -21,10 +21,10 @@ import torch
 from kvell.clock import Clock
 from kvell.cost.work import Chunk
 from kvell.engine.engine import Engine
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import Cancel, Event, Finished, Submit, Tokens
-from kvell.engine.runner import Runner
-from kvell.engine.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import RequestId
 

@@ -13,7 +13,7 @@ from kvell.clock import Clock
 from kvell.cost.calibration import Calibration, HeldOut, Serving
 from kvell.cost.fit import fit_operators, median_error
 from kvell.cost.operators import Operators
-from kvell.models.progress import Progress
+from kvell.models.sources.progress import Progress
 
 QUICK_ROUNDS = 2
 MOST_SHARE = 0.9

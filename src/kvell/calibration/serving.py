@@ -21,13 +21,13 @@ from kvell.cost.least_squares import non_negative
 from kvell.cost.model import decode_seconds, prefill_seconds
 from kvell.errors import ChangeSomething
 from kvell.load.driver import Load
-from kvell.load.http import HttpClient
+from kvell.load.http.client import HttpClient
+from kvell.load.http.wire import Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import id_prompts
 from kvell.load.run import measure
-from kvell.load.wire import Wire
-from kvell.models.progress import Progress
-from kvell.simulator.rows import TraceRow
+from kvell.models.sources.progress import Progress
+from kvell.simulator.traces.rows import TraceRow
 
 BATCHES = (1, 4, 12)
 ROUNDS = 4

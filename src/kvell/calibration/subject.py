@@ -14,12 +14,12 @@ from kvell.cost.calibration import ModelPrint
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.engine import Engine
 from kvell.memory import requests_that_fit
-from kvell.models.configs import whole_config
-from kvell.models.loading import check_model
+from kvell.models.config.configs import whole_config
+from kvell.models.loading.loading import check_model
 from kvell.models.paged_model import PagedModel
-from kvell.models.progress import Progress
-from kvell.models.source import resolve_model
-from kvell.simulator.model_cost import model_cost
+from kvell.models.sources.progress import Progress
+from kvell.models.sources.source import resolve_model
+from kvell.simulator.hardware.model_cost import model_cost
 
 OUTPUT_TOKENS = 64
 """Room that a request has beyond where its step begins."""

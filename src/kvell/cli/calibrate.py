@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.bench_report import wide_console
-from kvell.cli.options import engine_options, json_option, with_kv_memory
-from kvell.cli.progress import progress_bar
-from kvell.cli.replay import require_directory, writing
-from kvell.cli.session import EngineSettings, Session
-from kvell.cli.tables import made_table
+from kvell.cli.replay.command import require_directory, writing
+from kvell.cli.terminal.figures import wide_console
+from kvell.cli.terminal.options import engine_options, json_option, with_kv_memory
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.cli.terminal.tables import made_table
 from kvell.errors import ChangeSomething
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def measured(
     """The engine's part, in this process."""
     from kvell.calibration.run import calibrate
     from kvell.calibration.subject import load_subject
-    from kvell.engine.options import EngineOptions
+    from kvell.engine.setup.options import EngineOptions
 
     options = EngineOptions(
         settings.kv_memory_bytes,

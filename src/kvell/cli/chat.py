@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from kvell.cli.faults import as_flags
-from kvell.cli.options import (
+from kvell.cli.terminal.faults import as_flags
+from kvell.cli.terminal.options import (
     engine_options,
     json_option,
     require_one_model,
     sampling_options,
     with_kv_memory,
 )
-from kvell.cli.progress import progress_bar
-from kvell.cli.session import EngineSettings, Model, Session
-from kvell.engine.sampling_params import SamplingParams
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import EngineSettings, Model, Session
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 
 HELP = "/quit ends, /reset starts over, Ctrl-C stops an answer"

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from kvell.cli.options import (
+from kvell.cli.prompts_file import PromptLine, read_prompts
+from kvell.cli.terminal.options import (
     engine_options,
     json_option,
     sampling_options,
     with_kv_memory,
 )
-from kvell.cli.progress import progress_bar
-from kvell.cli.prompts_file import PromptLine, read_prompts
-from kvell.cli.session import EngineSettings, Model, Session
-from kvell.engine.sampling_params import SamplingParams
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import EngineSettings, Model, Session
+from kvell.engine.protocol.sampling_params import SamplingParams
 
 RESULT_FIELDS = (
     "index",

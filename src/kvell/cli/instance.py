@@ -5,9 +5,9 @@ import socket
 
 import click
 
-from kvell.cli.options import engine_options, with_kv_memory
-from kvell.cli.progress import StageLines
-from kvell.cli.session import EngineSettings, Session
+from kvell.cli.terminal.options import engine_options, with_kv_memory
+from kvell.cli.terminal.progress import StageLines
+from kvell.cli.terminal.session import EngineSettings, Session
 
 
 @click.command(hidden=True)
@@ -17,7 +17,7 @@ from kvell.cli.session import EngineSettings, Session
 @click.pass_obj
 def instance(session: Session, settings: EngineSettings, socket_fd: int, incarnation: int) -> None:
     """Serve the instance protocol over an inherited socket until the peer closes it."""
-    from kvell.engine.instance import serve_instance
+    from kvell.engine.protocol.instance import serve_instance
 
     with socket.socket(fileno=socket_fd) as peer:
         chosen = with_kv_memory(settings, session)

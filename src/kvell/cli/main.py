@@ -7,19 +7,19 @@ from pathlib import Path
 import click
 
 import kvell
-from kvell.cli.bench import bench
+from kvell.cli.bench.commands import bench
 from kvell.cli.calibrate import calibrate
 from kvell.cli.chat import chat
-from kvell.cli.environment import prepare_process, process_cache_dir
-from kvell.cli.faults import guarded
 from kvell.cli.generate import generate
 from kvell.cli.instance import instance
-from kvell.cli.options import debug_option
-from kvell.cli.plan import plan
+from kvell.cli.plan.command import plan
 from kvell.cli.plot import plot
-from kvell.cli.replay import replay
+from kvell.cli.replay.command import replay
 from kvell.cli.serve import serve
-from kvell.cli.session import Session
+from kvell.cli.terminal.environment import prepare_process, process_cache_dir
+from kvell.cli.terminal.faults import guarded
+from kvell.cli.terminal.options import debug_option
+from kvell.cli.terminal.session import Session
 from kvell.device.available import available_bytes
 
 

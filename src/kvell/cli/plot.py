@@ -5,8 +5,8 @@ from typing import Literal
 
 import click
 
-from kvell.cli.options import debug_option
-from kvell.cli.replay import writing
+from kvell.cli.replay.command import writing
+from kvell.cli.terminal.options import debug_option
 from kvell.errors import ChangeSomething
 
 
@@ -43,9 +43,9 @@ def plot(
     kvell replay … --manager kvell --timeline kvell.jsonl
     kvell plot paged.jsonl kvell.jsonl --out memory.png
     """
-    from kvell.simulator.plot import draw
-    from kvell.simulator.shares import Run
-    from kvell.simulator.timeline import read_timeline
+    from kvell.simulator.report.plot import draw
+    from kvell.simulator.report.shares import Run
+    from kvell.simulator.report.timeline import read_timeline
 
     if titles and len(titles) != len(files):
         problem = f"are titles for {len(files)} files"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvell.cli.faults import CHANGE
-from kvell.cli.options import engine_options, json_option
-from kvell.cli.progress import progress_bar
-from kvell.cli.session import EngineSettings, Session
-from kvell.models.progress import Progress
+from kvell.cli.terminal.faults import CHANGE
+from kvell.cli.terminal.options import engine_options, json_option
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.models.sources.progress import Progress
 
 if TYPE_CHECKING:
-    from kvell.server.text_model import Texts
+    from kvell.server.text.text_model import Texts
 
 
 @click.command()
@@ -43,7 +43,7 @@ def serve(
 ) -> None:
     """Serve the OpenAI API over HTTP."""
     with progress_bar("looking for the model") as report:
-        from kvell.server.instance_process import InstanceStartError
+        from kvell.server.instance.instance_process import InstanceStartError
         from kvell.server.run import ServeOptions
         from kvell.server.run import serve as serve_http
 
@@ -64,9 +64,9 @@ def texts_of(models: Sequence[str], cache_dir: Path, progress: Progress) -> "Tex
 
     :raises ChangeSomething: if one is not to be had, or two have one name.
     """
-    from kvell.models.named_sources import named_sources
-    from kvell.models.source import resolve_model
-    from kvell.server.text_model import LoadedTexts, Texts
+    from kvell.models.sources.named_sources import named_sources
+    from kvell.models.sources.source import resolve_model
+    from kvell.server.text.text_model import LoadedTexts, Texts
 
     named = named_sources(models[0], models[1:])
     paths = [resolve_model(one.source, cache_dir, progress) for one in named]

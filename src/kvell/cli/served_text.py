@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.models.description import text_config
-from kvell.models.detokenizer import IncrementalDetokenizer
-from kvell.models.plain_config import known_config
-from kvell.models.stop_strings import StopStrings
-from kvell.models.tokenizer import Tokenizer
+from kvell.models.config.description import text_config
+from kvell.models.families.plain_config import known_config
+from kvell.models.text.detokenizer import IncrementalDetokenizer
+from kvell.models.text.stop_strings import StopStrings
+from kvell.models.text.tokenizer import Tokenizer
 
 
 class ServedText:
-    """A tokenizer with what :class:`kvell.server.text_model.TextModel` asks for beside it."""
+    """A tokenizer with what :class:`kvell.server.text.text_model.TextModel` asks for beside it."""
 
     def __init__(self, name: str, vocab_size: int, tokenizer: Tokenizer) -> None:
         self.name = name

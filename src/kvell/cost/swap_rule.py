@@ -13,7 +13,7 @@ from kvell.cost.work import Chunk
 WAYS = 2
 """Out, and in again."""
 
-WEIGHTS_PER_BYTE = {"cpu": 16, "cuda": 4096}
+WINT8_PER_BYTE = {"cpu": 16, "cuda": 4096}
 """Weights that a token is multiplied with while a byte is copied, by device: two operations each,
 at 400 GFLOP/s beside 12 GB/s on a server's cores, and 200 TFLOP/s beside 25 GB/s on a GPU."""
 
@@ -45,7 +45,7 @@ def rule_of_weights(weights: int, device: str) -> BytesPerToken:
 
     :param device: ``cpu`` or ``cuda``.
     """
-    return BytesPerToken(weights / WEIGHTS_PER_BYTE[device])
+    return BytesPerToken(weights / WINT8_PER_BYTE[device])
 
 
 @dataclass(frozen=True)

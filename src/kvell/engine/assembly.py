@@ -10,21 +10,21 @@ from kvell.attention.choice import choose_kernels
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.process_size import give_back_freed
-from kvell.engine.budget_limits import observing_tokens
-from kvell.engine.contract import make_contract, model_share
-from kvell.engine.core import EngineCore
 from kvell.engine.engine import Engine
-from kvell.engine.engine_memory import cpu_buffer_of, memory_of
-from kvell.engine.journal import Journal
-from kvell.engine.limits import Limits
-from kvell.engine.model_rules import ModelRules
-from kvell.engine.objectives import check_objectives, watch_of
-from kvell.engine.options import EngineOptions
-from kvell.engine.overlap import chosen_depth
-from kvell.engine.runner import ModelRunner
-from kvell.engine.several_models import ServedModel, check_several
-from kvell.engine.sizes import PoolFlag, Sizes, flag_of, sizes_of
-from kvell.engine.speculative_models import check_speculation
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal
+from kvell.engine.planning.overlap import chosen_depth
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.running.runner import ModelRunner
+from kvell.engine.setup.budget_limits import observing_tokens
+from kvell.engine.setup.contract import make_contract, model_share
+from kvell.engine.setup.engine_memory import cpu_buffer_of, memory_of
+from kvell.engine.setup.objectives import check_objectives, watch_of
+from kvell.engine.setup.options import EngineOptions
+from kvell.engine.setup.several_models import ServedModel, check_several
+from kvell.engine.setup.sizes import PoolFlag, Sizes, flag_of, sizes_of
+from kvell.engine.setup.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
 from kvell.memory import (
     LayerSpec,
@@ -37,10 +37,10 @@ from kvell.memory import (
     plan_layout,
     pool_bytes_for,
 )
-from kvell.models.kv_dtypes import kv_dtype_named
-from kvell.models.loading import load_paged_model
+from kvell.models.config.kv_dtypes import kv_dtype_named
+from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
-from kvell.models.progress import Progress
+from kvell.models.sources.progress import Progress
 from kvell.vocabulary import KIB
 
 __all__ = ["DTYPES", "EngineOptions", "build_engine", "load_model", "make_limits"]
@@ -66,8 +66,8 @@ def load_model(
 
     :param kv_cache_dtype: one of ``kv_dtypes.KV_DTYPES``, or ``auto`` for the model's own.
     :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
-    :param enforce_eager: run transformers' own code, although the model has a lean pass.
-    :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a lean pass.
+    :param enforce_eager: run transformers' own code, although the model has a fused pass.
+    :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a fused pass.
     :raises ChangeSomething: for a device that is not there, a dtype that is not
         served, or whatever is wrong with the model's files.
     """
@@ -83,7 +83,7 @@ def load_model(
         place,
         kv_dtype,
         kv_budget,
-        lean=not enforce_eager,
+        fused=not enforce_eager,
         quantization=quantization,
     )
     give_back_freed()

@@ -16,14 +16,10 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
-from kvell.engine.ahead import StepsAhead
-from kvell.engine.contract import MemoryContract
-from kvell.engine.core import EngineCore
-from kvell.engine.journal import Journal, JournaledCore
-from kvell.engine.lateness import Lateness
-from kvell.engine.objectives import ObjectiveWatch
-from kvell.engine.plan import StepPlan, StepResult
-from kvell.engine.protocol import (
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, JournaledCore
+from kvell.engine.planning.lateness import Lateness
+from kvell.engine.protocol.messages import (
     SCHEMA_VERSION,
     AskStats,
     Command,
@@ -33,10 +29,14 @@ from kvell.engine.protocol import (
     Ready,
     Submit,
 )
-from kvell.engine.runner import PreparingRunner, Runner
-from kvell.engine.stage_times import StageTimes
-from kvell.engine.warmer import Warmer
-from kvell.models.image_store import ImageStore
+from kvell.engine.protocol.stage_times import StageTimes
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.ahead import StepsAhead
+from kvell.engine.running.runner import PreparingRunner, Runner
+from kvell.engine.setup.contract import MemoryContract
+from kvell.engine.setup.objectives import ObjectiveWatch
+from kvell.engine.setup.warmer import Warmer
+from kvell.models.images.image_store import ImageStore
 
 WARMING_SECONDS = 0.5
 """A step that has nothing to compute while the pool still warms waits so long at most."""

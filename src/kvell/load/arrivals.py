@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvell.simulator.rows import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 _ARRIVALS, _THINKING, _HANGING_UP = range(1, 4)
 """Streams of chance, so that one choice does not move the others."""

@@ -17,11 +17,11 @@ from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.load.answers import AnswerReader
+from kvell.load.http.wire import Client, ConnectionFailed, Refused, Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts
-from kvell.load.wire import Client, ConnectionFailed, Refused, Wire
-from kvell.simulator.rows import TraceRow
-from kvell.simulator.schedule import Schedule
+from kvell.simulator.replay.schedule import Schedule
+from kvell.simulator.traces.rows import TraceRow
 
 NO_ANSWER_BEFORE = "the turn before it has no answer"
 RETRY_STATUSES = (408, 429)
@@ -34,7 +34,7 @@ class Load:
 
     :param rows: with arrival times from 0.
     :param hang_ups: see :func:`kvell.load.arrivals.hang_ups`.
-    :param think_seconds: see :class:`kvell.simulator.schedule.Schedule`.
+    :param think_seconds: see :class:`kvell.simulator.replay.schedule.Schedule`.
     :param timeout_seconds: for a whole answer.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 from kvell.errors import ChangeSomething
 from kvell.load.outcome import Outcome
 from kvell.load.report import Objectives, open_over_time
-from kvell.simulator.pictures import FORMATS, GREY, INK, STYLE, quiet, saved
+from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

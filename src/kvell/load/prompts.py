@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.load.words import WORDS
-from kvell.simulator.rows import TraceRow, predecessors
+from kvell.simulator.traces.rows import TraceRow, predecessors
 
 Said = TypeVar("Said", list[int], str, list[dict[str, str]])
 """All that was said in a session so far: token ids, text, or messages."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvell.load.driver import Driver, Load
+from kvell.load.http.preflight import served_model
+from kvell.load.http.scrape import scraped
+from kvell.load.http.wire import Client, Wire
 from kvell.load.outcome import Outcome
-from kvell.load.preflight import served_model
 from kvell.load.prompts import Prompts
-from kvell.load.scrape import scraped
-from kvell.load.wire import Client, Wire
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Measured:
     """What a run found.
 
     :param server: what the server's own counters say of it; see
-        :meth:`kvell.load.scrape.Counters.since`.
+        :meth:`kvell.load.http.scrape.Counters.since`.
     """
 
     model: str

@@ -9,17 +9,17 @@ import torch
 
 from kvell.attention.interface import AttentionKernels
 from kvell.elastic.arena import ActivationNeed
-from kvell.models.description import ModelDescription
-from kvell.models.forward_batch import ForwardBatch, ModelMemory
-from kvell.models.image_store import ImageStore
-from kvell.models.kv_memory import layer_pages, storing_layer
-from kvell.models.lean.decoder import LeanDecoder
-from kvell.models.segments import LayerCallbacks
-from kvell.models.state_memory import state_memory
+from kvell.models.config.description import ModelDescription
+from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
+from kvell.models.forward.kv_memory import layer_pages, storing_layer
+from kvell.models.forward.segments import LayerCallbacks
+from kvell.models.fused.decoder import FusedDecoder
+from kvell.models.images.image_store import ImageStore
+from kvell.models.states.state_memory import state_memory
 from kvell.pages.layout import GroupKind, Layout
 
 if TYPE_CHECKING:
-    from kvell.models.module_pass import ModulePass
+    from kvell.models.forward.module_pass import ModulePass
 
 __all__ = ["ForwardBatch", "PagedModel"]
 
@@ -36,21 +36,21 @@ class PagedModel:
         description: ModelDescription,
         kernels: AttentionKernels,
         kv_dtype: torch.dtype | None = None,
-        lean: LeanDecoder | None = None,
+        fused: FusedDecoder | None = None,
     ) -> None:
         """Take over a transformers causal LM (its attention implementation is set here).
 
         :param description: of the module's config, with the sizes of ``kv_dtype``.
         :param kv_dtype: of stored keys and values; the module's own if not given.
-        :param lean: a compiled pass that has taken over the module's weights, and computes
+        :param fused: a compiled pass that has taken over the module's weights, and computes
             every step in its place.
         """
         self.module = module.eval()
         self.description = description
         self.kernels = kernels
         self.kv_dtype = kv_dtype or self.dtype
-        self.lean = lean
-        self._modules = None if lean else _module_pass(self.module, description, kernels)
+        self.fused = fused
+        self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
         self._last: ForwardBatch | None = None  # that a compiled pass computed
 
@@ -68,14 +68,14 @@ class PagedModel:
     def weight_bytes(self) -> int:
         """Bytes of all parameters and buffers; tied ones count once."""
         tensors = {t.data_ptr(): t.nbytes for t in self.module.state_dict().values()}
-        packed_bytes = self.lean.weight_bytes if self.lean else 0
+        packed_bytes = self.fused.weight_bytes if self.fused else 0
         return sum(int(size) for size in tensors.values()) + packed_bytes
 
     @property
     def activations(self) -> ActivationNeed:
         """What a step takes beside weights and pages: exact where a compiled pass computes it,
         else an estimate from the config."""
-        return self._modules.activations if self._modules else self._lean.buffers
+        return self._modules.activations if self._modules else self._fused.buffers
 
     @property
     def images(self) -> ImageStore | None:
@@ -89,7 +89,7 @@ class PagedModel:
         :raises ValueError: if layout, description and pool do not fit each other.
         """
         latent_sizes = self._modules.latent_sizes if self._modules else {}
-        shapes = self._modules.state_shapes if self._modules else self._lean.state_shapes
+        shapes = self._modules.state_shapes if self._modules else self._fused.state_shapes
         pages = layer_pages(layout, self.description, pool, self.kv_dtype, latent_sizes)
         groups = {
             layer.index: layout.group_of_layer(storing_layer(layer))
@@ -100,7 +100,7 @@ class PagedModel:
         if self._modules:
             self._modules.attach(layout, pool, memory)
         else:
-            self._lean.attach(pages, groups, memory.states)
+            self._fused.attach(pages, groups, memory.states)
         self._memory = memory
 
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
@@ -116,7 +116,7 @@ class PagedModel:
                 batch.begun()
             return self._modules.forward(batch, callbacks)
         self._last = batch
-        return self._lean.forward(batch, callbacks)
+        return self._fused.forward(batch, callbacks)
 
     def largest(self, batch: ForwardBatch) -> list[int] | None:
         """Where each row's logits are largest, first of equals, if a compiled pass found it.
@@ -125,18 +125,18 @@ class PagedModel:
         """
         if self._last is not batch or not batch.wants_largest:
             return None
-        return self._lean.largest
+        return self._fused.largest
 
     @property
-    def _lean(self) -> LeanDecoder:
-        assert self.lean is not None, "either modules compute or a compiled pass does"
-        return self.lean
+    def _fused(self) -> FusedDecoder:
+        assert self.fused is not None, "either modules compute or a compiled pass does"
+        return self.fused
 
 
 def _module_pass(
     module: Any, description: ModelDescription, kernels: AttentionKernels
 ) -> "ModulePass":
     # Imported here: it brings transformers' modelling code, which takes seconds.
-    from kvell.models.module_pass import ModulePass
+    from kvell.models.forward.module_pass import ModulePass
 
     return ModulePass(module, description, kernels)

@@ -1,4 +1,4 @@
-"""The compiled memory core (csrc/memory); :mod:`kvell.prefix.compiled` is its Python side."""
+"""The compiled memory core (csrc/memory); :mod:`kvell.prefix.core.compiled` is its Python side."""
 
 from collections.abc import Callable, Sequence
 

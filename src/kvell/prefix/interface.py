@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot, PoolTotals
-from kvell.prefix.facts import Images
-from kvell.prefix.radix import Tokens
+from kvell.prefix.groups.facts import Images
+from kvell.prefix.index.radix import Tokens
 
 Ints = npt.NDArray[np.int32]
 LongInts = npt.NDArray[np.int64]

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from kvell.server.front import Front
-from kvell.server.metrics import ServerMetrics
-from kvell.server.openai_api import build_app
-from kvell.server.serve_options import ServeOptions
-from kvell.server.text_model import LoadedTexts
+from kvell.server.api.openai_api import build_app
+from kvell.server.api.serve_options import ServeOptions
+from kvell.server.front.front import Front
+from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.text.text_model import LoadedTexts
 
 
 class HttpFace:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvell.errors import ChangeSomething
-from kvell.server.front import Front
-from kvell.server.metrics import ServerMetrics
-from kvell.server.place import Place
-from kvell.server.serve_options import ServeOptions
-from kvell.server.text_model import Texts
+from kvell.server.api.serve_options import ServeOptions
+from kvell.server.front.front import Front
+from kvell.server.front.place import Place
+from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:
     from kvell.server.http_face import HttpFace

@@ -1,0 +1,22 @@
+"""``kvell bench``: drive a server, measure the engine, look at workloads."""
+
+import click
+
+from kvell.cli.bench.offline import offline
+from kvell.cli.bench.serve import serve
+from kvell.cli.bench.workloads import workloads
+
+
+@click.group()
+def bench() -> None:
+    """Measure: a server under load, the engine's throughput, what workloads look like.
+
+    \b
+    kvell bench serve --base-url http://127.0.0.1:8000 --workload sharegpt-like --rate 2
+    kvell bench offline --model smollm2 --workload loogle-like --num-requests 50
+    kvell bench workloads
+    """
+
+
+for command in (serve, offline, workloads):
+    bench.add_command(command)

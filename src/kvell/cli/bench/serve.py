@@ -1,0 +1,167 @@
+"""``kvell bench serve``: load on any server that speaks OpenAI's API."""
+
+import asyncio
+import math
+import resource
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvell.cli.bench.requests import Flags, extra_fields, made_prompts
+from kvell.cli.bench.workload_options import (
+    Source,
+    check_results,
+    give_results,
+    results_option,
+    source_options,
+)
+from kvell.cli.replay.command import require_directory, writing
+from kvell.cli.terminal.figures import print_load
+from kvell.cli.terminal.options import debug_option
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import Session
+
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command()
+@click.option("--base-url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--model", default="", metavar="NAME", help="What it serves.  [default: ask it]")
+@source_options
+@click.option("--rate", type=POSITIVE, metavar="R", help="Requests per second, Poisson; or inf.")
+@click.option("--time-scale", type=POSITIVE, default=1.0, help="Makes a trace's times longer.")
+@click.option(
+    "--think-time",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Mean pause after an answer.  [default: as long after the last turn as in the trace]",
+)
+@click.option(
+    "--disconnect-share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="P",
+    help="Part of the clients that hang up midway.",
+)
+@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="To the first token at most.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Per further token at most.")
+@click.option(
+    "--endpoint",
+    type=click.Choice(["completions", "chat"]),
+    default="completions",
+    show_default=True,
+    help="Of OpenAI's API; chat adds the tokens of the model's template.",
+)
+@click.option(
+    "--prompt-format",
+    type=click.Choice(["auto", "ids", "text"]),
+    default="auto",
+    help="Token ids are exact; auto sends words where answers must be sent back as ids.",
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(min=2),
+    default=32_000,
+    show_default=True,
+    help="Token ids are below it.",
+)
+@click.option("--tokenizer", metavar="MODEL", help="Makes answers into ids, for next turns.")
+@click.option("--return-token-ids", is_flag=True, help="Have the server tell ids (vLLM).")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers of exact length.")
+@click.option("--extra-body", metavar="JSON", help="Further fields of every request.")
+@click.option("--api-key", help="Sent as a bearer token.")
+@click.option(
+    "--timeout",
+    type=POSITIVE,
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For a whole answer.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A picture: .png, .svg or .html.",
+)
+@results_option
+@debug_option
+@click.pass_obj
+def serve(
+    session: Session,
+    /,
+    source: Source,
+    plot_path: Path | None,
+    json_path: str | None,
+    **given: Any,
+) -> None:
+    """Send requests at their times, whatever the server does, and measure what clients see.
+
+    Times to the first token, per token and end to end, with percentiles; goodput is complete
+    requests per second that met --slo-ttft and --slo-tpot. All times are in seconds.
+    """
+    from kvell.load.report import Objectives, summary
+
+    flags = Flags(**given)
+    check_results(json_path)
+    if plot_path is not None:
+        from kvell.load.plot import check_plot
+
+        check_plot(plot_path)
+        require_directory("--plot", plot_path)
+    _allow_many_connections()
+    with progress_bar("making requests") as progress:
+        measured = _measured(session, source, flags, progress)
+    objectives = Objectives(flags.slo_ttft, flags.slo_tpot)
+    report = {
+        "model": measured.model,
+        "base_url": flags.base_url,
+        "endpoint": flags.endpoint,
+        "workload": source.name,
+        "rate": "inf" if flags.rate == math.inf else flags.rate,
+        "seed": source.seed,
+        **summary(measured.outcomes, objectives),
+        "server": measured.server,
+    }
+    title = f"{measured.model}, {source.name}"
+    if plot_path is not None:
+        from kvell.load.plot import draw_load
+
+        with writing("--plot", plot_path):
+            draw_load(plot_path, title, measured.outcomes, objectives, report)
+    give_results(report, json_path, lambda: print_load(title, report))
+
+
+def _measured(session: Session, source: Source, flags: Flags, progress: Any) -> Any:
+    from kvell.load.arrivals import hang_ups, retimed, think_times
+    from kvell.load.driver import Load
+    from kvell.load.http.client import HttpClient
+    from kvell.load.http.wire import Wire
+    from kvell.load.run import measure
+
+    rows = retimed(source.rows(), rate=flags.rate, time_scale=flags.time_scale, seed=source.seed)
+    thinks = None
+    if flags.think_time is not None:
+        thinks = think_times(len(rows), flags.think_time, source.seed)
+    leaving = hang_ups(rows, flags.disconnect_share, source.seed)
+    load = Load(rows, leaving, thinks, flags.timeout)
+    wire = Wire(flags.model, flags.endpoint, flags.ignore_eos, extra_fields(flags))
+    prompts = made_prompts(session, flags, rows, source.seed, progress)
+
+    async def run() -> Any:
+        client = HttpClient(flags.base_url, flags.api_key)
+        try:
+            told = lambda ended, of: progress("driving", ended / of)  # noqa: E731
+            return await measure(client, flags.base_url, wire, prompts, load, told)
+        finally:
+            client.close()
+
+    return asyncio.run(run())
+
+
+def _allow_many_connections() -> None:
+    """As many open files as this user may have: one for each open request."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,163 @@
+"""Where the requests of a bench come from, and where its figures go."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvell.cli.replay.command import require_directory, writing
+from kvell.errors import ChangeSomething
+
+Command = Callable[..., Any]
+USUAL_REQUESTS = 200
+STDOUT = "-"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The flags that say which requests there are."""
+
+    workload: str | None
+    trace: Path | None
+    prompt_tokens: str | None
+    output_tokens: str | None
+    num_requests: int | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What was asked for, for titles."""
+        if self.trace is not None:
+            return self.trace.name
+        lengths = (
+            f"{self.prompt_tokens or USUAL_PROMPT} in, {self.output_tokens or USUAL_OUTPUT} out"
+        )
+        return self.workload or lengths
+
+    def rows(self) -> Any:
+        """The requests, sorted by arrival.
+
+        :raises ChangeSomething: if they come from nowhere or cannot be sent.
+        """
+        rows = self._rows()
+        if any(row.images for row in rows):
+            field = "--trace" if self.trace else "--workload"
+            problem = "has images, which are not sent yet"
+            raise ChangeSomething(field, self.name, problem, "use one of text alone")
+        return rows
+
+    def _rows(self) -> Any:
+        from kvell.simulator.traces.generators import generate_trace
+        from kvell.simulator.traces.trace import read_trace
+
+        lengths = self.prompt_tokens or self.output_tokens
+        if sum(map(bool, (self.workload, self.trace, lengths))) != 1:
+            raise click.UsageError(
+                "Give one of --workload, --trace, or --prompt-tokens with --output-tokens."
+            )
+        if self.trace is not None:
+            return read_trace(self.trace, self.num_requests)
+        count = self.num_requests or USUAL_REQUESTS
+        if self.workload is None:
+            return self._drawn(count)
+        try:
+            return generate_trace(self.workload, count, self.seed)
+        except ChangeSomething as error:
+            raise ChangeSomething("--workload", error.value, "is none", error.remedy) from error
+
+    def _drawn(self, count: int) -> Any:
+        import numpy as np
+
+        from kvell.simulator.traces.distributions import independent, parse_distribution
+
+        prompts = parse_distribution(self.prompt_tokens or USUAL_PROMPT, "--prompt-tokens")
+        outputs = parse_distribution(self.output_tokens or USUAL_OUTPUT, "--output-tokens")
+        return independent(prompts, outputs, np.random.default_rng(self.seed), count)
+
+
+USUAL_PROMPT, USUAL_OUTPUT = "256", "128"
+
+
+def source_options(command: Command) -> Command:
+    """All flags of :class:`Source`; the command gets them as ``source``."""
+
+    @functools.wraps(command)
+    def gathered(*args: Any, **given: Any) -> Any:
+        chosen = {field.name: given.pop(field.name) for field in fields(Source)}
+        return command(*args, source=Source(**chosen), **given)
+
+    with_options: Command = gathered
+    for option in reversed(_SOURCE_OPTIONS):
+        with_options = option(with_options)
+    return with_options
+
+
+def results_option(command: Command) -> Command:
+    """``--json``, alone for stdout or with a file."""
+    option = click.option(
+        "--json",
+        "json_path",
+        is_flag=False,
+        flag_value=STDOUT,
+        metavar="[FILE|-]",
+        help="Write JSON to a file, or to stdout instead of tables.",
+    )
+    return option(command)
+
+
+def check_results(json_path: str | None) -> None:
+    """Nobody should lose a run to a typing error.
+
+    :raises ChangeSomething: if the file's directory is not there.
+    """
+    if json_path not in (None, STDOUT):
+        require_directory("--json", Path(str(json_path)))
+
+
+def give_results(
+    report: Mapping[str, Any], json_path: str | None, print_tables: Callable[[], None]
+) -> None:
+    """The report as JSON where it was asked for; tables on stdout unless JSON goes there."""
+    text = json.dumps(report)
+    if json_path == STDOUT:
+        click.echo(text)
+        return
+    if json_path is not None:
+        with writing("--json", Path(json_path)):
+            Path(json_path).write_text(text + "\n", encoding="utf-8")
+    print_tables()
+
+
+_SOURCE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    click.option("--workload", metavar="NAME", help="A workload of `kvell bench workloads`."),
+    click.option(
+        "--trace",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="A trace file, as `kvell replay` reads it.",
+    ),
+    click.option(
+        "--prompt-tokens",
+        metavar="DIST",
+        help="Unrelated prompts: 512, 128:512, normal:MEAN:SD, lognormal:…, exponential:MEAN.",
+    ),
+    click.option("--output-tokens", metavar="DIST", help="Their outputs, likewise."),
+    click.option(
+        "--num-requests",
+        "--limit",
+        "num_requests",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help=f"Requests at most.  [default: {USUAL_REQUESTS}, or all of a trace]",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="The same seed makes the same requests.",
+    ),
+)

@@ -1,0 +1,176 @@
+"""``kvell plan``: what fits, per layer group, for a config and a memory size."""
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvell.cli.plan.devices import DEVICES_BYTES, DeviceFit, device_fit
+from kvell.cli.plan.report import PlanReport, Taken, make_report
+from kvell.cli.plan.text import device_table, fit_table, group_table, summary_lines
+from kvell.cli.terminal.options import (
+    debug_option,
+    dtype_option,
+    json_option,
+    kv_cache_dtype_option,
+    kv_memory_option,
+    manager_option,
+    models_option,
+)
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import Session
+from kvell.device.available import default_kv_memory_bytes
+from kvell.engine.requests.limits import Limits
+from kvell.errors import ChangeSomething
+from kvell.models.config.kv_dtypes import KV_DTYPES, kv_dtype_named
+from kvell.pages.layout import LayerSpec, Layout
+from kvell.pages.sizing import Manager, plan_layout
+
+if TYPE_CHECKING:
+    from kvell.models.config.description import ModelDescription
+
+WIDE_COLUMNS = 120
+"""Width of tables where there is no terminal to ask."""
+ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
+"""Bytes of one stored number by ``--dtype``."""
+
+
+@click.command()
+@models_option
+@kv_memory_option
+@dtype_option
+@kv_cache_dtype_option
+@manager_option
+@json_option
+@debug_option
+@click.pass_obj
+def plan(
+    session: Session,
+    models: tuple[str, ...],
+    kv_memory_bytes: int | None,
+    dtype: str,
+    kv_cache_dtype: str,
+    manager: Manager,
+    as_json: bool,
+) -> None:
+    """Show what fits; --model may also be a config.json. Loads no weights."""
+    from kvell.models.config.description import describe
+    from kvell.models.sources.named_sources import named_sources
+
+    pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
+    named = named_sources(models[0], models[1:])
+    configs = [load_config(one.source, session) for one in named]
+    stored = KV_DTYPES[kv_dtype_named(kv_cache_dtype, dtype)]
+    sizes = (stored.element_bytes, stored.scale_bytes, ELEMENT_BYTES[dtype])
+    described = [describe(config, *sizes) for config in configs]
+    names = [one.name if len(named) > 1 else "" for one in named]
+    layers = layers_of(dict(zip(names, described, strict=True)))
+    layout = plan_layout(layers, pool_bytes, manager=manager)
+    first, *others = (
+        replace(
+            make_report(one.name, description, manager, layout, name),
+            refusal=refusal_of(config),
+            taken=taken_beside(config, ELEMENT_BYTES[dtype]),
+        )
+        for one, name, config, description in zip(named, names, configs, described, strict=True)
+    )
+    report = replace(first, beside=tuple(others))
+    if not others:
+        layout_of = functools.partial(plan_layout, layers, manager=manager)
+        devices = fits_on_devices(layout_of, first.taken, first.lengths_tokens)
+        report = replace(first, devices=devices)
+    if as_json:
+        click.echo(json.dumps(report.as_dict()))
+    else:
+        _print(report)
+
+
+def layers_of(models: Mapping[str, "ModelDescription"]) -> list[LayerSpec]:
+    """What all models store, under their names."""
+    return [replace(layer, model=name) for name, one in models.items() for layer in one.layers]
+
+
+def taken_beside(config: Any, element_bytes: int) -> Taken:
+    """Weights, and activations of the largest step with every default."""
+    from kvell.models.config.activations import activation_model
+    from kvell.models.families.weight_sizes import weights_bytes
+
+    limits = Limits()
+    step = activation_model(config).need_bytes(limits.max_num_batched_tokens, limits.max_num_seqs)
+    return Taken(weights_bytes(config, element_bytes), step)
+
+
+def fits_on_devices(
+    layout_of: Callable[[int], Layout], taken: Taken, lengths_tokens: Sequence[int]
+) -> tuple[DeviceFit, ...]:
+    """What fits on each common GPU; nothing is said where the weights' size is not known."""
+    from kvell.engine.setup.sizes import GPU_KV_SHARE
+
+    if taken.weights_bytes is None:
+        return ()
+    taken_bytes = taken.weights_bytes + taken.step_bytes
+    return tuple(
+        device_fit(memory_bytes, taken_bytes, GPU_KV_SHARE, layout_of, lengths_tokens)
+        for memory_bytes in DEVICES_BYTES
+    )
+
+
+def refusal_of(config: Any) -> str:
+    """Why ``generate`` and ``serve`` would not take the model; "" if they would."""
+    from kvell.models.loading.loading import check_architecture
+
+    try:
+        check_architecture(config)
+    except ChangeSomething as refusal:
+        return f"{refusal.value} {refusal.problem}"
+    return ""
+
+
+def load_config(model: str, session: Session) -> Any:
+    """The transformers config of whatever ``--model`` names, without its weights.
+
+    :raises ChangeSomething: if there is none.
+    """
+    with progress_bar("reading the config") as report:
+        from kvell.models.config.configs import read_config
+        from kvell.models.sources.source import resolve_model
+
+        path = Path(model).expanduser()
+        if not path.is_file():
+            path = resolve_model(model, session.cache_dir, report, fetch_config)
+        return read_config(path)
+
+
+def fetch_config(model: str) -> Path:
+    """The ``config.json`` of a hub model, downloaded or from the hub's cache.
+
+    :raises ChangeSomething: if it cannot be had.
+    """
+    import httpx
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
+        problem = "is no local model, and the hub did not give its config.json"
+        remedy = "use smollm2, a transformers directory, or a config.json"
+        raise ChangeSomething("model", model, problem, remedy) from error
+
+
+def _print(report: PlanReport) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    for line in summary_lines(report):
+        click.echo(line)
+    console.print(group_table(report))
+    for one in (report, *report.beside):
+        console.print(fit_table(one))
+    if report.devices:
+        console.print(device_table(report))

@@ -1,0 +1,61 @@
+"""What fits on GPUs of common sizes, a model's weights and a step's activations counted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvell.engine.requests.limits import Limits
+from kvell.errors import ChangeSomething
+from kvell.pages.layout import Layout
+from kvell.prefix.groups.capacity import longest_request, requests_that_fit
+
+GB = 10**9
+DEVICES_BYTES = (24 * GB, 80 * GB, 141 * GB)
+"""Memory of common GPUs, as their makers count it."""
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """What fits on one GPU.
+
+    :param kv_memory_bytes: the pool that ``generate`` and ``serve`` would take there: a share
+        of what weights and a step leave; 0 if they leave not even a page.
+    :param requests: that decode at once, for each length that the report states.
+    """
+
+    memory_bytes: int
+    kv_memory_bytes: int
+    large_page_bytes: int
+    sizing_rule: str
+    longest_request_tokens: int
+    requests: tuple[int, ...]
+
+
+def device_fit(
+    memory_bytes: int,
+    taken_bytes: int,
+    kv_share: float,
+    layout_of: Callable[[int], Layout],
+    lengths_tokens: Sequence[int],
+) -> DeviceFit:
+    """Work out what fits on a GPU.
+
+    :param taken_bytes: weights, and activations of the largest step.
+    :param kv_share: part of the rest that becomes the pool.
+    :param layout_of: the model's layout over a pool of so many bytes.
+    :param lengths_tokens: ascending; the last is the longest that the model was made for.
+    """
+    pool_bytes = int((memory_bytes - taken_bytes) * kv_share)
+    try:
+        layout = layout_of(pool_bytes) if pool_bytes > 0 else None
+    except ChangeSomething:  # not a page for every group
+        layout = None
+    if layout is None:
+        return DeviceFit(memory_bytes, 0, 0, "", 0, tuple(0 for _ in lengths_tokens))
+    return DeviceFit(
+        memory_bytes,
+        layout.pool_bytes,
+        layout.large_page_bytes,
+        layout.sizing_rule,
+        longest_request(layout, lengths_tokens[-1], Limits().min_chunk_tokens),
+        tuple(requests_that_fit(layout, tokens) for tokens in lengths_tokens),
+    )

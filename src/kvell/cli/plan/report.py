@@ -1,0 +1,154 @@
+"""What ``kvell plan`` says, as data."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvell.cli.plan.devices import DeviceFit
+from kvell.engine.requests.limits import Limits
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.prefix.groups.capacity import longest_request, request_bytes, requests_that_fit
+
+if TYPE_CHECKING:
+    from kvell.models.config.description import ModelDescription
+
+LENGTHS_TOKENS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many requests of one length decode at once."""
+
+    request_tokens: int
+    request_bytes: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What stands beside KV memory on a GPU.
+
+    :param weights_bytes: None where nobody knows.
+    :param step_bytes: activations of the largest step.
+    """
+
+    weights_bytes: int | None = None
+    step_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A layout, and what fits into it.
+
+    :param layout: of the whole pool.
+    :param refusal: why the model cannot be served yet; "" if it can.
+    :param devices: what fits on common GPUs; none where the weights' size is not known.
+    :param beside: of further models in the same pool; what fits of each, fits while the
+        others leave the pool alone.
+    """
+
+    model: str
+    architecture: str
+    manager: str
+    layout: Layout
+    max_model_len: int
+    longest_request_tokens: int
+    fits: tuple[Fit, ...]
+    refusal: str = ""
+    taken: Taken = Taken()
+    devices: tuple[DeviceFit, ...] = ()
+    beside: tuple["PlanReport", ...] = ()
+
+    @property
+    def own_layout(self) -> Layout:
+        """The pool with the model's own groups, if they carry its name."""
+        named = any(group.model for group in self.layout.groups)
+        return self.layout.seen_by(self.model) if named else self.layout
+
+    @property
+    def lengths_tokens(self) -> tuple[int, ...]:
+        """Lengths of requests that are stated, ascending; the last is the model's longest."""
+        return tuple(fit.request_tokens for fit in self.fits)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for machines; sizes in bytes, lengths in tokens."""
+        return {
+            "model": self.model,
+            "architecture": self.architecture,
+            "manager": self.manager,
+            "pool_bytes": self.layout.pool_bytes,
+            "large_page_bytes": self.layout.large_page_bytes,
+            "num_large_pages": self.layout.num_large_pages,
+            "sizing_rule": self.layout.sizing_rule,
+            "groups": [_group_dict(group) for group in self.layout.groups],
+            **self._own_dict(),
+            "devices": [_device_dict(device, self.lengths_tokens) for device in self.devices],
+            "beside": [
+                {"model": one.model, "architecture": one.architecture, **one._own_dict()}
+                for one in self.beside
+            ],
+        }
+
+    def _own_dict(self) -> dict[str, Any]:
+        """What is of one model, not of the pool."""
+        return {
+            "max_model_len": self.max_model_len,
+            "longest_request_tokens": self.longest_request_tokens,
+            "requests_that_fit": [asdict(fit) for fit in self.fits],
+            "refusal": self.refusal,
+            **asdict(self.taken),
+        }
+
+
+def make_report(
+    model: str,
+    description: "ModelDescription",
+    manager: str,
+    layout: Layout,
+    name: str = "",
+    lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS,
+) -> PlanReport:
+    """Work out what fits for each length that the model can serve, and for its longest.
+
+    :param name: of the model's groups in the layout, if there are several models.
+    """
+    architecture, max_model_len = description.architecture, description.max_model_len
+    own = layout.seen_by(name) if name else layout
+    fits = tuple(
+        Fit(tokens, request_bytes(own, tokens), requests_that_fit(own, tokens))
+        for tokens in stated_lengths(max_model_len, lengths_tokens)
+    )
+    longest = longest_request(own, max_model_len, Limits().min_chunk_tokens)
+    return PlanReport(model, architecture, manager, layout, max_model_len, longest, fits)
+
+
+def stated_lengths(
+    max_model_len: int, lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS
+) -> tuple[int, ...]:
+    """Lengths within the model's own, ascending, and that one."""
+    return tuple(sorted({min(n, max_model_len) for n in (*lengths_tokens, max_model_len)}))
+
+
+def _device_dict(device: DeviceFit, lengths_tokens: tuple[int, ...]) -> dict[str, Any]:
+    fits = zip(lengths_tokens, device.requests, strict=True)
+    named = [{"request_tokens": tokens, "requests": count} for tokens, count in fits]
+    return {**asdict(device), "requests": named}
+
+
+def _group_dict(group: GroupSpec) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "kind": str(group.kind),
+        "layers": list(group.layers),
+        "window_tokens": group.window_tokens,
+        "token_bytes": group.token_bytes,
+        "page_tokens": group.page_tokens,
+        "layers_per_page": group.layers_per_page or len(group.layers),
+        "pages_per_state": group.slices if group.kind is GroupKind.STATE else 0,
+        "page_bytes": group.page_bytes,
+        "padding_bytes": group.padding_bytes,
+        "pages_per_large_page": group.pages_per_large,
+        "model": group.model,
+        "required_for_hit": group.required_for_hit,
+        "counts_images": group.counts_images,
+        "holds_embeddings": group.holds_embeddings,
+    }

@@ -1,0 +1,269 @@
+"""``kvell replay``: a trace against a model and a memory size, in virtual time."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from kvell.cli.plan.command import ELEMENT_BYTES
+from kvell.cli.replay.models import (
+    DraftTokens,
+    named_config,
+    read_models,
+    speculation_options,
+)
+from kvell.cli.replay.report import print_report
+from kvell.cli.terminal.options import (
+    debug_option,
+    dtype_option,
+    json_option,
+    kv_memory_option,
+    manager_option,
+)
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import Session
+from kvell.clock import MonotonicClock
+from kvell.device.available import default_kv_memory_bytes
+from kvell.errors import ChangeSomething
+from kvell.memory import (
+    EVICTIONS,
+    Eviction,
+    GroupKind,
+    LayerSpec,
+    Layout,
+    create_core,
+    longest_request,
+    plan_layout,
+)
+from kvell.pages.sizing import Manager
+
+__all__ = ["images_in_text", "load_rows", "named_config", "replay", "replay_limits"]
+
+POSITIVE = click.FloatRange(min=0, min_open=True)
+MIN_MODEL_LEN = 2
+"""A prompt of one token and one token of output."""
+
+
+@click.command()
+@click.option("--trace", required=True, help="A trace file, or the name of a generator like chat.")
+@click.option("--model", required=True, help="A name in bench/configs, or what `plan` takes.")
+@kv_memory_option
+@dtype_option
+@manager_option
+@click.option(
+    "--arrivals",
+    type=click.Choice(["start", "trace"]),
+    default="start",
+    show_default=True,
+    help="All requests wait at the start, or each comes at its time.",
+)
+@click.option(
+    "--hardware",
+    default="a100-80",
+    show_default=True,
+    help="How long a step takes: a profile's name, a TOML file, or what `calibrate` wrote.",
+)
+@click.option(
+    "--any-machine",
+    is_flag=True,
+    help="Take a calibration of another machine, or of another version.",
+)
+@click.option("--rate", type=POSITIVE, metavar="R", help="Requests come so often, Poisson.")
+@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="To the first token at most.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Per further token at most.")
+@click.option(
+    "--max-num-batched-tokens",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    help="Tokens of one step at most; a server's default is 2048.",
+)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Requests that run at once at most.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Requests of the trace at most.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Replay the trace N times.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator.")
+@click.option(
+    "--common-pool/--no-common-pool",
+    default=False,
+    show_default=True,
+    help="Protect prefixes that several requests share.",
+)
+@click.option(
+    "--eviction",
+    type=click.Choice(EVICTIONS),
+    default="lru",
+    show_default=True,
+    help="What goes first: the least recently used, or by what is learned of who returns.",
+)
+@click.option(
+    "--hints",
+    "wrong_hints",
+    type=click.FloatRange(0, 1),
+    metavar="WRONG",
+    help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
+)
+@speculation_options
+@click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
+@click.option(
+    "--requests-out", type=click.Path(dir_okay=False, path_type=Path), help="JSON line per request."
+)
+@click.option(
+    "--timeline",
+    "timeline_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON line per sampled step, for `kvell plot`; gzipped if it ends in .gz.",
+)
+@json_option
+@debug_option
+@click.pass_obj
+def replay(
+    session: Session,
+    trace: str,
+    model: str,
+    kv_memory_bytes: int | None,
+    dtype: str,
+    manager: Manager,
+    arrivals: Literal["start", "trace"],
+    hardware: str,
+    any_machine: bool,
+    rate: float | None,
+    slo_ttft: float | None,
+    slo_tpot: float | None,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    limit: int | None,
+    repeat: int,
+    seed: int,
+    common_pool: bool,
+    eviction: Eviction,
+    wrong_hints: float | None,
+    draft_tokens: DraftTokens,
+    ignore_sessions: bool,
+    requests_out: Path | None,
+    timeline_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
+    from kvell.cli.replay.hardware import step_timer
+    from kvell.cli.replay.latency import latencies, outcomes
+    from kvell.load.arrivals import retimed
+    from kvell.load.report import Objectives
+    from kvell.simulator.replay.replay import Replay
+    from kvell.simulator.replay.runner import Acceptance
+    from kvell.simulator.report.timeline import Timeline, write_timeline
+    from kvell.simulator.traces.hints import hinted
+    from kvell.simulator.traces.rows import repeated
+
+    for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
+        require_directory(flag, path)
+    rows = repeated(load_rows(trace, limit, seed), repeat)
+    if rate is not None:
+        rows, arrivals = retimed(rows, rate=rate, seed=seed), "trace"
+    if wrong_hints is not None:
+        rows = hinted(rows, wrong_hints)
+    models = read_models(model, draft_tokens.speculative_model, ELEMENT_BYTES[dtype], session)
+    pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
+    layout = plan_layout(models.layers, pool_bytes, manager=manager)
+    machine = step_timer(hardware, model, dtype, models, any_machine=any_machine)
+    limits = replay_limits(layout, models.max_model_len, common_pool=common_pool)
+    limits = replace(
+        draft_tokens.within(limits),
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    )
+    timeline = Timeline() if timeline_path else None
+    run = Replay(
+        create_core(layout, eviction=eviction),
+        models.layers,
+        limits,
+        rows,
+        arrivals,
+        machine,
+        MonotonicClock(),
+        timeline=timeline,
+        sessions=not ignore_sessions,
+        images_in_text=images_in_text(models.layers),
+        acceptance=Acceptance(draft_tokens.acceptance, seed),
+    )
+    with progress_bar("replaying") as progress:
+        run.run(lambda fraction: progress("replaying", fraction))
+    if requests_out is not None:
+        lines = [json.dumps(asdict(figures)) + "\n" for figures in run.requests]
+        with writing("--requests-out", requests_out):
+            requests_out.write_text("".join(lines))
+    if timeline_path is not None and timeline is not None:
+        with writing("--timeline", timeline_path):
+            write_timeline(timeline_path, timeline.moments)
+    seen = latencies(
+        outcomes(run.requests, rows),
+        Objectives(slo_ttft, slo_tpot),
+        run.requests_refused,
+    )
+    report = {"model": model, "trace": trace, "manager": manager, **seen, **run.report()}
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        print_report(report)
+
+
+def load_rows(trace: str, limit: int | None, seed: int) -> Any:
+    """The rows of a trace file, or of the generator of that name."""
+    from kvell.simulator.traces.generators import generate_trace
+    from kvell.simulator.traces.trace import read_trace
+
+    path = Path(trace).expanduser()
+    return read_trace(path, limit) if path.is_file() else generate_trace(trace, limit, seed)
+
+
+def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = False) -> Any:
+    """The limits of a replay: requests as long as model and pool allow.
+
+    :raises ChangeSomething: if the pool holds no request at all.
+    """
+    from kvell.engine.requests.limits import Limits
+    from kvell.simulator.replay.replay import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
+
+    chunk_tokens = Limits().min_chunk_tokens
+    longest = longest_request(layout, own_model_len, chunk_tokens)
+    if longest < MIN_MODEL_LEN:
+        raise ChangeSomething(
+            "--kv-memory", f"{layout.pool_bytes}B", "holds no request of this model", "use more"
+        )
+    return Limits(MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, longest, common_pool=common_pool)
+
+
+def images_in_text(layers: Sequence[LayerSpec]) -> bool:
+    """Are an image's tokens tokens of the prompt? Not if the text attends to them elsewhere."""
+    return not any(layer.kind is GroupKind.CROSS for layer in layers)
+
+
+def require_directory(flag: str, path: Path | None) -> None:
+    """Nobody should lose a long run to a typing error.
+
+    :raises ChangeSomething: if the file's directory is not there.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise ChangeSomething(flag, path, "is in no directory that exists", "give another path")
+
+
+@contextmanager
+def writing(flag: str, path: Path) -> Iterator[None]:
+    """Say which flag's file cannot be written.
+
+    :raises ChangeSomething: instead of an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror})"
+        raise ChangeSomething(flag, path, problem, "give another path") from error

@@ -1,0 +1,55 @@
+"""What ``--hardware`` names: a profile, a profile's file, or a calibration."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvell.cli.replay.models import ReplayModels
+from kvell.errors import ChangeSomething
+
+if TYPE_CHECKING:
+    from kvell.simulator.replay.runner import StepTimer
+
+CALIBRATION_SUFFIX = ".json"
+
+
+def step_timer(
+    hardware: str, model: str, dtype: str, models: ReplayModels, *, any_machine: bool = False
+) -> "StepTimer":
+    """How long the steps of these models take there.
+
+    :param any_machine: a calibration need not be of this machine and code.
+    :raises ChangeSomething: if there is no such hardware; for a calibration also if it is stale
+        or of another model, or a draft model runs beside the one that was timed.
+    """
+    if Path(hardware).suffix != CALIBRATION_SUFFIX:
+        from kvell.simulator.hardware.profiles import load_profile
+        from kvell.simulator.replay.runner import Machine
+
+        return Machine(load_profile(hardware), models.cost, models.draft_cost)
+    return _calibrated(hardware, model, dtype, models, any_machine)
+
+
+def _calibrated(
+    hardware: str, model: str, dtype: str, models: ReplayModels, any_machine: bool
+) -> "StepTimer":
+    from kvell.calibration.prints import machine_print, model_print, software_print
+    from kvell.cost.calibration import decoded, require_fresh
+    from kvell.simulator.replay.runner import CalibratedMachine
+
+    if models.draft_cost is not None:
+        problem = "knows no draft model's passes"
+        raise ChangeSomething("--hardware", hardware, problem, "use a profile, or no draft model")
+    try:
+        data = Path(hardware).expanduser().read_bytes()
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise ChangeSomething("--hardware", hardware, problem, "run `kvell calibrate`") from error
+    found = decoded(data, hardware)
+    require_fresh(
+        found,
+        hardware,
+        model_print(model, dtype, models.description, models.cost.active_weights),
+        None if any_machine else machine_print(found.machine.device),
+        None if any_machine else software_print(),
+    )
+    return CalibratedMachine(found)

@@ -1,0 +1,138 @@
+"""Which models a replay is about: the one that answers, and the one that guesses for it."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvell.cli.plan.command import load_config
+from kvell.cli.terminal.session import Session
+from kvell.errors import ChangeSomething
+from kvell.memory import LayerSpec, as_draft
+
+if TYPE_CHECKING:
+    from kvell.engine.requests.limits import Limits
+
+CONFIGS = Path("bench", "configs")
+REPOSITORY = Path(__file__).resolve().parents[4]
+"""Where the named configs lie when Kvell runs from its repository."""
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """The flags of speculative decoding in a replay.
+
+    :param acceptance: chance that a guess behind right ones is right, 0 to 1.
+    """
+
+    num_speculative_tokens: int = 0
+    speculative_model: str | None = None
+    acceptance: float = 0.0
+
+    def within(self, limits: "Limits") -> "Limits":
+        """The limits of a run that guesses so."""
+        return replace(limits, num_speculative_tokens=self.num_speculative_tokens, has_drafter=True)
+
+
+def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags; the command gets them as ``guesses``."""
+
+    @functools.wraps(command)
+    def gathered(
+        *args: Any,
+        num_speculative_tokens: int,
+        speculative_model: str | None,
+        acceptance: float,
+        **given: Any,
+    ) -> Any:
+        if speculative_model is not None and not num_speculative_tokens:
+            raise ChangeSomething(
+                "--speculative-model",
+                speculative_model,
+                "guesses nothing without a number of tokens to guess",
+                "use --num-speculative-tokens 4",
+            )
+        draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
+        return command(*args, draft_tokens=draft_tokens, **given)
+
+    options = (
+        click.option(
+            "--num-speculative-tokens",
+            type=click.IntRange(min=0),
+            metavar="N",
+            default=0,
+            show_default=True,
+            help="Tokens guessed per step and request.",
+        ),
+        click.option(
+            "--speculative-model",
+            metavar="MODEL",
+            help="The model that guesses, named like --model. [default: guesses cost nothing]",
+        ),
+        click.option(
+            "--acceptance",
+            type=click.FloatRange(0, 1),
+            metavar="R",
+            default=0.7,
+            show_default=True,
+            help="Chance that a guess behind right ones is right.",
+        ),
+    )
+    for option in reversed(options):
+        gathered = option(gathered)
+    return gathered
+
+
+@dataclass(frozen=True)
+class ReplayModels:
+    """What is stored, and what a step costs.
+
+    :param layers: of both models.
+    :param cost: of the model that answers.
+    :param draft_cost: of the model that guesses, if there is one.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    max_model_len: int
+    cost: Any
+    draft_cost: Any = None
+    description: Any = None
+
+
+def read_models(
+    model: str, speculative_model: str | None, element_bytes: int, session: Session
+) -> ReplayModels:
+    """Both models from their configs.
+
+    :raises ChangeSomething: if one of them cannot be had or described.
+    """
+    from kvell.models.config.description import describe
+    from kvell.simulator.hardware.model_cost import model_cost
+
+    config = load_config(named_config(model), session)
+    description = describe(config, element_bytes)
+    cost = model_cost(config, description, element_bytes)
+    if speculative_model is None:
+        return ReplayModels(
+            description.layers, description.max_model_len, cost, description=description
+        )
+    draft_config = load_config(named_config(speculative_model), session)
+    draft = describe(draft_config, element_bytes)
+    return ReplayModels(
+        (*description.layers, *as_draft(draft.layers)),
+        min(description.max_model_len, draft.max_model_len),
+        cost,
+        model_cost(draft_config, draft, element_bytes),
+    )
+
+
+def named_config(model: str) -> str:
+    """The path of a config in ``bench/configs``, here or in the repository; else ``model``."""
+    for place in (Path(), REPOSITORY):
+        path = place / CONFIGS / f"{model}.json"
+        if path.is_file() and not Path(model).exists():
+            return str(path)
+    return model

@@ -1,0 +1,83 @@
+"""A replay's figures as tables for people."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvell.cli.terminal.figures import SPREAD
+from kvell.cli.terminal.sizes import format_bytes
+
+LATENCIES = {
+    "to the first token": "ttft_seconds",
+    "per output token": "tpot_seconds",
+    "end to end": "e2e_seconds",
+}
+WIDE_COLUMNS = 120
+"""Width of tables where there is no terminal to ask."""
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print the figures of a run, then those of its groups, on stdout."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    console.print(run_table(report))
+    console.print(latency_table(report))
+    console.print(group_table(report))
+
+
+def run_table(report: Mapping[str, Any]) -> Table:
+    """One row for each figure; the second column holds over steps that leave a request waiting."""
+    table = Table(title=f"{report['model']}, {report['trace']}, {report['manager']}")
+    table.add_column("figure")
+    table.add_column("all steps", justify="right")
+    table.add_column("saturated", justify="right")
+    table.add_row("KV memory", format_bytes(report["kv_memory_bytes"]))
+    table.add_row("requests finished", f"{report['requests_finished']:,}")
+    table.add_row("requests refused", f"{report['requests_refused']:,}")
+    table.add_row("steps", f"{report['steps']:,}")
+    batches = (report["batch_mean"], report["batch_saturated_mean"])
+    table.add_row("running requests", *(f"{batch:.1f}" for batch in batches))
+    for name in ("waste", "stranded"):
+        shares = (report[name], report[f"{name}_saturated"])
+        table.add_row(name, *(f"{share:.2%}" for share in shares))
+    table.add_row("hit rate", f"{report['hit_rate']:.2%}")
+    table.add_row("preemptions", f"{report['preemptions']:,}")
+    table.add_row("manager µs per request-step", f"{report['manager_us_per_request_step']:.2f}")
+    table.add_row("virtual seconds", f"{report['virtual_seconds']:,.1f}")
+    table.add_row("wall seconds", f"{report['wall_seconds']:,.1f}")
+    return table
+
+
+def latency_table(report: Mapping[str, Any]) -> Table:
+    """What clients would have seen, in virtual time."""
+    table = Table(title="virtual milliseconds, as clients see them")
+    for name in ("", *SPREAD):
+        table.add_column(name, justify="right" if name else "left")
+    for name, key in LATENCIES.items():
+        seconds = [report[key][part] for part in SPREAD]
+        table.add_row(name, *("–" if one is None else f"{one * 1000:,.1f}" for one in seconds))
+    table.add_row("requests/s", f"{report['request_rate']:,.2f}")
+    table.add_row("  that met the objectives", f"{report['goodput']:,.2f}")
+    table.add_row("output tokens/s", f"{report['output_tokens_per_second']:,.1f}")
+    return table
+
+
+def group_table(report: Mapping[str, Any]) -> Table:
+    """One row for each layer group: means over all steps."""
+    table = Table(title="layer groups, means over steps")
+    for name in ("group", "layers", "page", "needed", "allocated", "waste", "stranded", "cached"):
+        table.add_column(name, justify="left" if name == "group" else "right")
+    for group in report["groups"]:
+        table.add_row(
+            group["name"],
+            str(group["layers"]),
+            format_bytes(group["page_stride_bytes"]),
+            format_bytes(int(group["needed_bytes_mean"])),
+            format_bytes(int(group["allocated_bytes_mean"])),
+            f"{group['waste']:.2%}",
+            f"{group['stranded']:.2%}",
+            format_bytes(int(group["cached_bytes_mean"])),
+        )
+    return table

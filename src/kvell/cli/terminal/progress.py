@@ -1,0 +1,48 @@
+"""Progress on stderr, so that stdout holds results only."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from kvell.models.sources.progress import Progress
+
+
+@contextmanager
+def progress_bar(first: str) -> Iterator[Progress]:
+    """A bar that lives while the block runs and then vanishes; on no terminal, a line a stage.
+
+    :param first: what is going on until the block reports.
+    """
+    if sys.stderr.isatty():
+        with _drawn_bar(first) as report:
+            yield report
+    else:
+        yield StageLines()
+
+
+class StageLines:
+    """A line for each new stage, for logs."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+
+    def __call__(self, what: str, fraction: float) -> None:
+        """Print ``what`` unless the last call named it too."""
+        if what != self._stage:
+            self._stage = what
+            click.echo(f"kvell: {what} …", err=True)
+
+
+@contextmanager
+def _drawn_bar(first: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(first, total=None)
+        yield lambda what, fraction: bar.update(
+            task, description=what, completed=fraction, total=1.0
+        )

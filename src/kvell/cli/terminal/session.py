@@ -1,0 +1,163 @@
+"""What every command is handed: how to open a model, the clock, and how it was started."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvell.cli.terminal.faults import Debug
+from kvell.clock import Clock, MonotonicClock
+from kvell.models.sources.progress import Progress
+from kvell.pages.sizing import Manager
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The flags that say what to serve and with how much memory; None means Kvell decides."""
+
+    model: str
+    kv_memory_bytes: int | None = None
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str = "none"
+    kv_budget: str | None = None
+    device: str = "cpu"
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    manager: Manager = "kvell"
+    num_speculative_tokens: int = 0
+    speculative_model: str | None = None
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
+    beside: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    cpu_buffer_bytes: int | None = None
+    async_scheduling: bool = False
+    slo_ttft_seconds: float | None = None
+    slo_tpot_seconds: float | None = None
+
+    def flags(self) -> list[str]:
+        """The command line that gives these settings again."""
+        written = {
+            "--memory": self.memory_bytes,
+            "--kv-memory": self.kv_memory_bytes,
+            "--cpu-buffer": self.cpu_buffer_bytes,
+            "--slo-ttft": self.slo_ttft_seconds,
+            "--slo-tpot": self.slo_tpot_seconds,
+            "--dtype": self.dtype,
+            "--kv-cache-dtype": self.kv_cache_dtype,
+            "--quantization": self.quantization,
+            "--kv-budget": self.kv_budget,
+            "--device": self.device,
+            "--max-model-len": self.max_model_len,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+            "--max-num-seqs": self.max_num_seqs,
+            "--manager": self.manager,
+            "--num-speculative-tokens": self.num_speculative_tokens,
+            "--speculative-model": self.speculative_model,
+            "--prompt-lookup-max": self.prompt_lookup_max,
+            "--prompt-lookup-min": self.prompt_lookup_min,
+        }
+        switches = ["--async-scheduling" if self.async_scheduling else "--no-async-scheduling"]
+        models = [("--model", model) for model in (self.model, *self.beside)]
+        pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
+        return [*(word for pair in (*models, *pairs) for word in pair), *switches]
+
+
+class Contract(Protocol):
+    """Where the memory goes, said beforehand."""
+
+    def lines(self) -> list[str]:
+        """The contract for people, a line each."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was taught to take part in a conversation."""
+        ...
+
+    def encode(self, text: str) -> Any:
+        """Token ids of plain text, int32 [n]."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Any:
+        """Token ids of a conversation up to where the assistant speaks, int32 [n]."""
+        ...
+
+
+class Model(Protocol):
+    """What the commands use of :class:`kvell.llm.LLM`."""
+
+    @property
+    def contract(self) -> Contract:
+        """Where its memory goes."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        ...
+
+    def generate(self, prompts: Any, sampling: Any, sequential: bool = False) -> Sequence[Any]:
+        """Request outputs in the order of the prompts."""
+        ...
+
+    def stream(self, prompt: Any, sampling: Any) -> Iterator[str]:
+        """Text as it is made."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Figures of the last ``generate``."""
+        ...
+
+
+def open_model(
+    settings: EngineSettings, cache_dir: Path, progress: Progress, incarnation: int = 0
+) -> Any:
+    """Load the model and its engine into this process; imports torch."""
+    from kvell.llm import LLM
+
+    model: Model = LLM(
+        settings.model,
+        beside=settings.beside,
+        memory_bytes=settings.memory_bytes,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        cpu_buffer_bytes=settings.cpu_buffer_bytes,
+        slo_ttft_seconds=settings.slo_ttft_seconds,
+        slo_tpot_seconds=settings.slo_tpot_seconds,
+        dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        quantization=settings.quantization,
+        kv_budget=settings.kv_budget,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        manager=settings.manager,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        speculative_model=settings.speculative_model,
+        prompt_lookup_max=settings.prompt_lookup_max,
+        prompt_lookup_min=settings.prompt_lookup_min,
+        async_scheduling=settings.async_scheduling,
+        cache_dir=cache_dir,
+        progress=progress,
+        incarnation=incarnation,
+    )
+    return model
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of the command line; tests put their own parts in."""
+
+    cache_dir: Path
+    program: str = "kvell"
+    available_bytes: Callable[[], int] = lambda: 0
+    open_model: Callable[..., Any] = open_model
+    clock: Clock = field(default_factory=MonotonicClock)
+    debug: Debug = field(default_factory=Debug)

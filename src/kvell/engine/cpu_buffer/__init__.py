@@ -1,0 +1,1 @@
+"""Pages in host memory: preempted requests, cached prefixes, prompts that go ahead."""

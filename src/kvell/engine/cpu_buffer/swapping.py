@@ -1,0 +1,259 @@
+"""Preempted requests in the CPU buffer: pages out, pages in, and what of it can be relied on.
+
+::
+
+    RUNNING ──preempted──► the rule, the buffer ──no──► recomputed, as far as it is not cached
+                                 │ yes
+                                 ▼                                    cancel, finish
+                       SWAPPED: pages out in that plan ───────────────────────────────► gone
+                                 │ admitted: open, receive, grow
+                                 ▼
+                       RUNNING: pages in with the plan that computes its next token
+
+A plan's pages go out before anything else is done, and come in before anything is copied or
+computed.  What is cached on the device when the request comes back is not fetched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvell.cost.swap_rule import SwapRule
+from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
+from kvell.engine.requests.plan import NewPages
+from kvell.engine.requests.request import Request
+from kvell.memory import GroupKind, GroupSpec, MemoryCore
+from kvell.vocabulary import RequestId
+
+SWAPPABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
+"""Kinds whose pages tell all there is to know of the tokens computed."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the buffer has of a request.
+
+    :param computed: tokens that it stands for.
+    :param repeats: right guesses among what follows (see :class:`Request`).
+    :param pages: (group, position) → page of the buffer.
+    """
+
+    holder: int
+    computed: int
+    repeats: int
+    pages: dict[tuple[int, int], int]
+
+
+class Swapping:
+    """Who is in the buffer; asked by the scheduler, and pure like it.
+
+    :param prefixes: cached there too, where requests leave room; None keeps preempted ones only.
+    """
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        buffer: PageBuffer,
+        rule: SwapRule,
+        prefixes: BufferedPrefixes | None = None,
+    ) -> None:
+        self.rungs = dict.fromkeys(("swap_out", "swap_in", "recompute", "buffer_full"), 0)
+        self.buffer, self.prefixes = buffer, prefixes
+        self._core, self._rule = core, rule
+        self._saved: dict[RequestId, Saved] = {}
+        self._next_holder = 1
+
+    def begin(self) -> None:
+        """A step is planned: what the one before has read of the buffer is free."""
+        self.buffer.settle()
+        if self.prefixes is not None:
+            self.prefixes.begin()
+
+    def has(self, request: Request) -> bool:
+        """Is the request in the buffer?"""
+        return request.request_id in self._saved
+
+    def size_bytes(self, request: Request) -> int:
+        """What the request would take in the buffer; 0 if it cannot go there."""
+        return self.buffer.size_bytes(self._need([request]))
+
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """Could the buffer take them all? Prefixes give way."""
+        need = self._need(requests)
+        self._make_room(need)
+        return self.buffer.has_room(need)
+
+    def _need(self, requests: Sequence[Request]) -> list[int]:
+        """Pages of each group."""
+        rows = np.concatenate([self._worth_keeping(request) for request in requests])
+        count = len(self._core.layout.groups)
+        need: list[int] = np.bincount(rows[:, 0], minlength=count).tolist()
+        return need
+
+    def save(self, request: Request, *, asks: bool = True) -> NewPages:
+        """Pages of a request that is about to lose them [m, 3]: group, page, page of the buffer.
+
+        None where it had better compute its tokens again, or the buffer is full.
+
+        :param asks: the rule; False for a request that the buffer shall have in any case.
+        """
+        rows = self._worth_keeping(request)
+        groups = self._core.layout.groups
+        need = np.bincount(rows[:, 0], minlength=len(groups)).tolist()
+        pays = not asks or self._rule.swaps(request.computed, self.buffer.size_bytes(need))
+        if not pays or not len(rows):
+            self.rungs["recompute"] += 1
+            return _no_rows()
+        self._make_room(need)
+        pages = self.buffer.hold(self._next_holder, need)
+        if pages is None:
+            self.rungs["buffer_full"] += 1
+            return _no_rows()
+        taken = [iter(some) for some in pages]
+        out = np.array([(g, page, next(taken[g])) for g, _, page in rows.tolist()], np.int32)
+        places = map(tuple, rows[:, :2].tolist())
+        self._saved[request.request_id] = Saved(
+            self._next_holder,
+            request.computed,
+            request.repeats,
+            dict(zip(places, out[:, 2].tolist(), strict=True)),
+        )
+        self._next_holder += 1
+        self._count("out", out)
+        self.rungs["swap_out"] += 1
+        return out
+
+    def _make_room(self, need: Sequence[int]) -> None:
+        if self.prefixes is not None:
+            self.prefixes.pages.make_room(need)
+
+    def _worth_keeping(self, request: Request) -> NewPages:
+        """(group, position, page) of all that its next token needs; none if more would be."""
+        if not self._can_swap(request):
+            return _no_rows()
+        rows = self._core.held_pages(request.handle)[:, 1:]
+        groups = self._core.layout.groups
+        sizes = np.asarray([g.page_tokens if g.kind.counts_tokens else 0 for g in groups])
+        kept: NewPages = rows[rows[:, 1] * sizes[rows[:, 0]] < request.computed]
+        return kept
+
+    def _can_swap(self, request: Request) -> bool:
+        """Has it computed more than it hit, in pages of kinds that can be moved?"""
+        own = [g for g in self._core.layout.groups if g.model == request.model]
+        is_plain = all(g.kind in SWAPPABLE for g in own) and not request.image_rows
+        return is_plain and request.computed > self._core.hit_tokens(request.handle)
+
+    def resume(self, request: Request) -> None:
+        """The request was opened again: it goes on where it was, if that is further than its hit.
+
+        What it has computed is not there yet: :meth:`fetch` says where it comes from.
+        """
+        saved = self._saved.get(request.request_id)
+        if saved is None and self.prefixes is not None:
+            self.prefixes.resume(request)
+        if saved is None or saved.computed <= request.computed:
+            return
+        self._core.receive(request.handle, saved.computed)
+        request.computed, request.repeats = saved.computed, saved.repeats
+
+    def fetch(self, request: Request, before: NewPages) -> NewPages:
+        """The request has its pages and runs: what comes back [m, 3]: group, page of the buffer,
+        page.
+
+        :param before: rows that it held when it was opened; these are not fetched.
+        """
+        saved = self._saved.pop(request.request_id, None)
+        if saved is None:
+            found = _no_rows()
+            if self.prefixes is not None:
+                found = self.prefixes.copy_in(request, before)
+                self._count("in", found[:, [0, 2, 1]])
+            return found
+        self.buffer.release(saved.holder)
+        if saved.computed <= self._core.hit_tokens(request.handle):
+            return _no_rows()
+        known = set(map(tuple, before[:, 1:3].tolist()))
+        rows = [
+            (group, saved.pages[group, position], page)
+            for _, group, position, page in self._core.held_pages(request.handle).tolist()
+            if (group, position) not in known and self._is_computed(group, position, saved)
+        ]
+        fetched = np.asarray(rows, np.int32).reshape(-1, 3)
+        self._count("in", fetched[:, [0, 2, 1]])
+        self.rungs["swap_in"] += 1
+        return fetched
+
+    def _is_computed(self, group: int, position: int, saved: Saved) -> bool:
+        spec = self._core.layout.groups[group]
+        return not spec.kind.counts_tokens or position * spec.page_tokens < saved.computed
+
+    def ended(self, request: Request) -> None:
+        """The request is over, and its pages are about to be cached on the device."""
+        if self.prefixes is not None:
+            self.prefixes.ended(request)
+
+    def copy_out(self, wanted_large: int) -> NewPages:
+        """Cached pages that this plan may evict, copied before that [m, 3]: group, page, page of
+        the buffer.
+
+        :param wanted_large: large pages that the plan is about to ask for.
+        """
+        found = _no_rows()
+        if self.prefixes is not None:
+            found = self.prefixes.copy_out(wanted_large)
+            self._count("out", found)
+        return found
+
+    def counters(self) -> dict[str, int]:
+        """How often each way was gone."""
+        return self.rungs | (self.prefixes.rungs if self.prefixes else {})
+
+    def figures(self) -> dict[str, int]:
+        """The buffer's, with the requests in it, and the pages of prefixes beside them."""
+        found = self.buffer.figures() | {"holders": len(self._saved)}
+        if self.prefixes is None:
+            return found
+        cached = {
+            "cached_pages": len(self.prefixes.pages),
+            "cache_hit_tokens": self.prefixes.hit_tokens,
+        }
+        return found | cached
+
+    def let_go(self) -> None:
+        """Cached prefixes are kept no more."""
+        if self.prefixes is not None:
+            self.prefixes.let_go()
+
+    def forget(self, request: Request) -> None:
+        """The request is over, or will not be fetched."""
+        saved = self._saved.pop(request.request_id, None)
+        if saved is not None:
+            self.buffer.release(saved.holder)
+
+    def _count(self, way: str, rows: NewPages) -> None:
+        if not len(rows):
+            return
+        counts, groups = self.buffer.counts, self._core.layout.groups
+        size_bytes = _size_bytes(rows, groups)
+        if way == "out":
+            counts.out_pages += len(rows)
+            counts.out_bytes += size_bytes
+        else:
+            counts.in_pages += len(rows)
+            counts.in_bytes += size_bytes
+
+
+def moved_bytes(rows: NewPages, groups: Sequence[GroupSpec]) -> int:
+    """Bytes of a plan's offloads or fetches [m, 3], whose first column is the group."""
+    return _size_bytes(rows, groups)
+
+
+def _size_bytes(rows: NewPages, groups: Sequence[GroupSpec]) -> int:
+    counts = np.bincount(rows[:, 0], minlength=len(groups))
+    return int(sum(int(n) * g.page_stride_bytes for n, g in zip(counts, groups, strict=True)))
+
+
+def _no_rows() -> NewPages:
+    return np.empty((0, 3), np.int32)

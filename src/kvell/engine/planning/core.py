@@ -1,0 +1,460 @@
+"""The engine without a model: events in, plans out, results in, events out.
+
+A plan sees the results up to ``depth`` steps back: at depth 0 ``plan`` and ``commit`` alternate,
+at depth 1 step n+1 is planned while n runs, and results are committed in order.  What a step may
+still touch is released only with its result (the fence): a request that is cancelled in flight
+keeps its pages until then, and so does one that ended while the next step computes it already.
+Deterministic: the same inputs in the same order give the same plans, which is
+what the journal relies on, and what the simulator runs.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.planning.lateness import Lateness
+from kvell.engine.planning.overlap import require_depth
+from kvell.engine.planning.scheduler import Scheduler
+from kvell.engine.planning.step_memory import StepMemory
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    GroupStats,
+    Stats,
+    Submit,
+    Tokens,
+)
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.admissible import request_problem
+from kvell.engine.requests.counting import DraftTokens, StepSizes
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.request import Request
+from kvell.errors import ChangeSomething
+from kvell.memory import Layout, MemoryCore, PoolTotals
+from kvell.vocabulary import FinishReason, RequestId, StepNumber
+
+MOST_STEPS_PUT_OFF = 64
+"""Steps in a row for which the device refuses memory before the youngest request is refused."""
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step whose result is to come, and whose tokens it computes."""
+
+    plan: StepPlan
+    requests: list[Request]
+
+
+class EngineCore:
+    """Requests over one memory core; knows no clock, model or process."""
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        limits: Limits,
+        eos_token_ids: frozenset[int],
+        incarnation: int = 0,
+        models: Sequence[ModelRules] = (),
+        memory: StepMemory | None = None,
+        swapping: Swapping | None = None,
+        parking: Parking | None = None,
+    ) -> None:
+        """:param models: one for each of several models, the first of which has these limits.
+        :param swapping: over the same core; None without a CPU buffer.
+        :param parking: over that, where prompts may go ahead of decodes.
+        :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
+        """
+        require_depth(
+            limits, core.layout, shares_pool=memory is not None, swaps=swapping is not None
+        )
+        self.memory = core
+        self.limits = limits
+        self.step = StepNumber(0)
+        own = ModelRules("", limits, eos_token_ids, core.layout)
+        self._rules = {rules.name: rules for rules in models or (own,)}
+        self._first = next(iter(self._rules))
+        self._incarnation = incarnation
+        self._scheduler = Scheduler(core, limits, memory, swapping, parking)
+        self._requests: dict[RequestId, Request] = {}
+        self._in_flight: deque[_InFlight] = deque()
+        self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
+        self._draft_tokens, self._step_sizes = DraftTokens(), StepSizes()
+        self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
+        self.max_running = self._submitted = 0
+        self.last_decoding = 0
+
+    # ------------------------------------------------------------------- inputs
+
+    def submit(self, command: Submit) -> list[Event]:
+        """Queue a request; refused at once if it can never be served."""
+        prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
+        model = command.model or self._first
+        if problem := self._problem(command, prompt, model):
+            self._finished["refused"] += 1
+            return [_refusal(command, problem)]
+        room = self._rules[model].limits.max_model_len - len(prompt)
+        request = Request(
+            command.request_id,
+            command.attempt,
+            prompt,
+            _with_seed(command),
+            min(command.sampling.max_tokens or room, room),
+            command.cache_salt,
+            images=np.asarray(command.images, np.int32) if command.images else None,
+            image_rows=command.images,
+            model=model,
+            number=self._submitted,
+        )
+        self._submitted += 1
+        self._requests[request.request_id] = request
+        self._scheduler.waiting.append(request)
+        return []
+
+    def cancel(self, command: Cancel) -> list[Event]:
+        """End a request; its pages go at once, or with the result of the step in flight."""
+        request = self._requests.get(command.request_id)
+        if request is None or request.finish_reason is not None:
+            return []
+        request.finish_reason = "cancelled"
+        return [] if self._is_in_flight(request) else self._end(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Is any request waiting or running, or a result to come?"""
+        return bool(self._requests) or bool(self._in_flight)
+
+    # -------------------------------------------------------------- plan, commit
+
+    @property
+    def may_plan(self) -> bool:
+        """Is it time for the next plan, or must a result come first?"""
+        if not self._in_flight:
+            return bool(self._requests)
+        return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
+
+    def plan(self) -> StepPlan:
+        """The next step; at most ``limits.depth`` results may be owed when it is asked for.
+
+        :raises RuntimeError: if more are.
+        """
+        if len(self._in_flight) > self.limits.depth:
+            raise RuntimeError(f"the result of step {self._in_flight[0].plan.step} is owed")
+        self.step = StepNumber(self.step + 1)
+        plan = self._scheduler.plan(self.step, len(self._in_flight))
+        self._count(plan)
+        requests = [self._requests[work.request_id] for work in plan.work]
+        for work, request in zip(plan.work, requests, strict=True):
+            request.begin(work.start + work.known, work.samples)
+        self._in_flight.append(_InFlight(plan, requests))
+        return plan
+
+    def commit(self, result: StepResult) -> list[Event]:
+        """Take a step's tokens: publish what was computed, finish what is done.
+
+        :raises ValueError: if the result is not that of the oldest plan in flight.
+        """
+        if not self._in_flight or self._in_flight[0].plan.step != result.step:
+            raise ValueError(f"a result of step {result.step} was not asked for")
+        yields = _yields(self._in_flight[0].plan, result)
+        step = self._in_flight.popleft()
+        events = self._take_tokens(step.plan, step.requests, yields)
+        for request in step.requests:
+            if request.finish_reason is not None:
+                events += self._end(request)
+        if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
+            events.append(self._refuse_youngest())
+        return events
+
+    def _refuse_youngest(self) -> Event:
+        """The device has refused memory for so long that waiting is no answer any more."""
+        youngest = self._scheduler.running[-1]
+        youngest.finish_reason = "refused"
+        self._scheduler.steps_put_off = 0
+        (finished,) = self._end(youngest)
+        assert isinstance(finished, Finished)
+        why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
+        return replace(finished, message=why, try_later=True)
+
+    def note(self, late: Lateness) -> None:
+        """Who was late in the last step, as told by whoever has a clock."""
+        parking = self._scheduler.parking
+        if parking is not None:
+            parking.sizes.note_iteration(ttft_late=late.ttft_late, tpot_late=late.tpot_late)
+
+    def warm(self, chunks: int) -> None:
+        """Further chunks of the pool have memory now: the next so many."""
+        self.step_memory.warm(chunks)
+
+    def _take_tokens(
+        self, plan: StepPlan, requests: list[Request], yields: list[tuple[int, ...]]
+    ) -> list[Event]:
+        """Right guesses are computed already, but for states; each work's last token is not."""
+        events: list[Event] = []
+        draft_tokens: list[tuple[int, int]] = []
+        newest: list[tuple[int, int]] = []
+        for work, request, tokens in zip(plan.work, requests, yields, strict=True):
+            if len(tokens) == 1 and not work.proposed:  # of most steps all are so
+                if request.finish_reason is None:
+                    events.append(self._take_token(request, tokens[0]))
+                newest.append((work.handle, tokens[0]))
+                request.repeats = 0
+                request.settle(work.start + work.count, True)
+                continue
+            self._draft_tokens.add(work.proposed, len(tokens) - 1)
+            taken = self._take_yield(request, tokens)
+            events.extend(taken)
+            kept = tokens[: len(taken)] or tokens  # a cancelled request takes none
+            right = max(0, len(kept) - 1)
+            request.repeats = right if self._rules[request.model].has_states else 0
+            right -= request.repeats
+            draft_tokens.extend((work.handle, token) for token in kept[:right])
+            newest.extend((work.handle, token) for token in kept[right:])
+            request.settle(work.start + work.known + right, work.samples)
+        self._append(draft_tokens)
+        self.memory.advance(
+            np.array([work.handle for work in plan.work], np.int32),
+            np.array([request.settled for request in requests], np.int32),
+        )
+        self._append(newest)
+        return events
+
+    def _append(self, tokens: list[tuple[int, int]]) -> None:
+        if not tokens:
+            return
+        handles, ids = zip(*tokens, strict=True)
+        self.memory.append(np.array(handles, np.int32), np.array(ids, np.int32))
+
+    def _take_yield(self, request: Request, tokens: tuple[int, ...]) -> list[Event]:
+        """The tokens one by one, up to where the request ends."""
+        events: list[Event] = []
+        for token in tokens:
+            if request.finish_reason is None:
+                events.append(self._take_token(request, token))
+        return events
+
+    def _take_token(self, request: Request, token: int) -> Event:
+        index = len(request.output)
+        request.output.append(token)
+        self._counts["output"] += 1
+        request.finish_reason = self._finish_reason(request, token)
+        return Tokens(request.request_id, request.attempt, index, (token,))
+
+    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        sampling = request.sampling
+        if token in sampling.stop_token_ids:
+            return "stop"
+        if not sampling.ignore_eos and token in self._rules[request.model].eos_token_ids:
+            return "stop"
+        return "length" if len(request.output) >= request.max_tokens else None
+
+    def _end(self, request: Request) -> list[Event]:
+        """Say so, once; what a step in flight may touch is given back with its result."""
+        is_told = self._requests.get(request.request_id) is not request
+        if not self._is_in_flight(request):
+            self._scheduler.finish(request)
+        return [] if is_told else [self._told(request)]
+
+    def _told(self, request: Request) -> Finished:
+        del self._requests[request.request_id]
+        reason = request.finish_reason or "error"
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+        return Finished(
+            request.request_id,
+            request.attempt,
+            reason,
+            len(request.prompt),
+            len(request.output),
+            request.cached_tokens or 0,
+            request.preemptions,
+        )
+
+    # ------------------------------------------------------------------ checking
+
+    def rules(self, model: str = "") -> ModelRules:
+        """What a model asks of its requests; "" is the first.
+
+        :raises ChangeSomething: if no model has that name.
+        """
+        rules = self._rules.get(model or self._first)
+        if rules is None:
+            served = ", ".join(filter(None, self._rules))
+            remedy = f"use {served}" if served else "leave it out: there is one model"
+            raise ChangeSomething("model", model[:200], "is not served", remedy)
+        return rules
+
+    def _problem(
+        self, command: Submit, prompt: npt.NDArray[np.int32], model: str
+    ) -> ChangeSomething | None:
+        if command.request_id in self._requests:
+            return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
+        try:
+            rules = self.rules(model)
+        except ChangeSomething as problem:
+            return problem
+        asked = command.sampling.max_tokens or 1
+        return request_problem(prompt, command.images, asked, rules.limits, rules.layout)
+
+    def _is_in_flight(self, request: Request) -> bool:
+        return any(request is one for step in self._in_flight for one in step.requests)
+
+    def let_go(self) -> None:
+        """Protect no prefix any more: what nobody runs on becomes cache again. Nor keep any in the
+        CPU buffer."""
+        self._scheduler.protected.yield_all()
+        if self._scheduler.swapping is not None:
+            self._scheduler.swapping.let_go()
+
+    # ------------------------------------------------------------------- counting
+
+    @property
+    def step_memory(self) -> StepMemory:
+        """What says how much a step may compute."""
+        return self._scheduler.memory
+
+    def _count(self, plan: StepPlan) -> None:
+        self._counts["preempted"] += len(plan.preempted)
+        self._step_sizes.add(plan.num_tokens)
+        self.max_running = max(self.max_running, self._scheduler.num_wanting)
+        self.last_decoding = self.num_decoding()
+        for request_id in plan.admitted:
+            request = self._requests[request_id]
+            if request.preemptions or request.output:
+                continue
+            self._counts["prompt"] += len(request.prompt)
+            self._counts["queries"] += len(request.prompt)
+            self._counts["hits"] += request.cached_tokens or 0
+
+    def _buffer_figures(self) -> dict[str, int]:
+        swapping, parking = self._scheduler.swapping, self._scheduler.parking
+        if swapping is None:
+            return {}
+        if parking is None:
+            return swapping.figures()
+        return swapping.figures() | {
+            "parked": len(parking.parked),
+            "parkings": parking.count,
+            "logical_large_pages": parking.sizes.logical_chunks,
+        }
+
+    def num_decoding(self) -> int:
+        """Running requests whose whole prompt is computed."""
+        return sum(1 for request in self._scheduler.running if request.is_decoding)
+
+    def num_waiting(self) -> int:
+        """Requests that hold nothing yet, or no longer."""
+        parking = self._scheduler.parking
+        return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
+
+    def num_queued(self) -> int:
+        """Requests that wait in line; those in the CPU buffer ahead of others do not."""
+        return len(self._scheduler.waiting)
+
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self._scheduler.running)
+
+    def stats(self) -> Stats:
+        """Gauges now and counters so far."""
+        totals, layout = self.memory.totals(), self.memory.layout
+        used_bytes = sum(
+            count * group.page_stride_bytes
+            for count, group in zip(totals.used_pages, layout.groups, strict=True)
+        )
+        swapping, parking = self._scheduler.swapping, self._scheduler.parking
+        return Stats(
+            incarnation=self._incarnation,
+            step=self.step,
+            running=self.num_running(),
+            waiting=self.num_waiting(),
+            large_pages=layout.num_large_pages,
+            empty_large_pages=totals.empty_large,
+            kv_cache_usage=used_bytes / layout.pool_bytes,
+            prompt_tokens=self._counts["prompt"],
+            output_tokens=self._counts["output"],
+            prefix_cache_queries=self._counts["queries"],
+            prefix_cache_hits=self._counts["hits"],
+            preemptions=self._counts["preempted"],
+            finished=dict(self._finished),
+            rungs={
+                **totals.rungs,
+                **self._scheduler.rungs,
+                **self.step_memory.rungs,
+                **(swapping.counters() if swapping else {}),
+                **({"offload": parking.count} if parking else {}),
+                "refuse": self._finished["refused"],
+            },
+            protected_prefixes=self._scheduler.protected.prefixes,
+            protected_tokens=self._scheduler.protected.tokens,
+            spec_decode_drafts=self._draft_tokens.drafts,
+            spec_decode_draft_tokens=self._draft_tokens.draft_tokens,
+            spec_decode_accepted_tokens=self._draft_tokens.accepted_tokens,
+            spec_decode_accepted_by_position=self._draft_tokens.accepted_by_position(),
+            step_tokens=self._step_sizes.tokens,
+            steps_by_size=self._step_sizes.by_size(),
+            large_page_bytes=layout.large_page_bytes,
+            groups=_group_stats(totals, layout),
+            memory=self.step_memory.figures(),
+            buffer=self._buffer_figures(),
+        )
+
+
+def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
+    """What each group has of the pool, and its sizes."""
+    return tuple(
+        GroupStats(
+            group.name,
+            totals.used_pages[index],
+            totals.cached_pages[index],
+            totals.evicted_pages[index],
+            totals.group_hit_tokens[index],
+            totals.unwritten_pages[index],
+            totals.stranded_pages[index],
+            totals.checkpoint_pages[index],
+            group.pages_per_large * layout.num_large_pages,
+            group.page_tokens,
+            group.page_stride_bytes,
+        )
+        for index, group in enumerate(layout.groups)
+    )
+
+
+def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
+    """What each work of the plan yields; nothing for a prefill that goes on."""
+    is_even = not result.counts and len(result.token_ids) == len(plan.work) == plan.num_logits
+    if is_even and all(work.samples for work in plan.work):  # so each has one
+        return [(token,) for token in result.token_ids]
+    yields = iter(result.by_work())
+    most = [work.num_logits for work in plan.work]
+    found = [next(yields, ()) if count else () for count in most]
+    fits = all(min(1, count) <= len(f) <= count for f, count in zip(found, most, strict=True))
+    if not fits or any(yields):
+        raise ValueError(f"the tokens of step {result.step} are not those of its work")
+    return found
+
+
+def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
+    return Finished(
+        command.request_id,
+        command.attempt,
+        "refused",
+        len(command.prompt) // 4,
+        message=str(problem),
+        field=problem.field,
+    )
+
+
+def _with_seed(command: Submit) -> SamplingParams:
+    """A request without a seed draws from its name: a replay draws the same."""
+    if command.sampling.seed is not None or command.sampling.temperature == 0:
+        return command.sampling
+    digest = hashlib.blake2b(command.request_id.encode(), digest_size=7).digest()
+    return replace(command.sampling, seed=int.from_bytes(digest, "little"))

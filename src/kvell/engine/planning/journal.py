@@ -1,0 +1,96 @@
+"""The journal: every input of the engine, in order; replayed, it gives the same plans.
+
+An input is a command, a request for a plan, a result, or news that more of the pool has memory.
+Nothing else reaches the deciding part of the engine, so the journal is all there is to know (but
+for what a device refuses to map: a replay's refuses nothing).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.lateness import Lateness
+from kvell.engine.protocol.messages import Cancel, Event, Submit
+from kvell.engine.requests.plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class PlanAsked:
+    """The loop asked for the next plan."""
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """So many further chunks of a shared pool have memory; with 0, no more will come."""
+
+    chunks: int
+
+
+Entry = Submit | Cancel | PlanAsked | StepResult | Warmed | Lateness
+
+
+@dataclass
+class Journal:
+    """Entries in the order in which the engine saw them."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+
+class JournaledCore:
+    """An engine core that writes down what it is told before it acts on it."""
+
+    def __init__(self, core: EngineCore, journal: Journal | None = None) -> None:
+        self.core = core
+        self.journal = journal
+
+    def tell(self, entry: Submit | Cancel) -> list[Event]:
+        """Hand a command to the core."""
+        self._note(entry)
+        return self.core.submit(entry) if isinstance(entry, Submit) else self.core.cancel(entry)
+
+    def warm(self, chunks: int) -> None:
+        """Tell the core that so many further chunks have memory."""
+        self._note(Warmed(chunks))
+        self.core.warm(chunks)
+
+    def note(self, late: Lateness) -> None:
+        """Tell the core who was late in the last step."""
+        self._note(late)
+        self.core.note(late)
+
+    def plan(self) -> StepPlan:
+        """Ask the core for its next plan."""
+        self._note(PlanAsked())
+        return self.core.plan()
+
+    def commit(self, result: StepResult) -> list[Event]:
+        """Hand a result to the core."""
+        self._note(result)
+        return self.core.commit(result)
+
+    def _note(self, entry: Entry) -> None:
+        if self.journal is not None:
+            self.journal.entries.append(entry)
+
+
+def replay(
+    entries: Iterable[Entry], core: EngineCore, each: Callable[[EngineCore], None] | None = None
+) -> list[StepPlan]:
+    """Feed a journal to a fresh core; returns its plans. ``each`` looks after every entry."""
+    plans: list[StepPlan] = []
+    for entry in entries:
+        if isinstance(entry, Submit):
+            core.submit(entry)
+        elif isinstance(entry, Cancel):
+            core.cancel(entry)
+        elif isinstance(entry, StepResult):
+            core.commit(entry)
+        elif isinstance(entry, Warmed):
+            core.warm(entry.chunks)
+        elif isinstance(entry, Lateness):
+            core.note(entry)
+        else:
+            plans.append(core.plan())
+        if each is not None:
+            each(core)
+    return plans

@@ -1,0 +1,100 @@
+"""Which requests are late, step by step: what Algorithm 2 of eLLM is told.
+
+A request is late with its first token while that has not come in time, and with its others while
+their mean time is above the target, taken over as many tokens as answers usually have: who waits
+after its first token may still keep to its mean.  Whoever has a clock tells the deciding part,
+through the journal.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvell.engine.protocol.messages import Event, Finished, Tokens
+from kvell.vocabulary import RequestId
+
+EARLY_TTFT, EARLY_TPOT = 0.08, 0.7
+"""Parts of the objectives that Algorithm 2 is told of.  Of first tokens 0.08: of 25 times what
+one takes alone that is twice, so whoever waits at all, since a larger buffer costs nothing while
+nobody's tokens are slow.  Of the others 0.7, to stop before they are missed."""
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Of one step: is any first token late, is any answer slow?"""
+
+    ttft_late: bool
+    tpot_late: bool
+
+
+@dataclass
+class _Answer:
+    first: float
+    tokens: int = 0
+
+
+class LatenessWatch:
+    """Requests in flight, and when their tokens came.
+
+    :param ttft_seconds: from submission to the first token, at most.
+    :param tpot_seconds: between tokens, on average, at most.
+    :param expected_tokens: of an answer, or as many as the longest has so far; once some have
+        ended, as many as those had on average.
+    """
+
+    def __init__(self, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1) -> None:
+        self._ttft_seconds, self._tpot_seconds = ttft_seconds, tpot_seconds
+        self._expected_tokens = expected_tokens
+        self._ended = self._ended_tokens = 0
+        self._waiting: dict[RequestId, float] = {}
+        self._answers: dict[RequestId, _Answer] = {}
+
+    @classmethod
+    def ahead_of(
+        cls, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1
+    ) -> "LatenessWatch":
+        """A watch that sees requests late before they miss these objectives."""
+        return cls(EARLY_TTFT * ttft_seconds, EARLY_TPOT * tpot_seconds, expected_tokens)
+
+    def submitted(self, request_id: RequestId, now_seconds: float) -> None:
+        """A request came."""
+        self._waiting[request_id] = now_seconds
+
+    def step(self, events: Iterable[Event], now_seconds: float) -> Lateness:
+        """A step's events are there."""
+        oldest = min(self._waiting.values(), default=now_seconds)
+        for event in events:
+            if type(event) is Tokens:
+                self._came(event.request_id, len(event.token_ids), now_seconds)
+        late = Lateness(
+            now_seconds - oldest > self._ttft_seconds,
+            self._is_any_slow(now_seconds),
+        )
+        for event in events:
+            if type(event) is Finished:
+                self._end(event.request_id)
+        return late
+
+    def _came(self, request_id: RequestId, count: int, now_seconds: float) -> None:
+        if request_id in self._waiting:
+            del self._waiting[request_id]
+            self._answers[request_id] = _Answer(now_seconds)
+        answer = self._answers.get(request_id)
+        if answer is not None:
+            answer.tokens += count
+            if answer.tokens > self._expected_tokens:
+                self._expected_tokens = answer.tokens
+
+    def _end(self, request_id: RequestId) -> None:
+        self._waiting.pop(request_id, None)
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            self._ended += 1
+            self._ended_tokens += answer.tokens
+
+    def _is_any_slow(self, now_seconds: float) -> bool:
+        usual = self._ended_tokens / self._ended if self._ended else self._expected_tokens
+        tpot_seconds = self._tpot_seconds
+        for answer in self._answers.values():
+            if now_seconds - answer.first > max(answer.tokens, usual) * tpot_seconds:
+                return True
+        return False

@@ -1,0 +1,67 @@
+"""Planning ahead: step n+1 is planned while n runs (``Limits.depth`` 1).
+
+::
+
+    depth 0   plan 1 ─ run 1 ─ commit 1 ─ plan 2 ─ run 2 ─ commit 2 ─ …
+    depth 1   plan 1 ─ run 1 ──────────┬─ run 2 ──────────────────┬─ run 3 …
+                       plan 2          └─ commit 1 ─ plan 3       └─ commit 2 ─ plan 4
+
+What plan n+1 does not know yet is who ended in step n, and which tokens it drew: the runner puts
+those in.  Where a plan is made of more than that, steps are planned one after the other.
+"""
+
+from dataclasses import replace
+
+from kvell.engine.requests.limits import Limits
+from kvell.memory import GroupKind, Layout
+
+MOST_DEPTH = 1
+
+_TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
+
+
+def overlap_problem(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> str:
+    """Why steps of this configuration cannot be planned ahead; empty if they can.
+
+    :param shares_pool: activations are slots of the pool, which the next plan gives to others.
+    :param swaps: pages of requests that give way go to the CPU buffer.
+    """
+    kinds = {group.kind for group in layout.groups}
+    if limits.num_speculative_tokens:
+        return "guesses follow from tokens that the step before draws"
+    if shares_pool:
+        return "activations share the pool with KV, and the next plan gives theirs back"
+    if swaps:
+        return "what goes to the CPU buffer is what the step before has computed"
+    if GroupKind.STATE in kinds:
+        return "states are kept at places that the step before decides"
+    if GroupKind.DROPPING in kinds:
+        return "tokens of prompts are dropped where the step before ends"
+    if not kinds <= _TEXT_KINDS or any(group.counts_images for group in layout.groups):
+        return "pages of images are given back where the step before ends"
+    return ""
+
+
+def chosen_depth(
+    limits: Limits, layout: Layout, *, wanted: bool, shares_pool: bool, swaps: bool
+) -> tuple[Limits, str]:
+    """The limits with the depth that they will have, and what a start says of it."""
+    problem = ""
+    if wanted:
+        problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
+    if problem:
+        return replace(limits, depth=0), f"planned in turn: {problem}"
+    said = "each is planned while the one before runs" if wanted else ""
+    return replace(limits, depth=MOST_DEPTH if wanted else 0), said
+
+
+def require_depth(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> None:
+    """Make sure that steps can be planned as far ahead as the limits say.
+
+    :raises ValueError: if they cannot.
+    """
+    if not 0 <= limits.depth <= MOST_DEPTH:
+        raise ValueError(f"depth={limits.depth}: steps are planned 0 or {MOST_DEPTH} ahead")
+    problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
+    if limits.depth and problem:
+        raise ValueError(f"depth={limits.depth}: {problem}")

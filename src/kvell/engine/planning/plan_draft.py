@@ -1,0 +1,158 @@
+"""A step plan in the making: what the scheduler has decided of it so far."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvell.engine.requests.plan import NewPages, TokenWork
+from kvell.engine.requests.request import Request
+from kvell.vocabulary import RequestId
+
+
+class PlanDraft:
+    """A step plan in the making.
+
+    :param budget: tokens that the step may still compute.
+    :ivar prompt_tokens: of its prefill chunks.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.prompt_tokens = 0
+        self.work: list[TokenWork] = []
+        self.preempted: list[RequestId] = []
+        self.parked: list[RequestId] = []
+        self.admitted: list[RequestId] = []
+        self.forgotten: set[int] = set()
+        self._pages: list[NewPages] = []
+        self._offloads: list[NewPages] = []
+        self._fetches: list[NewPages] = []
+
+    def add_work(self, request: Request, count: int) -> None:
+        """The request computes its next ``count`` tokens."""
+        start = request.computed
+        self.work.append(
+            TokenWork(
+                request.request_id,
+                request.handle,
+                start,
+                count,
+                request.tokens(start, start + count),
+                request.sampling if start + count == request.num_tokens else None,
+                request.num_output,
+                images=request.image_rows,
+                image_ids=request.image_ids,
+                embedded=request.embedded,
+                prompt_tokens=len(request.prompt),
+                model=request.model,
+            )
+        )
+        self.budget -= count
+
+    def add_decodes(self, requests: Sequence[Request]) -> None:
+        """Each computes its newest token; quicker than one by one, for most work is this."""
+        newest = np.array([r.newest_token for r in requests], np.int32)
+        for index, request in enumerate(requests):
+            if request.repeats:
+                self.add_work(request, request.remaining)
+                continue
+            self.work.append(
+                TokenWork(
+                    request.request_id,
+                    request.handle,
+                    request.computed,
+                    1,
+                    newest[index : index + 1],
+                    request.sampling,
+                    len(request.output) + request.drawing,
+                    (),
+                    0,
+                    request.image_rows,
+                    request.image_ids,
+                    request.embedded,
+                    len(request.prompt),
+                    request.model,
+                )
+            )
+            self.budget -= 1
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits of all work so far."""
+        return sum(1 + work.proposed for work in self.work if work.sampling is not None)
+
+    def add_draft_tokens(self, index: int, tokens: NewPages) -> None:
+        """Work number ``index`` computes these behind its own tokens."""
+        if not len(tokens):
+            return
+        work, count = self.work[index], len(tokens)
+        self.work[index] = replace(
+            work,
+            count=work.count + count,
+            token_ids=np.concatenate([work.token_ids, tokens]),
+            proposed=count,
+        )
+        self.budget -= count
+
+    def add_pages(self, rows: NewPages, handles: Sequence[int]) -> None:
+        """Rows as the memory core gives them: they name holders by index into ``handles``."""
+        if len(rows):
+            named = rows.copy()
+            named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
+            self._pages.append(named)
+
+    def add_moved(self, rows: NewPages) -> None:
+        """Rows that name holders by their handles."""
+        if len(rows):
+            self._pages.append(rows)
+
+    def offload(self, rows: NewPages) -> None:
+        """These pages go to the CPU buffer [m, 3]."""
+        if len(rows):
+            self._offloads.append(rows)
+
+    def fetch(self, rows: NewPages) -> None:
+        """These come back [m, 3]."""
+        if len(rows):
+            self._fetches.append(rows)
+
+    @property
+    def offloads(self) -> NewPages:
+        """All that go [m, 3]: group, page, page of the buffer."""
+        return _joined(self._offloads)
+
+    @property
+    def fetches(self) -> NewPages:
+        """All that come [m, 3]: group, page of the buffer, page."""
+        return _joined(self._fetches)
+
+    def cut(self, ends: Collection[tuple[int, int]]) -> None:
+        """The work of a handle must be able to give its state after so many tokens."""
+        cuts: dict[int, list[int]] = {}
+        for handle, end in sorted(ends):
+            cuts.setdefault(handle, []).append(end)
+        self.work = [
+            replace(work, cuts=tuple(cuts[work.handle])) if work.handle in cuts else work
+            for work in self.work
+        ]
+
+    def put_off_last(self) -> None:
+        """The work planned last is not done in this step; its request keeps its new pages."""
+        self.budget += self.work.pop().count
+
+    def forget(self, request: Request) -> None:
+        """A preempted request computes nothing in this step and gets no pages."""
+        self.forgotten.add(request.handle)
+        gone = [work for work in self.work if work.handle == request.handle]
+        self.work = [work for work in self.work if work.handle != request.handle]
+        self.budget += sum(work.count for work in gone)
+        self._pages = [rows[rows[:, 0] != request.handle] for rows in self._pages]
+
+    def new_pages(self) -> NewPages:
+        """All rows so far, in order [m, 4]: handle, group, position, page."""
+        return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)
+
+
+def _joined(parts: Sequence[NewPages]) -> NewPages:
+    return np.concatenate(parts) if parts else np.empty((0, 3), np.int32)

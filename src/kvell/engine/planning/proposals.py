@@ -1,0 +1,90 @@
+"""Speculation without a draft model: guess the next tokens by looking them up, then verify.
+
+A guess is what followed the last time the text ended like this.  A step computes the
+guesses behind the newest token; each is right if it is the very token that the model
+yields there, drawn as it would have been without guesses (the chance of a token is a
+function of seed and output position alone).  So tokens do not change, only how many a
+step yields.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+
+LOOKUP_WINDOW_TOKENS = 32_768
+"""Guesses are looked up in so many of the newest tokens: a look-up takes 0.1 ms at most."""
+TOKEN_BYTES = 4
+
+Ints = npt.NDArray[np.int32]
+
+
+def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints:
+    """Up to ``count`` tokens that may follow, int32; none if the text never ended like this.
+
+    They are what followed the most recent earlier occurrence of the longest suffix of
+    ``shortest`` to ``longest`` tokens.  Where that reaches the text's end it goes on with
+    itself, as a text that repeats itself would.  Tokens of images (negative) end it.
+
+    :param history: the text's token ids, little-endian int32.
+    """
+    following = None
+    for size in range(shortest, longest + 1):
+        start = _earlier(history, size)
+        if start is None:
+            break  # nor does anything longer
+        following = start + size
+    if following is None:
+        return np.empty(0, np.int32)
+    tokens = _tokens_from(history, following, count)
+    images = np.flatnonzero(tokens < 0)
+    return tokens[: int(images[0])] if len(images) else tokens
+
+
+def verified(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
+    """What a step yields: of each work the tokens up to the first that was guessed wrong.
+
+    :param sampled: the token drawn from each of the step's logits, in their order.
+    """
+    if not any(work.proposed for work in plan.work):
+        return StepResult(plan.step, tuple(sampled))
+    tokens: list[int] = []
+    counts: list[int] = []
+    start = 0
+    for work in plan.work:
+        if work.samples:
+            kept = _kept(work, sampled[start : start + work.num_logits])
+            start += work.num_logits
+            tokens.extend(kept)
+            counts.append(len(kept))
+    return StepResult(plan.step, tuple(tokens), tuple(counts))
+
+
+def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:
+    draft_tokens = work.token_ids[work.count - work.proposed :].tolist()
+    right = next(
+        (i for i, draft_token in enumerate(draft_tokens) if draft_token != sampled[i]),
+        len(draft_tokens),
+    )
+    return sampled[: right + 1]
+
+
+def _earlier(history: bytearray, size: int) -> int | None:
+    """Where the last ``size`` tokens occur last before the end; occurrences may overlap it."""
+    width, end = size * TOKEN_BYTES, len(history)
+    if size * TOKEN_BYTES >= end:
+        return None
+    suffix = history[end - width :]
+    low = max(0, end - LOOKUP_WINDOW_TOKENS * TOKEN_BYTES)
+    found = history.rfind(suffix, low, end - TOKEN_BYTES)
+    while found > 0 and found % TOKEN_BYTES:  # bytes of two tokens that look like one
+        found = history.rfind(suffix, low, found + width - 1)
+    return found // TOKEN_BYTES if found >= 0 else None
+
+
+def _tokens_from(history: bytearray, start: int, count: int) -> Ints:
+    known = bytes(history[start * TOKEN_BYTES : (start + count) * TOKEN_BYTES])
+    tokens = np.frombuffer(known, "<i4").astype(np.int32)
+    return np.resize(tokens, count)

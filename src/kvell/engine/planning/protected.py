@@ -1,0 +1,110 @@
+"""Leases on prefixes that several requests share, as the common page pool decides.
+
+A lease's pages are used, so nothing evicts them.  They are a reserve all the same: the
+scheduler lets go of them before anybody is preempted or put off for want of pages, and of
+all of them before a request is left waiting while none runs.
+"""
+
+from collections.abc import Sequence
+
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.request import Request, RequestState
+from kvell.memory import MemoryCore
+from kvell.prefix.eviction.common_pool import CommonPool, pool_cost
+from kvell.prefix.eviction.shadow import Chain, PastRequest, chain_of
+
+FOR_GOOD = (1 << 31) - 1
+"""Leases end when they are given up."""
+
+
+class ProtectedPrefixes:
+    """Holds the leases of one scheduler; does nothing unless ``limits.common_pool``."""
+
+    def __init__(self, core: MemoryCore, limits: Limits) -> None:
+        self.yielded = 0
+        self._core = core
+        self._limits = limits
+        chunk_tokens = limits.common_pool_chunk_tokens
+        self._policy = CommonPool(
+            pool_cost(core.layout, chunk_tokens), chunk_tokens, limits.common_pool_share
+        )
+        self._leases: dict[int, int] = {}
+        self._computing: list[tuple[Request, Chain]] = []
+
+    @property
+    def prefixes(self) -> int:
+        """Prefixes that are protected."""
+        return len(self._leases)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are protected, shared ones once."""
+        return self._policy.protected_tokens
+
+    def admitted(self, request: Request, expected_output: int, unfinished: int) -> None:
+        """A request runs for the first time; images are left out: their pages are their own."""
+        if not self._limits.common_pool or request.images is not None:
+            return
+        chain = chain_of(request.prompt, request.cache_root, self._limits.common_pool_chunk_tokens)
+        hits = request.cached_tokens or 0
+        past = PastRequest(chain, len(request.prompt), expected_output, hits)
+        shared = self._policy.note(past, min(self._limits.max_num_seqs, unfinished))
+        if shared:
+            self._computing.append((request, shared))
+
+    def renew(self, running: Sequence[Request]) -> None:
+        """Take and give up leases, before the step's pages are taken."""
+        if not self._limits.common_pool:
+            return
+        computing, self._computing = self._computing, []
+        if any(request.runs_alone for request in running):
+            return
+        reached = [c for c in computing if c[0].settled >= self._tokens_of(c[1])]
+        self._computing = [
+            (request, shared)
+            for request, shared in computing
+            if request.state is RequestState.RUNNING and request.settled < self._tokens_of(shared)
+        ]
+        plan = self._policy.plan([chain for _, chain in reached])
+        for chain in plan.closes:
+            self._core.close(self._leases.pop(chain[-1]))
+        opens = {chain[-1] for chain in plan.opens}
+        for request, chain in reached:
+            self._keep(chain, request, lease=chain[-1] in opens)
+            opens.discard(chain[-1])  # others may reach it in the same step: the first decides
+
+    def _keep(self, chain: Chain, request: Request, *, lease: bool) -> None:
+        """Hold where prefixes part, or look there at least: what layers with windows have there
+        is otherwise the first to go, and nobody could resume from the rest.
+
+        One more token is asked for: the core leaves the last one to compute.
+        """
+        length = self._tokens_of(chain)
+        handle = self._core.open(request.tokens(0, length + 1), request.cache_root, FOR_GOOD)
+        is_there = self._core.hit_tokens(handle) > length - self._limits.common_pool_chunk_tokens
+        if lease and is_there and chain[-1] not in self._leases:
+            self._leases[chain[-1]] = handle
+            return
+        self._core.close(handle, renew=is_there)
+        if lease and not is_there:
+            self._policy.remove(chain)
+
+    def yield_least(self) -> bool:
+        """Give up what is worth least; False if nothing is protected."""
+        if not self._leases:
+            return False
+        chain = self._policy.least()
+        self._policy.remove(chain)
+        self._core.close(self._leases.pop(chain[-1]), renew=False)
+        self.yielded += 1
+        return True
+
+    def yield_all(self) -> bool:
+        """Give up everything; False if nothing is protected."""
+        count = len(self._leases)
+        while self.yield_least():
+            pass
+        return count > 0
+
+    def _tokens_of(self, chain: Chain) -> int:
+        return len(chain) * self._limits.common_pool_chunk_tokens

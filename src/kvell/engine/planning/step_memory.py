@@ -1,0 +1,299 @@
+"""How much a step may compute, given that KV cache and activations share one pool.
+
+The scheduler asks here what it used to ask the memory core alone.  Two answer: over a pool that
+is KV's alone (activations have a reserve beside it), and over one pool for both, where KV and
+activations of a step are granted together or not at all (eLLM §4.4.1)::
+
+    begin ─► decodes: inflate for their growth ─► prefill chunks: the largest for which KV and
+             activations are both there ─► grant: one slot for all that the step computes
+
+The slot is released when the next step is planned: then the result is there, and no kernel
+touches it any more.  What the device refuses is no error: the step computes less, or nothing.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvell.elastic.admission import StepMemory as ActivationNeed
+from kvell.elastic.admission import threshold_chunks
+from kvell.elastic.arena import ActivationNeed as NeedModel
+from kvell.elastic.arena import RememberedNeed
+from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory, Slot
+from kvell.engine.requests.plan import StepSlot
+from kvell.memory import GroupKind, MemoryCore
+from kvell.vocabulary import StepNumber
+
+CLOSENESS = 64
+"""A prefill chunk that memory cuts is found up to one part in so many."""
+
+
+class StepMemory(Protocol):
+    """Memory of one step; ``tokens`` and ``rows`` are what it computes so far."""
+
+    rungs: dict[str, int]
+
+    slot: StepSlot | None
+    """Where the activations of the step that was granted last are; None in a reserve."""
+
+    def begin(self, step: StepNumber) -> None:
+        """A step is planned; the one before is completed."""
+        ...
+
+    def before_decodes(self, lengths: Sequence[int]) -> bool:
+        """Requests of these lengths are about to grow by their newest token; have they
+        activations?"""
+        ...
+
+    def give(self, tokens: int, rows: int) -> bool:
+        """KV is at its end: has it more now?"""
+        ...
+
+    def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
+        """How far, up to ``wanted``, a request's tokens may be computed beside the rest."""
+        ...
+
+    def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
+        """A request whose first chunk has so many tokens is about to be admitted, if it fits."""
+        ...
+
+    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
+        """The step is planned: has it its activations? False if the device refuses."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Has all of the pool that will ever have memory got it?"""
+        ...
+
+    def warm(self, count: int) -> None:
+        """Further chunks of the pool have memory now: the next ``count``; 0: no more will come."""
+        ...
+
+    def figures(self) -> dict[str, int]:
+        """Chunks by owner and state now, and counters so far; empty if nothing is shared."""
+        ...
+
+
+class RigidMemory:
+    """A pool of KV alone: :class:`StepMemory` where activations have their own reserve."""
+
+    def __init__(self, core: MemoryCore) -> None:
+        self.rungs: dict[str, int] = {}
+        self.slot: StepSlot | None = None
+        self._core = core
+
+    def begin(self, step: StepNumber) -> None:
+        """Nothing to do."""
+
+    def before_decodes(self, lengths: Sequence[int]) -> bool:
+        """Any number has."""
+        return True
+
+    def give(self, tokens: int, rows: int) -> bool:
+        """There is no more."""
+        return False
+
+    def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
+        """As the core says."""
+        return self._core.largest(handle, wanted)
+
+    def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
+        """Nothing to do."""
+
+    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
+        """The reserve was sized for any step."""
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """From the start."""
+        return True
+
+    def warm(self, count: int) -> None:
+        """It has had all its memory from the start."""
+
+    def figures(self) -> dict[str, int]:
+        """Nothing is shared."""
+        return {}
+
+
+class SharedMemory:
+    """One pool for both: :class:`StepMemory` over a balloon.
+
+    :param core: what the scheduler drives; the balloon lends its large pages.
+    """
+
+    def __init__(self, core: MemoryCore, memory: ElasticMemory, model: NeedModel) -> None:
+        self.rungs = dict.fromkeys(
+            ("inflate", "deflate", "shrink_for_activations", "refused_by_device"), 0
+        )
+        self.slot: StepSlot | None = None
+        self.memory = memory
+        self.most_activation_chunks = 0
+        self._has_ended = False
+        self._core = core
+        self._layout = core.layout
+        self._need = ActivationNeed(RememberedNeed(model), memory.device.chunk_bytes)
+        self._slot: Slot | None = None
+        self._growth_large = self._decodes = 0
+        self._groups_by_page = Counter(
+            group.page_tokens for group in core.layout.groups if group.kind is not GroupKind.STATE
+        )
+        self._step = StepNumber(0)
+
+    def begin(self, step: StepNumber) -> None:
+        """See :class:`StepMemory`."""
+        if self._slot is not None:
+            self.memory.release(self._slot, self._step)
+            self._slot = self.slot = None
+        self.memory.tend(self._step)
+        self._step = step
+        self._growth_large = self._decodes = 0
+
+    def before_decodes(self, lengths: Sequence[int]) -> bool:
+        """See :class:`StepMemory`; inflation comes before anything cached is evicted."""
+        self._decodes = len(lengths)
+        self._growth_large = sum(
+            groups * sum(length % page_tokens == 1 % page_tokens for length in lengths)
+            for page_tokens, groups in self._groups_by_page.items()
+        )
+        chunks = self._need.chunks(len(lengths), len(lengths))
+        if self._growth_large:
+            self._inflate_for(self._growth_large, chunks)
+        return self._ensure(chunks) >= chunks
+
+    def give(self, tokens: int, rows: int) -> bool:
+        """See :class:`StepMemory`."""
+        return self._inflate(self._layout.num_large_pages, self._need.chunks(tokens, rows)) > 0
+
+    def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
+        """See :class:`StepMemory`."""
+        count = self._affordable(wanted - computed, tokens, rows)
+        if count <= 0:
+            return computed
+        self._inflate_for(self._large_pages(count), self._kept(tokens + count, rows))
+        until = self._core.largest(handle, computed + count)
+        if until < computed + count:
+            until = self._balanced(handle, computed, (until - computed, count), tokens, rows)
+        return until
+
+    def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
+        """See :class:`StepMemory`; all that its first chunk does not need is KV's."""
+        kept = self._kept(tokens + chunk_tokens, rows)
+        self._ensure(kept)
+        self._inflate(self._layout.num_large_pages, kept)
+
+    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
+        """See :class:`StepMemory`."""
+        chunks = self._need.chunks(tokens, rows)
+        if not chunks:
+            return True
+        self._ensure(chunks)
+        self._slot = self.memory.grant(self._need.model.need_bytes(tokens, rows), step)
+        if self._slot is None:
+            self.rungs["refused_by_device"] += 1
+            return False
+        self.slot = StepSlot(self._slot.start, self._slot.num_chunks)
+        self.most_activation_chunks = max(self.most_activation_chunks, chunks)
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """See :class:`StepMemory`."""
+        return self._has_ended or not len(self.memory.balloon.uncommitted_chunks)
+
+    def warm(self, count: int) -> None:
+        """See :class:`StepMemory`."""
+        self._has_ended |= not count
+        self.memory.warm(count)
+
+    def figures(self) -> dict[str, int]:
+        """See :class:`StepMemory`."""
+        return self.memory.figures() | {"largest_step_chunks": self.most_activation_chunks}
+
+    # ------------------------------------------------------------------- chunk sizes
+
+    def _affordable(self, count: int, tokens: int, rows: int) -> int:
+        """Tokens that could have activations if KV needed nothing."""
+        idle = self._ensure(self._kept(tokens + count, rows))
+        if idle >= self._kept(tokens + count, rows):
+            return count
+        low, high = 0, count - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._kept(tokens + middle, rows) <= idle:
+                low = middle
+            else:
+                high = middle - 1
+        self.rungs["shrink_for_activations"] += 1
+        return low
+
+    def _balanced(
+        self, handle: int, computed: int, bounds: tuple[int, int], tokens: int, rows: int
+    ) -> int:
+        """Fewer tokens need fewer activations, which leaves more for KV: the most that both allow.
+
+        :param bounds: a count for which there is enough, and one for which there is not.
+        """
+        low, high = bounds
+        while high - low > max(1, high // CLOSENESS):
+            middle = (low + high) // 2
+            if self._share(tokens + middle, rows) and self._reaches(handle, computed + middle):
+                low = middle
+            else:
+                high = middle
+        self._share(tokens + low, rows)
+        # The chunks that went back and forth may lie under other large pages than before.
+        return self._core.largest(handle, computed + low)
+
+    def _reaches(self, handle: int, until: int) -> bool:
+        return self._core.largest(handle, until) == until
+
+    def _share(self, tokens: int, rows: int) -> bool:
+        """Activations get what a step of so many tokens needs, KV the rest."""
+        kept = self._kept(tokens, rows)
+        self._inflate(self._layout.num_large_pages, kept)
+        return self._ensure(kept) >= kept
+
+    def _kept(self, tokens: int, rows: int) -> int:
+        """Chunks for a step of so many tokens with one request more, and θ if any decodes."""
+        chunks = self._need.chunks(tokens, rows + 1)
+        if not self._decodes:
+            return chunks
+        total = self.memory.balloon.tiling.num_chunks
+        growth_bytes = self._growth_large * self._layout.large_page_bytes
+        growth = -(-growth_bytes // self.memory.device.chunk_bytes)
+        return chunks + threshold_chunks(growth, total)
+
+    def _large_pages(self, tokens: int) -> int:
+        """Large pages that so many tokens more of one request may fill."""
+        return sum(
+            -(-tokens // (group.page_tokens * group.pages_per_large)) + 1
+            for group in self._layout.groups
+        )
+
+    # ----------------------------------------------------------------------- moving
+
+    def _inflate_for(self, num_large: int, keep_chunks: int) -> None:
+        """More than is short, up to 50 MB ahead: the next steps then find it there (eLLM §5.1)."""
+        short = num_large - self._core.empty_large_pages()
+        if short > 0:
+            ahead = AHEAD_BYTES // self._layout.large_page_bytes
+            self._inflate(max(short, ahead), keep_chunks)
+
+    def _inflate(self, num_large: int, keep_chunks: int) -> int:
+        chunks_a_large = self._layout.large_page_bytes // self.memory.device.chunk_bytes
+        if self.memory.balloon.idle_chunks - keep_chunks < max(1, chunks_a_large):
+            return 0
+        got = self.memory.inflate(num_large, keep_chunks * self.memory.device.chunk_bytes)
+        self.rungs["inflate"] += got > 0
+        return got
+
+    def _ensure(self, num_chunks: int) -> int:
+        before = self.memory.balloon.idle_chunks
+        if before >= num_chunks:
+            return before
+        idle = self.memory.ensure(num_chunks)
+        self.rungs["deflate"] += idle > before
+        return idle

@@ -1,0 +1,137 @@
+"""The instance protocol as bytes: msgpack in length-prefixed frames, never pickle.
+
+A frame is a 4-byte little-endian body length and a body; a body is the msgpack
+array ``[name of the message type, {field: value}]``.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from kvell.engine.protocol.messages import Command, Event
+from kvell.engine.protocol.messages import messages as protocol
+from kvell.errors import ChangeSomething, KvellError
+
+LENGTH_BYTES = 4
+MAX_FRAME_BYTES = 64 << 20
+"""Largest body either side accepts: a prompt of 16 million tokens."""
+
+Message = Command | Event
+
+
+class ProtocolError(KvellError):
+    """The peer sent bytes that are not the instance protocol; the connection is of no more use."""
+
+
+def _by_name(types: Iterable[Any]) -> dict[str, tuple[Any, frozenset[str]]]:
+    return {t.__name__: (t, frozenset(_names(t))) for t in types}
+
+
+def _names(kind: Any) -> Iterable[str]:
+    if issubclass(kind, msgspec.Struct):
+        names: tuple[str, ...] = kind.__struct_fields__
+        return names
+    return (field.name for field in dataclasses.fields(kind))
+
+
+_COMMANDS = _by_name((protocol.Submit, protocol.Cancel, protocol.AskStats, protocol.Drain))
+_EVENTS = _by_name(
+    (protocol.Ready, protocol.Tokens, protocol.Finished, protocol.Stats, protocol.Drained)
+)
+_ENCODER = msgspec.msgpack.Encoder()
+_ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_FIELDS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_DECODERS = {
+    name: msgspec.msgpack.Decoder(kind) for name, (kind, _) in (_COMMANDS | _EVENTS).items()
+}
+
+
+_TOKENS = msgspec.msgpack.Decoder(tuple[str, protocol.Tokens])
+_TOKENS_HEAD = _ENCODER.encode((protocol.Tokens.__name__,))[1:]
+
+
+def encode_frame(message: Message) -> bytes:
+    """One message as a whole frame.
+
+    :raises ProtocolError: when the body would exceed ``MAX_FRAME_BYTES``.
+    """
+    body = _ENCODER.encode((type(message).__name__, message))
+    _check_length(len(body))
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def decode_command(body: bytes) -> Command:
+    """The command in a frame's body.
+
+    :raises ProtocolError: on anything that is not exactly one well-typed command.
+    """
+    command: Command = _decode(body, _COMMANDS, "command")
+    return command
+
+
+def decode_event(body: bytes) -> Event:
+    """The event in a frame's body.
+
+    :raises ProtocolError: on anything that is not exactly one well-typed event.
+    """
+    if body.startswith(_TOKENS_HEAD, 1):  # nearly all are: in one go, unless something is wrong
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _TOKENS.decode(body)[1]
+    event: Event = _decode(body, _EVENTS, "event")
+    return event
+
+
+def _decode(body: bytes, known: dict[str, tuple[Any, frozenset[str]]], what: str) -> Any:
+    try:
+        name, payload = _ENVELOPE.decode(body)
+        if name not in known:
+            raise ProtocolError(f"unknown {what} {name[:40]!r}")
+        unknown = _FIELDS.decode(payload).keys() - known[name][1]
+        if unknown:
+            raise ProtocolError(f"{what} {name} has an unknown field {min(unknown)[:40]!r}")
+        return _DECODERS[name].decode(payload)
+    except (msgspec.DecodeError, ChangeSomething, UnicodeDecodeError) as error:
+        raise ProtocolError(f"malformed {what}: {error}") from error
+
+
+def _check_length(length_bytes: int) -> None:
+    if length_bytes > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length_bytes} bytes exceeds {MAX_FRAME_BYTES}")
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies; it holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that has begun but not ended."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add received bytes; return the bodies that are now whole, in order.
+
+        :raises ProtocolError: as soon as a header announces too long a body.
+        """
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while (end := self._end_of_frame(start)) is not None:
+            bodies.append(bytes(self._buffer[start + LENGTH_BYTES : end]))
+            start = end
+        del self._buffer[:start]
+        return bodies
+
+    def _end_of_frame(self, start: int) -> int | None:
+        header = self._buffer[start : start + LENGTH_BYTES]
+        if len(header) < LENGTH_BYTES:
+            return None
+        length_bytes = int.from_bytes(header, "little")
+        _check_length(length_bytes)
+        end = start + LENGTH_BYTES + length_bytes
+        return end if end <= len(self._buffer) else None

@@ -1,0 +1,256 @@
+"""The instance's side of the protocol: a loop around an engine and a socket.
+
+::
+
+    serving ──Drain or SIGTERM──► draining ──no work left──► drained ──sent──► ends
+       └──────────── peer closes ──► cancels what runs ──────────────────────► ends
+"""
+
+import contextlib
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from kvell.engine.protocol.codec import FrameReader, decode_command, encode_frame
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Command,
+    Drain,
+    Drained,
+    Event,
+    Finished,
+    Ready,
+    Submit,
+)
+from kvell.vocabulary import RequestId
+
+OUTGOING_LIMIT_BYTES = 4 << 20
+READ_BYTES = 256 << 10
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine; it is called from one thread."""
+
+    def ready(self) -> Ready:
+        """What this engine can serve, and how many requests at once (credits)."""
+        ...
+
+    def handle(self, command: Command) -> list[Event]:
+        """Take a command; events that need no step are returned at once."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether :meth:`step` would do anything."""
+        ...
+
+    def step(self) -> list[Event]:
+        """One plan, run and commit."""
+        ...
+
+
+class CommandGate:
+    """Enforces credits and draining around an engine, for both kinds of instance."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._in_flight: set[RequestId] = set()
+        self._draining = False
+        self.ready = engine.ready()
+        self.drained = False
+
+    def accept(self, command: Command) -> list[Event]:
+        """Pass a command on, or refuse it; returns what can be answered at once."""
+        if isinstance(command, Submit):
+            return self._submit(command)
+        if isinstance(command, Drain):
+            if self._draining:
+                return []
+            self._draining = True
+        return self._after(self._engine.handle(command))
+
+    def has_work(self) -> bool:
+        """Whether :meth:`advance` would do anything."""
+        return self._engine.has_work()
+
+    def advance(self) -> list[Event]:
+        """One step of the engine."""
+        return self._after(self._engine.step())
+
+    def cancel_all(self) -> None:
+        """Release everything that is in flight; nobody listens any more."""
+        for request_id in sorted(self._in_flight):
+            self._engine.handle(Cancel(request_id))
+        self._in_flight.clear()
+
+    def _submit(self, command: Submit) -> list[Event]:
+        if self._draining:
+            return [_refusal(command, "the instance is draining")]
+        if command.request_id in self._in_flight:
+            return [_refusal(command, "a request with this id is in flight")]
+        if len(self._in_flight) >= self.ready.credits:
+            return [_refusal(command, f"all {self.ready.credits} credits are in use")]
+        self._in_flight.add(command.request_id)
+        return self._after(self._engine.handle(command))
+
+    def _after(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if isinstance(event, Finished):
+                self._in_flight.discard(event.request_id)
+        # Drained ends the process, so it is said here, once, whenever the engine says it.
+        kept: list[Event] = [event for event in events if not isinstance(event, Drained)]
+        if self._draining and not self.drained and not self._engine.has_work():
+            self.drained = True
+            kept.append(Drained())
+        return kept
+
+
+def _refusal(command: Submit, why: str) -> Finished:
+    return Finished(command.request_id, command.attempt, "refused", message=why, try_later=True)
+
+
+class LocalInstance:
+    """The same protocol inside one process: no socket, no thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._gate = CommandGate(engine)
+        self._events: list[Event] = [self._gate.ready]
+
+    def send(self, command: Command) -> None:
+        """Give the instance a command; its answers come with :meth:`poll`."""
+        self._events += self._gate.accept(command)
+
+    def has_work(self) -> bool:
+        """Whether :meth:`poll` may still bring events without another command."""
+        return bool(self._events) or self._gate.has_work()
+
+    def poll(self) -> list[Event]:
+        """Run one step if there is work; return all events since the last call."""
+        if self._gate.has_work():
+            self._events += self._gate.advance()
+        events, self._events = self._events, []
+        return events
+
+
+class _PeerClosed(Exception):  # noqa: N818 - not an error: how a serving loop may end
+    pass
+
+
+class _Channel:
+    """A non-blocking socket with a send buffer that says when it is full."""
+
+    def __init__(self, sock: socket.socket, outgoing_limit_bytes: int) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._limit_bytes = outgoing_limit_bytes
+        self._reader = FrameReader()
+        self._outgoing = bytearray()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._outgoing)
+
+    @property
+    def full(self) -> bool:
+        return len(self._outgoing) >= self._limit_bytes
+
+    def queue(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._outgoing += encode_frame(event)
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._socket.send(self._outgoing)]
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise _PeerClosed from error
+
+    def receive(self) -> list[Command]:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError as error:
+            raise _PeerClosed from error
+        if not data:
+            raise _PeerClosed
+        return [decode_command(body) for body in self._reader.feed(data)]
+
+
+def serve_instance(
+    engine: Engine, sock: socket.socket, *, outgoing_limit_bytes: int = OUTGOING_LIMIT_BYTES
+) -> None:
+    """Serve the peer at a connected stream socket until it drains or closes.
+
+    Blocks while idle, never while there is work.  While more than
+    ``outgoing_limit_bytes`` wait for a slow peer, neither steps nor commands are
+    taken.  In the main thread SIGTERM means :class:`Drain`.
+
+    :raises ProtocolError: when the peer does not speak the protocol.
+    """
+    gate = CommandGate(engine)
+    channel = _Channel(sock, outgoing_limit_bytes)
+    try:
+        with _sigterm_as_readable() as terminated, selectors.DefaultSelector() as selector:
+            selector.register(terminated, selectors.EVENT_READ)
+            selector.register(sock, selectors.EVENT_READ)
+            channel.queue([gate.ready])
+            while not gate.drained or channel.pending:
+                _turn(gate, channel, selector, sock, terminated)
+    except _PeerClosed:
+        pass
+    finally:
+        gate.cancel_all()
+
+
+def _turn(
+    gate: CommandGate,
+    channel: _Channel,
+    selector: selectors.BaseSelector,
+    sock: socket.socket,
+    terminated: socket.socket,
+) -> None:
+    selector.modify(sock, _interest(channel))
+    may_step = gate.has_work() and not channel.full
+    for key, mask in selector.select(0 if may_step else None):
+        if key.fileobj is terminated:
+            terminated.recv(64)
+            channel.queue(gate.accept(Drain()))
+        elif mask & selectors.EVENT_WRITE:
+            channel.flush()
+        if key.fileobj is sock and mask & selectors.EVENT_READ:
+            for command in channel.receive():
+                channel.queue(gate.accept(command))
+    if gate.has_work() and not channel.full:
+        channel.queue(gate.advance())
+
+
+def _interest(channel: _Channel) -> int:
+    reading = 0 if channel.full else selectors.EVENT_READ
+    return reading | (selectors.EVENT_WRITE if channel.pending else 0)
+
+
+@contextlib.contextmanager
+def _sigterm_as_readable() -> Iterator[socket.socket]:
+    """A socket that becomes readable on SIGTERM; outside the main thread it never does."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def note(_signal: int, _frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            writer.send(b"t")
+
+    with reader, writer:
+        if threading.current_thread() is not threading.main_thread():
+            yield reader
+            return
+        previous = signal.signal(signal.SIGTERM, note)
+        try:
+            yield reader
+        finally:
+            signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,208 @@
+"""The instance protocol: everything a front and an instance say to each other.
+
+Frozen records, encoded as msgpack between processes and passed as they are
+inside one.  Commands go to the instance, events come back::
+
+    front                                   instance
+      │ ◄───────────── Ready ──────────────── │  schema version, credits
+      │ ── Submit(request) ─────────────────► │  costs one credit
+      │ ◄── Tokens(request, first_index, …) ─ │  any number of times
+      │ ── Cancel(request) ─────────────────► │  at any moment; idempotent
+      │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
+      │ ── AskStats ────────────────────────► │
+      │ ◄── Stats ─────────────────────────── │
+      │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
+      │ ◄── Drained ───────────────────────── │  then the instance ends
+
+``Refused`` requests end with ``Finished(reason="refused", message=…)``.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
+from kvell.vocabulary import FinishReason, RequestId
+
+SCHEMA_VERSION = 5
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Serve this prompt.
+
+    ``prompt`` holds the token ids as little-endian int32 bytes, so that a long
+    prompt costs one copy.  ``cache_salt`` names the prefix-cache root: requests
+    with different salts never share pages.  ``attempt`` grows when the front
+    submits the same request again after an instance died.
+
+    ``images`` are (first token in the prompt, tokens there, image tokens), in order.  The
+    tokens of an image in the prompt have negative ids, which tell its content.
+
+    ``model`` is one of several that the instance serves; "" is the first.
+
+    ``sampling.n`` is 1: a front sends one of these for each answer
+    (:meth:`SamplingParams.choices`).
+
+    :raises ChangeSomething: if it asks for several answers.
+    """
+
+    request_id: RequestId
+    prompt: bytes
+    sampling: SamplingParams
+    cache_salt: str = ""
+    attempt: int = 0
+    images: tuple[tuple[int, int, int], ...] = ()
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if self.sampling.n != 1:
+            raise ChangeSomething("n", self.sampling.n, "is of a prompt", "submit each answer")
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop a request and release what it holds; unknown ids are ignored."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True)
+class AskStats:
+    """Send :class:`Stats` once."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Finish what was submitted, refuse what comes after, then end."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """First event of an instance: it can serve now.
+
+    ``beside`` has the name and ``max_model_len`` of every further model, in order; ``memory``
+    has the parts of its memory contract in bytes, and ``contract_bytes`` of the process.
+    """
+
+    schema_version: int
+    incarnation: int
+    credits: int
+    model: str
+    max_model_len: int
+    kv_pool_bytes: int
+    beside: dict[str, int] = dataclasses.field(default_factory=dict)
+    memory: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """New output tokens of a request, in order.
+
+    ``first_index`` is the output position of ``token_ids[0]``; a receiver drops
+    positions it has already seen (re-runs after a restart repeat them).
+    """
+
+    request_id: RequestId
+    attempt: int
+    first_index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The request is over and holds nothing any more.
+
+    For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
+    and ``try_later`` says that nothing must: there was no room just now.
+
+    The seconds it waited, computed its prompt and decoded in the instance are told by
+    whoever has a clock (:class:`.stage_times.StageTimes`), and make no two ends
+    different.
+    """
+
+    request_id: RequestId
+    attempt: int
+    reason: FinishReason
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    message: str = ""
+    field: str = ""
+    try_later: bool = False
+    queue_seconds: float = dataclasses.field(default=0.0, compare=False)
+    prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
+    decode_seconds: float = dataclasses.field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """Pages of one layer group, in small pages; tokens of cached pages that requests took.
+
+    ``unwritten_pages`` and ``stranded_pages`` lie in large pages with a used page, see
+    :class:`kvell.memory.PoolTotals`; ``most_pages`` would be the group's if the whole pool
+    were its own.
+    """
+
+    name: str
+    used_pages: int
+    cached_pages: int
+    evicted_pages: int
+    hit_tokens: int
+    unwritten_pages: int = 0
+    stranded_pages: int = 0
+    checkpoint_pages: int = 0
+    most_pages: int = 0
+    page_tokens: int = 0
+    page_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters and gauges of one instance; counters never fall within an incarnation.
+
+    ``steps_by_size`` counts steps by the buckets of
+    :data:`~kvell.engine.requests.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` is what they
+    computed.
+    ``memory`` has the chunks of a shared pool by owner and state, and how many moved; empty
+    where KV cache and activations share none.  ``buffer`` has large pages and holders of the CPU
+    buffer, and what went out and came in; empty without one.
+    """
+
+    incarnation: int
+    step: int
+    running: int
+    waiting: int
+    large_pages: int
+    empty_large_pages: int
+    kv_cache_usage: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    preemptions: int
+    finished: dict[str, int] = dataclasses.field(default_factory=dict)
+    rungs: dict[str, int] = dataclasses.field(default_factory=dict)
+    groups: tuple[GroupStats, ...] = ()
+    protected_prefixes: int = 0
+    protected_tokens: int = 0
+    spec_decode_drafts: int = 0
+    spec_decode_draft_tokens: int = 0
+    spec_decode_accepted_tokens: int = 0
+    spec_decode_accepted_by_position: tuple[int, ...] = ()
+    step_tokens: int = 0
+    steps_by_size: tuple[int, ...] = ()
+    large_page_bytes: int = 0
+    memory: dict[str, int] = dataclasses.field(default_factory=dict)
+    buffer: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drained:
+    """All work is done; the instance ends after this."""
+
+
+Command = Submit | Cancel | AskStats | Drain
+Event = Ready | Tokens | Finished | Stats | Drained

@@ -1,0 +1,95 @@
+"""Which prompts can be served at all: asked at the edge and by the engine alike."""
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.requests.limits import Limits
+from kvell.errors import ChangeSomething
+from kvell.memory import Facts, Layout, facts_of, fits_alone
+
+
+def prompt_problem(prompt: npt.NDArray[np.int32], limits: Limits) -> ChangeSomething | None:
+    """What the user must change about a prompt (int32 [n]); None if it can be served."""
+    if not len(prompt):
+        return ChangeSomething("prompt", "''", "has no tokens", "give at least one")
+    if len(prompt) >= limits.max_model_len:
+        return ChangeSomething(
+            "prompt",
+            f"{len(prompt)} tokens",
+            f"leaves no room for output in --max-model-len {limits.max_model_len}",
+            f"shorten it to {limits.max_model_len - 1} tokens or raise --max-model-len",
+        )
+    low, high = int(prompt.min()), int(prompt.max())
+    if low < 0 or high >= limits.vocab_size:
+        return ChangeSomething(
+            "prompt",
+            f"[… {low if low < 0 else high} …]",
+            "holds an id that is not a token of this model",
+            f"use ids from 0 to {limits.vocab_size - 1}",
+        )
+    return None
+
+
+def request_problem(
+    prompt: npt.NDArray[np.int32],
+    images: tuple[tuple[int, int, int], ...],
+    max_tokens: int,
+    limits: Limits,
+    layout: Layout,
+) -> ChangeSomething | None:
+    """What the user must change about a prompt, with images or without; None if it can be served.
+
+    :param max_tokens: of output, at most.
+    """
+    if not images:
+        return prompt_problem(prompt, limits)
+    length = min(limits.max_model_len, len(prompt) + max_tokens)
+    problem = images_problem(prompt, images, limits, layout, length)
+    text = prompt[prompt >= 0]
+    return problem or (prompt_problem(text, limits) if len(text) else None)
+
+
+def images_problem(
+    prompt: npt.NDArray[np.int32],
+    images: tuple[tuple[int, int, int], ...],
+    limits: Limits,
+    layout: Layout,
+    length: int,
+) -> ChangeSomething | None:
+    """What the user must change about a prompt's images; None if they can be served.
+
+    :param images: (first token in the prompt, tokens there, image tokens).
+    :param length: tokens that prompt and output will have together.
+    """
+    rows = np.asarray(images, np.int32)
+    try:
+        facts = facts_of(len(prompt), None, rows)
+    except ValueError as error:
+        return ChangeSomething("images", images, str(error), "give each its own tokens, in order")
+    inside = np.zeros(len(prompt), np.bool_)
+    for image in facts.images:
+        inside[image.start : image.end] = True
+    if not np.array_equal(inside, prompt < 0):
+        return ChangeSomething(
+            "images", images, "differ from the prompt's image tokens", "name every one of them"
+        )
+    if len(prompt) >= limits.max_model_len:
+        return prompt_problem(np.abs(prompt) % limits.vocab_size, limits)
+    whole_tokens = max(i.tokens for i in facts.images) if limits.whole_images else 0
+    if whole_tokens > limits.max_num_batched_tokens:
+        return ChangeSomething(
+            "prompt",
+            f"{whole_tokens} tokens",
+            "read each other in both directions, so one step computes them all, which may have "
+            f"{limits.max_num_batched_tokens}",
+            f"shorten it or use --max-num-batched-tokens {whole_tokens}",
+        )
+    chunk_tokens = max(limits.min_chunk_tokens, whole_tokens)
+    if not fits_alone(layout, Facts(len(prompt), facts.images), length, chunk_tokens):
+        return ChangeSomething(
+            "images",
+            f"{sum(image.image_tokens for image in facts.images)} image tokens",
+            "do not fit into the KV memory beside the text",
+            "use fewer or smaller images, or more --kv-memory",
+        )
+    return None

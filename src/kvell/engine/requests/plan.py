@@ -1,0 +1,197 @@
+"""What one step does, decided before anything is done; and what came of it.
+
+A :class:`StepPlan` holds everything that touches memory, in order; a runner
+carries it out and answers with a :class:`StepResult`.  Plans are equal when they
+would do the same: replaying a journal must give equal plans.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.vocabulary import RequestId, StepNumber
+
+NewPages = npt.NDArray[np.int32]
+
+TO_DRAFT = -1
+"""Stands for a guess in a plan that a draft model says only when the step runs."""
+
+PENDING = -(1 << 31)
+"""Stands for a token that the step before draws: the runner knows it when the step runs."""
+
+
+class TokenWork(Struct, frozen=True, eq=False, gc=False):
+    """Compute tokens ``start … start+count-1`` of a request.
+
+    :param handle: names the request's tables; never reused.
+    :param token_ids: int32 [count], the tokens themselves, TO_DRAFT for guesses, or PENDING.
+    :param sampling: how the last known of them yields a token; None if it yields none.
+    :param output_index: output position of that token.
+    :param cuts: positions at which state groups must be able to give their state.
+    :param proposed: so many of the tokens, the last ones, are guesses; each yields a token
+        too, which counts if all guesses before it are right.
+    :param images: of the request's prompt: (first token, tokens there, image tokens).
+    :param image_ids: the ids that stand for them in the prompt.
+    :param embedded: so many of them, the first ones, have their embeddings in pages already.
+    :param prompt_tokens: length of the request's prompt.
+    :param model: which of several models computes them.
+    """
+
+    request_id: RequestId
+    handle: int
+    start: int
+    count: int
+    token_ids: npt.NDArray[np.int32]
+    sampling: SamplingParams | None
+    output_index: int
+    cuts: tuple[int, ...] = ()
+    proposed: int = 0
+    images: tuple[tuple[int, int, int], ...] = ()
+    image_ids: tuple[int, ...] = ()
+    embedded: int = 0
+    prompt_tokens: int = 0
+    model: str = ""
+
+    @property
+    def known(self) -> int:
+        """How many of its tokens, the first ones, are no guesses."""
+        return self.count - self.proposed
+
+    @property
+    def samples(self) -> bool:
+        """Does the work yield a token?"""
+        return self.sampling is not None
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its tokens, the last ones, must give logits."""
+        return 0 if self.sampling is None else 1 + self.proposed
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenWork) and _same(self, other, self.__struct_fields__)
+
+    def __hash__(self) -> int:
+        return hash((self.request_id, self.start, self.count))
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """Copy a logical page of a group onto another, before the step computes."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class LargePageMove:
+    """Move the bytes of a logical large page to another slot, and exchange the two."""
+
+    large_page: int
+    target: int
+
+
+@dataclass(frozen=True)
+class StepSlot:
+    """Where a step's activations are, if they share a pool with KV: chunks of their own range.
+
+    Granted with the plan; whoever plans the next step may give it to others, so the step's
+    result is the fence.
+
+    :param start: position of its first chunk.
+    """
+
+    start: int
+    num_chunks: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Everything step ``step`` does, in the order of the fields.
+
+    :param released: handles whose tables may be forgotten.
+    :param offloads: int32 [m, 3], pages copied to the CPU buffer before anything else is done:
+        (group, page, page of the buffer).
+    :param moves: large pages that change their slot.
+    :param fetches: int32 [m, 3], pages copied back from there: (group, page of the buffer, page).
+    :param copies: pages copied before they are written (copy-on-write).
+    :param new_pages: int32 [m, 4]: (handle, group, page position, logical page).
+    :param work: decodes first, then prefill chunks in order of admission.
+    :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
+        state stands for, slice of the state, page).
+    :param preempted: requests that lost their pages to this plan.
+    :param parked: requests whose pages went to the CPU buffer, so that a prompt goes ahead.
+    :param admitted: requests that run from this step on.
+    :param slot: memory for the activations of ``work``; None where they have a reserve.
+    """
+
+    step: StepNumber
+    released: tuple[int, ...] = ()
+    offloads: NewPages = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    moves: tuple[LargePageMove, ...] = ()
+    fetches: NewPages = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    copies: tuple[PageCopy, ...] = ()
+    new_pages: NewPages = field(default_factory=lambda: np.empty((0, 4), np.int32))
+    work: tuple[TokenWork, ...] = ()
+    checkpoints: NewPages = field(default_factory=lambda: np.empty((0, 5), np.int32))
+    preempted: tuple[RequestId, ...] = ()
+    parked: tuple[RequestId, ...] = ()
+    admitted: tuple[RequestId, ...] = ()
+    slot: StepSlot | None = None
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens computed in the step."""
+        return sum(work.count for work in self.work)
+
+    @cached_property
+    def num_logits(self) -> int:
+        """Rows of logits that the step draws from."""
+        return sum(work.num_logits for work in self.work)
+
+    def __eq__(self, other: object) -> bool:
+        names = [item.name for item in fields(self)]
+        return isinstance(other, StepPlan) and _same(self, other, names)
+
+    def __hash__(self) -> int:
+        return hash((self.step, self.work))
+
+
+class StepResult(Struct, frozen=True, gc=False):
+    """The tokens a step sampled, in the order of its sampling work.
+
+    :param counts: tokens of each sampling work; empty if each has one.
+    """
+
+    step: StepNumber
+    token_ids: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+
+    def by_work(self) -> list[tuple[int, ...]]:
+        """The tokens of each sampling work.
+
+        :raises ValueError: if the counts are not those of the tokens.
+        """
+        if not self.counts:
+            return [(token,) for token in self.token_ids]
+        ends = list(accumulate(self.counts))
+        if ends[-1] != len(self.token_ids) or min(self.counts) < 1:
+            raise ValueError(f"{len(self.token_ids)} tokens are not {self.counts}")
+        return [
+            self.token_ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)
+        ]
+
+
+def _same(left: object, right: object, names: Iterable[str]) -> bool:
+    for name in names:
+        a, b = getattr(left, name), getattr(right, name)
+        same = np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+        if not same:
+            return False
+    return True

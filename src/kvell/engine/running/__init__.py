@@ -1,0 +1,1 @@
+"""The half of the engine that touches tensors: carries out a step plan."""

@@ -1,0 +1,107 @@
+"""Speculation with a draft model: it says the guesses of a step, before the step verifies them.
+
+::
+
+    plan ──► pass 0: known tokens ──► first guesses
+             pass 1: first guesses ──► second ones
+             …
+             pass n: the last guesses, for their keys and values only
+    plan with guesses ──► the model computes and verifies all in one pass
+
+The drafter computes whatever the model computes, chunk by chunk, into pages of its own groups
+that the same requests hold.  So what is computed, published, hit or preempted is so for
+both; the drafter keeps nothing else, and one instance serves any request at any time.
+
+With states, in either model, draft tokens are not computed for good
+(:mod:`kvell.engine.planning.speculation`):
+each pass begins again after the known tokens, and the last one is not needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from msgspec import structs
+
+from kvell.engine.planning.proposals import Ints
+from kvell.engine.requests.plan import StepPlan, TokenWork
+from kvell.engine.running.forward_batches import ForwardBatches
+from kvell.engine.running.sampling import largest
+from kvell.memory import GroupKind, Layout
+from kvell.models.paged_model import ForwardBatch, PagedModel
+
+
+class Drafter:
+    """A draft model over the pool of the model that it guesses for.
+
+    :param layout: of the whole pool.
+    :param batches: of the drafter's groups.
+    """
+
+    def __init__(self, model: PagedModel, layout: Layout, batches: ForwardBatches) -> None:
+        self._model = model
+        self._batches = batches
+        self._again = any(group.kind is GroupKind.STATE for group in layout.groups)
+
+    def with_draft_tokens(self, plan: StepPlan) -> StepPlan:
+        """The plan with tokens in place of ``TO_DRAFT``; what it computes is in the pages."""
+        drafting = [_Drafting(work) for work in plan.work if work.proposed]
+        self._first_pass(plan, drafting)
+        most = max((one.work.proposed for one in drafting), default=0)
+        for count in range(1, most + (0 if self._again else 1)):
+            self._pass([one for one in drafting if one.work.proposed >= count], count)
+        filled = {one.work.handle: one.filled() for one in drafting}
+        return replace(plan, work=tuple(filled.get(work.handle, work) for work in plan.work))
+
+    def _first_pass(self, plan: StepPlan, drafting: Sequence["_Drafting"]) -> None:
+        wants = [1 if work.proposed else 0 for work in plan.work]
+        known = [_known(work) for work in plan.work]
+        self._run(self._batches.batch(known, plan.checkpoints, wants), drafting)
+
+    def _pass(self, drafting: Sequence["_Drafting"], count: int) -> None:
+        """Compute the guesses number ``count``; those that want more get one."""
+        if self._again:
+            drafting = [one for one in drafting if one.work.proposed > count]
+        work = [one.step(count, again=self._again) for one in drafting]
+        wants = [1 if one.work.proposed > count else 0 for one in drafting]
+        wanting = [one for one, want in zip(drafting, wants, strict=True) if want]
+        self._run(self._batches.batch(work, num_logits=wants), wanting)
+
+    def _run(self, batch: ForwardBatch, wanting: Sequence["_Drafting"]) -> None:
+        logits = self._model.forward(batch)
+        for one, token in zip(wanting, largest(logits), strict=True):
+            one.draft_tokens.append(token)
+
+
+@dataclass
+class _Drafting:
+    """One request's work, and the guesses so far."""
+
+    work: TokenWork
+    draft_tokens: list[int] = field(default_factory=list)
+
+    def step(self, count: int, *, again: bool) -> TokenWork:
+        """Work that computes guess number ``count``, or all guesses up to it once more.
+
+        States forget guesses, so to them these are still proposed.
+        """
+        first = 0 if again else count - 1
+        return structs.replace(
+            self.work,
+            start=self.work.start + self.work.known + first,
+            count=count - first,
+            token_ids=np.asarray(self.draft_tokens[first:count], np.int32),
+            proposed=count - first if again else 0,
+        )
+
+    def filled(self) -> TokenWork:
+        """The work with its guesses."""
+        known: Ints = self.work.token_ids[: self.work.known]
+        draft_tokens = np.asarray(self.draft_tokens, np.int32)
+        return structs.replace(self.work, token_ids=np.concatenate([known, draft_tokens]))
+
+
+def _known(work: TokenWork) -> TokenWork:
+    """The part of a work that is no guess."""
+    tokens = work.token_ids[: work.known]
+    return structs.replace(work, count=work.known, token_ids=tokens, proposed=0)

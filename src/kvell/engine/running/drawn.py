@@ -1,0 +1,58 @@
+"""Tokens that a plan does not know yet, since the step before draws them: put in when it runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kvell.engine.requests.plan import PENDING, StepPlan, StepResult, TokenWork
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Where tokens are missing in the row of all tokens of some work, and whose they are."""
+
+    rows: tuple[int, ...]
+    handles: tuple[int, ...]
+
+
+NOTHING = Pending((), ())
+
+
+def pending(work: Sequence[TokenWork]) -> Pending:
+    """What the step before draws of this work: last tokens only."""
+    if all(one.token_ids.item(-1) != PENDING for one in work):
+        return NOTHING
+    ends = accumulate(one.count for one in work)
+    waiting = [
+        (end - 1, one.handle)
+        for end, one in zip(ends, work, strict=True)
+        if one.token_ids.item(-1) == PENDING
+    ]
+    return Pending(tuple(row for row, _ in waiting), tuple(handle for _, handle in waiting))
+
+
+class DrawnBefore:
+    """The tokens of one step, for the next; steps run in order."""
+
+    def __init__(self) -> None:
+        self._last: tuple[StepPlan, StepResult] | None = None
+
+    def note(self, plan: StepPlan, result: StepResult) -> None:
+        """A step has run."""
+        self._last = plan, result
+
+    def newest(self, handles: Sequence[int]) -> list[int]:
+        """The last token that each of these drew in the step before.
+
+        :raises KeyError: if one drew none.
+        """
+        drawn = self._drawn() if handles else {}
+        return [drawn[handle] for handle in handles]
+
+    def _drawn(self) -> dict[int, int]:
+        if self._last is None:
+            return {}
+        plan, result = self._last
+        drawing = (work.handle for work in plan.work if work.samples)
+        yields = result.by_work()
+        return {handle: tokens[-1] for handle, tokens in zip(drawing, yields, strict=True)}

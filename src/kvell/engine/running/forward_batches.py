@@ -1,0 +1,133 @@
+"""What one model computes in a pass, as tensors: the work of a plan over that model's groups."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from kvell.attention.host_batch import HostGroupBatch, HostStateBatch
+from kvell.attention.interface import GroupBatch, HostLengths
+from kvell.attention.states import StateBatch
+from kvell.engine.requests.plan import NewPages, TokenWork
+from kvell.engine.running.batching import (
+    GroupArrays,
+    PageTables,
+    StateArrays,
+    WorkRows,
+)
+from kvell.engine.running.image_batching import ImageBatcher
+from kvell.memory import GroupKind, Layout
+from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
+from kvell.models.images.image_batch import IMAGE_KINDS
+from kvell.models.images.image_store import ImageStore
+
+NO_CHECKPOINTS = np.empty((0, 5), np.int32)
+
+
+class ForwardBatches:
+    """Batches for one model; tables are those of the whole pool.
+
+    :param groups: which groups of the pool are the model's, in the order in which it knows them.
+    :param images: of requests in flight, if the model takes any.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        tables: PageTables,
+        groups: Sequence[int],
+        device: torch.device,
+        images: ImageStore | None = None,
+    ) -> None:
+        self._tables = tables
+        self._groups = groups
+        self._device, self._on_host = device, device.type == "cpu"
+        kinds = {index: layout.groups[index].kind for index in groups}
+        self._drops = GroupKind.DROPPING in kinds.values()
+        self._of_images = {index for index in groups if kinds[index] in IMAGE_KINDS}
+        self._of_states = {index for index in groups if kinds[index] is GroupKind.STATE}
+        self._images = images and ImageBatcher(layout.groups, groups, tables, images)
+
+    def batch(
+        self,
+        work: Sequence[TokenWork],
+        checkpoints: NewPages = NO_CHECKPOINTS,
+        num_logits: Sequence[int] | None = None,
+        *,
+        wants_largest: bool = False,
+        begun: Callable[[], None] | None = None,
+    ) -> ForwardBatch:
+        """The work as one ragged batch.
+
+        :param num_logits: how many of each work's tokens, the last ones, give logits; as many
+            as the work says if it is not given.
+        :param wants_largest: is it asked where each row's logits are largest?
+        :param begun: called when the pass begins to compute.
+        """
+        rows = WorkRows.of(work)
+        logits = [w.num_logits for w in work] if num_logits is None else list(num_logits)
+        images = self._images
+        known = [images.literal(w) if images else w.token_ids for w in work]
+        tokens = self._tables.token_rows(rows, logits, known)
+        groups = tuple(self._group(index, work, rows, checkpoints) for index in self._groups)
+        seen = images.batch(work, self._device) if images else None
+        ends = self._prompt_ends(work)
+        if self._on_host:
+            return HostForwardBatch(tokens, groups, seen, ends, wants_largest, begun)
+        ids, positions, wanted = (part.to(self._device) for part in tokens.tensors)
+        return ForwardBatch(ids, positions, groups, wanted, seen, ends, wants_largest, begun)
+
+    def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
+        """Requests whose prompts end here, where layers then drop tokens."""
+        if not self._drops:
+            return ()
+        ends = enumerate(w.start + w.count - w.proposed == w.prompt_tokens for w in work)
+        return tuple(index for index, is_end in ends if is_end)
+
+    def _group(
+        self, index: int, work: Sequence[TokenWork], rows: WorkRows, checkpoints: NewPages
+    ) -> GroupBatch | StateBatch | None:
+        if index in self._of_images:
+            return None
+        if index in self._of_states:
+            return self._states(index, work, rows, checkpoints)
+        return _to_device(self._tables.arrays(index, work, rows), self._device)
+
+    def _states(
+        self, index: int, work: Sequence[TokenWork], rows: WorkRows, checkpoints: NewPages
+    ) -> StateBatch:
+        if self._on_host and not len(checkpoints) and not any(w.proposed for w in work):
+            return HostStateBatch(self._tables.running_states(index, rows))
+        return _to_pool(self._tables.states(index, work, checkpoints, rows), self._device)
+
+
+def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
+    """Pages to where the pool is; what cuts scans stays on the CPU."""
+    ends = None if arrays.end_page_ids is None else torch.from_numpy(arrays.end_page_ids)
+    return StateBatch(
+        query_starts=torch.from_numpy(arrays.query_starts),
+        starts=torch.from_numpy(arrays.starts),
+        page_ids=torch.from_numpy(arrays.page_ids).to(device),
+        cut_requests=torch.from_numpy(arrays.cut_requests),
+        cut_tokens=torch.from_numpy(arrays.cut_tokens),
+        cut_page_ids=torch.from_numpy(arrays.cut_page_ids).to(device),
+        end_page_ids=None if ends is None else ends.to(device),
+    )
+
+
+def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
+    """In one transfer."""
+    if device.type == "cpu":
+        return HostGroupBatch(arrays)
+    there = torch.from_numpy(arrays.flat).to(device)
+    return GroupBatch(*there.split_with_sizes(arrays.sizes), host=_lengths(arrays))
+
+
+def _lengths(arrays: GroupArrays) -> HostLengths:
+    """What kernels on a GPU cut their launches by."""
+    return HostLengths(
+        query_starts=torch.from_numpy(arrays.query_starts),
+        context_lens=torch.from_numpy(arrays.context_lens),
+        table_starts=torch.from_numpy(arrays.table_starts),
+        first_positions=torch.from_numpy(arrays.first_positions),
+    )

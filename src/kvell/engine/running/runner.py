@@ -1,0 +1,189 @@
+"""Runs a step plan: the only part of the engine that touches tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from kvell.engine.planning.proposals import verified
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.running.batching import PageTables
+from kvell.engine.running.drafter import Drafter
+from kvell.engine.running.drawn import DrawnBefore, Pending, pending
+from kvell.engine.running.forward_batches import ForwardBatches
+from kvell.engine.running.page_mover import PageMover
+from kvell.engine.running.sampling import GREEDY, RowSampling, sample
+from kvell.engine.running.slot_memory import SlotMemory
+from kvell.memory import GroupSpec, Layout, SlotTable
+from kvell.models.paged_model import ForwardBatch, PagedModel
+
+
+class Runner(Protocol):
+    """Carries out plans. The simulator's answers from a trace; this file's from a model."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do everything the plan says, in its order; returns the tokens it sampled."""
+        ...
+
+
+@runtime_checkable
+class PreparingRunner(Runner, Protocol):
+    """A runner that can do part of a step while the one before runs."""
+
+    def prepare(
+        self, plan: StepPlan, begun: Callable[[], None] | None = None
+    ) -> Callable[[], StepResult]:
+        """All that needs neither the pool nor what the step before draws.
+
+        What is returned does the rest, once, after the step before; on any thread.
+
+        :param begun: called by that when nothing but computing is left; maybe several times.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one model computes of a step."""
+
+    batch: ForwardBatch
+    rows: list[RowSampling]
+    pending: Pending
+
+
+class ModelRunner:
+    """Models over one pool (uint8 [bytes], on the models' device).
+
+    :param draft: a model that guesses for the first, attached to the same pool.
+    :param name: of the first model; "" if it is the only one.
+    :param beside: further models by name, attached to the same pool.
+    :param lends: gives models the slot of a step, where activations share the pool.
+    :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        layout: Layout,
+        slots: SlotTable,
+        pool: torch.Tensor,
+        draft: PagedModel | None = None,
+        name: str = "",
+        beside: Mapping[str, PagedModel] = MappingProxyType({}),
+        lends: SlotMemory | None = None,
+        buffer: torch.Tensor | None = None,
+    ) -> None:
+        self._lends = lends
+        self._layout = layout
+        self._pages = PageMover(layout, slots, pool, buffer)
+        self._tables = _page_tables(layout.groups, slots)
+        self._models = {
+            served: (one, self._batches_of(one, served))
+            for served, one in {name: model, **beside}.items()
+        }
+        self._before = DrawnBefore()
+        self._drafter: Drafter | None = None
+        if draft is not None:
+            batches = self._batches_of(draft, is_draft=True)
+            self._drafter = Drafter(draft, layout, batches)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See :class:`Runner`."""
+        return self.prepare(plan)()
+
+    def prepare(
+        self, plan: StepPlan, begun: Callable[[], None] | None = None
+    ) -> Callable[[], StepResult]:
+        """See :class:`PreparingRunner`."""
+        if plan.moves:
+            raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
+        self._tables.update(plan)
+        parts = self._parts(plan, begun) if self._drafter is None else None
+        return partial(self._compute, plan, parts)
+
+    def _compute(self, plan: StepPlan, parts: Mapping[str, _Part] | None) -> StepResult:
+        self._pages.offload(plan.offloads)
+        self._pages.fetch(plan.fetches)
+        self._pages.copy(plan.copies)
+        if not plan.work:
+            return StepResult(plan.step, ())
+        if self._lends is not None and plan.slot is not None:
+            self._lends.lend(plan.slot)
+        if self._drafter is not None:
+            plan = self._drafter.with_draft_tokens(plan)
+        parts = self._parts(plan) if parts is None else parts
+        drawn = {name: self._draw(name, part) for name, part in parts.items()}
+        tokens = next(iter(drawn.values())) if len(drawn) == 1 else _in_turn(plan, drawn)
+        result = verified(plan, tokens)
+        self._before.note(plan, result)
+        return result
+
+    def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
+        """By model, for those that have a part."""
+        if len(self._models) == 1 and plan.work:
+            (name,) = self._models
+            return {name: self._part(name, plan.work, plan, begun)}
+        found = {name: [work for work in plan.work if work.model == name] for name in self._models}
+        return {name: self._part(name, work, plan, begun) for name, work in found.items() if work}
+
+    def _part(
+        self,
+        name: str,
+        work: Sequence[TokenWork],
+        plan: StepPlan,
+        begun: Callable[[], None] | None,
+    ) -> _Part:
+        _, batches = self._models[name]
+        rows = rows_of(work)
+        greedy = all(row is GREEDY for row in rows)
+        batch = batches.batch(work, plan.checkpoints, wants_largest=greedy, begun=begun)
+        return _Part(batch, rows, pending(work))
+
+    def _draw(self, name: str, part: _Part) -> list[int]:
+        """One model computes its part of a step; a token for each of the part's logits."""
+        model, _ = self._models[name]
+        if part.pending.rows:
+            part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
+        logits = model.forward(part.batch)
+        return model.largest(part.batch) or sample(logits, part.rows)
+
+    def _batches_of(
+        self, model: PagedModel, name: str = "", *, is_draft: bool = False
+    ) -> ForwardBatches:
+        groups = self._layout.indices_of(name, is_draft=is_draft)
+        return ForwardBatches(self._layout, self._tables, groups, model.device, model.images)
+
+
+def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
+    """Compiled, where a compiler was."""
+    try:
+        from kvell.engine.running.compiled_tables import CompiledTables
+    except ImportError:
+        return PageTables(groups, slots)
+    return CompiledTables(groups, slots)
+
+
+def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
+    """Tokens that several models drew, in the order of the plan's work."""
+    left = {name: iter(tokens) for name, tokens in drawn.items()}
+    return [next(left[work.model]) for work in plan.work for _ in range(work.num_logits)]
+
+
+def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
+    """How each of the work's logits is drawn from, in their order."""
+    return [
+        _row(one.sampling, one.output_index + index)
+        for one in work
+        if one.sampling is not None
+        for index in range(1 + one.proposed)
+    ]
+
+
+def _row(params: SamplingParams, position: int) -> RowSampling:
+    if params.temperature == 0:
+        return GREEDY
+    return RowSampling(params.temperature, params.top_k, params.top_p, params.seed or 0, position)

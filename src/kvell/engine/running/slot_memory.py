@@ -1,0 +1,28 @@
+"""The activation range as torch sees it: lends a step's slot to the passes that compute in it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from kvell.engine.requests.plan import StepSlot
+from kvell.models.fused.decoder import FusedDecoder
+
+
+class SlotMemory:
+    """Lends slots; nothing is mapped or granted here.
+
+    :param area: uint8 [bytes of the range]; only slots of it may be touched.
+    :param decoders: passes that compute in what a plan grants, one after the other.
+    """
+
+    def __init__(
+        self, area: torch.Tensor, chunk_bytes: int, decoders: Sequence[FusedDecoder]
+    ) -> None:
+        self._area, self._chunk_bytes, self._decoders = area, chunk_bytes, decoders
+
+    def lend(self, slot: StepSlot) -> None:
+        """The passes compute in this slot until the next one is lent."""
+        begin = slot.start * self._chunk_bytes
+        lent = self._area[begin : begin + slot.num_chunks * self._chunk_bytes]
+        for decoder in self._decoders:
+            decoder.use_memory(lent)

@@ -1,0 +1,141 @@
+"""``--memory``: one bound for weights, KV cache and activations, and what is made of it.
+
+Where a compiled pass computes every step, KV cache and activations share one pool of chunks, and
+each step's activations are a slot of it.  Elsewhere torch allocates activations as it likes:
+their reserve is taken off, and KV has the rest for good.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvell.device.chunks import ChunkDevice
+from kvell.elastic.arena import ActivationNeed
+from kvell.elastic.memory import ElasticMemory
+from kvell.elastic.tiling import Tiling
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.setup.options import EngineOptions
+from kvell.engine.setup.warmer import Warmer
+from kvell.errors import ChangeSomething
+from kvell.memory import Layout, LendingCore, Manager
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import MIB
+
+CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
+"""Managers whose shares are for good."""
+WARM_CHUNKS = 32
+"""Have memory before the first request; the others come behind it."""
+
+
+def can_share(models: Sequence[PagedModel], options: EngineOptions, *, has_draft: bool) -> bool:
+    """May KV cache and activations share a pool?
+
+    Not with guesses, whose activations nobody plans yet; nor in a pool that is cut at start.
+    """
+    draft_tokens = has_draft or options.num_speculative_tokens > 0
+    is_fused = all(model.fused is not None for model in models)
+    return is_fused and not draft_tokens and options.manager not in CUT_AT_START
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What ``--memory`` leaves.
+
+    :param memory_bytes: as the user gave it.
+    :param weights_bytes: of all models.
+    :param reserve_bytes: for activations that cannot share; 0 if they do.
+    """
+
+    memory_bytes: int
+    weights_bytes: int
+    reserve_bytes: int
+
+    @property
+    def taken_bytes(self) -> int:
+        """By what never gives way."""
+        return self.weights_bytes + self.reserve_bytes
+
+    def pool_bytes(self, kv_memory_bytes: int | None, available_bytes: int) -> int:
+        """The pool's.
+
+        :param kv_memory_bytes: where KV is to begin, or to stay if it has its own pool.
+        :raises ChangeSomething: if nothing is left, or less than is asked, or than there is.
+        """
+        left_bytes = self.memory_bytes - self.taken_bytes
+        if left_bytes < MIB:
+            raise ChangeSomething(
+                "--memory",
+                f"{self.memory_bytes}B",
+                f"leaves nothing for KV cache beside {_mib(self.weights_bytes)} of weights"
+                + f" and {_mib(self.reserve_bytes)} for activations" * bool(self.reserve_bytes),
+                f"use at least --memory {-(-self.taken_bytes // MIB) + 64}MiB",
+            )
+        if kv_memory_bytes is not None and kv_memory_bytes > left_bytes:
+            raise ChangeSomething(
+                "--kv-memory",
+                f"{kv_memory_bytes}B",
+                f"is more than --memory leaves beside {_mib(self.taken_bytes)}",
+                f"use at most --kv-memory {left_bytes // MIB}MiB, or leave it out",
+            )
+        wanted_bytes = kv_memory_bytes if self.reserve_bytes and kv_memory_bytes else left_bytes
+        if wanted_bytes > available_bytes:
+            most_mib = (available_bytes + self.taken_bytes) // MIB
+            raise ChangeSomething(
+                "--memory",
+                f"{self.memory_bytes}B",
+                f"is more than the machine has free beside what is loaded: {_mib(available_bytes)}",
+                f"use at most --memory {most_mib}MiB",
+            )
+        return wanted_bytes
+
+
+def beside_activations(
+    layout: Layout, need: ActivationNeed, chunk_bytes: int, tokens: int, rows: int
+) -> Layout:
+    """What of a shared pool KV can have while a step of such a size computes.
+
+    Large pages may straddle the chunks at both ends of what activations hold.
+    """
+    chunks = -(-need.need_bytes(tokens, rows) // chunk_bytes)
+    lost = -(-(chunks + 2) * chunk_bytes // layout.large_page_bytes) + 1
+    return replace(layout, num_large_pages=max(1, layout.num_large_pages - lost))
+
+
+@dataclass(frozen=True)
+class SharedPool:
+    """One pool of chunks, and what plans with it."""
+
+    device: ChunkDevice
+    elastic: ElasticMemory
+    steps: SharedMemory
+
+    def warmer(self) -> Warmer | None:
+        """Puts memory behind what has none yet; None if all has."""
+        cold = self.elastic.balloon.uncommitted_chunks
+        return Warmer(self.device, cold) if cold else None
+
+
+def share_pool(
+    device: ChunkDevice,
+    layout: Layout,
+    core: LendingCore,
+    need: ActivationNeed,
+    kv_memory_bytes: int | None = None,
+    committed_chunks: int | None = WARM_CHUNKS,
+) -> SharedPool:
+    """KV cache in a device's chunks, and activations in those that KV can spare.
+
+    :param core: an empty memory core over the layout.
+    :param kv_memory_bytes: KV's share at first; None for all of it.
+    :param committed_chunks: have memory before this returns; None: all.
+    """
+    size, num_chunks = device.chunk_bytes, device.num_chunks
+    tiled = Tiling(num_chunks, size, layout.large_page_bytes, layout.num_large_pages)
+    first = None if committed_chunks is None else min(committed_chunks, num_chunks)
+    elastic = ElasticMemory(device, core, tiled, first)
+    if kv_memory_bytes is not None:
+        elastic.ensure(max(0, num_chunks - -(-kv_memory_bytes // size)))
+    return SharedPool(device, elastic, SharedMemory(core, elastic, need))
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{-(-size_bytes // MIB):,} MiB"

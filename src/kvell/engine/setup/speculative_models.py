@@ -1,0 +1,50 @@
+"""Which draft model may guess for which model."""
+
+from kvell.engine.setup.options import EngineOptions
+from kvell.errors import ChangeSomething
+from kvell.memory import GroupKind
+from kvell.models.families.draft_model import FLAG, check_vocabularies
+from kvell.models.paged_model import PagedModel
+
+IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
+
+
+def check_speculation(model: PagedModel, draft: PagedModel | None, options: EngineOptions) -> None:
+    """Refuse what cannot guess.
+
+    :raises ChangeSomething: for a draft model of another vocabulary, one beside images, one
+        that shall guess nothing, or lengths to look up that contradict each other.
+    """
+    _check_counts(options)
+    if draft is None:
+        return
+    if not options.num_speculative_tokens:
+        problem = "guesses nothing without a number of tokens to guess"
+        raise ChangeSomething(FLAG, _name(draft), problem, "use --num-speculative-tokens 4")
+    check_vocabularies(model.description.vocab_size, draft.description.vocab_size, _name(draft))
+    kinds = {layer.kind for one in (model, draft) for layer in one.description.layers}
+    if kinds & IMAGE_KINDS:
+        problem = "cannot guess where a model reads images"
+        raise ChangeSomething(FLAG, _name(draft), problem, "leave it out: guesses are looked up")
+
+
+def _check_counts(options: EngineOptions) -> None:
+    if options.num_speculative_tokens < 0:
+        raise ChangeSomething(
+            "--num-speculative-tokens",
+            options.num_speculative_tokens,
+            "is below 0",
+            "use 0 to guess nothing",
+        )
+    shortest, longest = options.prompt_lookup_min, options.prompt_lookup_max
+    if not 1 <= shortest <= longest:
+        raise ChangeSomething(
+            "--prompt-lookup-min",
+            shortest,
+            f"is not between 1 and --prompt-lookup-max={longest}",
+            f"use at most {max(1, longest)}",
+        )
+
+
+def _name(model: PagedModel) -> str:
+    return model.description.architecture

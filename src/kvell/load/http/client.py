@@ -1,0 +1,151 @@
+"""HTTP/1.1 for many streams at once: thin, so that the client's own time stays small.
+
+Connections are used again; one that its server closed in between is opened anew.
+
+::
+
+    idle ──post──► head ──200──► body ──end──► idle
+                    │ other status ─► Refused   └─ closed early: connection closed
+                    └─ lost before the head, and used before: once more on a new connection
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncGenerator
+from urllib.parse import urlsplit
+
+import h11
+
+from kvell.errors import ChangeSomething
+from kvell.load.answers import error_text
+from kvell.load.http.connection import Connection
+from kvell.load.http.wire import ConnectionFailed, Refused
+
+CONNECT_SECONDS = 30.0
+PREFLIGHT_SECONDS = 10.0
+
+
+class HttpClient:
+    """A client of one server; close it in the loop that it ran in.
+
+    :param base_url: with or without the ``/v1`` at its end.
+    :raises ChangeSomething: if that is no address.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        url = urlsplit(base_url)
+        try:
+            port = url.port
+        except ValueError:
+            port = -1
+        if url.scheme not in ("http", "https") or not url.hostname or port == -1:
+            remedy = "use one like http://127.0.0.1:8000"
+            raise ChangeSomething("--base-url", base_url, "is no address of a server", remedy)
+        self._host = url.hostname
+        self._ssl = ssl.create_default_context() if url.scheme == "https" else None
+        self._port = port or (443 if self._ssl else 80)
+        self._prefix = url.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Host": url.netloc.rpartition("@")[2], "Accept": "*/*"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._idle: list[Connection] = []
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body; see :class:`kvell.load.http.wire.Client`."""
+        try:
+            async with asyncio.timeout(PREFLIGHT_SECONDS):
+                connection, head = await self._sent("GET", path, b"")
+                return head.status_code, await self._rest(connection)
+        except TimeoutError as error:
+            raise ConnectionFailed(f"no answer within {PREFLIGHT_SECONDS:g} s") from error
+
+    async def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
+        """The pieces of a streamed answer; see :class:`kvell.load.http.wire.Client`."""
+        connection, head = await self._sent("POST", path, body)
+        if head.status_code != 200:
+            raise Refused(head.status_code, error_text(await self._rest(connection)))
+        is_whole = False
+        try:
+            while True:
+                at_seconds, event = await connection.received()
+                if isinstance(event, h11.EndOfMessage):
+                    is_whole = True
+                    return
+                if isinstance(event, h11.Data):
+                    yield at_seconds, bytes(event.data)
+        finally:
+            self._give_back(connection, is_whole=is_whole)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _sent(self, method: str, path: str, body: bytes) -> tuple[Connection, h11.Response]:
+        """A connection on which the request went out, and the head of the answer."""
+        while True:
+            connection = self._idle_one()
+            was_used = connection is not None
+            connection = connection or await self._connected()
+            try:
+                connection.send(method, self._prefix + path, self._headers, body)
+                while True:
+                    _, event = await connection.received()
+                    if isinstance(event, h11.Response):
+                        return connection, event
+            except ConnectionFailed:
+                connection.close()
+                if not was_used:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    async def _rest(self, connection: Connection) -> bytes:
+        """The body of an answer that is no stream."""
+        found, is_whole = b"", False
+        try:
+            while True:
+                _, event = await connection.received()
+                if isinstance(event, h11.EndOfMessage):
+                    is_whole = True
+                    return found
+                if isinstance(event, h11.Data):
+                    found += event.data
+        finally:
+            self._give_back(connection, is_whole=is_whole)
+
+    def _idle_one(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _connected(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop), self._host, self._port, ssl=self._ssl
+                )
+        except TimeoutError as error:
+            raise ConnectionFailed("no connection in time") from error
+        except OSError as error:
+            raise ConnectionFailed(f"no connection ({_reason(error)})") from error
+        return connection
+
+    def _give_back(self, connection: Connection, *, is_whole: bool) -> None:
+        if is_whole and connection.renewed():
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words; asyncio has its own, with the address in them."""
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)

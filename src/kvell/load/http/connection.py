@@ -1,0 +1,115 @@
+"""One HTTP/1.1 connection of a client, over h11, which knows the protocol and no sockets.
+
+What comes in is stamped with the event loop's time as its packet arrives, before anybody is
+woken, so that a client with many open streams does not blame its server for its own queue.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+
+import h11
+
+from kvell.load.http.wire import ConnectionFailed
+
+Event = h11.Response | h11.Data | h11.EndOfMessage
+LOST = "the connection was lost"
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._h11 = h11.Connection(h11.CLIENT)
+        self._transport: asyncio.Transport | None = None
+        self._arrived: deque[tuple[float, Event]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._failed: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """A request can be sent on it."""
+        return self._failed is None and self._transport is not None
+
+    def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        """Write a whole request.
+
+        :raises ConnectionFailed: if the connection is closed.
+        """
+        if self._transport is None or self._failed is not None:
+            raise ConnectionFailed(self._failed or LOST)
+        fields = dict(headers)
+        if body:
+            fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        request = h11.Request(method=method, target=path, headers=list(fields.items()))
+        parts = (request, h11.Data(data=body), h11.EndOfMessage())
+        self._transport.write(b"".join(self._h11.send(part) or b"" for part in parts))
+
+    async def received(self) -> tuple[float, Event]:
+        """The next part of the answer, with when its bytes came.
+
+        :raises ConnectionFailed: if none will come.
+        """
+        while not self._arrived:
+            if self._failed is not None:
+                raise ConnectionFailed(self._failed)
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._arrived.popleft()
+
+    def renewed(self) -> bool:
+        """Make ready for another request; False if the server will not take one."""
+        if not self.is_open or self._h11.our_state is not h11.DONE:
+            return False
+        if self._h11.their_state is not h11.DONE:
+            return False
+        self._h11.start_next_cycle()
+        return True
+
+    def close(self) -> None:
+        """Close at once, also in the middle of an answer."""
+        self._failed = self._failed or LOST
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self._take(data)
+
+    def eof_received(self) -> None:
+        """Its server will send no more; some answers end so."""
+        self._take(b"")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is closed."""
+        if self._failed is None:
+            self._take(b"")
+            self._failed = LOST
+        self._transport = None
+        self._wake()
+
+    def _take(self, data: bytes) -> None:
+        at_seconds = self._loop.time()
+        try:
+            self._h11.receive_data(data)
+            while True:
+                event = self._h11.next_event()
+                if isinstance(event, Event):
+                    self._arrived.append((at_seconds, event))
+                elif not isinstance(event, h11.InformationalResponse):
+                    break
+        except h11.RemoteProtocolError as error:
+            self._failed = LOST if not data else f"not HTTP ({error})"
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,162 @@
+"""What a server's ``/metrics`` say of a run: counters after it less counters before it."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvell.load.http.wire import Client, ConnectionFailed
+
+METRICS = "/metrics"
+PREFIXES = ("kvell:", "vllm:")
+QUERIES, HITS = "prefix_cache_queries_total", "prefix_cache_hits_total"
+PREEMPTIONS = "num_preemptions_total"
+DRAFTED, ACCEPTED = (f"spec_decode_num_{what}_tokens_total" for what in ("draft", "accepted"))
+TOKENS = {"prompt_tokens": "prompt_tokens_total", "output_tokens": "generation_tokens_total"}
+COUNTERS = frozenset((QUERIES, HITS, PREEMPTIONS, DRAFTED, ACCEPTED, *TOKENS.values()))
+LATENCIES = {
+    "ttft_seconds": "time_to_first_token_seconds",
+    "tpot_seconds": "request_time_per_output_token_seconds",
+    "e2e_seconds": "e2e_request_latency_seconds",
+    "inter_token_seconds": "inter_token_latency_seconds",
+    "queue_seconds": "request_queue_time_seconds",
+    "prefill_seconds": "request_prefill_time_seconds",
+    "decode_seconds": "request_decode_time_seconds",
+}
+"""Figures of a run to the histograms that hold them."""
+STEP_TOKENS = "iteration_tokens_total"
+HISTOGRAMS = frozenset((*LATENCIES.values(), STEP_TOKENS))
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+Buckets = Mapping[float, float]
+"""Upper bound to how many values are at most that."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Values that a server observed."""
+
+    total: float = 0.0
+    buckets: Buckets = field(default_factory=dict)
+
+    @property
+    def count(self) -> float:
+        """How many values."""
+        return self.buckets.get(math.inf, 0.0)
+
+    def since(self, before: "Histogram") -> "Histogram | None":
+        """What was observed in between; None after a restart."""
+        if self.count < before.count or self.buckets.keys() != before.buckets.keys():
+            return None
+        grown = {bound: n - before.buckets[bound] for bound, n in self.buckets.items()}
+        return Histogram(self.total - before.total, grown)
+
+    def spread(self) -> dict[str, float | None]:
+        """The mean, exactly, and percentiles as Prometheus guesses them: evenly spread values
+        within a bucket; above the last bound, the bound."""
+        percentiles = {name: self._quantile(part) for name, part in PERCENTILES.items()}
+        return {"mean": self.total / self.count if self.count else None, **percentiles}
+
+    def _quantile(self, part: float) -> float | None:
+        if not self.count:
+            return None
+        wanted, low, below = part * self.count, 0.0, 0.0
+        for bound, at_most in sorted(self.buckets.items()):
+            if at_most >= wanted:
+                if math.isinf(bound):
+                    return low
+                return low + (bound - low) * (wanted - below) / (at_most - below)
+            low, below = bound, at_most
+        return low
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Values of the counters and histograms that a server has, summed over its labels."""
+
+    values: dict[str, float]
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    def since(self, before: "Counters") -> dict[str, Any]:
+        """Figures of what came in between; what is unknown is left out, and so is what a
+        restart in between has set back.
+
+        ``prefix_cache_hit_rate``, ``preemptions``, ``prompt_tokens``, ``output_tokens``,
+        ``draft_acceptance_rate``, ``tokens_per_step``, ``steps``, and each of
+        :data:`LATENCIES` with its mean and percentiles.
+        """
+        return self._counted_since(before) | self._observed_since(before)
+
+    def _counted_since(self, before: "Counters") -> dict[str, Any]:
+        grown = {
+            name: value - before.values[name]
+            for name, value in self.values.items()
+            if value >= before.values.get(name, math.inf)
+        }
+        found: dict[str, Any] = {}
+        if grown.get(QUERIES) and HITS in grown:
+            found["prefix_cache_hit_rate"] = grown[HITS] / grown[QUERIES]
+        if PREEMPTIONS in grown:
+            found["preemptions"] = int(grown[PREEMPTIONS])
+        if grown.get(DRAFTED) and ACCEPTED in grown:
+            found["draft_acceptance_rate"] = grown[ACCEPTED] / grown[DRAFTED]
+        return found | {key: int(grown[name]) for key, name in TOKENS.items() if name in grown}
+
+    def _observed_since(self, before: "Counters") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, name in LATENCIES.items():
+            grown = self._grown(before, name)
+            if grown is not None and grown.count:
+                found[key] = grown.spread()
+        steps = self._grown(before, STEP_TOKENS)
+        if steps is not None and steps.count:
+            found["steps"], found["tokens_per_step"] = int(steps.count), steps.total / steps.count
+        return found
+
+    def _grown(self, before: "Counters", name: str) -> Histogram | None:
+        mine, earlier = self.histograms.get(name), before.histograms.get(name)
+        # vLLM makes some series only with the first value, so none is as good as empty.
+        if mine is None or not (earlier or before.values):
+            return None
+        return mine.since(earlier or Histogram(0.0, dict.fromkeys(mine.buckets, 0.0)))
+
+
+def parsed(text: str) -> Counters:
+    """Kvell's and vLLM's counters in Prometheus's text; nothing if it is something else."""
+    values: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    try:
+        for name, labels, value in _samples(text):
+            family, _, part = name.rpartition("_")
+            if name in COUNTERS:
+                values[name] = values.get(name, 0.0) + value
+            elif family in HISTOGRAMS and part == "sum":
+                totals[family] = totals.get(family, 0.0) + value
+            elif family in HISTOGRAMS and part == "bucket":
+                found, bound = buckets.setdefault(family, {}), float(labels["le"])
+                found[bound] = found.get(bound, 0.0) + value
+    except (ValueError, KeyError, IndexError):
+        return Counters({})
+    histograms = {name: Histogram(totals.get(name, 0.0), buckets[name]) for name in buckets}
+    return Counters(values, histograms)
+
+
+async def scraped(client: Client) -> Counters:
+    """The counters of a server now; none if it has no metrics."""
+    try:
+        status, body = await client.get(METRICS)
+    except ConnectionFailed:
+        return Counters({})
+    return parsed(body.decode("utf-8", "replace")) if status == 200 else Counters({})
+
+
+def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
+    """Name without its prefix, labels and value of all that have a known prefix."""
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            for prefix in PREFIXES:
+                if sample.name.startswith(prefix):
+                    yield sample.name.removeprefix(prefix), sample.labels, sample.value

@@ -1,0 +1,1 @@
+"""What a model stores and computes, from its config alone."""

@@ -1,0 +1,59 @@
+"""Reading a model's config.json, with one clear line for everything that may be wrong in it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING
+
+from kvell.errors import ChangeSomething
+from kvell.models import parallel_heads_config as _own  # transformers learns it  # noqa: F401
+from kvell.models.config.json_files import CONFIG_FILE, one_line, read_json
+
+MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)
+"""What transformers raises for fields that it does not understand; for some defaults it wants
+libraries, or files of the hub, that are not there."""
+
+
+def read_config(path: Path) -> Any:
+    """The transformers config of a model directory, or of a config file itself.
+
+    :raises ChangeSomething: if it is missing, is no JSON object, or is not understood.
+    """
+    file = path / CONFIG_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise ChangeSomething(
+            "model", path, f"holds no {CONFIG_FILE}", "give a transformers model directory"
+        )
+    return config_from_dict(read_json(file), str(path))
+
+
+def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
+    """A transformers config with every default filled in.
+
+    :param name: what the user gave, for messages.
+    :raises ChangeSomething: if the model type is unknown or a field is malformed.
+    """
+    model_type = raw.get("model_type")
+    classes = ", ".join(map(str, raw.get("architectures") or ()))
+    if model_type not in CONFIG_MAPPING:
+        raise ChangeSomething(
+            "model",
+            name,
+            f"its config names the unknown model type {model_type!r}"
+            + (f", to be run by {classes}" if classes else ""),
+            "use a model that the installed transformers knows",
+        )
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(dict(raw))
+    except (*MALFORMED, ImportError, OSError) as error:
+        raise ChangeSomething(
+            "model", name, f"its config is malformed ({one_line(error)})", "repair its config.json"
+        ) from error
+
+
+def whole_config(config: Any) -> Any:
+    """A transformers config for what may be a plain one (``plain_config``)."""
+    return config_from_dict(vars(config)) if isinstance(config, SimpleNamespace) else config

@@ -1,0 +1,178 @@
+"""What a model stores and computes, read from its transformers config alone.
+
+No weights are touched and torch is not imported here, so planning works for
+models that this machine could never load.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.config_fields import (
+    architecture,
+    first_size,
+    head_size,
+    kv_heads,
+    max_model_len,
+    optional_size,
+    text_config,
+)
+from kvell.models.config.layer_kinds import LAYER_KINDS, kv_sources, layer_types
+from kvell.models.config.multimodal import cross_layers, embedding_layers, images_in_text
+from kvell.models.config.state_sizes import state_bytes
+from kvell.pages.layout import GroupKind, LayerSpec
+
+__all__ = ["ModelDescription", "architecture", "describe", "text_config"]
+
+WINDOW_FIELDS = {
+    GroupKind.SLIDING: ("sliding_window",),
+    GroupKind.CHUNKED: ("attention_chunk_size",),
+}
+"""Where a config says how far the layers of a kind read."""
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What every other room needs to know of a model.
+
+    :param architecture: the transformers class that runs it, such as ``LlamaForCausalLM``.
+    :param layers: what each layer stores, in order (nothing, where it reads another layer's
+        keys and values).  A layer that has attention and a state, or attention to the text
+        and to an encoder, stands here twice; one that has only weights, not at all.  Last,
+        after the text's layers, the embeddings of image tokens.
+    :param query_heads: attention heads per layer (a multiple of every layer's kv_heads); 0
+        without attention.
+    :param max_model_len: tokens of prompt and output together that the model was made for.
+    :param images_in_text: are image tokens tokens of the text (LLaVA)?  If not, an image has
+        one placeholder in the text and its tokens lie on the image axis only (Llama 3.2
+        Vision), or none at all (an encoder's); meaningless without images.
+    """
+
+    architecture: str
+    layers: tuple[LayerSpec, ...]
+    query_heads: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    images_in_text: bool = True
+
+
+def describe(
+    config: Any,
+    kv_element_bytes: int,
+    kv_scale_bytes: int = 0,
+    state_element_bytes: int | None = None,
+) -> ModelDescription:
+    """Describe a transformers config object; every layer stores elements of the given size.
+
+    Quantised elements have a scale of ``kv_scale_bytes`` for each head's key and value.
+    States and embeddings are not quantised: their elements have the size of the model's own,
+    which is that of keys and values if it is not given.
+
+    What is described can be planned; what can be run, ``families`` says.
+
+    :raises ChangeSomething: if a layer's memory is of no known kind, if tokens store
+        more than keys and values, or if the config lacks a size that attention needs.
+    """
+    text = text_config(config)
+    name = architecture(config)
+    _require_causal(config, text, name)
+    types = layer_types(text, name)
+    _require_plain_index(text, types, name)
+    sources = kv_sources(text, types)
+    specs = [
+        *_text_layers(text, types, kv_element_bytes, state_element_bytes or kv_element_bytes, name),
+        *cross_layers(config, text, kv_element_bytes, name),
+    ]
+    scaled = (
+        layer if layer.state_bytes else replace(layer, scale_bytes=kv_scale_bytes)
+        for layer in sorted(specs, key=lambda layer: layer.index)
+    )
+    return ModelDescription(
+        architecture=name,
+        layers=(
+            *(_sharing(layer, sources) for layer in scaled),
+            *embedding_layers(config, text, state_element_bytes or kv_element_bytes, name),
+        ),
+        query_heads=_query_heads(text, specs, name),
+        hidden_size=first_size(text, ("hidden_size",), name),
+        vocab_size=first_size(text, ("vocab_size",), name),
+        max_model_len=max_model_len(text, types, name),
+        images_in_text=images_in_text(config, text),
+    )
+
+
+def _sharing(layer: LayerSpec, sources: Mapping[int, int]) -> LayerSpec:
+    """The layer with whose keys and values it reads; a state beside them is its own."""
+    return layer if layer.state_bytes else replace(layer, kv_of=sources.get(layer.index))
+
+
+def _text_layers(
+    text: Any, types: tuple[str, ...], element_bytes: int, state_element_bytes: int, name: str
+) -> Iterator[LayerSpec]:
+    for index, layer_type in enumerate(types):
+        for kind in LAYER_KINDS[layer_type]:
+            if kind is GroupKind.STATE:
+                size_bytes = state_bytes(text, state_element_bytes, name)
+                yield LayerSpec(index, kind, 0, 0, state_element_bytes, state_bytes=size_bytes)
+            else:
+                yield _attention(text, index, kind, element_bytes, name)
+
+
+def _attention(text: Any, index: int, kind: GroupKind, element_bytes: int, name: str) -> LayerSpec:
+    """What a layer stores: a latent with its rope part (MLA), or K and V of every head."""
+    own = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
+    window_tokens = _window(own, kind, name)
+    latent_size = optional_size(own, ("kv_lora_rank",))
+    if latent_size:
+        # Sparse attention chooses tokens by one more vector, stored beside the latent.
+        size = latent_size + sum(
+            optional_size(own, (field,)) for field in ("qk_rope_head_dim", "index_head_dim")
+        )
+        return LayerSpec(index, kind, 1, size, element_bytes, window_tokens, tensors=1)
+    heads, size = kv_heads(own, name), head_size(own, name)
+    value_size = optional_size(own, ("v_head_dim",)) or size
+    if value_size != size:  # a key and a value of unlike sizes lie side by side as one vector
+        size += value_size
+        return LayerSpec(index, kind, heads, size, element_bytes, window_tokens, tensors=1)
+    return LayerSpec(index, kind, heads, size, element_bytes, window_tokens)
+
+
+def _window(text: Any, kind: GroupKind, name: str) -> int:
+    """How far a layer of the kind reads, in tokens; 0 for full attention."""
+    fields = WINDOW_FIELDS.get(kind)
+    return first_size(text, fields, name) if fields else 0
+
+
+def _query_heads(text: Any, layers: list[LayerSpec], name: str) -> int:
+    attends = any(layer.kind is not GroupKind.STATE for layer in layers)
+    return first_size(text, ("num_attention_heads",), name) if attends else 0
+
+
+def _require_plain_index(text: Any, types: tuple[str, ...], name: str) -> None:
+    """An index is sized where it is one vector for each token, beside a latent."""
+    has_index = optional_size(text, ("index_head_dim",)) or "indexed_attention" in types
+    beside_latent = optional_size(text, ("index_head_dim",)) and optional_size(
+        text, ("kv_lora_rank",)
+    )
+    if has_index and (not beside_latent or optional_size(text, ("index_kpool",))):
+        raise ChangeSomething(
+            "model",
+            name,
+            "its sparse attention stores an index beside keys and values",
+            "use a model with full, sliding or chunked attention only",
+        )
+
+
+def _require_causal(config: Any, text: Any, name: str) -> None:
+    """A model of text alone that reads in both directions keeps nothing between steps.
+
+    Beside an encoder the flag is about the prompt or the image only (PaliGemma, Gemma 4):
+    what is written into the output still stores keys and values.
+    """
+    bidirectional = config is text and getattr(text, "use_bidirectional_attention", None)
+    if (bidirectional and bidirectional != "vision") or not getattr(text, "is_causal", True):
+        raise ChangeSomething(
+            "model", name, "its attention is bidirectional", "use a model that generates text"
+        )

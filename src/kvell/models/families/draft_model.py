@@ -1,0 +1,40 @@
+"""May one model guess the tokens of another? Only if a token id means the same to both."""
+
+from pathlib import Path
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.description import describe
+from kvell.models.families.plain_config import known_config
+from kvell.models.text.tokenizer import TOKENIZER_FILES, Tokenizer
+
+FLAG = "--speculative-model"
+REMEDY = "use a smaller model of the same family"
+
+
+def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> None:
+    """Compare two models' vocabularies, from their files alone; no weights are read.
+
+    A draft model without a tokenizer of its own is taken at its word.
+
+    :param path: the draft model's directory.
+    :param model: the directory of the model it guesses for.
+    :param tokenizer: of the model it guesses for.
+    :raises ChangeSomething: if the vocabularies differ in size or in a token.
+    """
+    own, drafts = (describe(known_config(one), 2).vocab_size for one in (model, path))
+    check_vocabularies(own, drafts, name)
+    if not any((path / file).is_file() for file in TOKENIZER_FILES):
+        return
+    if Tokenizer.load(path).backend.get_vocab() != tokenizer.backend.get_vocab():
+        problem = "has a tokenizer that names tokens otherwise than the model's"
+        raise ChangeSomething(FLAG, name, problem, REMEDY)
+
+
+def check_vocabularies(own: int, drafts: int, name: str) -> None:
+    """Refuse a draft model that could say what the model cannot, or the other way round.
+
+    :raises ChangeSomething: if the sizes differ.
+    """
+    if own != drafts:
+        problem = f"has a vocabulary of {drafts} tokens, the model one of {own}"
+        raise ChangeSomething(FLAG, name, problem, REMEDY)

@@ -1,0 +1,288 @@
+"""Which architectures may run through the attention hook, and why the others may not.
+
+This is the only file that names model families.  A family is listed as exact
+once ``tests/models`` compares it with transformers; anything else is refused at
+start, because a wrong family does not fail, it answers wrongly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.mixer_kinds import MixerKind
+from kvell.models.images.image_families import ImageKind
+
+EXACT = frozenset(
+    {
+        "ArceeForCausalLM",
+        "BambaForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Exaone4ForCausalLM",
+        "FalconH1ForCausalLM",
+        "FalconMambaForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "Gemma3nForCausalLM",
+        "Gemma4ForCausalLM",
+        "GemmaForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GptOssForCausalLM",
+        "GraniteForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+        "JambaForCausalLM",
+        "KimiLinearForCausalLM",
+        "Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM",
+        "Llama4ForCausalLM",
+        "LlamaForCausalLM",
+        "Mamba2ForCausalLM",
+        "MambaForCausalLM",
+        "MiniCPM3ForCausalLM",
+        "MiniMaxForCausalLM",
+        "MinistralForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "NemotronHForCausalLM",
+        "Olmo2ForCausalLM",
+        "Olmo3ForCausalLM",
+        "OlmoForCausalLM",
+        "OlmoHybridForCausalLM",
+        "ParallelHeadsForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "SeedOssForCausalLM",
+        "SmolLM3ForCausalLM",
+        "Starcoder2ForCausalLM",
+        "YoutuForCausalLM",
+        "Zamba2ForCausalLM",
+    }
+)
+"""Architectures whose paged forward pass is tested against transformers' own."""
+
+
+@dataclass(frozen=True)
+class FusedFamily:
+    """What the modules of a family with a fused pass do not say of themselves.
+
+    The second half is what its modules would say: from it and the config they are made up
+    (``fused/skeleton``) where nothing else of transformers' modelling code is needed.
+
+    :param model_type: by which configs name it.
+    :param norm_offset: added to the weights of its norms.
+    :param caps_scores: is ``attn_logit_softcapping`` of its attention heeded?
+    :param mlp: what a layer calls its MLP; ``before_mlp`` the norm before it.
+    :param final_norm: what the body calls the norm before the head.
+    :param mixer: what a layer calls its state mixer beside attention; empty if it has none.
+    :param activation: the config's field for that of its MLPs.
+    :param scaled_by: the field whose inverse root scales scores; a head's size if empty.
+    :param attention_bias: the field that gives all of attention's linears a bias; none if empty.
+    :param biased_inputs: do queries, keys and values have one, whatever the config says?
+    :param mlp_bias: the field that gives the MLP's linears one; none if empty.
+    :param head_norms: are queries and keys normalised by head?
+    :param sandwich: are there norms behind attention and MLP too?
+    :param scales_embedding: by the root of the hidden size?
+    :param ropes_by_type: do layers of each type have a rotation of their own?
+    :param rope_layers: the field that says which layers rotate at all; all if empty.
+    :param fields: of its config, that matter beside those named here and those of every decoder.
+    """
+
+    model_type: str
+    norm_offset: float = 0.0
+    caps_scores: bool = False
+    mlp: str = "mlp"
+    before_mlp: str = "post_attention_layernorm"
+    final_norm: str = "norm"
+    mixer: str = ""
+    activation: str = "hidden_act"
+    scaled_by: str = ""
+    attention_bias: str = ""
+    biased_inputs: bool = False
+    mlp_bias: str = ""
+    head_norms: bool = False
+    sandwich: bool = False
+    scales_embedding: bool = False
+    ropes_by_type: bool = False
+    rope_layers: str = ""
+    fields: tuple[str, ...] = ()
+
+
+_WINDOWS = ("layer_types", "sliding_window")
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+FUSED: Mapping[str, FusedFamily] = MappingProxyType(
+    {
+        "FalconH1ForCausalLM": FusedFamily(
+            "falcon_h1",
+            mlp="feed_forward",
+            before_mlp="pre_ff_layernorm",
+            final_norm="final_layernorm",
+            mixer="mamba",
+        ),
+        "Gemma2ForCausalLM": FusedFamily(
+            "gemma2",
+            norm_offset=1.0,
+            caps_scores=True,
+            activation="hidden_activation",
+            scaled_by="query_pre_attn_scalar",
+            attention_bias="attention_bias",
+            sandwich=True,
+            scales_embedding=True,
+            fields=(*_WINDOWS, *_CAPS),
+        ),
+        "Gemma3ForCausalLM": FusedFamily(
+            "gemma3_text",
+            norm_offset=1.0,
+            activation="hidden_activation",
+            scaled_by="query_pre_attn_scalar",
+            attention_bias="attention_bias",
+            head_norms=True,
+            sandwich=True,
+            scales_embedding=True,
+            ropes_by_type=True,
+            fields=(*_WINDOWS, *_CAPS, "use_bidirectional_attention"),
+        ),
+        "GemmaForCausalLM": FusedFamily(
+            "gemma",
+            norm_offset=1.0,
+            attention_bias="attention_bias",
+            scales_embedding=True,
+            fields=("use_bidirectional_attention",),
+        ),
+        "LlamaForCausalLM": FusedFamily(
+            "llama", attention_bias="attention_bias", mlp_bias="mlp_bias"
+        ),
+        "MinistralForCausalLM": FusedFamily("ministral", fields=_WINDOWS),
+        "MistralForCausalLM": FusedFamily("mistral", fields=("sliding_window",)),
+        "Qwen2ForCausalLM": FusedFamily(
+            "qwen2", biased_inputs=True, fields=(*_WINDOWS, "use_sliding_window")
+        ),
+        "Qwen3ForCausalLM": FusedFamily(
+            "qwen3",
+            attention_bias="attention_bias",
+            head_norms=True,
+            fields=(*_WINDOWS, "use_sliding_window"),
+        ),
+        "SmolLM3ForCausalLM": FusedFamily(
+            "smollm3",
+            attention_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            rope_layers="no_rope_layers",
+            fields=(*_WINDOWS, "use_sliding_window"),
+        ),
+    }
+)
+"""Decoders whose modules are those of a recipe (``fused/recipe``)."""
+
+OWN_CLASSES: Mapping[str, str] = MappingProxyType({"parallel_heads": "ParallelHeadsForCausalLM"})
+"""Classes that transformers has not, by model type; it learns them from us."""
+
+WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
+    {
+        "InternVLForConditionalGeneration": "pieces",
+        "LlavaOnevisionForConditionalGeneration": "patches",
+        "MllamaForConditionalGeneration": "cross",
+        "PaliGemmaForConditionalGeneration": "prefix",
+        "Qwen2VLForConditionalGeneration": "grids",
+        "Qwen2_5_VLForConditionalGeneration": "grids",
+    }
+)
+"""Architectures of images and text, tested likewise, and how they take their images; their
+text is that of an architecture in ``EXACT``, or has modules of its own (``OWN_TEXT``)."""
+
+OWN_TEXT: frozenset[ImageKind] = frozenset({"cross", "grids"})
+"""Kinds whose text attends to images across, or has positions of rows and columns."""
+
+CROSS_MODULES = frozenset({"MllamaTextCrossAttention"})
+"""Modules of transformers that attend to images across."""
+
+RECURRENT = "needs its own mixer: state leaks between flattened requests"
+INDEX = "needs an index cache: it chooses the tokens that it reads"
+CROSS = "needs cross-attention groups: its text attends to images or an encoder"
+IMAGES = "needs an encoder of images: only its text could be served"
+AUDIO = "needs an encoder of audio: only its text could be served"
+
+REFUSED = {
+    "BartForConditionalGeneration": CROSS,
+    "DeepseekV32ForCausalLM": INDEX,
+    "Gemma3ForConditionalGeneration": IMAGES,
+    "Gemma3nForConditionalGeneration": IMAGES,
+    "Idefics3ForConditionalGeneration": IMAGES,
+    "Llama4ForConditionalGeneration": IMAGES,
+    "LlavaForConditionalGeneration": IMAGES,
+    "LlavaNextForConditionalGeneration": IMAGES,
+    "Mistral3ForConditionalGeneration": IMAGES,
+    "MllamaForCausalLM": CROSS,
+    "Qwen3VLForConditionalGeneration": IMAGES,
+    "Qwen3VLMoeForConditionalGeneration": IMAGES,
+    "Qwen3_5ForConditionalGeneration": IMAGES,
+    "Qwen3_5MoeForConditionalGeneration": IMAGES,
+    "RecurrentGemmaForCausalLM": RECURRENT,
+    "RwkvForCausalLM": RECURRENT,
+    "SmolVLMForConditionalGeneration": IMAGES,
+    "T5ForConditionalGeneration": CROSS,
+    "WhisperForConditionalGeneration": CROSS,
+    "ZambaForCausalLM": RECURRENT,
+    "xLSTMForCausalLM": RECURRENT,
+}
+"""Architectures known to be wrong through the hook, and what serving them takes."""
+
+MIXER_KINDS: Mapping[str, MixerKind] = MappingProxyType(
+    {
+        "BambaMixer": "scalar-decay",
+        "FalconH1Mixer": "scalar-decay",
+        "FalconMambaMixer": "selective",
+        "GraniteMoeHybridMambaLayer": "scalar-decay",
+        "JambaMambaMixer": "selective",
+        "KimiLinearDeltaAttention": "channel-delta",
+        "Lfm2MoeShortConv": "convolution",
+        "Lfm2ShortConv": "convolution",
+        "Mamba2Mixer": "scalar-decay",
+        "MambaMixer": "selective",
+        "MiniMaxLightningAttention": "lightning",
+        "NemotronHMamba2Mixer": "scalar-decay",
+        "Qwen3_5GatedDeltaNet": "gated-delta",
+        "Qwen3_5MoeGatedDeltaNet": "gated-delta",
+        "OlmoHybridGatedDeltaNet": "gated-delta",
+        "Qwen3NextGatedDeltaNet": "gated-delta",
+        "Zamba2MambaMixer": "scalar-decay",
+    }
+)
+"""Modules of transformers that keep a state, and the mixer of ours that takes their place."""
+
+UNKNOWN = "is not among the architectures tested to be exact: it needs a test of its own"
+
+
+def require_exact(architecture: str, need: str = UNKNOWN) -> None:
+    """Let an architecture through only if its paged forward pass is known to be exact.
+
+    :param need: said of an architecture that nobody looked at.
+    :raises ChangeSomething: naming the architecture and what it would need.
+    """
+    if architecture in EXACT or architecture in WITH_IMAGES:
+        return
+    raise ChangeSomething(
+        "model",
+        architecture,
+        REFUSED.get(architecture, need),
+        "use a model with plain full or sliding attention, such as Llama, Qwen 3 or Gemma 3",
+    )
+
+
+def fused_class(config: Any) -> str | None:
+    """The class with a fused pass that a config runs; None if that takes a closer look."""
+    named = getattr(config, "architectures", None) or ()
+    model_type = getattr(config, "model_type", None)
+    classes = (name for name, family in FUSED.items() if family.model_type == model_type)
+    found = next(classes, None)
+    if not set(named) <= {found} or getattr(config, "quantization_config", None):
+        return None
+    return found

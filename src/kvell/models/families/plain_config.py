@@ -1,0 +1,91 @@
+"""Configs that say everything themselves, read without transformers.
+
+transformers' configs fill in what a file leaves out, and bring a second of code with them.  Files
+that transformers itself has written for a dense model leave nothing out.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kvell.models.config.json_files import CONFIG_FILE, read_optional_json
+from kvell.models.families.families import FUSED, FusedFamily
+
+SIZES = (
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+)
+NEEDED = (*SIZES, "rms_norm_eps", "tie_word_embeddings")
+"""What every decoder's config must say."""
+
+UNUSUAL = frozenset(
+    {"auto_map", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta"}
+)
+"""What takes a closer look: other code, other weights, and rotations of older files."""
+
+
+def plain_config(path: Path) -> Any | None:
+    """The config of a model directory; None if only transformers can tell what it says."""
+    raw = read_optional_json(path / CONFIG_FILE)
+    family = _family(raw)
+    if family is None or raw.keys() & UNUSUAL:
+        return None
+    if not _says_all(raw, family) or not _turns_plainly(raw.get("rope_parameters"), raw, family):
+        return None
+    return SimpleNamespace(**raw)
+
+
+def known_config(path: Path) -> Any:
+    """The config of a model directory, by transformers where it takes that.
+
+    :raises ChangeSomething: if it is missing, is no JSON object, or is not understood.
+    """
+    config = plain_config(path)
+    if config is not None:
+        return config
+    # Imported here: transformers' configs take a second.
+    from kvell.models.config.configs import read_config
+
+    return read_config(path)
+
+
+def _family(raw: Mapping[str, Any]) -> FusedFamily | None:
+    model_type, named = raw.get("model_type"), raw.get("architectures")
+    found = (f for name, f in FUSED.items() if f.model_type == model_type and named == [name])
+    family = next(found, None)
+    return None if family is None or family.mixer else family
+
+
+def _says_all(raw: Mapping[str, Any], family: FusedFamily) -> bool:
+    own = (family.activation, family.scaled_by, family.rope_layers)
+    biases = (family.attention_bias, family.mlp_bias)
+    needed = (*NEEDED, *filter(None, (*own, *biases)))
+    return (
+        all(raw.get(field) is not None for field in needed)
+        and all(field in raw for field in family.fields)
+        and all(type(raw[field]) is int and raw[field] > 0 for field in SIZES)
+        and all(type(raw[field]) is bool for field in filter(None, biases))
+        and isinstance(raw["rms_norm_eps"], float)
+        and isinstance(raw.get("sliding_window"), int | None)
+        and isinstance(raw.get("layer_types"), list | None)
+    )
+
+
+def _turns_plainly(ropes: Any, raw: Mapping[str, Any], family: FusedFamily) -> bool:
+    """Are all rotations of the kind that only a base is said of?"""
+    if not isinstance(ropes, dict):
+        return False
+    types = set(raw["layer_types"]) if family.ropes_by_type else ()
+    return all(
+        isinstance(one, dict)
+        and one.keys() == {"rope_type", "rope_theta"}
+        and one["rope_type"] == "default"
+        for one in ([ropes.get(kind) for kind in types] if types else [ropes])
+    )

@@ -1,0 +1,146 @@
+"""Which class a config would run, and what serving it would take, from the config alone.
+
+``families`` knows the classes that somebody looked at; this is for all others, so that
+every refusal names a class of transformers and what is missing for it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.models.auto import modeling_auto
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.config_fields import architecture, optional_size, text_config
+from kvell.models.config.layer_kinds import LAYER_KINDS
+from kvell.models.config.multimodal import ENCODERS, images_in_text, is_encoder_decoder
+from kvell.models.config.state_sizes import is_recurrent
+from kvell.models.families.families import (
+    AUDIO,
+    CROSS,
+    IMAGES,
+    INDEX,
+    OWN_CLASSES,
+    OWN_TEXT,
+    RECURRENT,
+    UNKNOWN,
+    WITH_IMAGES,
+    require_exact,
+)
+from kvell.pages.layout import GroupKind
+
+TEXT: tuple[Mapping[str, Any], ...] = (
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    OWN_CLASSES,
+)
+ENCODED: tuple[Mapping[str, Any], ...] = (
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+)
+"""transformers' tables from model type to class: of text alone, and with an encoder."""
+OTHER: tuple[Mapping[str, Any], ...] = (
+    modeling_auto.MODEL_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+)
+"""Where classes that generate no text are named."""
+WRITES_NOTHING = "generates no text: it needs a language model's head"
+
+
+def class_run(config: Any) -> str:
+    """The class of transformers for a config as a whole; its model type if there is none.
+
+    What has an encoder is more than the text that its model type may also be run as.
+    """
+    model_type = str(getattr(config, "model_type", None) or "unknown")
+    writing = (*ENCODED, *TEXT) if _has_encoder(config) else (*TEXT, *ENCODED)
+    return _first_class(model_type, (*writing, *OTHER)) or model_type
+
+
+def needed(config: Any) -> str:
+    """What serving a config would take, by what it has that a plain decoder has not."""
+    text = _text(config)
+    if not _first_class(str(getattr(config, "model_type", "")), (*TEXT, *ENCODED)):
+        return WRITES_NOTHING
+    if not images_in_text(config, text):
+        return CROSS
+    if _has_encoder(config):
+        return IMAGES if not _only_hears(config) else AUDIO
+    if optional_size(text, ("index_head_dim",)) or "indexed_attention" in _types(text):
+        return INDEX
+    unknown = sorted(_types(text) - LAYER_KINDS.keys() - {"attention"})
+    if unknown:
+        return f"needs a policy for layers of type {unknown[0]!r}"
+    recurring = {kind for kind, stores in LAYER_KINDS.items() if GroupKind.STATE in stores}
+    if is_recurrent(text) or _types(text) & recurring:
+        return RECURRENT
+    return UNKNOWN
+
+
+def require_plain_weights(config: Any) -> None:
+    """Refuse weights that are stored as anything but floating-point numbers.
+
+    transformers loads some of them by libraries of their own, and others wrongly or not at all.
+
+    :raises ChangeSomething: naming the class and how its weights are quantised.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if not quantised:
+        return
+    known = quantised if isinstance(quantised, Mapping) else vars(quantised)
+    raise ChangeSomething(
+        "model",
+        class_run(config),
+        f"its weights are quantised ({known.get('quant_method', 'unknown')}): "
+        "it needs kernels that read them",
+        "use the same model in bfloat16 or float32",
+    )
+
+
+def require_served(config: Any) -> None:
+    """Make sure that the class transformers would run for a config is known to be exact.
+
+    The class follows from the model type and the config's parts, whatever the config names.
+
+    :raises ChangeSomething: naming the class and what it would need; also for weights that
+        are quantised.
+    """
+    need = needed(config)
+    if getattr(config, "architectures", None):
+        require_exact(architecture(config), need)
+    require_exact(class_run(config), need)
+    if WITH_IMAGES.get(class_run(config), "cross") not in OWN_TEXT:
+        require_exact(class_run(text_config(config)))
+    require_plain_weights(config)
+
+
+def _only_hears(config: Any) -> bool:
+    """Audio and no images?"""
+    seen = any("vis" in field or "image" in field for field in vars(config))
+    return not seen and any(field.startswith("audio") for field in vars(config))
+
+
+def _has_encoder(config: Any) -> bool:
+    text = _text(config)
+    encoders = any(getattr(config, field, None) is not None for field in ENCODERS)
+    return text is not config or encoders or is_encoder_decoder(config, text)
+
+
+def _text(config: Any) -> Any:
+    """The text's part; the whole where transformers itself cannot tell which part that is."""
+    try:
+        return text_config(config)
+    except ValueError:
+        return config
+
+
+def _types(text: Any) -> set[str]:
+    named = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    return {str(kind) for kind in named}
+
+
+def _first_class(model_type: str, tables: tuple[Mapping[str, Any], ...]) -> str:
+    """A table's entry is a class, or several that share the model type; "" if none has any."""
+    found = next((table[model_type] for table in tables if model_type in table), "")
+    return str(found if isinstance(found, str) else found[0])

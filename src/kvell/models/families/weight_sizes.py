@@ -1,0 +1,36 @@
+"""What a model takes beside KV memory, from its config alone: weights and a step's activations.
+
+The class that transformers would run is built on the meta device, where a tensor has a
+shape and no bytes.
+"""
+
+import copy
+from typing import Any
+
+import torch
+import transformers
+
+from kvell.models.families.families import parallel_heads
+from kvell.models.families.refusals import class_run
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+"""What weights of so many bytes an element are."""
+
+
+def weights_bytes(config: Any, element_bytes: int) -> int | None:
+    """Bytes of all parameters and buffers that a checkpoint has; tied ones count once.
+
+    :param element_bytes: of most weights: 2 or 4.  Some families keep a few in float32.
+    :return: None where transformers has no class for the config, or cannot build it here.
+    """
+    name = class_run(config)
+    named = getattr(transformers, name, None) or getattr(parallel_heads, name, None)
+    if named is None:
+        return None
+    try:
+        with torch.device("meta"):
+            module = named._from_config(copy.deepcopy(config), dtype=DTYPES[element_bytes])
+    except (ImportError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+        return None
+    kept: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+    return sum({id(tensor): tensor.nbytes for tensor in kept.values()}.values())

@@ -1,0 +1,1 @@
+"""A forward pass over pages by transformers' own modules."""

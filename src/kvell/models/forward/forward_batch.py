@@ -1,0 +1,78 @@
+"""What a model is asked in one step, and where its memory lies."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvell.attention.host_batch import HostRows, OnHost
+from kvell.attention.interface import GroupBatch, LayerPages
+from kvell.attention.states import StateBatch
+from kvell.models.images.image_batch import ImageBatch
+from kvell.models.states.state_memory import StateMemory
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One step's work over a ragged batch of n requests with T new tokens in all.
+
+    All tensors are on the model's device.
+
+    :param token_ids: int64 [T], request after request.
+    :param positions: int64 [T], each token's position in its own request.
+    :param groups: metadata of each layer group, in the order of the layout; None where a
+        group holds no tokens of the text.
+    :param logits_rows: int64 [rows], the tokens whose logits are wanted; may be empty.
+    :param images: None if no request of the step has any.
+    :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
+    :param wants_largest: is it asked where each row's logits are largest?
+    :param begun: called once the pass needs Python no more, or, if it always does, at its start.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    groups: tuple[GroupBatch | StateBatch | None, ...]
+    logits_rows: torch.Tensor
+    images: ImageBatch | None = None
+    prompt_ends: tuple[int, ...] = ()
+    wants_largest: bool = False
+    begun: Callable[[], None] | None = None
+
+    def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Ids that were not known when the batch was made."""
+        self.token_ids[list(rows)] = torch.tensor(token_ids).to(self.token_ids)
+
+
+class HostForwardBatch(OnHost, ForwardBatch):
+    """The same on a CPU; rows are ``token_ids``, ``positions`` and ``logits_rows``."""
+
+    MADE = ("token_ids", "positions", "logits_rows")
+
+    def __init__(
+        self,
+        rows: HostRows,
+        groups: tuple[GroupBatch | StateBatch | None, ...],
+        images: ImageBatch | None = None,
+        prompt_ends: tuple[int, ...] = (),
+        wants_largest: bool = False,
+        begun: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(rows)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "images", images)
+        object.__setattr__(self, "prompt_ends", prompt_ends)
+        object.__setattr__(self, "wants_largest", wants_largest)
+        object.__setattr__(self, "begun", begun)
+
+    def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Ids that were not known when the batch was made."""
+        self.rows.flat[list(rows)] = token_ids
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """By layer: where its keys and values lie and which group's metadata is its own."""
+
+    pages: dict[int, LayerPages]
+    groups: dict[int, int]
+    states: StateMemory

@@ -1,0 +1,181 @@
+"""A step computed by transformers' own modules: their attention reads and writes pages.
+
+No mask is built and no transformers cache exists: each layer writes the step's keys and values
+into the pages of its group and attends over them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
+from kvell.models.config.activations import activation_model
+from kvell.models.config.description import ModelDescription
+from kvell.models.families.families import MIXER_KINDS, WITH_IMAGES
+from kvell.models.forward import hook
+from kvell.models.forward.both_directions import BothDirections
+from kvell.models.forward.dropping import TokenDropping
+from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
+from kvell.models.forward.image_side import ImageSide, text_attention
+from kvell.models.forward.latents import place_latents
+from kvell.models.forward.segments import LayerCallbacks
+from kvell.models.forward.true_positions import TruePositions, asks_a_cache
+from kvell.models.images.image_batch import IMAGE_KINDS, SeenImages
+from kvell.models.images.image_store import ImageStore
+from kvell.models.states.mixer_slots import during, place_mixers
+from kvell.models.states.state_step import StatePass
+from kvell.pages.layout import GroupKind, LayerSpec, Layout
+
+_ELSEWHERE = IMAGE_KINDS | {GroupKind.STATE}
+"""Layers, or parts of them, that do not come by the attention hook."""
+
+
+class ModulePass:
+    """A transformers causal LM, and what of it is ours.
+
+    :ivar state_shapes: what each layer with a state keeps, in order.
+    :ivar latent_sizes: by layer, where it stores latents: how much of a key is its value.
+    :ivar activations: an estimate from the config of what a step takes beside weights and pages.
+    """
+
+    def __init__(
+        self, module: Any, description: ModelDescription, kernels: AttentionKernels
+    ) -> None:
+        """Take over the module: its attention implementation is set here."""
+        hook.install()
+        has_images = type(module).__name__ in WITH_IMAGES
+        text_attention(module, has_images)
+        self._module, self._description, self._kernels = module, description, kernels
+        self._mixers = place_mixers(module, description, MIXER_KINDS)
+        self._asks_a_cache = asks_a_cache(module)
+        self._image_side = ImageSide(module, description, kernels) if has_images else None
+        self._memory: ModelMemory | None = None
+        self.latent_sizes = place_latents(module, description)
+        self.state_shapes = {slot.layer: slot.mixer.shapes for slot in self._mixers}
+        self.activations = activation_model(module.config)
+
+    @property
+    def images(self) -> ImageStore | None:
+        """Images of requests in flight; None if the model takes text only."""
+        return self._image_side.store if self._image_side else None
+
+    def attach(self, layout: Layout, pool: torch.Tensor, memory: ModelMemory) -> None:
+        """Say where keys, values and states are kept, and what else lies in the pool."""
+        self._memory = memory
+        if self._image_side:
+            self._image_side.attach(layout, pool, memory.pages)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+        """See :meth:`PagedModel.forward`."""
+        assert self._memory is not None, "attach memory first"
+        step = _PagedStep(self._memory, self._description, self._kernels, batch, callbacks)
+        states = StatePass(self._memory.states, batch.groups)
+        with during(self._mixers, states):
+            logits = self._run(batch, step)
+        step.require_complete()
+        states.require_complete()
+        step.dropping.move()
+        return logits.float()
+
+    def _run(self, batch: ForwardBatch, step: "_PagedStep") -> torch.Tensor:
+        """transformers' own forward pass; logits [rows, vocab]."""
+        if self._image_side:
+            ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
+            return self._image_side.forward(ids, positions, rows, batch.images, step)
+        output = self._module(
+            input_ids=batch.token_ids.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            past_key_values=TruePositions(batch.positions) if self._asks_a_cache else None,
+            use_cache=False,
+            logits_to_keep=batch.logits_rows,
+            **{hook.STEP_ARGUMENT: step},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+class _PagedStep:
+    """One forward pass: hands each layer its pages and its group's metadata."""
+
+    def __init__(
+        self,
+        memory: ModelMemory,
+        description: ModelDescription,
+        kernels: AttentionKernels,
+        batch: ForwardBatch,
+        callbacks: LayerCallbacks | None,
+    ) -> None:
+        self._memory = memory
+        self._specs = [x for x in description.layers if x.kind not in _ELSEWHERE]
+        self._across = [x.index for x in description.layers if x.kind is GroupKind.CROSS]
+        self._kernels = kernels
+        self._groups = batch.groups
+        self._images = batch.images
+        self._both = BothDirections(batch.images.prefix_tokens if batch.images else ())
+        self._callbacks = callbacks
+        self._attended = 0
+        self.dropping = TokenDropping(batch.prompt_ends)
+
+    def attend(self, call: hook.LayerCall) -> torch.Tensor:
+        """Write the new keys and values, then attend (hook.Step)."""
+        spec = self._expect(call)
+        pages = self._memory.pages[spec.index]
+        group = self._groups[self._memory.groups[spec.index]]
+        assert isinstance(group, GroupBatch)
+        callbacks = self._callbacks
+        params = call.params
+        if spec.kind is GroupKind.CHUNKED:
+            params = replace(params, chunk_tokens=spec.window_tokens)
+        if spec.kv_of is None:
+            value = None if call.value is None else _stored(call.value, pages)
+            self._kernels.write_kv(pages, group, _stored(call.key, pages), value)
+        if spec.kind is GroupKind.DROPPING:
+            self.dropping.choose(spec.window_tokens, pages, group, call.query, params)
+        if callbacks is None:
+            return self._both.attend(self._kernels, pages, group, call.query, params)
+        callbacks.after_kv_write(spec.index)
+        callbacks.before_attend(spec.index, call.query)
+        output = self._both.attend(self._kernels, pages, group, call.query, params)
+        callbacks.after_attend(spec.index, output)
+        return output
+
+    def seen_by(self, layer: int) -> Sequence[SeenImages]:
+        """Images that the step's tokens attend to in a layer (hook.Step)."""
+        if not self._across or self._across.pop(0) != layer:
+            raise RuntimeError(f"layer {layer} attends across, but it is not its turn")
+        return self._images.seen if self._images else ()
+
+    def require_complete(self) -> None:
+        """Every layer attended, or the model has a mixer that the hook never saw."""
+        if self._across:
+            raise RuntimeError(f"layers {self._across} did not attend across")
+        if self._attended != len(self._specs):
+            raise RuntimeError(f"{self._attended} of {len(self._specs)} layers attended over pages")
+
+    def _expect(self, call: hook.LayerCall) -> LayerSpec:
+        """Layers come in order, each once, with the window that its pages are kept for.
+
+        A chunk is no concern of transformers' attention: its mask, which we never build, knows;
+        and of budgets it knows nothing.
+        A module that several layers share does not know whose turn it is: the next one's.
+        """
+        if self._attended == len(self._specs):
+            raise RuntimeError(f"layer {call.layer} attends after the last one")
+        spec: LayerSpec = self._specs[self._attended]
+        window_tokens = spec.window_tokens if spec.kind is GroupKind.SLIDING else 0
+        in_turn = call.layer in (spec.index, hook.SHARED_MODULE)
+        if not in_turn or call.params.window_tokens != window_tokens:
+            raise RuntimeError(
+                f"layer {call.layer} attends with window {call.params.window_tokens}, "
+                f"expected layer {spec.index} with window {window_tokens}"
+            )
+        self._attended += 1
+        return spec
+
+
+def _stored(vectors: torch.Tensor, pages: LayerPages) -> torch.Tensor:
+    """Keys or values as the kernels take them; they quantise by themselves."""
+    return vectors if pages.quantised else vectors.to(pages.dtype)

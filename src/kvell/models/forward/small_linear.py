@@ -1,0 +1,173 @@
+"""Linears for few rows in bfloat16 on a CPU: a decode step reads weights, little else.
+
+torch's own reads them at a third of the memory's speed while rows are few.  The
+compiled kernel (csrc/linear) reads them at most of it, from where torch keeps them:
+nothing is packed or copied.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+try:
+    from kvell.models.forward import _linear
+except ImportError:  # built without a compiler
+    _INSTRUCTION_SETS: tuple[str, ...] = ()
+else:
+    _INSTRUCTION_SETS = tuple(_linear.instruction_sets())
+
+FASTER_SETS = ("avx512", "avx2")
+"""Where the kernel was measured to beat torch's own; elsewhere models keep theirs."""
+
+MAX_ROWS = 32
+"""Arithmetic is the limit beyond it, and torch's own catches up (bench/linear)."""
+
+ONE_THREAD_BYTES = 512 << 10
+"""Weights below it are read sooner than a second thread has woken up."""
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """What this build has and this processor can run, best first; empty if not compiled."""
+    return _INSTRUCTION_SETS
+
+
+def small_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    instruction_set: str | None = None,
+    num_threads: int = 0,
+) -> torch.Tensor:
+    """``x · weightᵀ + bias`` by the compiled kernel, for any number of rows.
+
+    All tensors are bfloat16 on the CPU; sums are float32 and rounded once.  Within one
+    instruction set an output depends on its row and column alone: rows and threads do
+    not change a bit of it.  Gradients are not tracked.
+
+    :param x: [..., in]; copied if its rows are not contiguous or not evenly spaced.
+    :param weight: [out, in], contiguous.
+    :param bias: [out], contiguous.
+    :param instruction_set: one of :func:`instruction_sets`; None for the best.
+    :param num_threads: 0 for OpenMP's number, which ``torch.set_num_threads`` sets.
+    :returns: [..., out].
+    :raises ValueError: if a dtype, shape or stride is wrong, or the processor lacks the
+        instruction set.
+    """
+    _check(x, weight, bias)
+    return _run(x, weight, bias, instruction_set or _INSTRUCTION_SETS[0], num_threads)
+
+
+class SmallBatchLinear(nn.Linear):
+    """A linear that shares another's parameters and runs few rows by the compiled kernel.
+
+    Whatever the kernel is not made for (more rows than ``MAX_ROWS``, other dtypes or
+    devices, gradients) goes to torch.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Take over ``weight`` and ``bias`` themselves, so that tied ones stay tied."""
+        nn.Module.__init__(self)  # nn.Linear's own would allocate a second weight
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+        self.train(linear.training)
+        self.num_threads = 1 if linear.weight.nbytes < ONE_THREAD_BYTES else 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] → [..., out]."""
+        weight, bias = self.weight, self.bias
+        if not self._is_small(x, weight, bias):
+            return functional.linear(x, weight, bias)
+        return _run(x, weight, bias, _INSTRUCTION_SETS[0], self.num_threads)
+
+    def _is_small(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether the kernel may run it; what does not fit is left to torch to refuse."""
+        out, width = weight.shape
+        return (
+            0 < x.numel() <= MAX_ROWS * width
+            and x.shape[-1] == width
+            and x.dtype == torch.bfloat16
+            and x.is_cpu
+            and _is_kernels(weight)
+            and (bias is None or (_is_kernels(bias) and bias.shape[0] == out))
+            and not (torch.is_grad_enabled() and self._wants_gradients(x))
+        )
+
+    def _wants_gradients(self, x: torch.Tensor) -> bool:
+        return x.requires_grad or any(p.requires_grad for p in self.parameters())
+
+
+def use_small_linears(module: nn.Module) -> int:
+    """Swap every bfloat16 CPU linear inside a module; returns how many were.
+
+    A linear that stands in several places stays one, parameters stay the same objects
+    under the same names.  Left as they are: subclasses of ``nn.Linear``, linears with
+    hooks, and all of them where the kernel is missing or not the faster.
+    """
+    swapped: dict[nn.Linear, SmallBatchLinear] = {}
+    for name, child in list(module.named_modules(remove_duplicate=False)):
+        if not name or type(child) is not nn.Linear or not _may_swap(child):
+            continue
+        if child not in swapped:
+            swapped[child] = SmallBatchLinear(child)
+        module.set_submodule(name, swapped[child])
+    return len(swapped)
+
+
+def _may_swap(linear: nn.Linear) -> bool:
+    hooks: Any = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks)
+    return (
+        any(name in FASTER_SETS for name in _INSTRUCTION_SETS[:1])
+        and "forward" not in vars(linear)
+        and not any(hooks)
+        and _is_kernels(linear.weight)
+        and (linear.bias is None or _is_kernels(linear.bias))
+    )
+
+
+def _is_kernels(tensor: torch.Tensor) -> bool:
+    """Whether the kernel can read a weight or bias."""
+    return tensor.dtype == torch.bfloat16 and tensor.is_cpu and tensor.is_contiguous()
+
+
+def _run(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    instruction_set: str,
+    num_threads: int,
+) -> torch.Tensor:
+    out, width = weight.shape
+    y = x.new_empty((*x.shape[:-1], out))
+    if x.is_contiguous():  # reshape costs as much as a small linear's share of memory time
+        rows, stride = x.numel() // width, width
+    else:
+        x = x.reshape(-1, width)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        rows, stride = x.shape[0], x.stride(0)
+    _linear.linear(
+        instruction_set,
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        x.data_ptr(),
+        y.data_ptr(),
+        out,
+        width,
+        rows,
+        stride,
+        out,
+        num_threads,
+    )
+    return y
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    if weight.dim() != 2 or not _is_kernels(weight):
+        raise ValueError("weight: must be a contiguous bfloat16 matrix on the CPU")
+    if x.dtype != torch.bfloat16 or not x.is_cpu or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x: must be bfloat16 [..., {weight.shape[1]}] on the CPU")
+    if bias is not None and (not _is_kernels(bias) or bias.shape != weight.shape[:1]):
+        raise ValueError(f"bias: must be contiguous bfloat16 [{weight.shape[0]}] on the CPU")

@@ -1,0 +1,383 @@
+"""A decoder's compiled pass: built once from a recipe, then one call for each step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kvell.attention.host_batch import HostGroupBatch, HostRows
+from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
+from kvell.attention.states import StateBatch
+from kvell.elastic.arena import StepBuffers
+from kvell.models.config.description import ModelDescription
+from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
+from kvell.models.forward.segments import LayerCallbacks
+from kvell.models.fused.forms import WeightForms
+from kvell.models.fused.grouped import GroupedWeight
+from kvell.models.fused.need import DecoderShape, StepParts, aligned
+from kvell.models.fused.parts import NormRecipe
+from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
+from kvell.models.fused.skeleton import DecoderSkeleton
+from kvell.models.fused.states import batch_args as state_batch_args
+from kvell.models.fused.states import state_args
+from kvell.models.fused.weights import LayerMatrices, PackedWeights, packed_inner
+from kvell.models.states.state_memory import StateMemory
+from kvell.models.states.state_pages import StateShapes
+
+if TYPE_CHECKING:
+    from kvell.attention.native import NativeKernels
+    from kvell.models.fused import _forward
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+_NO_NORM = (0, 0.0)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Where a step of so many tokens and rows of logits computes."""
+
+    tokens: int
+    rows: int
+    parts: StepParts
+    memory: torch.Tensor
+    address: int
+    logits: torch.Tensor
+
+
+class FusedDecoder:
+    """All layers of a step in one call of compiled code.
+
+    A token's logits depend on its own context alone, to the last bit: neither the batch, nor
+    prefill chunks, nor where pages lie, nor threads change them.  One thing does beside a mixer
+    whose states are kept in 16 bits: where a step ends, for there they are rounded.
+
+    Not for concurrent use.
+
+    :ivar state_shapes: what each layer with a mixer keeps, in order.
+    :ivar largest: the first of the largest logits of each row of the last step, if it was asked.
+    """
+
+    def __init__(
+        self,
+        recipe: DecoderRecipe,
+        kernels: "NativeKernels",
+        forms: WeightForms,
+        longest_tokens: int,
+    ) -> None:
+        """Pack the recipe's weights; the modules' own are given up, tied ones once.
+
+        :param forms: what each weight is kept as.
+        :param longest_tokens: context that attention may be cut for among threads.
+        """
+        self._threads = kernels.num_threads or torch.get_num_threads()
+        self._dtype = recipe.dtype
+        self._vocab_size: int = recipe.head.weight.shape[0]
+        self._heads, self._head_size = recipe.heads, recipe.head_size
+        self._kept: list[Any] = []
+        self._groups: list[int] = []
+        self._state_groups: list[int] = []
+        table = recipe.embedding.weight
+        tied = table.data_ptr() == recipe.head.weight.data_ptr()
+        self._weights = PackedWeights(recipe, forms, self._threads)
+        if not tied:
+            table.data = table.data.to(self._dtype)
+        self._table = None if tied else table.detach()
+        self._shape = _shape(recipe)
+        self.state_shapes = _state_shapes(recipe)
+        self._forward = self._build(recipe, kernels.instruction_set)
+        self._attention_bytes = aligned(
+            self._forward.attention_bytes(self._threads, longest_tokens)
+        )
+        self._lent: torch.Tensor | None = None
+        self._own = torch.empty(0, dtype=torch.uint8)
+        self._room: _Room | None = None
+        self.used_bytes = 0
+        self.largest: list[int] = []
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of packed weights; embeddings of their own are the module's."""
+        return self._weights.used_bytes
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """What a step takes beside weights and pages: all its buffers, and its logits."""
+        return self._shape.buffers(self._attention_bytes)
+
+    def use_memory(self, lent: torch.Tensor | None) -> None:
+        """Compute in this memory, uint8 [any number], from now on; None: in memory of its own.
+
+        What a step returns lies in it too, until the next one.  Several models may have the same,
+        if they take turns.
+        """
+        self._lent, self._room = lent, None
+
+    def attach(
+        self,
+        pages: Mapping[int, LayerPages],
+        groups: Mapping[int, int],
+        states: StateMemory | None = None,
+    ) -> None:
+        """Say where each layer's keys and values lie, and which group's metadata is its own.
+
+        :param states: likewise of layers with a mixer.
+        """
+        from kvell.attention.native import layer_args
+
+        held = states.pages if states is not None else {}
+        of_states = states.groups if states is not None else {}
+        self._kept_pages = [*pages.values(), *held.values()]
+        self._groups = sorted(set(groups.values()))
+        self._state_groups = sorted(set(of_states.values()))
+        self._forward.attach(
+            [layer_args(pages[index]) for index in sorted(pages)],
+            [self._groups.index(groups[index]) for index in sorted(pages)],
+            [
+                state_args(held[index], self._state_groups.index(of_states[index]))
+                for index in sorted(held)
+            ],
+        )
+
+    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+        """Compute a step; logits, float32 [rows, vocab].
+
+        If it is wanted where they are largest, that is what counts: they last until the next
+        step, and so they do in memory that was lent.
+
+        :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
+            needs more memory than it was lent.
+        :raises RuntimeError: if a group has metadata of another kind than its layers.
+        """
+        rows, groups = _host_rows(batch), batch.groups
+        room = self._room_for(rows.sizes[0], rows.sizes[2])
+        lasts = self._lent is None and not batch.wants_largest
+        logits = torch.empty_like(room.logits) if lasts else room.logits
+        parts, at = room.parts, room.address
+        ids, positions, wanted = rows.addresses
+        asked = (
+            (room.tokens, ids, positions),
+            (room.rows, wanted),
+            [_group_args(groups[index], room.tokens) for index in self._groups],
+            [_states_args(groups[index]) for index in self._state_groups],
+            (at + parts.attention_bytes, parts.rows_bytes),
+            (at, parts.attention_bytes),
+            logits.data_ptr() if lasts else at + parts.logits_at,
+            batch.wants_largest,
+            self._threads,
+            None if callbacks is None else self._hook(callbacks, room),
+        )
+        if batch.begun is not None:
+            batch.begun()
+        used_bytes, self.largest = self._forward.run(*asked)
+        self.used_bytes = used_bytes + parts.logits_bytes
+        return logits
+
+    def _room_for(self, tokens: int, rows: int) -> "_Room":
+        """That of the step before, if it was as large: most are."""
+        room = self._room
+        if room is None or room.tokens != tokens or room.rows != rows:
+            room = self._room = self._made_room(tokens, rows)
+        return room
+
+    def _made_room(self, tokens: int, rows: int) -> "_Room":
+        rows_bytes = self._forward.workspace_bytes(tokens, rows)
+        parts = StepParts(self._attention_bytes, rows_bytes, 4 * rows * self._vocab_size)
+        memory = self._memory(parts.total_bytes)
+        logits = memory[parts.logits_at : parts.logits_at + parts.logits_bytes]
+        in_rows = logits.view(torch.float32).view(rows, self._vocab_size)
+        return _Room(tokens, rows, parts, memory, memory.data_ptr(), in_rows)
+
+    def _memory(self, need_bytes: int) -> torch.Tensor:
+        if self._lent is None:
+            if self._own.numel() < need_bytes:
+                self._own = torch.empty(need_bytes, dtype=torch.uint8)
+            return self._own
+        if self._lent.numel() < need_bytes:
+            raise ValueError(f"a step of {need_bytes} bytes was lent {self._lent.numel()}")
+        return self._lent
+
+    def _hook(self, callbacks: LayerCallbacks, room: "_Room") -> Callable[[int, int], None]:
+        """Calls the seams with views of the workspace, which are the same in every layer."""
+        tokens, rows = room.tokens, room.rows
+        query, output = (
+            room.memory[start : start + tokens * self._heads * self._head_size * size]
+            .view(self._dtype)
+            .view(tokens, self._heads, self._head_size)
+            for size in (self._dtype.itemsize,)
+            for offset in self._forward.attention_offsets(tokens, rows)
+            for start in (self._attention_bytes + offset,)
+        )
+        written, before, after = (
+            callbacks.after_kv_write,
+            callbacks.before_attend,
+            callbacks.after_attend,
+        )
+
+        def hook(is_attended: int, layer: int) -> None:
+            if is_attended:
+                after(layer, output)
+            else:
+                written(layer)
+                before(layer, query)
+
+        return hook
+
+    def _build(self, recipe: DecoderRecipe, instruction_set: str) -> "_forward.Forward":
+        from kvell.models.fused import _forward
+
+        table = 0 if self._table is None else self._table.data_ptr()
+        forward = _forward.Forward(
+            instruction_set,
+            _DTYPES.index(self._dtype),
+            (
+                self._shape.hidden,
+                recipe.heads,
+                recipe.kv_heads,
+                recipe.head_size,
+                self._shape.inner,
+            ),
+            _ACTIVATIONS[recipe.activation],
+            recipe.softcap,
+            (table, recipe.embedding.num_embeddings, recipe.embedding_scale),
+            self._norm(recipe.final_norm),
+            self._weights.head.args,
+        )
+        for rope in recipe.ropes:
+            forward.add_rope(rope.frequencies.tolist(), rope.factor)
+        for layer, matrices in zip(recipe.layers, self._weights.layers, strict=True):
+            self._add_layer(forward, layer, matrices)
+        return forward
+
+    def _add_layer(
+        self, forward: "_forward.Forward", layer: LayerRecipe, matrices: LayerMatrices
+    ) -> None:
+        made = (matrices.inputs, matrices.out, matrices.gates, matrices.down)
+        forward.add_layer(
+            [self._norm(norm) for norm in layer.norms],
+            [matrix.args for matrix in made],
+            (layer.out_factor, layer.down_factor),
+            layer.rope,
+            (layer.scale, layer.softcap, layer.window_tokens),
+        )
+        mixer = layer.mixer
+        if mixer is None or matrices.mixed is None:
+            return
+        shape = mixer.shape
+        constants = (
+            mixer.convolution,
+            mixer.convolution_bias,
+            mixer.step_bias,
+            mixer.decays,
+            mixer.skips,
+        )
+        self._kept.append(constants)
+        forward.add_mixer(
+            (shape.heads, shape.head_size, shape.groups, shape.state_size, shape.window),
+            tuple(values.data_ptr() for values in constants),  # type: ignore[arg-type]
+            (*mixer.steps, mixer.norm_before_gate, mixer.out_factor),
+            self._norm(mixer.norm),
+            matrices.mixed.args,
+        )
+
+    def _norm(self, norm: NormRecipe | None) -> tuple[int, float]:
+        if norm is None:
+            return _NO_NORM
+        self._kept.append(norm)
+        return norm.weight.data_ptr(), norm.epsilon
+
+
+def fused_decoder(
+    module: Any,
+    description: ModelDescription,
+    kernels: AttentionKernels,
+    quantization: str = "none",
+    blocks: Mapping[str, GroupedWeight] | None = None,
+) -> FusedDecoder | None:
+    """A compiled pass over a module's weights, which it takes over; None if there is none.
+
+    There is one for dense models, and hybrids with Mamba 2 beside attention in every layer, in
+    float32 or bfloat16 on a CPU, where the package was compiled; their module then keeps its
+    config, but no linear's weight.
+
+    :param quantization: one of ``quantization.QUANTIZATIONS``.
+    :param blocks: weights by the names of the module's parameters, which are kept as they are.
+    """
+    recipe = _recipe(module, description, kernels)
+    if recipe is None:
+        return None
+    with torch.no_grad():
+        forms = WeightForms(module, recipe.head, quantization, blocks or {})
+        return FusedDecoder(recipe, kernels, forms, description.max_model_len)  # type: ignore[arg-type]
+
+
+def _recipe(
+    module: Any, description: ModelDescription, kernels: AttentionKernels
+) -> DecoderRecipe | None:
+    dtype = module.dtype
+    if not takes(kernels, module.device, dtype):
+        return None
+    recipe = recipe_of(module, description)
+    weights = [] if recipe is None else [linear.weight for linear in weights_of(recipe)]
+    rounds = isinstance(module, DecoderSkeleton)
+    if any((w.dtype != dtype and not rounds) or w.shape[1] * dtype.itemsize % 4 for w in weights):
+        return None
+    return recipe
+
+
+def takes(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a compiled pass can run there at all, whatever the model."""
+    return kernels.name == "native" and device.type == "cpu" and dtype in _DTYPES
+
+
+def _state_shapes(recipe: DecoderRecipe) -> dict[int, StateShapes]:
+    """By layer: all have a mixer, or none."""
+    mixer = recipe.mixer
+    if mixer is None:
+        return {}
+    kept = (mixer.heads, mixer.head_size, mixer.state_size)
+    shapes = StateShapes(mixer.channels, mixer.window, kept)
+    return dict.fromkeys(range(len(recipe.layers)), shapes)
+
+
+def _shape(recipe: DecoderRecipe) -> DecoderShape:
+    first, mixer = recipe.layers[0], recipe.mixer
+    return DecoderShape(
+        hidden=recipe.head.in_features,
+        attended=recipe.heads * recipe.head_size,
+        projected=sum(part.linear.out_features for part in first.inputs),
+        inner=packed_inner(first),
+        rotated=sum(2 * rope.frequencies.numel() for rope in recipe.ropes),
+        vocab=recipe.head.out_features,
+        element_bytes=recipe.dtype.itemsize,
+        mixed=0 if mixer is None else mixer.mixed,
+        gated=0 if mixer is None else mixer.inner,
+    )
+
+
+def _group_args(
+    group: object, tokens: int
+) -> tuple[tuple[int, int, int, int, int, int, int, int], int, int]:
+    if isinstance(group, HostGroupBatch):
+        return ((*group.args, tokens), *group.writes)
+    if not isinstance(group, GroupBatch):
+        raise RuntimeError("a group has keys and values, the step has none for it")
+    from kvell.attention.native import batch_args
+
+    writes = (group.write_page_ids.data_ptr(), group.write_offsets.data_ptr())
+    return (batch_args(group, tokens), *writes)
+
+
+def _states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
+    if not isinstance(group, StateBatch):
+        raise RuntimeError("a group has states, the step has none for it")
+    return state_batch_args(group)
+
+
+def _host_rows(batch: ForwardBatch) -> HostRows:
+    if isinstance(batch, HostForwardBatch):
+        return batch.rows
+    parts = (batch.token_ids, batch.positions, batch.logits_rows)
+    return HostRows.of([part.numpy() for part in parts], np.int64)

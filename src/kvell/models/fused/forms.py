@@ -1,0 +1,85 @@
+"""What each weight of a model is kept as: its own numbers, eights, or fours."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvell.models.fused.grouped import Form, GroupedWeight, grouped, joined, widened
+from kvell.models.fused.packing import Rows, rows_of
+
+Weight = torch.Tensor | GroupedWeight
+
+
+class WeightForms:
+    """By linear: blocks that the model brings, as they are; else what the quantization says.
+
+    Heads, and embeddings tied to them, are eights where the others are fours: they are the
+    widest, and read on both ends of the model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        head: Any,
+        quantization: str,
+        blocks: Mapping[str, GroupedWeight],
+    ) -> None:
+        """Blocks are named as the module's parameters are; numbers are those of its dtype."""
+        self._dtype: Any = module.dtype
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._head = head
+        self._forms = {"none": Form.PLAIN, "int8": Form.INT8, "int4": Form.INT4}[quantization]
+        self._blocks = {
+            linear: blocks[names[id(linear.weight)]]
+            for linear in module.modules()
+            if isinstance(linear, nn.Linear) and names.get(id(linear.weight)) in blocks
+        }
+
+    def form(self, linears: Sequence[Any]) -> Form:
+        """Of linears whose rows are packed together."""
+        brought = {self._blocks[one].form for one in linears if one in self._blocks}
+        if len(brought) == 1 and all(one in self._blocks for one in linears):
+            return brought.pop()
+        if self._forms is Form.INT4 and self._head in linears:
+            return Form.INT8
+        return self._forms
+
+    def weights(self, linears: Sequence[Any]) -> list[Weight]:
+        """Of linears whose rows are packed together: all of one form.
+
+        :raises ValueError: if a number is infinite, or too large for half precision.
+        """
+        form = self.form(linears)
+        return [self._made(linear, form) for linear in linears]
+
+    def weight(self, linear: Any) -> Weight:
+        """Of one that is packed alone."""
+        return self.weights((linear,))[0]
+
+    def _made(self, linear: Any, form: Form) -> Weight:
+        if form is Form.PLAIN:
+            return linear.weight  # type: ignore[no-any-return]
+        block = self._blocks.get(linear)
+        if block and block.form is form:
+            return block
+        return grouped(linear.weight.detach().to(self._dtype), form)
+
+
+def join(
+    weights: Sequence[Weight], how: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> Rows | GroupedWeight:
+    """One weight out of the rows of several of the same form."""
+    groups = [one for one in weights if isinstance(one, GroupedWeight)]
+    if groups:
+        return joined(groups, how)
+    return rows_of([one for one in weights if isinstance(one, torch.Tensor)], how)
+
+
+def widen(weight: Weight, width: int) -> Rows | GroupedWeight:
+    """With inputs added at the end of every row, of which only zeros may be multiplied."""
+    if isinstance(weight, GroupedWeight):
+        return widened(weight, width)
+    return replace(rows_of([weight]), packed_width=width)

@@ -1,0 +1,226 @@
+"""Weights as the compiled pass streams them (csrc/forward/matrix.h).
+
+Panels of 32 outputs; inside a panel, item by item of the input, the 32 outputs side by side.
+An item is 32 bits: a float32, or two neighbouring bfloat16.  Weights of eight or four bits lie
+in the same order of items, by groups.  All matrices of a model lie one behind the other in the
+order of their use, in huge pages where the system gives them.
+"""
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvell.models.fused.grouped import GROUP, Form, GroupedWeight
+
+PANEL = 32
+ALIGN_BYTES = 128
+STEPS_OF_A_WORD = 4
+"""Steps whose four bits share 16 bits."""
+
+_ELEMENTS = (torch.float32, torch.bfloat16)
+
+Shape = tuple[int, int, Form]
+"""A matrix's outputs, inputs and form."""
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """Where a weight lies, and its float32 bias [outputs, padded to panels], if it has one.
+
+    :param factors: of sums before the bias, likewise.
+    :param out: outputs that mean anything; those of the last panel beyond it are zero.
+    """
+
+    address: int
+    factors: torch.Tensor | None
+    bias: torch.Tensor | None
+    out: int
+    width: int
+    form: Form
+
+    @property
+    def args(self) -> tuple[int, int, int, int, int, int]:
+        """As the compiled module takes it."""
+        factors = 0 if self.factors is None else self.factors.data_ptr()
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        return self.address, factors, bias, self.out, self.width, int(self.form)
+
+
+def item_numbers(dtype: torch.dtype) -> int:
+    """Numbers of a dtype in one item."""
+    return 4 // dtype.itemsize
+
+
+def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """What a weight takes in a model of a dtype."""
+    out, width, form = shape
+    if form is Form.PLAIN:
+        return _panels(out) * PANEL * _whole_items(width, dtype) * dtype.itemsize
+    return _panels(out) * -(-width // GROUP) * group_bytes(form)
+
+
+def group_bytes(form: Form) -> int:
+    """Of one group of a panel."""
+    scales = PANEL * (4 if form is Form.INT4 else 2)
+    return scales + GROUP * PANEL // (2 if form is Form.INT4 else 1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a weight, wherever they lie; rounded to the model's dtype as they are packed.
+
+    :param addresses: int64 [out]; 0 is a row of zeros.
+    :param parts: the tensors that they lie in.
+    :param packed_width: numbers of a row; those beyond its own are zeros.
+    """
+
+    addresses: torch.Tensor
+    parts: tuple[torch.Tensor, ...]
+    packed_width: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, width)."""
+        return self.addresses.shape[0], self.packed_width
+
+
+def rows_of(
+    weights: Sequence[torch.Tensor], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat
+) -> Rows:
+    """The rows of weights [n, width] of one dtype and width, joined as their numbers would be."""
+    parts = [weight.detach().contiguous() for weight in weights]
+    width = parts[0].shape[1]
+    if any(part.shape[1] != width or part.dtype != parts[0].dtype for part in parts):
+        raise ValueError("weights that are packed together need one width and one dtype")
+    places = [
+        part.data_ptr() + torch.arange(part.shape[0]) * width * part.itemsize for part in parts
+    ]
+    return Rows(join(places), tuple(parts), width)
+
+
+def packed_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Eights or fours for a model of a dtype, by panels: uint8 [panels, groups, bytes of one]."""
+    out, width = weight.shape
+    rows, numbers = -out % PANEL, item_numbers(dtype)
+    quants = torch.nn.functional.pad(weight.quants, (0, -width % GROUP, 0, rows))
+    steps = quants.view(_panels(out), PANEL, -1, GROUP // numbers, numbers)
+    items = steps.permute(0, 2, 3, 1, 4)  # [panels, groups, steps, 32, numbers]
+    made = items.contiguous().view(torch.uint8) if weight.minima is None else _words(items)
+    parts = [weight.scales] if weight.minima is None else [weight.scales, weight.minima]
+    scales = [_by_group(torch.nn.functional.pad(part, (0, 0, 0, rows))) for part in parts]
+    return torch.cat([*scales, made.flatten(2)], -1)
+
+
+def _by_group(values: torch.Tensor) -> torch.Tensor:
+    """float16 [rows, groups] → its bytes [panels, groups, 64]."""
+    return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _words(items: torch.Tensor) -> torch.Tensor:
+    """Four bits of [panels, groups, steps, 32, numbers] → bytes, two of each four steps."""
+    panels, groups, _, lanes, numbers = items.shape
+    halves = STEPS_OF_A_WORD // 2
+    pairs = items.reshape(panels, groups, -1, halves, 2, lanes, numbers)
+    made = pairs[:, :, :, :, 0] | pairs[:, :, :, :, 1] << 4
+    return made.permute(0, 1, 2, 4, 5, 3).contiguous()
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows of two weights [n, …] in turns of 16: each panel has 16 gates, then their 16 ups.
+
+    n is padded with zeros to a multiple of 16.
+    """
+    half = PANEL // 2
+    missing = -gate.shape[0] % half
+    pads = (0, 0) * (gate.dim() - 1) + (0, missing)
+    padded = (torch.nn.functional.pad(one, pads) for one in (gate, up))
+    pair = [one.view(-1, half, *one.shape[1:]) for one in padded]
+    return torch.cat(pair, 1).flatten(0, 1)
+
+
+class WeightStore:
+    """Anonymous memory for packed weights, in huge pages if the system has any."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._map = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._used = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all matrices so far."""
+        return self._used
+
+    def add(
+        self,
+        weight: Rows | GroupedWeight,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        factors: torch.Tensor | None = None,
+        num_threads: int = 1,
+    ) -> PackedMatrix:
+        """Pack a weight [out, width] behind the others.
+
+        :param factors: of its sums before the bias, [out] as the bias.
+        :param dtype: the model's.
+        :raises ValueError: if it does not fit.
+        """
+        out, width = weight.shape
+        form = weight.form if isinstance(weight, GroupedWeight) else Form.PLAIN
+        place = self._place(packed_bytes((out, width, form), dtype))
+        if isinstance(weight, GroupedWeight):
+            made = packed_groups(weight, dtype)
+            place.view(made.shape).copy_(made)
+        else:
+            _pack(weight, place, dtype, num_threads)
+        columns = (_by_column(factors, out), _by_column(bias, out))
+        return PackedMatrix(place.data_ptr(), *columns, out, _whole_items(width, dtype), form)
+
+    def _place(self, size_bytes: int) -> torch.Tensor:
+        if self._used + size_bytes > self._bytes.numel():
+            raise ValueError(f"{size_bytes} bytes more than the store's {self._bytes.numel()}")
+        place = self._bytes[self._used : self._used + size_bytes]
+        self._used += -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        return place
+
+
+def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int) -> None:
+    """Into panels: [panels, items, 32, numbers of an item] of the dtype."""
+    from kvell.models.fused import _packing
+
+    addresses, part = rows.addresses.contiguous(), rows.parts[0]
+    _packing.pack_rows(
+        addresses.data_ptr(),
+        addresses.shape[0],
+        part.shape[1],
+        _whole_items(rows.packed_width, dtype) // item_numbers(dtype),
+        _ELEMENTS.index(part.dtype),
+        _ELEMENTS.index(dtype),
+        place.data_ptr(),
+        num_threads,
+    )
+
+
+def store_bytes(shapes: list[Shape], dtype: torch.dtype) -> int:
+    """A store for weights of these shapes in a model of a dtype."""
+    sizes = (packed_bytes(shape, dtype) for shape in shapes)
+    return sum(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
+
+
+def _by_column(values: torch.Tensor | None, out: int) -> torch.Tensor | None:
+    if values is None:
+        return None
+    return torch.nn.functional.pad(values.detach().float(), (0, -out % PANEL)).contiguous()
+
+
+def _panels(out: int) -> int:
+    return -(-out // PANEL)
+
+
+def _whole_items(width: int, dtype: torch.dtype) -> int:
+    numbers = item_numbers(dtype)
+    return -(-width // numbers) * numbers

@@ -1,0 +1,285 @@
+"""What a decoder is made of, read from its modules; None where anything is unusual.
+
+A recipe is made only if every part of every layer is one that the compiled pass has, under
+the name it has there: a part that nobody asked about would otherwise be left out in silence.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from kvell.models.config.description import ModelDescription
+from kvell.models.families.families import FUSED, FusedFamily
+from kvell.models.fused.mixer_recipe import MixerRecipe, MixerShape, mixer_recipe
+from kvell.models.fused.parts import NormRecipe, RopeRecipe, ScaledLinear
+from kvell.pages.layout import GroupKind, LayerSpec
+
+Activation = Literal["silu", "gelu_tanh"]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+}
+"""By the class that computes them."""
+
+STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotation whose frequencies do not follow the length of a request."""
+
+_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING})
+_SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+@dataclass(frozen=True)
+class LayerRecipe:
+    """One layer's modules, and what it does with its scores.
+
+    :param norms: before attention, of queries, of keys, after attention, before the MLP, after it.
+    :param attention: queries, keys and values; ``gates`` likewise, gates and ups of the MLP.
+    :param out_factor: of what attention adds to the stream; ``down_factor`` of what the MLP does.
+    :param mixer: beside attention, over the same normalised rows.
+    :param rope: index of its rotation; -1 for none.
+    """
+
+    norms: tuple[NormRecipe | None, ...]
+    attention: tuple[ScaledLinear, ...]
+    out_proj: Any
+    out_factor: float
+    gates: tuple[ScaledLinear, ScaledLinear]
+    down_proj: Any
+    down_factor: float
+    mixer: MixerRecipe | None
+    rope: int
+    scale: float
+    softcap: float
+    window_tokens: int
+
+    @property
+    def inputs(self) -> tuple[ScaledLinear, ...]:
+        """What reads the layer's first norm, packed as one weight."""
+        return self.attention if self.mixer is None else (*self.attention, self.mixer.in_proj)
+
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        """All of them."""
+        made = [one.linear for one in (*self.inputs, *self.gates)]
+        made += [] if self.mixer is None else [self.mixer.out_proj]
+        return (*made, self.out_proj, self.down_proj)
+
+
+@dataclass(frozen=True)
+class DecoderRecipe:
+    """All that a compiled pass needs to know of a model.
+
+    :param dtype: that it computes in; linears may have weights of another, to be rounded to it.
+    """
+
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    head_size: int
+    activation: Activation
+    embedding: Any
+    embedding_scale: float
+    layers: tuple[LayerRecipe, ...]
+    ropes: tuple[RopeRecipe, ...]
+    final_norm: NormRecipe
+    head: Any
+    softcap: float
+    mixer: MixerShape | None
+
+
+def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | None:
+    """A transformers causal LM as a recipe; None if it is not one of plain layers."""
+    family = FUSED.get(class_name(module))
+    if family is None or not _plain(module, family):
+        return None
+    body = module.model
+    specs = _attention_specs(description, family)
+    shapes = {(layer.kv_heads, layer.head_size) for layer in specs}
+    if len(shapes) != 1 or len(body.layers) != len(specs):
+        return None
+    (kv_heads, head_size), ropes = shapes.pop(), _Ropes(body.rotary_emb)
+    made = [
+        _layer(layer, spec, family, ropes) for layer, spec in zip(body.layers, specs, strict=True)
+    ]
+    found = tuple(layer for layer in made if layer is not None)
+    mixers = {layer.mixer.shape for layer in found if layer.mixer is not None}
+    if len(found) != len(made) or len(mixers) > 1:
+        return None
+    activation = _activation(body.layers, family)
+    if activation is None or any(rope.frequencies.numel() * 2 != head_size for rope in ropes.used):
+        return None
+    final_norm = _norm(getattr(body, family.final_norm), family)
+    return DecoderRecipe(
+        dtype=module.dtype,
+        heads=description.query_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        activation=activation,
+        embedding=body.embed_tokens,
+        embedding_scale=_embedding_scale(body),
+        layers=found,
+        ropes=tuple(ropes.used),
+        # The head reads this norm alone: a factor of its logits is one of the norm's weight.
+        final_norm=replace(
+            final_norm, weight=final_norm.weight * _factor(body, "lm_head_multiplier")
+        ),
+        head=module.lm_head,
+        softcap=float(getattr(module.config, "final_logit_softcapping", None) or 0.0),
+        mixer=mixers.pop() if mixers else None,
+    )
+
+
+def class_name(module: Any) -> str:
+    """What transformers calls a model's class; a skeleton says for which it stands."""
+    return str(getattr(module, "stands_for", type(module).__name__))
+
+
+def _attention_specs(description: ModelDescription, family: FusedFamily) -> list[LayerSpec]:
+    """Of layers that have attention, and a state where the family has mixers; else none."""
+    specs = [layer for layer in description.layers if layer.kind in _KINDS and layer.kv_of is None]
+    states = [layer for layer in description.layers if layer.kind is GroupKind.STATE]
+    wanted = [layer.index for layer in specs] if family.mixer else []
+    known = len(specs) + len(states) == len(description.layers)
+    return specs if known and wanted == [layer.index for layer in states] else []
+
+
+def _plain(module: Any, family: FusedFamily) -> bool:
+    """No part beside the usual ones, and a head without a bias."""
+    return (
+        _names(module) == {"model", "lm_head"}
+        and _names(module.model) == {"embed_tokens", "layers", family.final_norm, "rotary_emb"}
+        and type(module.lm_head) is nn.Linear
+        and module.lm_head.bias is None
+    )
+
+
+def _activation(layers: Iterable[Any], family: FusedFamily) -> Activation | None:
+    """Of all layers' MLPs, if it is the same."""
+    found = {ACTIVATIONS.get(type(getattr(one, family.mlp).act_fn).__name__) for one in layers}
+    return found.pop() if len(found) == 1 else None
+
+
+def _layer(layer: Any, spec: LayerSpec, family: FusedFamily, ropes: "_Ropes") -> LayerRecipe | None:
+    if not _is_usual(layer, family):
+        return None
+    attention, mlp = layer.self_attn, getattr(layer, family.mlp)
+    rope = ropes.index_of(attention)
+    mixer = None
+    if family.mixer:
+        mixer = mixer_recipe(getattr(layer, family.mixer), _factor(layer, "ssm_out_multiplier"))
+    if rope is None or (mixer is None) is bool(family.mixer):
+        return None
+    inputs, keys = _factor(layer, "attention_in_multiplier"), _factor(attention, "key_multiplier")
+    return LayerRecipe(
+        norms=_norms(layer, family),
+        attention=(
+            ScaledLinear(attention.q_proj, inputs),
+            ScaledLinear(attention.k_proj, inputs, keys),
+            ScaledLinear(attention.v_proj, inputs),
+        ),
+        out_proj=attention.o_proj,
+        out_factor=_factor(layer, "attn_out_multiplier"),
+        gates=(
+            ScaledLinear(mlp.gate_proj, outputs=_factor(mlp, "gate_multiplier")),
+            ScaledLinear(mlp.up_proj),
+        ),
+        down_proj=mlp.down_proj,
+        down_factor=_factor(mlp, "down_multiplier"),
+        mixer=mixer,
+        rope=rope,
+        scale=float(attention.scaling),
+        softcap=float(attention.attn_logit_softcapping or 0.0) if family.caps_scores else 0.0,
+        window_tokens=spec.window_tokens if spec.kind is GroupKind.SLIDING else 0,
+    )
+
+
+def _is_usual(layer: Any, family: FusedFamily) -> bool:
+    """The parts of a layer by name, with or without norms behind attention and MLP."""
+    names = {"self_attn", family.mlp, "input_layernorm", family.before_mlp, family.mixer} - {""}
+    if _names(layer) not in (names, names | _SANDWICH):
+        return False
+    attention, mlp = layer.self_attn, getattr(layer, family.mlp)
+    if _names(attention) - _HEAD_NORMS != _ATTENTION or _names(mlp) != _MLP:
+        return False
+    linears = [getattr(attention, name) for name in _ATTENTION]
+    linears += [getattr(mlp, name) for name in _MLP - {"act_fn"}]
+    return all(type(linear) is nn.Linear for linear in linears)
+
+
+def _norms(layer: Any, family: FusedFamily) -> tuple[NormRecipe | None, ...]:
+    attention = layer.self_attn
+    before_mlp, after = getattr(layer, family.before_mlp), (None, None)
+    if _names(layer) >= _SANDWICH:
+        after = (before_mlp, layer.post_feedforward_layernorm)
+        before_mlp = layer.pre_feedforward_layernorm
+    norms = (
+        layer.input_layernorm,
+        getattr(attention, "q_norm", None),
+        getattr(attention, "k_norm", None),
+        after[0],
+        before_mlp,
+        after[1],
+    )
+    return tuple(None if norm is None else _norm(norm, family) for norm in norms)
+
+
+def _embedding_scale(body: Any) -> float:
+    """Of its own, or of the body that reads it."""
+    own = float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0))
+    return own * _factor(body, "embedding_multiplier")
+
+
+def _factor(module: Any, name: str) -> float:
+    """A multiplier, where the module has one."""
+    return float(getattr(module, name, 1.0))
+
+
+def _norm(norm: Any, family: FusedFamily) -> NormRecipe:
+    epsilon = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    return NormRecipe(norm.weight.detach().float() + family.norm_offset, float(epsilon))
+
+
+def _names(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+class _Ropes:
+    """The rotations that layers use, each once."""
+
+    def __init__(self, rotary: Any) -> None:
+        self._rotary = rotary
+        self._indices: dict[str, int] = {}
+        self.used: list[RopeRecipe] = []
+
+    def index_of(self, attention: Any) -> int | None:
+        """Of a layer; -1 if it has none, None if its rotation changes with length."""
+        if not getattr(attention, "use_rope", True):
+            return -1
+        single = hasattr(self._rotary, "inv_freq")
+        prefix = "" if single else f"{attention.layer_type}_"
+        kinds = self._rotary.rope_type
+        kind = kinds if isinstance(kinds, str) else kinds.get(prefix.removesuffix("_"))
+        if kind not in STATIC_ROPES:
+            return None
+        if prefix not in self._indices:
+            self._indices[prefix] = len(self.used)
+            frequencies = getattr(self._rotary, f"{prefix}inv_freq").detach().float()
+            factor = float(getattr(self._rotary, f"{prefix}attention_scaling"))
+            self.used.append(RopeRecipe(frequencies, factor))
+        return self._indices[prefix]
+
+
+def weights_of(recipe: DecoderRecipe) -> Iterable[nn.Linear]:
+    """Every linear that is packed, the head last."""
+    for layer in recipe.layers:
+        yield from layer.linears
+    yield recipe.head

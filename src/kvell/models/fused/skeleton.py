@@ -1,0 +1,262 @@
+"""A decoder's modules by name, over the numbers in its files, without code that would run them.
+
+A compiled pass reads names, sizes and numbers of modules and never calls one.  transformers' own
+come with code that takes seconds to import; these have what a recipe asks of them, and nothing
+more.  They are made only where the files hold exactly the tensors that the family has, each of
+its shape: whatever is unusual is transformers' to load, or to refuse.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from kvell.models.config.config_fields import head_size
+from kvell.models.families.families import FUSED, FusedFamily
+from kvell.models.fused.recipe import STATIC_ROPES
+
+Tensors = Mapping[str, torch.Tensor]
+Made = TypeVar("Made", bound=nn.Module)
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_AS_THEY_ARE = (torch.float32, torch.bfloat16)
+"""Matrices of these are rounded while they are packed; of others, before."""
+
+
+class GELUTanh(nn.Module):
+    """Named as transformers' is."""
+
+
+_ACTIVATIONS: Mapping[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu_pytorch_tanh": GELUTanh}
+
+
+class Part(nn.Module):
+    """A module of which its parts and a few facts are known."""
+
+    def __init__(self, parts: Mapping[str, nn.Module], **facts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        for name, fact in facts.items():
+            setattr(self, name, fact)
+
+
+class DecoderSkeleton(Part):
+    """Stands for a causal language model of transformers, on the CPU.
+
+    :ivar stands_for: the class that transformers would run.
+    :ivar dtype: what the model is served in.  Matrices keep the numbers of their file, which are
+        rounded when they are packed; all else is rounded already.
+    """
+
+    stands_for: str
+    dtype: torch.dtype
+    device = torch.device("cpu")
+
+
+def skeleton_of(
+    config: Any, name: str, tensors: Tensors, dtype: torch.dtype
+) -> DecoderSkeleton | None:
+    """Modules over the tensors of a model's files; None if they are not what the family has.
+
+    :param name: the class that transformers would run.
+    :param tensors: by name, as the files have them.
+    :param dtype: that the model is served in.
+    """
+    family = FUSED[name]
+    if family.mixer:
+        return None
+    sizes = _Sizes(config, family)
+    activation = _ACTIVATIONS.get(getattr(config, family.activation))
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    if activation is None or shapes != sizes.tensors():
+        return None
+    rotary = _rotary(config, family)
+    if rotary is None:
+        return None
+    made = _Modules(config, family, tensors, dtype, activation())
+    embedding = made.embedding()
+    body = Part(
+        {
+            "embed_tokens": embedding,
+            "layers": nn.ModuleList(
+                made.layer(index, sizes) for index in range(config.num_hidden_layers)
+            ),
+            family.final_norm: made.norm(f"model.{family.final_norm}"),
+            "rotary_emb": rotary,
+        }
+    )
+    head = made.linear("lm_head", embedding.weight if config.tie_word_embeddings else None)
+    return DecoderSkeleton(
+        {"model": body, "lm_head": head}, config=config, stands_for=name, dtype=dtype
+    )
+
+
+class _Sizes:
+    """What a family's modules are called inside a layer, and their shapes."""
+
+    def __init__(self, config: Any, family: FusedFamily) -> None:
+        self._config, self._family = config, family
+        size, hidden = head_size(config, family.model_type), config.hidden_size
+        queries, keys = (size * n for n in (config.num_attention_heads, config.num_key_value_heads))
+        inner, mlp = config.intermediate_size, family.mlp
+        attends = self._is_set(family.attention_bias)
+        gates = self._is_set(family.mlp_bias)
+        self.linears = {
+            "self_attn.q_proj": (queries, hidden, attends or family.biased_inputs),
+            "self_attn.k_proj": (keys, hidden, attends or family.biased_inputs),
+            "self_attn.v_proj": (keys, hidden, attends or family.biased_inputs),
+            "self_attn.o_proj": (hidden, queries, attends),
+            f"{mlp}.gate_proj": (inner, hidden, gates),
+            f"{mlp}.up_proj": (inner, hidden, gates),
+            f"{mlp}.down_proj": (hidden, inner, gates),
+        }
+        self.norms = {"input_layernorm": hidden, family.before_mlp: hidden}
+        if family.sandwich:
+            self.norms |= {
+                "pre_feedforward_layernorm": hidden,
+                "post_feedforward_layernorm": hidden,
+            }
+        if family.head_norms:
+            self.norms |= {"self_attn.q_norm": size, "self_attn.k_norm": size}
+
+    def _is_set(self, field: str) -> bool:
+        return bool(field) and bool(getattr(self._config, field))
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape, by its name in the files."""
+        config, hidden = self._config, self._config.hidden_size
+        found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+        found[f"model.{self._family.final_norm}.weight"] = (hidden,)
+        if not config.tie_word_embeddings:
+            found[HEAD] = (config.vocab_size, hidden)
+        for index in range(config.num_hidden_layers):
+            layer = f"model.layers.{index}"
+            for name, (out, width, is_biased) in self.linears.items():
+                found[f"{layer}.{name}.weight"] = (out, width)
+                if is_biased:
+                    found[f"{layer}.{name}.bias"] = (out,)
+            found |= {f"{layer}.{name}.weight": (size,) for name, size in self.norms.items()}
+        return found
+
+
+class _Modules:
+    """Makes a family's modules over its tensors."""
+
+    def __init__(
+        self,
+        config: Any,
+        family: FusedFamily,
+        tensors: Tensors,
+        dtype: torch.dtype,
+        activation: nn.Module,
+    ) -> None:
+        self._config, self._family = config, family
+        self._tensors, self._dtype, self._activation = tensors, dtype, activation
+
+    def layer(self, index: int, sizes: _Sizes) -> Part:
+        """One layer, with the facts that its attention has of its own."""
+        prefix = f"model.layers.{index}"
+        parts: dict[str, dict[str, nn.Module]] = {"self_attn": {}, self._family.mlp: {}, "": {}}
+        for name in sizes.linears:
+            owner, own = name.split(".")
+            parts[owner][own] = self.linear(f"{prefix}.{name}")
+        for name in sizes.norms:
+            owner, _, own = name.rpartition(".")
+            parts[owner][own] = self.norm(f"{prefix}.{name}")
+        attention = Part(parts["self_attn"], **self._attention_facts(index))
+        mlp = Part(parts[self._family.mlp] | {"act_fn": self._activation})
+        return Part(parts[""] | {"self_attn": attention, self._family.mlp: mlp})
+
+    def _attention_facts(self, index: int) -> dict[str, Any]:
+        config, family = self._config, self._family
+        scaled = getattr(config, family.scaled_by) if family.scaled_by else None
+        size = scaled or head_size(config, family.model_type)
+        facts: dict[str, Any] = {"scaling": size**-0.5}
+        if family.caps_scores:
+            facts["attn_logit_softcapping"] = config.attn_logit_softcapping
+        if family.ropes_by_type:
+            facts["layer_type"] = config.layer_types[index]
+        if family.rope_layers:
+            facts["use_rope"] = getattr(config, family.rope_layers)[index]
+        return facts
+
+    def embedding(self) -> nn.Embedding:
+        """Its own numbers, whatever the head does."""
+        made = _bare(nn.Embedding)
+        made.num_embeddings, made.embedding_dim = self._tensors[EMBEDDING].shape
+        made.weight = self._matrix(EMBEDDING)
+        if self._family.scales_embedding:
+            made.scalar_embed_scale = self._config.hidden_size**0.5
+        return made
+
+    def linear(self, name: str, tied: torch.Tensor | None = None) -> nn.Linear:
+        """:param tied: its weight, if it is another's too."""
+        made = _bare(nn.Linear)
+        made.weight = self._matrix(f"{name}.weight") if tied is None else cast(nn.Parameter, tied)
+        made.out_features, made.in_features = made.weight.shape
+        has_bias = f"{name}.bias" in self._tensors
+        made.register_parameter("bias", self._rounded(f"{name}.bias") if has_bias else None)
+        return made
+
+    def norm(self, name: str) -> Part:
+        """Of rows, or of heads."""
+        weight = self._rounded(f"{name}.weight")
+        return Part({}, weight=weight, eps=self._config.rms_norm_eps)
+
+    def _matrix(self, name: str) -> nn.Parameter:
+        tensor = self._tensors[name]
+        return _fixed(tensor if tensor.dtype in _AS_THEY_ARE else tensor.to(self._dtype))
+
+    def _rounded(self, name: str) -> nn.Parameter:
+        return _fixed(self._tensors[name].to(self._dtype, copy=True))
+
+
+def _rotary(config: Any, family: FusedFamily) -> Part | None:
+    """Frequencies as transformers computes them; None of kinds that follow a request's length."""
+    if not family.ropes_by_type:
+        kind = config.rope_parameters["rope_type"]
+        if kind not in STATIC_ROPES:
+            return None
+        frequencies, factor = _rotation(config, kind, None)
+        return Part({}, rope_type=kind, inv_freq=frequencies, attention_scaling=factor)
+    facts: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    for layer_type in sorted(set(config.layer_types)):
+        kind = (config.rope_parameters.get(layer_type) or {}).get("rope_type")
+        if kind not in STATIC_ROPES:
+            return None
+        kinds[layer_type] = kind
+        frequencies, factor = _rotation(config, kind, layer_type)
+        facts |= {
+            f"{layer_type}_inv_freq": frequencies,
+            f"{layer_type}_attention_scaling": factor,
+        }
+    return Part({}, rope_type=kinds, **facts)
+
+
+def _rotation(config: Any, kind: str, layer_type: str | None) -> tuple[torch.Tensor, float]:
+    """Frequencies, float32 [half of a head], and the factor of cosines and sines."""
+    if kind != "default":
+        # Imported here: it brings much of transformers.
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        of_type = {} if layer_type is None else {"layer_type": layer_type}
+        made: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[kind](config, None, **of_type)
+        return made
+    known = config.rope_parameters
+    base = (known if layer_type is None else known[layer_type])["rope_theta"]
+    size = head_size(config, config.model_type)
+    return 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float) / size), 1.0
+
+
+def _bare(kind: type[Made]) -> Made:
+    """An instance without numbers of its own: what it is made of is set by whoever asks."""
+    made = kind.__new__(kind)
+    nn.Module.__init__(made)
+    return made
+
+
+def _fixed(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

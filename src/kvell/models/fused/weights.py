@@ -1,0 +1,110 @@
+"""A recipe's weights, packed one behind the other in the order of their use."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvell.models.fused.forms import WeightForms, join, widen
+from kvell.models.fused.grouped import GroupedWeight
+from kvell.models.fused.packing import (
+    PANEL,
+    PackedMatrix,
+    Rows,
+    Shape,
+    WeightStore,
+    gated,
+    store_bytes,
+)
+from kvell.models.fused.parts import Joined, ScaledLinear, joined_bias, joined_factors
+from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe
+
+
+@dataclass(frozen=True)
+class LayerMatrices:
+    """One layer's: what reads its first norm, its output projections, and its MLP's two."""
+
+    inputs: PackedMatrix
+    mixed: PackedMatrix | None
+    out: PackedMatrix
+    gates: PackedMatrix
+    down: PackedMatrix
+
+
+class PackedWeights:
+    """All weights of a recipe; the modules' own are given up as they are packed."""
+
+    def __init__(self, recipe: DecoderRecipe, forms: WeightForms, num_threads: int) -> None:
+        self._dtype, self._threads = recipe.dtype, num_threads
+        self._forms = forms
+        self._store = WeightStore(store_bytes(list(_shapes(recipe, forms)), self._dtype))
+        self.layers = [self._layer(layer) for layer in recipe.layers]
+        self.head = self._alone(recipe.head)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all of them."""
+        return self._store.used_bytes
+
+    def _layer(self, layer: LayerRecipe) -> LayerMatrices:
+        return LayerMatrices(
+            inputs=self._together(layer.inputs, torch.cat),
+            mixed=None if layer.mixer is None else self._alone(layer.mixer.out_proj),
+            out=self._alone(layer.out_proj),
+            gates=self._together(layer.gates, lambda both: gated(*both)),
+            down=self._alone(layer.down_proj, packed_inner(layer)),
+        )
+
+    def _together(self, parts: Sequence[ScaledLinear], how: Joined) -> PackedMatrix:
+        linears = [part.linear for part in parts]
+        weight = join(self._forms.weights(linears), how)
+        made = self._add(weight, joined_bias(parts, how), joined_factors(parts, how))
+        for linear in linears:
+            _give_up(linear)
+        return made
+
+    def _alone(self, linear: Any, width: int | None = None) -> PackedMatrix:
+        """:param width: of its inputs, of which those beyond its own are zero."""
+        made = self._add(
+            widen(self._forms.weight(linear), width or linear.in_features), linear.bias
+        )
+        _give_up(linear)
+        return made
+
+    def _add(
+        self,
+        weight: Rows | GroupedWeight,
+        bias: torch.Tensor | None,
+        factors: torch.Tensor | None = None,
+    ) -> PackedMatrix:
+        return self._store.add(weight, bias, self._dtype, factors, self._threads)
+
+
+def packed_inner(layer: LayerRecipe) -> int:
+    """Width of an MLP, in whole halves of a panel."""
+    half = PANEL // 2
+    return -(-int(layer.gates[0].linear.out_features) // half) * half
+
+
+def _shapes(recipe: DecoderRecipe, forms: WeightForms) -> Iterator[Shape]:
+    for layer in recipe.layers:
+        inner, inputs = packed_inner(layer), [part.linear for part in layer.inputs]
+        gates = [part.linear for part in layer.gates]
+        width = inputs[0].in_features
+        yield sum(linear.out_features for linear in inputs), width, forms.form(inputs)
+        if layer.mixer is not None:
+            yield _shape(layer.mixer.out_proj, forms)
+        yield _shape(layer.out_proj, forms)
+        yield 2 * inner, width, forms.form(gates)
+        yield layer.down_proj.out_features, inner, forms.form((layer.down_proj,))
+    yield _shape(recipe.head, forms)
+
+
+def _shape(linear: Any, forms: WeightForms) -> Shape:
+    return linear.out_features, linear.in_features, forms.form((linear,))
+
+
+def _give_up(linear: Any) -> None:
+    """Let go of a weight (of all that share it)."""
+    linear.weight.data = linear.weight.new_empty(0)

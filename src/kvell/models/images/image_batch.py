@@ -1,0 +1,53 @@
+"""What the images of one step ask of the forward pass."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from kvell.attention.interface import GroupBatch
+from kvell.models.images.image_content import Span
+from kvell.pages.layout import GroupKind
+
+IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
+"""Layers whose tokens are those of images, not of the text."""
+
+
+@dataclass(frozen=True)
+class PageRows:
+    """Rows inside pages of one group, int64 [n] each, on the pool's device."""
+
+    page_ids: torch.Tensor
+    offsets: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SeenImages:
+    """One of the images that tokens of the step attend to across.
+
+    :param rows: int64 [n], tokens of the step that see it.
+    :param batch: each of these tokens as a request of its own whose context is the image.
+    """
+
+    rows: torch.Tensor
+    batch: GroupBatch
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images of one step over T new tokens.
+
+    :param begun: spans whose first token is in the step, and where their image tokens go.
+    :param rows: int64 [m], tokens of the step that take an embedding.
+    :param embeddings: where these embeddings lie.
+    :param seen: the first image that tokens attend to across, then the second, …
+    :param prefix_tokens: for each request, how many of its first tokens in the step read each
+        other in both directions; () if there are none.
+    :param positions: int64 [3, T], of every token, where images are grids; else None.
+    """
+
+    begun: tuple[tuple[Span, PageRows], ...]
+    rows: torch.Tensor
+    embeddings: PageRows
+    seen: tuple[SeenImages, ...] = ()
+    prefix_tokens: tuple[int, ...] = field(default=())
+    positions: torch.Tensor | None = None

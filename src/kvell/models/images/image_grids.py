@@ -1,0 +1,105 @@
+"""Families whose images are pieces, or grids, of tokens of the text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.multimodal import MOST_GRID_TOKENS
+from kvell.models.images.image_content import Image, Ints, Span, Tensors
+from kvell.models.images.image_tensors import named, on_device, runs, wrong
+
+
+class PieceImages:
+    """InternVL: an image is pieces of one size, each a run of placeholders as long as the others.
+
+    The processor does not say which pieces are of one image, and nothing depends on it: each
+    piece is kept, and found again, by itself.
+    """
+
+    in_text, both_directions, in_grids, first_position = True, False, False, 0
+
+    def __init__(self, module: Any) -> None:
+        self._model = module.model
+        self.placeholder = int(module.config.image_token_id)
+
+    def images(self, tensors: Tensors) -> tuple[Image, ...]:
+        """``pixel_values`` [pieces of all images, 3, H, W]."""
+        pixels = named(tensors, "pixel_values", 4)
+        vision = self._model.config.vision_config
+        if tuple(pixels.shape[2:]) != tuple(vision.image_size):
+            raise wrong(
+                "pixel_values", tuple(pixels.shape), f"are not of {tuple(vision.image_size)} pixels"
+            )
+        sides = zip(vision.image_size, vision.patch_size, strict=True)
+        ratio = self._model.config.downsample_ratio
+        rows, columns = (int(side // patch * ratio) for side, patch in sides)
+        return tuple(Image({"pixel_values": one}, rows * columns) for one in pixels)
+
+    def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
+        """Each piece's run of placeholders."""
+        return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
+
+    def encode(self, image: Image) -> torch.Tensor:
+        """See :class:`ImageFamily`."""
+        pixels = on_device(self._model, image.tensors["pixel_values"])
+        output = self._model.get_image_features(pixels[None], return_dict=True)
+        features: torch.Tensor = output.pooler_output[0]
+        return features
+
+
+class GridImages:
+    """Qwen2-VL and Qwen2.5-VL: images of any size, whose tokens' positions are rows and columns."""
+
+    in_text, both_directions, in_grids, first_position = True, False, True, 0
+
+    def __init__(self, module: Any) -> None:
+        self._model = module.model
+        self.placeholder = int(module.config.image_token_id)
+        self._merged = int(module.config.vision_config.spatial_merge_size)
+
+    def images(self, tensors: Tensors) -> tuple[Image, ...]:
+        """``pixel_values`` [patches of all images, numbers of a patch] and ``image_grid_thw``
+        [images, 3]: how many patches in time, height and width.
+
+        ``mm_token_type_ids`` is not taken: it says where the placeholders are.
+        """
+        pixels, grids = named(tensors, "pixel_values", 2), named(tensors, "image_grid_thw", 2)
+        shapes = [self._shape(grid) for grid in grids.tolist()]
+        patches = [rows * columns * self._merged**2 for rows, columns in shapes]
+        if sum(patches) != len(pixels):
+            raise wrong("pixel_values", tuple(pixels.shape), f"are not of {sum(patches)} patches")
+        return tuple(
+            Image({"pixel_values": own, "image_grid_thw": grid}, rows * columns, (rows, columns))
+            for own, grid, (rows, columns) in zip(
+                torch.split(pixels, patches), grids, shapes, strict=True
+            )
+        )
+
+    def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
+        """Each image's run of placeholders."""
+        return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
+
+    def encode(self, image: Image) -> torch.Tensor:
+        """See :class:`ImageFamily`."""
+        grid = image.tensors["image_grid_thw"].to(self._model.device)[None]
+        pixels = on_device(self._model, image.tensors["pixel_values"])
+        output = self._model.get_image_features(pixels, grid, return_dict=True)
+        features: torch.Tensor = output.pooler_output[0]
+        return features
+
+    def _shape(self, grid: list[int]) -> tuple[int, int]:
+        """Rows and columns of tokens: each stands for a square of patches."""
+        sides = grid[1:]
+        if len(grid) != 3 or grid[0] != 1 or any(x < 1 or x % self._merged for x in sides):
+            raise wrong("image_grid_thw", grid, f"is not 1 and two multiples of {self._merged}")
+        rows, columns = (side // self._merged for side in sides)
+        if rows * columns > MOST_GRID_TOKENS:
+            raise ChangeSomething(
+                "images.image_grid_thw",
+                grid,
+                f"is {rows * columns} tokens; memory is kept for encoding {MOST_GRID_TOKENS}",
+                "make the image smaller: give the processor fewer max_pixels",
+            )
+        return rows, columns

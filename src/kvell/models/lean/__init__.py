@@ -1,8 +1,0 @@
-"""Dense decoders in compiled code: all layers of a step in one call (DESIGN: segments).
-
-The model's own code stays the oracle, and serves whatever has no recipe here.
-"""
-
-from kvell.models.lean.decoder import LeanDecoder, lean_decoder
-
-__all__ = ["LeanDecoder", "lean_decoder"]

@@ -1,0 +1,116 @@
+"""A ready :class:`PagedModel` from a transformers directory: which models, and by which pass.
+
+Dense models with a fused pass are read straight from their files.  All others, and whatever is
+unusual about a model's files, take transformers' own modules (``module_loading``)::
+
+    config ─ exact? ─► description ─┬─ files as the family's ─► skeleton ─► fused pass
+                                    └─ else ─► transformers' modules ─► fused or module pass
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from kvell.attention.interface import AttentionKernels
+from kvell.attention.quantised import scale_bytes_of
+from kvell.models.config.budgets import budgets_of, with_budgets
+from kvell.models.config.description import ModelDescription, describe
+from kvell.models.config.quantization import require_quantization, unkept
+from kvell.models.families.families import fused_class
+from kvell.models.families.plain_config import known_config
+from kvell.models.fused.decoder import fused_decoder, takes
+from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
+from kvell.models.loading.gguf_blocks import blocks_of
+from kvell.models.loading.weight_files import check_weight_file, mapped_tensors, weight_files
+from kvell.models.paged_model import PagedModel
+
+CPU = torch.device("cpu")
+
+
+def load_paged_model(
+    path: Path,
+    kernels: AttentionKernels,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    kv_dtype: torch.dtype | None = None,
+    kv_budget: str | None = None,
+    fused: bool = True,
+    quantization: str = "none",
+) -> PagedModel:
+    """Load a model's weights; its KV memory is attached later.
+
+    :param fused: run by the compiled pass, if the model has one; else by transformers' own code.
+    :param quantization: one of ``quantization.QUANTIZATIONS``; only the compiled pass can.
+    :param device: where weights go; the CPU if not given.
+    :param kv_dtype: of stored keys and values; ``dtype`` if not given.
+    :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
+    :raises ChangeSomething: if the architecture is not known to be exact, files are missing
+        or damaged, no layer can keep such a budget, or weights cannot be kept so.
+    """
+    require_quantization(quantization)
+    config = known_config(path)
+    check_architecture(config)
+    description = describe_as(config, dtype, kv_dtype or dtype)
+    if kv_budget is not None:
+        layers = description.layers
+        layers = with_budgets(layers, budgets_of(layers, kv_budget))
+        description = replace(description, layers=layers)
+    for file in weight_files(path):
+        check_weight_file(file)
+    blocks = blocks_of(path) if quantization == "int4" else {}
+    place = device or CPU
+    skeleton = _skeleton(path, config, dtype) if fused and takes(kernels, place, dtype) else None
+    if skeleton is not None:
+        with unkept(quantization):
+            decoder = fused_decoder(skeleton, description, kernels, quantization, blocks)
+        if decoder is not None:
+            return PagedModel(skeleton, description, kernels, kv_dtype, decoder)
+    # Imported here: transformers' modelling code takes seconds.
+    from kvell.models.loading.module_loading import load_module, paged_module
+
+    module = load_module(path, config, dtype, place)
+    return paged_module(module, description, kernels, kv_dtype, fused, quantization, blocks)
+
+
+def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:
+    """Of a model with a fused pass whose files are as its family's."""
+    name = fused_class(config)
+    if name is None:
+        return None
+    try:
+        tensors = mapped_tensors(weight_files(path))
+    except SafetensorError:
+        return None  # transformers says what is wrong
+    return skeleton_of(config, name, tensors, dtype)
+
+
+def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModelDescription:
+    """What a model of the given dtype stores, keys and values in another."""
+    return describe(config, kv_dtype.itemsize, scale_bytes_of(kv_dtype), dtype.itemsize)
+
+
+def check_model(path: Path) -> None:
+    """Refuse, from its config alone, a model that cannot be served exactly.
+
+    :raises ChangeSomething: if the architecture or a layer of it is not known to be exact.
+    """
+    config = known_config(path)
+    check_architecture(config)
+    describe(config, 2)
+
+
+def check_architecture(config: Any) -> None:
+    """Make sure that the class transformers would run for a config is known to be exact.
+
+    :raises ChangeSomething: naming the class and what it would need; also for weights that
+        are quantised.
+    """
+    if fused_class(config) is not None:
+        return
+    # Imported here: it asks transformers' tables of all models, which bring their code.
+    from kvell.models.families.refusals import require_served
+
+    require_served(config)

@@ -1,0 +1,45 @@
+"""A ready :class:`PagedModel` out of transformers' own modules, by whichever pass they have."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from kvell.attention.interface import AttentionKernels
+from kvell.models.config.description import ModelDescription
+from kvell.models.config.quantization import refusal, unkept
+from kvell.models.forward.small_linear import use_small_linears
+from kvell.models.fused.decoder import fused_decoder
+from kvell.models.fused.grouped import GroupedWeight
+from kvell.models.loading.weights import load_module
+from kvell.models.paged_model import PagedModel
+
+__all__ = ["load_module", "paged_module"]
+
+
+def paged_module(
+    module: Any,
+    description: ModelDescription,
+    kernels: AttentionKernels,
+    kv_dtype: torch.dtype | None,
+    fused: bool,
+    quantization: str = "none",
+    blocks: Mapping[str, GroupedWeight] = MappingProxyType({}),
+) -> PagedModel:
+    """Take over a module.
+
+    :param fused: run by the compiled pass, if the model has one; else by transformers' own code.
+    :param blocks: weights by the names of the module's parameters, which are kept as they are.
+    :raises ChangeSomething: if weights cannot be kept as ``quantization`` says.
+    """
+    with unkept(quantization):
+        decoder = (
+            fused_decoder(module, description, kernels, quantization, blocks) if fused else None
+        )
+    if decoder is None and quantization != "none":
+        problem = "is for dense models on a CPU whose layers run in compiled code; this is none"
+        raise refusal(quantization, problem)
+    if decoder is None:
+        use_small_linears(module)
+    return PagedModel(module, description, kernels, kv_dtype, decoder)

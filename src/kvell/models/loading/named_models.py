@@ -1,0 +1,48 @@
+"""Models by the names that requests call them, found and known to be served."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kvell.models.loading.loading import check_model
+from kvell.models.sources.named_sources import named_sources
+from kvell.models.sources.progress import Progress
+from kvell.models.sources.source import resolve_model
+from kvell.models.text.end_tokens import eos_token_ids, tokenizer_end_ids
+from kvell.models.text.tokenizer import Tokenizer, require_tokenizer
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that was found and may be served; its weights are not read yet."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Loaded when it is first asked for: an instance behind a front never does."""
+        return Tokenizer.load(self.path)
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a text, as its tokenizer has them."""
+        own = tokenizer_end_ids(self.path)
+        return self.tokenizer.eos_token_ids if own is None else eos_token_ids(self.path) | own
+
+
+def open_named(
+    first: str, beside: Sequence[str], cache_dir: Path, progress: Progress
+) -> list[NamedModel]:
+    """Find all models and make sure, from their configs, that they can be served.
+
+    :raises ChangeSomething: naming whatever is wrong.
+    """
+    opened = []
+    for one in named_sources(first, beside):
+        path = resolve_model(one.source, cache_dir, progress)
+        check_model(path)
+        require_tokenizer(path)
+        opened.append(NamedModel(one.name, path))
+    return opened

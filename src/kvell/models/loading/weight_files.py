@@ -1,0 +1,78 @@
+"""The safetensors files of a model directory: which they are, and their tensors.
+
+Files are checked by their headers alone, so that a download that broke off is
+named in one line instead of failing somewhere inside a library.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.json_files import read_optional_json
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000
+
+
+def weight_files(path: Path) -> tuple[Path, ...]:
+    """The safetensors files of a model directory: what its index names, or the single one.
+
+    :raises ChangeSomething: if there are none, or if the index names one that is missing.
+    """
+    shards = set(read_optional_json(path / INDEX_FILE).get("weight_map", {}).values())
+    files = tuple(path / name for name in sorted(shards)) or (path / SINGLE_FILE,)
+    for file in files:
+        if not file.is_file():
+            raise ChangeSomething(
+                "model", path, f"its weight file {file.name} is missing", "fetch the model again"
+            )
+    return files
+
+
+def check_weight_file(file: Path) -> None:
+    """Make sure that a safetensors file is as long as its header says.
+
+    :raises ChangeSomething: naming the file.
+    """
+    try:
+        expected = _expected_bytes(file)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt(file, "its header is damaged") from error
+    actual = file.stat().st_size
+    if actual != expected:
+        raise _corrupt(file, f"it has {actual} bytes instead of {expected}")
+
+
+def mapped_tensors(files: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """All tensors of some files, in their files' dtypes: mapped, not read.
+
+    :raises SafetensorError: if a file is damaged.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    return found
+
+
+def _expected_bytes(file: Path) -> int:
+    """Length of a safetensors file by its header: 8 bytes of length, JSON, then the data."""
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if not 2 <= header_bytes <= MAX_HEADER_BYTES:
+            raise ValueError("impossible header length")
+        header: dict[str, Any] = json.loads(stream.read(header_bytes))
+    tensors = (entry for name, entry in header.items() if name != "__metadata__")
+    return 8 + header_bytes + max((entry["data_offsets"][1] for entry in tensors), default=0)
+
+
+def _corrupt(file: Path, problem: str) -> ChangeSomething:
+    return ChangeSomething(
+        "model", file, f"the weight file is corrupt: {problem}", "fetch the file again"
+    )

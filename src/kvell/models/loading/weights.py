@@ -1,0 +1,52 @@
+"""Weights from a transformers directory into transformers' own modules."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.utils import logging as transformers_logging
+
+from kvell.errors import ChangeSomething
+from kvell.models import parallel_heads as _own  # transformers learns it  # noqa: F401
+from kvell.models.config.configs import MALFORMED
+from kvell.models.families.families import WITH_IMAGES
+from kvell.models.families.refusals import class_run
+from kvell.models.loading.weight_files import check_weight_file, weight_files
+
+
+def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A transformers causal LM with its weights in the given dtype on the device.
+
+    :raises ChangeSomething: if a file is damaged or tensors are missing or misshapen.
+    """
+    for file in weight_files(path):
+        check_weight_file(file)
+    transformers_logging.disable_progress_bar()
+    try:
+        module, report = auto_class(config).from_pretrained(
+            path, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (SafetensorError, RuntimeError, ImportError, *MALFORMED) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ChangeSomething(
+            "model", path, f"its weights do not load ({reason})", "fetch the model again"
+        ) from error
+    _require_all(path, report["missing_keys"])
+    return module.to(device)
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes a config's model with a head that writes text."""
+    takes_images = class_run(config) in WITH_IMAGES
+    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+
+
+def _require_all(path: Path, missing: Iterable[str]) -> None:
+    """transformers would fill missing tensors with random numbers; we do not."""
+    names = sorted(missing)
+    if names:
+        problem = f"its weights lack {len(names)} tensors, such as {names[0]}"
+        raise ChangeSomething("model", path, problem, "fetch the model again")

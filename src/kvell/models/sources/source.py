@@ -1,0 +1,43 @@
+"""From what the user wrote after ``--model`` to a local transformers directory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kvell.models.sources.missing_model import no_model
+from kvell.models.sources.packaged import MODEL_NAME, packaged_model
+from kvell.models.sources.progress import Progress, quiet
+
+Fetch = Callable[[str], Path]
+"""Fetches a hub model and says where it lies; raises ChangeSomething."""
+
+
+def resolve_model(
+    model: str, cache_dir: Path, progress: Progress = quiet, fetch: Fetch | None = None
+) -> Path:
+    """The local transformers directory of a model.
+
+    :param model: ``smollm2``, a directory, or a hub id such as ``owner/name``.
+    :param cache_dir: where the packaged model is kept once converted.
+    :param fetch: how hub models are had; ``hub.fetch_from_hub`` if not given.
+    :raises ChangeSomething: if nothing of that name can be had.
+    """
+    if model == MODEL_NAME:
+        return packaged_model(cache_dir, progress)
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return path
+    if path.is_file():
+        raise no_model(model, "is a file")
+    if _looks_like_path(model):
+        raise no_model(model, "there is no such directory")
+    if fetch is None:
+        # Imported here: the hub's client takes a while, and most models are local.
+        from kvell.models.sources.hub import fetch_from_hub
+
+        fetch = fetch_from_hub
+    return fetch(model)
+
+
+def _looks_like_path(model: str) -> bool:
+    """Hub ids are ``name`` or ``owner/name``; all else can only mean a path."""
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model

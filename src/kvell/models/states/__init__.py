@@ -1,0 +1,1 @@
+"""Recurrent layers: states in pages, and the scans that advance them."""

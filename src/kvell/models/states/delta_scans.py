@@ -1,0 +1,144 @@
+"""The delta rule: a token corrects what its key would read of the state.
+
+Within a piece, the corrections of all tokens come from one triangular system (the UT
+transform of DeltaNet).  See :mod:`kvell.models.states.scans`; H heads, K numbers of a key, V of a
+value, P pieces, L places, b pieces of a round.
+"""
+
+import torch
+
+from kvell.models.states.scans import Pieces, decay_factors
+
+CHANNEL_TOKENS = 16
+"""Places taken at once where every number of a key decays by itself: the decays between all
+pairs of places are L × L × K numbers."""
+
+
+class GatedDeltaScan:
+    """One decay for all of a head's state [K, V]."""
+
+    def prepare(self, *inputs: torch.Tensor) -> Pieces:
+        """q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V]; log decay and beta
+        [P, L, H]."""
+        query, key, value, decay, beta = (values.transpose(1, 2) for values in inputs)
+        within, from_start, to_end = decay_factors(decay)
+        value = value * beta[..., None]
+        scaled_key = key * beta[..., None]
+        reads = scaled_key * from_start[..., None]
+        value, reads = _corrected((scaled_key @ key.transpose(-1, -2)) * within, value, reads)
+        return _GatedDeltaPieces(
+            value,
+            reads,
+            (query @ key.transpose(-1, -2)) * within,
+            query * from_start[..., None],
+            (key * to_end[..., None]).transpose(-1, -2),
+            from_start[..., -1:, None],
+        )
+
+
+class _GatedDeltaPieces:
+    def __init__(
+        self,
+        value: torch.Tensor,
+        reads: torch.Tensor,
+        scores: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        decay: torch.Tensor,
+    ) -> None:
+        self._value, self._reads, self._scores = value, reads, scores
+        self._query, self._key, self._decay = query, key, decay
+
+    def advance(
+        self, first: int, end: int, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """State [b, H, K, V]."""
+        here = slice(first, end)
+        output, state = _advance(
+            state, self._value[here], self._reads[here], self._scores[here], self._query[here],
+            self._key[here], self._decay[here],
+        )  # fmt: skip
+        return output.transpose(1, 2), state
+
+
+class ChannelDeltaScan:
+    """A decay for every number of a key (Kimi's delta attention)."""
+
+    def prepare(self, *inputs: torch.Tensor) -> Pieces:
+        """q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V]; log decay [P, L, H, K],
+        beta [P, L, H]."""
+        return _ChannelDeltaPieces([values.transpose(1, 2) for values in inputs])
+
+
+class _ChannelDeltaPieces:
+    def __init__(self, inputs: list[torch.Tensor]) -> None:
+        self._inputs = inputs
+
+    def advance(
+        self, first: int, end: int, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """State [b, H, K, V], a few places after the other."""
+        outputs = []
+        for start in range(0, self._inputs[0].shape[2], CHANNEL_TOKENS):
+            places = slice(start, start + CHANNEL_TOKENS)
+            query, key, value, decay, beta = (v[first:end, :, places] for v in self._inputs)
+            output, state = _few_places(state, query, key, value, decay, beta)
+            outputs.append(output)
+        return torch.cat(outputs, 2).transpose(1, 2), state
+
+
+def _few_places(
+    state: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[b, H, l, …] from states [b, H, K, V]."""
+    factors = decay_factors(log_decay.transpose(-1, -2))
+    within = factors[0].permute(0, 1, 3, 4, 2)
+    from_start, to_end = (factor.transpose(-1, -2) for factor in factors[1:])
+    scaled_key = key * beta[..., None]
+    decayed = key[:, :, None] * within
+    value, reads = _corrected(
+        torch.einsum("bhik,bhijk->bhij", scaled_key, decayed),
+        value * beta[..., None],
+        scaled_key * from_start,
+    )
+    scores = torch.einsum("bhik,bhijk->bhij", query, decayed)
+    to_state = (key * to_end).transpose(-1, -2)
+    return _advance(
+        state, value, reads, scores, query * from_start, to_state, from_start[..., -1, :, None]
+    )
+
+
+def _corrected(
+    system: torch.Tensor, value: torch.Tensor, reads: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Solve for what every token writes and reads once those before it are corrected.
+
+    :param system: [·, L, L], what a token's key reads of each earlier token's; the diagonal
+        is taken as ones.
+    """
+    if system.shape[-1] == 1:
+        return value, reads
+    both = torch.linalg.solve_triangular(
+        system, torch.cat((value, reads), -1), upper=False, unitriangular=True
+    )
+    return both[..., : value.shape[-1]], both[..., value.shape[-1] :]
+
+
+def _advance(
+    state: torch.Tensor,
+    value: torch.Tensor,
+    reads: torch.Tensor,
+    scores: torch.Tensor,
+    query: torch.Tensor,
+    to_state: torch.Tensor,
+    decay: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs [b, H, L, V] and the states after; ``to_state`` is [b, H, K, L]."""
+    corrections = value - reads @ state
+    output = query @ state + scores @ corrections
+    return output, torch.addcmul(to_state @ corrections, state, decay)

@@ -1,0 +1,85 @@
+"""Where mixers of our own stand inside a transformers model.
+
+A module's ``forward`` is replaced on the instance, so other models of the same class are
+not touched.  What a step brings is set for the time of one forward pass.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.description import ModelDescription
+from kvell.models.config.mixer_kinds import MixerKind
+from kvell.models.states.mixers import AS_ATTENTION, MIXERS, Mixer
+from kvell.models.states.state_run import StateRun
+from kvell.pages.layout import GroupKind
+
+
+class StateStep(Protocol):
+    """One forward pass, as mixers see it."""
+
+    def states(self, layer: int) -> StateRun:
+        """The states of a layer; each layer asks once, in order."""
+        ...
+
+
+class MixerSlot:
+    """Stands in for the forward pass of one transformers module."""
+
+    def __init__(self, mixer: Mixer, layer: int, as_attention: bool = False) -> None:
+        """:param as_attention: give None for weights beside the output, as attention does."""
+        self.mixer = mixer
+        self.layer = layer
+        self.as_attention = as_attention
+        self.step: StateStep | None = None
+
+    def __call__(
+        self, hidden_states: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor | tuple[torch.Tensor, None]:
+        """transformers' signature: [1, T, hidden] → the same; masks and caches are not ours."""
+        if self.step is None:
+            raise RuntimeError(f"layer {self.layer} has states, which only a paged step brings")
+        output = self.mixer(hidden_states[0], self.step.states(self.layer)).unsqueeze(0)
+        return (output, None) if self.as_attention else output
+
+
+def place_mixers(
+    module: Any, description: ModelDescription, kinds: Mapping[str, MixerKind]
+) -> tuple[MixerSlot, ...]:
+    """Replace the forward pass of every module whose class is in ``kinds``.
+
+    :raises ChangeSomething: if a layer with a state has no such module.
+    """
+    slots = []
+    for child in module.modules():
+        kind = kinds.get(type(child).__name__)
+        if kind is not None:
+            as_attention = kind in AS_ATTENTION
+            slot = MixerSlot(MIXERS[kind](child), int(child.layer_idx), as_attention)
+            child.forward = slot
+            slots.append(slot)
+    wanted = {layer.index for layer in description.layers if layer.kind is GroupKind.STATE}
+    missing = sorted(wanted ^ {slot.layer for slot in slots})
+    if missing:
+        raise ChangeSomething(
+            "model",
+            description.architecture,
+            f"has states in layers {missing} that no mixer is there for",
+            "use a model whose layers are all known to be exact",
+        )
+    return tuple(slots)
+
+
+@contextmanager
+def during(slots: Sequence[MixerSlot], step: StateStep) -> Iterator[None]:
+    """The slots serve this step and none after it."""
+    for slot in slots:
+        slot.step = step
+    try:
+        yield
+    finally:
+        for slot in slots:
+            slot.step = None

@@ -1,0 +1,131 @@
+"""The recurrences of state mixers, over pieces of at most a scan chunk.
+
+Every scan does what does not depend on the state for all pieces at once, and then goes
+round by round (:mod:`kvell.models.states.scan_plan`).  All is float32.  A place without a token
+is zeros, which leave every state as it is: no decay, nothing added.
+
+Shapes: P pieces, L places, b pieces of a round, H heads, G groups of heads, N numbers of
+state per channel, D channels of a head.
+"""
+
+from typing import Protocol
+
+import torch
+
+
+class Pieces(Protocol):
+    """A lane's pieces, ready to be run through round by round."""
+
+    def advance(
+        self, first: int, end: int, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pieces first … end-1 from their states [b, …]: outputs [b, L, …], states after."""
+        ...
+
+
+class Scan(Protocol):
+    """A recurrence with a layer's constants."""
+
+    def prepare(self, *inputs: torch.Tensor) -> Pieces:
+        """Take [P, L, …] inputs."""
+        ...
+
+
+class SelectiveScan:
+    """Mamba 1: a state of N numbers per channel, each with a decay of its own.
+
+    ``decays`` is [C, N], negative.
+    """
+
+    def __init__(self, decays: torch.Tensor) -> None:
+        self._decays = decays
+
+    def prepare(self, *inputs: torch.Tensor) -> Pieces:
+        """x and dt [P, L, C]; B and C [P, L, N]."""
+        x, dt, write, read = inputs
+        return _SelectivePieces(self._decays, dt, dt * x, write, read)
+
+
+class _SelectivePieces:
+    def __init__(
+        self,
+        decays: torch.Tensor,
+        dt: torch.Tensor,
+        scaled: torch.Tensor,
+        write: torch.Tensor,
+        read: torch.Tensor,
+    ) -> None:
+        self._decays, self._dt, self._scaled = decays, dt, scaled
+        self._write, self._read = write, read
+
+    def advance(
+        self, first: int, end: int, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """State [b, C, N], token by token: decays differ in every number, so chunks of
+        tokens have no product of matrices to gain from."""
+        outputs = []
+        for place in range(self._dt.shape[1]):
+            at = (slice(first, end), place)
+            decay = torch.exp(self._dt[at][:, :, None] * self._decays)
+            state = torch.addcmul(
+                self._scaled[at][:, :, None] * self._write[at][:, None, :], state, decay
+            )
+            outputs.append(torch.matmul(state, self._read[at][:, :, None])[:, :, 0])
+        return torch.stack(outputs, 1), state
+
+
+class ScalarDecayScan:
+    """Mamba 2: a state [D, N] per head, with one decay for all of it.
+
+    ``decays`` is [H], negative.
+    """
+
+    def __init__(self, decays: torch.Tensor) -> None:
+        self._decays = decays
+
+    def prepare(self, *inputs: torch.Tensor) -> Pieces:
+        """x [P, L, H, D], dt [P, L, H], B and C [P, L, G, N]."""
+        x, dt, write, read = (values.transpose(1, 2) for values in inputs)
+        heads_per_group = x.shape[1] // write.shape[1]
+        x = x * dt[..., None]
+        within, from_start, to_end = decay_factors(dt * self._decays[:, None])
+        scores = (read @ write.transpose(-1, -2)).repeat_interleave(heads_per_group, 1)
+        write, read = (v.repeat_interleave(heads_per_group, 1) for v in (write, read))
+        added = x.transpose(-1, -2) @ (write * to_end[..., None])
+        return _ScalarDecayPieces(
+            (scores * within) @ x, added, read * from_start[..., None], from_start[..., -1:, None]
+        )
+
+
+class _ScalarDecayPieces:
+    def __init__(
+        self, inside: torch.Tensor, added: torch.Tensor, read: torch.Tensor, decay: torch.Tensor
+    ) -> None:
+        self._inside, self._added, self._read, self._decay = inside, added, read, decay
+
+    def advance(
+        self, first: int, end: int, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """State [b, H, D, N]."""
+        here = slice(first, end)
+        output = self._inside[here] + self._read[here] @ state.transpose(-1, -2)
+        return output.transpose(1, 2), torch.addcmul(self._added[here], state, self._decay[here])
+
+
+def decay_factors(
+    log_decays: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From log decays [P, H, L]: from place j to i ≥ j [P, H, L, L] (zero above), from the
+    state before the piece to i, and from i to the state after it, both [P, H, L].
+
+    Sums run over the places between, not as differences of sums from the start: those lose
+    what is small beside a decay that came before.
+    """
+    length = log_decays.shape[-1]
+    from_start = log_decays.cumsum(-1).exp()
+    if length == 1:
+        return torch.ones_like(log_decays)[..., None], from_start, torch.ones_like(log_decays)
+    below = torch.ones(length, length, dtype=torch.bool, device=log_decays.device).tril(-1)
+    spread = log_decays[..., None].expand(*log_decays.shape, length)
+    within = spread.masked_fill(~below, 0).cumsum(-2).exp().tril()
+    return within, from_start, within[..., -1, :]

@@ -1,0 +1,34 @@
+"""The state groups of one model: where its layers' states lie."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kvell.models.states.state_pages import StatePages, StateShapes, state_pages
+from kvell.pages.layout import GroupKind, Layout
+
+
+@dataclass(frozen=True)
+class StateMemory:
+    """Per layer with a state, in order: its pages and the index of its group."""
+
+    pages: dict[int, StatePages]
+    groups: dict[int, int]
+
+
+def state_memory(
+    layout: Layout, shapes: Mapping[int, StateShapes], pool: torch.Tensor, dtype: torch.dtype
+) -> StateMemory:
+    """Where every layer finds its states.
+
+    :param shapes: what each layer that has any keeps, in order.
+    :param dtype: of the model.
+    :raises ValueError: if a layer has no group, or its states are of another size.
+    """
+    groups = {layer: layout.group_of_layer(layer, GroupKind.STATE) for layer in shapes}
+    pages = {
+        layer: state_pages(layout.groups[groups[layer]], layer, kept, pool, dtype)
+        for layer, kept in shapes.items()
+    }
+    return StateMemory(pages, groups)

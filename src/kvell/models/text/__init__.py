@@ -1,0 +1,1 @@
+"""Tokenizer, detokenizer, end tokens and stop strings."""

@@ -1,0 +1,136 @@
+"""Token ids to text as they come, in whole characters that never change again.
+
+Two ways, by how the tokenizer joins tokens.  Byte-level tokenizers are exact
+byte for byte: every token is a run of bytes, and an incremental UTF-8 decoder
+holds back what is incomplete::
+
+    ids ──► bytes ──► UTF-8 decoder (holds at most 3 bytes) ──► text
+
+All others are decoded in a window that starts before the newest text, and new
+text is given out only once it can no longer change.
+"""
+
+import codecs
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from typing import Protocol
+
+from tokenizers import decoders
+
+from kvell.models.text.tokenizer import Tokenizer
+
+MOST_SPELLINGS = 1 << 18
+"""Of byte-level tokens whose bytes are remembered: of a whole vocabulary."""
+
+
+class IncrementalDetokenizer:
+    """Text of one request's output, as it grows.
+
+    All that was pushed and finished, joined, equals ``tokenizer.decode`` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._way: _Way = _ByteLevel() if byte_level else _Window(tokenizer)
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Text that these ids made final; may be empty, never ends inside a character."""
+        return "".join(self._push_one(int(token)) for token in token_ids)
+
+    def finish(self) -> str:
+        """What was held back; the request is over."""
+        return self._way.finish()
+
+    def _push_one(self, token: int) -> str:
+        spelling = self._tokenizer.spelling(token)
+        if spelling is None or token in self._skipped:
+            return ""
+        return self._way.push(token, spelling)
+
+
+class _Way(Protocol):
+    def push(self, token: int, spelling: str) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class _ByteLevel:
+    """For tokenizers whose vocabulary spells bytes as characters (GPT-2's way)."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int, spelling: str) -> str:
+        return self._decoder.decode(spelled_bytes(spelling))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _Window:
+    """For every other tokenizer: decode the newest tokens together with those before.
+
+    ::
+
+        ids:  │ context, its text given out │ held, its text not final │
+              0                             given                      end
+
+    The context is there because joining depends on neighbours (a leading space is
+    stripped at the very start only); it always holds a token that made text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._given = 0
+
+    def push(self, token: int, spelling: str) -> str:
+        self._ids.append(token)
+        # A run of byte tokens is decoded as a whole: final only when another kind follows.
+        if _is_byte_token(spelling):
+            return ""
+        return self._give()
+
+    def finish(self) -> str:
+        return self._give()
+
+    def _give(self) -> str:
+        before, text = self._text(self._given), self._text(len(self._ids))
+        new = text[len(before) :]
+        if before and new:
+            self._ids = self._ids[self._given :]
+        self._given = len(self._ids)
+        return new
+
+    def _text(self, count: int) -> str:
+        return self._tokenizer.decode(self._ids[:count], skip_special_tokens=False)
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each character stands for in a byte-level vocabulary.
+
+    Printable Latin-1 characters stand for themselves, the other bytes, in order,
+    for the characters from U+0100 on (GPT-2's table).
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(0x100)) - set(plain))
+    shifted = {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | shifted
+
+
+@lru_cache(MOST_SPELLINGS)
+def spelled_bytes(spelling: str) -> bytes:
+    """Bytes of a byte-level token; one with other characters in it stands for itself."""
+    alphabet = byte_alphabet()
+    try:
+        return bytes([alphabet[character] for character in spelling])
+    except KeyError:
+        return spelling.encode()
+
+
+def _is_byte_token(spelling: str) -> bool:
+    """Whether a token is one byte by its number, such as ``<0xE2>``."""
+    return len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">")

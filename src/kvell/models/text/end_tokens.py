@@ -1,0 +1,63 @@
+"""Which token ids end a text, from a model's files alone."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvell.models.config.json_files import CONFIG_FILE, read_optional_json
+
+PLAIN_CLASS = "TokenizersBackend"
+"""A tokenizer that is all in its ``tokenizer.json``; what transformers calls it."""
+
+
+class _Added(msgspec.Struct):
+    content: str
+    token_id: int = msgspec.field(name="id")
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_Added] = []
+
+
+def eos_token_ids(path: Path) -> frozenset[int]:
+    """End-of-sequence ids of a model directory, tokenizer or not.
+
+    What ``generation_config.json`` says, else what ``config.json`` says; may be empty.
+    """
+    for name in ("generation_config.json", CONFIG_FILE):
+        raw = read_optional_json(path / name)
+        ids = ids_of(raw.get("eos_token_id")) or ids_of(_nested(raw).get("eos_token_id"))
+        if ids:
+            return ids
+    return frozenset()
+
+
+def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = raw.get("text_config")
+    return text if isinstance(text, dict) else {}
+
+
+def tokenizer_end_ids(path: Path) -> frozenset[int] | None:
+    """What the tokenizer itself ends a text with; None if only loading it can tell."""
+    config = read_optional_json(path / "tokenizer_config.json")
+    token = config.get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    if config.get("tokenizer_class") != PLAIN_CLASS or not isinstance(token, str):
+        return None
+    try:
+        raw = (path / "tokenizer.json").read_bytes()
+        added = msgspec.json.decode(raw, type=_TokenizerFile).added_tokens
+    except (OSError, msgspec.DecodeError):
+        return None
+    found = frozenset(one.token_id for one in added if one.content == token)
+    return found or None
+
+
+def ids_of(value: int | Sequence[int] | None) -> frozenset[int]:
+    """One id, several or none, as configs write them."""
+    if value is None:
+        return frozenset()
+    return frozenset((value,) if isinstance(value, int) else value)

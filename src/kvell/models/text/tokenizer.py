@@ -1,0 +1,130 @@
+"""Text to token ids and back, and which ids end a text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.json_files import read_optional_json
+from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
+
+TokenIds = NDArray[np.int32]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+
+class Tokenizer:
+    """A model's tokenizer, chat template and end-of-sequence ids."""
+
+    def __init__(self, backend: Any, eos_token_ids: frozenset[int]) -> None:
+        self.backend = backend
+        self.eos_token_ids = eos_token_ids
+        self._spellings: dict[int, str | None] = {}
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Load from a transformers directory.
+
+        :raises ChangeSomething: if the directory holds no tokenizer or a damaged one.
+        """
+        require_tokenizer(path)
+        try:
+            backend = _load_backend(path)
+        except Exception as error:
+            # The tokenizers library raises bare Exception for a damaged file.
+            raise _refusal(path, f"its tokenizer does not load ({_line(error)})") from error
+        return cls(backend, eos_token_ids(path) | ids_of(backend.eos_token_id))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`encode_chat` can work."""
+        return bool(self.backend.chat_template)
+
+    def encode(self, text: str) -> TokenIds:
+        """Token ids of a text, int32 [tokens], with the special tokens that the model wants."""
+        return np.asarray(self.backend(text)["input_ids"], dtype=np.int32)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+        """Token ids of a conversation up to where the assistant speaks next, int32 [tokens].
+
+        :param messages: ``{"role": …, "content": …}`` in order.
+        :raises ChangeSomething: if there is no chat template, or it refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise ChangeSomething(
+                "messages", "…", "the model has no chat template", "send a plain prompt instead"
+            )
+        try:
+            text = self.backend.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise ChangeSomething(
+                "messages",
+                "…",
+                f"the model's chat template refuses them ({_line(error)})",
+                'send a list of {"role": "user", "content": "text"}',
+            ) from error
+        ids = self.backend(text, add_special_tokens=False)["input_ids"]
+        return np.asarray(ids, dtype=np.int32)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that decoding leaves out when it skips special tokens."""
+        added: Mapping[int, Any] = self.backend.added_tokens_decoder
+        flagged = frozenset(token for token, entry in added.items() if entry.special)
+        return flagged if self.backend.is_fast else frozenset(self.backend.all_special_ids)
+
+    @property
+    def decoder(self) -> Any:
+        """How the tokenizers library joins tokens; None for tokenizers of another kind."""
+        backend = getattr(self.backend, "backend_tokenizer", None)
+        return getattr(backend, "decoder", None)
+
+    def spelling(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None for an id outside of it."""
+        if token_id not in self._spellings:
+            token = self.backend.convert_ids_to_tokens(token_id)
+            self._spellings[token_id] = None if token is None else str(token)
+        return self._spellings[token_id]
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that form no character become U+FFFD."""
+        ids = [int(token) for token in token_ids]
+        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def require_tokenizer(path: Path) -> None:
+    """Make sure that a directory holds a tokenizer.
+
+    :raises ChangeSomething: if it holds none.
+    """
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise _refusal(path, "holds no tokenizer")
+
+
+def _load_backend(path: Path) -> Any:
+    """Skip the automatic choice of class where the files leave none: it costs a second."""
+    config = read_optional_json(path / "tokenizer_config.json")
+    # Imported here: an instance behind a front reads no text.
+    if config.get("tokenizer_class") == PLAIN_CLASS:
+        from transformers import TokenizersBackend
+
+        return TokenizersBackend.from_pretrained(path, local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _refusal(path: Path, problem: str) -> ChangeSomething:
+    return ChangeSomething("model", path, problem, "give prompts as token ids, or add a tokenizer")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

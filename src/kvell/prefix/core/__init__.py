@@ -1,0 +1,1 @@
+"""The memory core: the Python reference and the compiled one."""

@@ -1,0 +1,130 @@
+"""The compiled memory core: the decisions of ``ReferenceCore``, at the speed of C++.
+
+The class of the extension does all the work and is inherited from, so that a call
+costs no Python at all; here are only the layout it was made for and its snapshot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
+from kvell.prefix import _core
+from kvell.prefix.eviction.checkpoints import WORTH_TOKENS, is_worth_displacing
+from kvell.prefix.eviction.hazard_rule import LearnedHazard
+from kvell.prefix.groups.policies import policy_of
+from kvell.prefix.placement.placement import RUNGS
+from kvell.prefix.placement.store import check_new_groups
+
+
+class CompiledCore(_core.CompiledCore):
+    """:class:`kvell.prefix.interface.MemoryCore` over flat arrays.
+
+    Misuse raises before anything has changed: ``KeyError`` for a handle that is
+    not open, ``ValueError`` for steps that go back, arrays of different lengths, and
+    tokens computed beyond a holder's pages or known tokens.
+    """
+
+    def __init__(self, layout: Layout, rule: LearnedHazard | None = None) -> None:
+        """:param rule: fresh; the compiled twin of it is used. None: the least recently used."""
+        super().__init__(
+            _all_rules(layout.groups),
+            layout.num_large_pages,
+            layout.large_page_bytes,
+            layout.association == "literal",
+            layout.quota_large_pages or (),
+            rule.settings if rule else (),
+            rule.refit if rule else None,
+        )
+        self.layout = layout
+
+    def register(self, groups: Sequence[GroupSpec]) -> None:
+        """Serve a further model's groups from the same pool; see :class:`MemoryCore`."""
+        check_new_groups(self.layout, groups)
+        self.add_groups(_all_rules(groups))
+        self.layout = replace(self.layout, groups=(*self.layout.groups, *groups))
+
+    def totals(self) -> PoolTotals:
+        """How the pool is divided now, and counters so far."""
+        empty, used, cached, evicted, hit_tokens, rungs, *by_group = self.division()
+        unwritten, stranded, group_hit_tokens, checkpoint_pages = by_group
+        return PoolTotals(
+            empty,
+            used,
+            cached,
+            evicted,
+            hit_tokens,
+            dict(zip(RUNGS, rungs, strict=True)),
+            unwritten,
+            stranded,
+            group_hit_tokens,
+            checkpoint_pages,
+        )
+
+    def snapshot(self) -> PoolSnapshot:
+        """The whole state as plain data, for the audit and for comparison."""
+        larges, pages, whole, partial, holders, nodes, evicted, hit_tokens, rungs, withheld = (
+            self.state()
+        )
+        group, owner, used, cached, empty_masks = larges
+        refs, keys, index = pages
+        return PoolSnapshot(
+            group=group,
+            owner=owner,
+            used=used,
+            cached=cached,
+            empty_masks=empty_masks,
+            refs=refs,
+            keys=keys,
+            whole=whole,
+            partial=partial,
+            holders=tuple(HolderSnapshot(*holder) for holder in holders),
+            index=tuple(IndexEntry(*entry) for entry in index),
+            num_nodes=nodes,
+            evicted_pages=evicted,
+            hit_tokens=hit_tokens,
+            rungs=dict(zip(RUNGS, rungs, strict=True)),
+            withheld=withheld,
+        )
+
+
+KINDS = (
+    GroupKind.FULL,
+    GroupKind.SLIDING,
+    GroupKind.CHUNKED,
+    GroupKind.STATE,
+    GroupKind.CROSS,
+    GroupKind.VISION,
+    GroupKind.DROPPING,
+)
+"""Kinds by their number in the extension (``Kind`` in rules.h)."""
+
+
+Rules = tuple[int, int, int, int, int, bool, bool, bool, int, int, str]
+
+
+def _all_rules(groups: Sequence[GroupSpec]) -> list[Rules]:
+    """What the extension knows of groups, each with those of its own model beside it."""
+    return [_rules(group, [g for g in groups if g.model == group.model]) for group in groups]
+
+
+def _rules(group: GroupSpec, own: Sequence[GroupSpec]) -> Rules:
+    return (
+        group.page_tokens,
+        group.pages_per_large,
+        KINDS.index(group.kind),
+        group.window_tokens,
+        group.slices,
+        policy_of(group).required_for_hit,
+        group.counts_images,
+        group.holds_embeddings,
+        group.page_stride_bytes,
+        _worth_tokens(group, own),
+        group.model,
+    )
+
+
+def _worth_tokens(group: GroupSpec, own: Sequence[GroupSpec]) -> int:
+    """Fewest tokens that a state of the group must save to displace what is cached."""
+    saved = range(WORTH_TOKENS)
+    return next((n for n in saved if is_worth_displacing(group, own, n)), WORTH_TOKENS)

@@ -1,0 +1,98 @@
+"""Where later prompts are likely to resume, and what they need there.
+
+Such a length needs a state, or the last tokens of windows: where a prompt ends, where it branched
+off, and waypoints on its way (``docs/adr/0007``).  What is kept for them counts as accessed when
+its request is expected to end.
+"""
+
+from collections.abc import Sequence
+
+from kvell.pages.layout import GroupKind
+from kvell.prefix.eviction.checkpoints import (
+    Sort,
+    prompt_end,
+    waypoint_tokens,
+    waypoints,
+    waypoints_overlap,
+)
+from kvell.prefix.eviction.evictor import NORMAL
+from kvell.prefix.groups.needs import WINDOWS, resumed_from
+from kvell.prefix.index.hits import alignment_tokens
+from kvell.prefix.index.radix import Place
+from kvell.prefix.placement.holders import Holder
+from kvell.prefix.placement.store import Store
+
+RENEW_STEPS = 16
+"""What is worth resuming from ages no further while its request runs: so often is it renewed …"""
+RENEW_PAGES = 32
+"""… but of a window no more than so many pages a step."""
+
+
+class Resuming:
+    """Answers for the holders of one store; changes nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def needs_an_end(self, holder: Holder) -> bool:
+        """Can the model resume only where something was kept for it?"""
+        kinds = {self._store.groups[index].kind for index in holder.own}
+        return not kinds.isdisjoint((GroupKind.STATE, *WINDOWS))
+
+    def points(self, holder: Holder) -> list[int]:
+        """Lengths at which a later prompt is most likely to resume."""
+        own = [self._store.groups[index] for index in holder.own]
+        if not self.needs_an_end(holder):
+            return []
+        alignment = alignment_tokens(own)
+        points = {holder.matched_tokens // alignment * alignment}
+        if self._store.usefulness.rank(Sort.PROMPT_END) == NORMAL:
+            points.add(prompt_end(holder.facts.prompt_tokens, alignment))
+        return sorted(points - {0})
+
+    def waypoints(self, holder: Holder) -> list[int]:
+        """Lengths on the way of a long prompt that a later one may part at."""
+        own = [self._store.groups[index] for index in holder.own]
+        alignment = alignment_tokens(own)
+        prompt_tokens = holder.facts.prompt_tokens
+        nearest = waypoint_tokens(own, alignment, prompt_tokens)
+        return waypoints(prompt_tokens, alignment, nearest)
+
+    def end_step(self, holder: Holder) -> int:
+        """When the holder is expected to end: it answers with a token a step."""
+        return self._store.step + max(0, holder.expected_tokens - holder.num_tokens)
+
+    def waypoint_step(self, holder: Holder) -> int:
+        """When what is kept on the way counts as accessed: no later than now where it is most of
+        what a window leaves behind."""
+        own = [self._store.groups[index] for index in holder.own]
+        alignment = alignment_tokens(own)
+        nearest = waypoint_tokens(own, alignment, holder.facts.prompt_tokens)
+        overlap = waypoints_overlap(own, alignment, nearest)
+        return self._store.step if overlap else self.end_step(holder)
+
+    def renew_steps(self, holder: Holder) -> int:
+        """Steps between two renewals while a request runs: fewer pages a step of long windows."""
+        groups = (self._store.groups[index] for index in holder.own)
+        pages = [g.window_tokens // g.page_tokens for g in groups if g.kind in WINDOWS]
+        return max(RENEW_STEPS, max(pages, default=0) // RENEW_PAGES)
+
+    def needed(
+        self, holder: Holder, index: int, length: int, before: int | None = None
+    ) -> list[Place]:
+        """Places of the state, or of the window's whole pages, that a length is resumed from.
+
+        :param before: only pages at positions below it.
+        """
+        group, size = self._store.groups[index], self._store.groups[index].page_tokens
+        if group.kind is GroupKind.STATE:
+            return [(length, part) for part in range(group.slices)]
+        if group.kind not in WINDOWS:
+            return []
+        first = resumed_from(group, self._store.policies[index], holder.facts, length)
+        stop = length // size if before is None else min(length // size, before)
+        return [((position + 1) * size, 0) for position in range(first, stop)]
+
+    def places(self, holder: Holder, index: int, lengths: Sequence[int]) -> set[Place]:
+        """Places in a group that these lengths are resumed from."""
+        return {place for length in lengths for place in self.needed(holder, index, length)}

@@ -1,0 +1,252 @@
+"""The common page pool: which prefixes to protect, and how much memory for all of them.
+
+A prefix that two requests of the recent past have shared is worth protecting: its pages are
+to stay though nobody runs on them.  What protects them is a lease, and this file says which
+leases to take and to give up; it knows no pages, no clock, and no core.
+
+::
+
+    note(request) ──► history (bounded) ──► shadow: how many bytes? ──► limit
+         │                  │
+         └─► shared prefix  └─► uses of each prefix, fading
+                 │                        │
+    plan(reached) ──► worth = uses × tokens ÷ bytes ──► open the best, close the least
+
+The limit is searched again every ``RESIZE_REQUESTS`` requests (:mod:`.shadow`),
+and early on when as many have come as each power of two.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+
+from kvell.pages.layout import Layout
+from kvell.prefix.eviction.shadow import (
+    CHUNK_TOKENS,
+    HALF_LIFE_REQUESTS,
+    MARGIN,
+    Chain,
+    PastRequest,
+    Room,
+    best_share,
+    renewed,
+)
+from kvell.prefix.groups.capacity import request_bytes
+
+RESIZE_REQUESTS = 64
+"""Requests between two looks at how large the pool should be."""
+FIRST_RESIZE = 8
+HISTORY_CHUNKS = 1 << 14
+"""Chunks of prompts that are remembered: a few MB of keys, 8 million tokens …"""
+HISTORY_REQUESTS = 1 << 10
+"""… of so many requests at most."""
+MOST_PREFIXES = 256
+LONG_CHUNKS = 1 << 8
+"""Length at which a prefix costs what its tokens cost, windows and states aside."""
+
+
+@dataclass(frozen=True)
+class PoolCost:
+    """Bytes that prefixes take.
+
+    :param chunk_bytes: of one more chunk of tokens.
+    :param holder_bytes: of the windows and states at a prefix's end.
+    """
+
+    pool_bytes: int
+    chunk_bytes: int
+    holder_bytes: int
+
+    def bytes_of(self, chunks: int, holders: int = 1) -> int:
+        """Of so many different chunks in so many prefixes."""
+        return chunks * self.chunk_bytes + holders * self.holder_bytes
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """Leases to give up first, and then to take."""
+
+    closes: tuple[Chain, ...] = ()
+    opens: tuple[Chain, ...] = ()
+
+
+def pool_cost(layout: Layout, chunk_tokens: int = CHUNK_TOKENS) -> PoolCost:
+    """What prefixes cost in this layout; ``chunk_bytes`` is 0 if no group keeps all tokens."""
+    tokens = LONG_CHUNKS * chunk_tokens
+    long, longer = request_bytes(layout, tokens), request_bytes(layout, 2 * tokens)
+    chunk_bytes = (longer - long) // LONG_CHUNKS
+    holder_bytes = max(0, long - LONG_CHUNKS * chunk_bytes)
+    return PoolCost(layout.pool_bytes, chunk_bytes, holder_bytes)
+
+
+class CommonPool:
+    """Decides; whoever asks takes the leases (:meth:`plan`) and tells when one fails.
+
+    :param fixed_share: part of the memory that may be protected, whatever the shadow says.
+    """
+
+    def __init__(
+        self,
+        cost: PoolCost,
+        chunk_tokens: int = CHUNK_TOKENS,
+        fixed_share: float | None = None,
+    ) -> None:
+        self.share = fixed_share or 0.0
+        self._is_fixed = fixed_share is not None
+        self._cost = cost
+        self._chunk_tokens = chunk_tokens
+        self._past: deque[PastRequest] = deque()
+        self._past_chunks = 0
+        self._uses: Counter[int] = Counter()
+        self._values: dict[int, float] = {}
+        self._noted = 0
+        self._protected: dict[int, Chain] = {}
+        self._covered: Counter[int] = Counter()
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the protected prefixes may cost together."""
+        return int(self.share * self._cost.pool_bytes)
+
+    @property
+    def protected(self) -> tuple[Chain, ...]:
+        """Prefixes that are protected now."""
+        return tuple(self._protected.values())
+
+    @property
+    def protected_bytes(self) -> int:
+        """What they cost, chunks in several of them once."""
+        return self._cost.bytes_of(len(self._covered), len(self._protected))
+
+    @property
+    def protected_tokens(self) -> int:
+        """Tokens of the protected prefixes, shared ones once."""
+        return len(self._covered) * self._chunk_tokens
+
+    # ------------------------------------------------------------------- history
+
+    def note(self, request: PastRequest, most_running: int) -> Chain:
+        """A request came; returns the prefix that it shares with an earlier one."""
+        shared = 0
+        while shared < len(request.chain) and self._uses[request.chain[shared]]:
+            shared += 1
+        self._noted += 1
+        now = self._noted / HALF_LIFE_REQUESTS
+        for key in request.chain:
+            self._values[key] = renewed(self._values.get(key), now)
+        self._uses.update(request.chain)
+        self._past.append(request)
+        self._past_chunks += len(request.chain)
+        self._forget()
+        if self._is_time_to_resize():
+            self._resize(most_running)
+        return request.chain[:shared]
+
+    def _is_time_to_resize(self) -> bool:
+        if self._is_fixed:
+            return False
+        if self._noted < RESIZE_REQUESTS:
+            return self._noted >= FIRST_RESIZE and self._noted.bit_count() == 1
+        return self._noted % RESIZE_REQUESTS == 0
+
+    def _forget(self) -> None:
+        while self._past_chunks > HISTORY_CHUNKS or len(self._past) > HISTORY_REQUESTS:
+            gone = self._past.popleft()
+            self._past_chunks -= len(gone.chain)
+            for key in gone.chain:
+                self._uses[key] -= 1
+                if not self._uses[key]:
+                    del self._uses[key], self._values[key]
+
+    def _resize(self, most_running: int) -> None:
+        if not self._cost.chunk_bytes or not self._past:
+            return
+        tokens = sum(past.prompt_tokens + past.output_tokens for past in self._past)
+        chunks = tokens / len(self._past) / self._chunk_tokens
+        room = Room(
+            self._cost.pool_bytes // self._cost.chunk_bytes,
+            chunks + self._cost.holder_bytes / self._cost.chunk_bytes,
+            most_running,
+        )
+        self.share = best_share(list(self._past), room, self.share, self._chunk_tokens)
+
+    # ------------------------------------------------------------------ deciding
+
+    def plan(self, reached: Sequence[Chain] = ()) -> PoolPlan:
+        """What to give up and what to take, now that these shared prefixes are computed."""
+        before = dict(self._protected)
+        for chain in reached:
+            self._consider(chain)
+        while self.protected_bytes > self.limit_bytes and self._protected:
+            self.remove(self.least())
+        after = self._protected
+        return PoolPlan(
+            tuple(chain for key, chain in before.items() if key not in after),
+            tuple(chain for key, chain in after.items() if key not in before),
+        )
+
+    def least(self) -> Chain:
+        """The protected prefix that is worth least.
+
+        :raises ValueError: if none is protected.
+        """
+        return min(self._protected.values(), key=lambda chain: (self._worth(chain), chain[-1]))
+
+    def remove(self, chain: Chain) -> None:
+        """This prefix is protected no longer."""
+        del self._protected[chain[-1]]
+        self._covered.subtract(chain)
+        for key in chain:
+            if not self._covered[key]:
+                del self._covered[key]
+
+    def _consider(self, chain: Chain) -> None:
+        if not chain or chain[-1] in self._protected or chain[-1] not in self._values:
+            return
+        if self._cost.bytes_of(len(chain)) > self.limit_bytes:
+            return
+        before = list(self._protected.values())
+        for other in self._replaced_by(chain):
+            self.remove(other)
+        self._add(chain)
+        while self.protected_bytes > self.limit_bytes or len(self._protected) > MOST_PREFIXES:
+            least = self._least_beside(chain)
+            if least is None or self._worth(least) + MARGIN > self._worth(chain):
+                self._restore(before)
+                return
+            self.remove(least)
+
+    def _least_beside(self, chain: Chain) -> Chain | None:
+        others = [other for other in self._protected.values() if other != chain]
+        return min(others, key=lambda other: (self._worth(other), other[-1]), default=None)
+
+    def _restore(self, chains: Sequence[Chain]) -> None:
+        self._protected.clear()
+        self._covered.clear()
+        for chain in chains:
+            self._add(chain)
+
+    def _add(self, chain: Chain) -> None:
+        self._protected[chain[-1]] = chain
+        self._covered.update(chain)
+
+    def _replaced_by(self, chain: Chain) -> list[Chain]:
+        """Beginnings of ``chain`` on which at most one request went another way."""
+        uses = self._uses[chain[-1]]
+        return [
+            other
+            for other in self._protected.values()
+            if len(other) < len(chain)
+            and chain[len(other) - 1] == other[-1]
+            and self._uses[other[-1]] <= uses + 1
+        ]
+
+    def _worth(self, chain: Chain) -> float:
+        """log2 of uses × tokens ÷ bytes of what only this prefix protects."""
+        value = self._values.get(chain[-1])
+        if value is None:
+            return float("-inf")
+        own = sum(1 for key in chain if self._covered[key] == 1)
+        tokens = max(1, own) * self._chunk_tokens
+        return value + log2(tokens / max(1, self._cost.bytes_of(own)))

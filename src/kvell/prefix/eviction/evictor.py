@@ -1,0 +1,232 @@
+"""Which cached page goes first: balanced and aligned over groups (Jenga §5.1).
+
+Every cached page has a key that a rule makes of its last access, the same for the
+same token in every group: so groups lose tokens of the same age (balanced), and of
+one age the longest prefix first (aligned).  What is kept only while memory is idle has a
+lower rank: pages that a window left behind, and states on the way (a few of them above
+the others); they go before anything that ends a resumable prefix.  A large page is as
+young as its youngest page (Jenga §5.4).
+
+The rule is the only part that knows what makes a good victim: the pool keeps keys, heaps and
+placer compare *places*.  A rule may put keys into classes whose order against each other
+changes with time; within one class the smallest key always goes first, so there is a heap for
+each class.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvell.pages.pool import Key, PagePool
+from kvell.prefix.eviction.hazard import Run
+from kvell.prefix.index.radix import Tokens
+
+Place = tuple[float, ...]
+"""Eviction order of a cached page now, smallest first; the last number only tells pages of one age
+and worth apart."""
+
+SPARE = 0
+COARSE = 1
+NORMAL = 2
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known of a request beside its pages when it ends.
+
+    :ivar tokens: those that are computed, int32.
+    :ivar will_return: its client's word on whether the conversation goes on; None: nothing said.
+    """
+
+    tokens: Tokens
+    root: str
+    output_tokens: int
+    will_return: bool | None
+
+
+class EvictionRule(Protocol):
+    """What an access makes of a page's place in the eviction order."""
+
+    def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
+        """What is kept of an access at step ``time``; of one class the smallest goes first.
+
+        :param rank: ``SPARE``, ``COARSE`` or ``NORMAL``.
+        :param prefix_length: tokens up to the page's end, as its group's policy ranks them.
+        :param eviction_class: as :meth:`accessed` or :meth:`class_before` said.
+
+        A page of several accesses keeps the largest of their keys.
+        """
+        ...
+
+    def eviction_class(self, key: Key) -> int:
+        """The class that a key was made with."""
+        ...
+
+    def place(self, key: Key, now: int) -> Place:
+        """Where a page with this key stands at step ``now``."""
+        ...
+
+    def limit(self, rank: int, now: int) -> Place:
+        """Places below this one may give way to what is kept now with this rank."""
+        ...
+
+    def class_before(
+        self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
+    ) -> int:
+        """The class of what a request leaves behind of which no end is known.
+
+        :param is_running: it will access it again, while it runs and when it ends.
+        """
+        ...
+
+    def ended_at(self, now: int, expected: int) -> int:
+        """The time of an access by a request that ends now and was expected to end then."""
+        ...
+
+    def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
+        """A request ends at step ``now``: classes of its prefixes, by their length in tokens."""
+        ...
+
+
+def class_at(runs: Sequence[Run], token: int, otherwise: int) -> int:
+    """Class of the prefix that ends at ``token``; after the last run it is the last one's."""
+    found = next((run for run in runs if token <= run.end), runs[-1] if runs else None)
+    return otherwise if found is None else found.eviction_class
+
+
+class LeastRecentlyUsed:
+    """By rank, then the oldest access, then the longest prefix; all of one class."""
+
+    def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
+        """See :class:`EvictionRule`."""
+        return (rank, time, -prefix_length)
+
+    def eviction_class(self, key: Key) -> int:
+        """See :class:`EvictionRule`."""
+        return 0
+
+    def place(self, key: Key, now: int) -> Place:
+        """See :class:`EvictionRule`."""
+        return key
+
+    def limit(self, rank: int, now: int) -> Place:
+        """See :class:`EvictionRule`: what was accessed before now."""
+        return (rank, now)
+
+    def class_before(
+        self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
+    ) -> int:
+        """See :class:`EvictionRule`."""
+        return 0
+
+    def ended_at(self, now: int, expected: int) -> int:
+        """See :class:`EvictionRule`: what was to be young until then stays so."""
+        return now
+
+    def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
+        """See :class:`EvictionRule`."""
+        return ()
+
+
+_Heaps = defaultdict[int, list[tuple[Key, int]]]
+
+
+class Evictor:
+    """Finds the smallest place; a heap for each class, stale entries dropped when met.
+
+    :ivar now: the step; whoever owns the evictor sets it.
+    """
+
+    def __init__(self, num_groups: int, rule: EvictionRule | None = None) -> None:
+        self.now = 0
+        self._rule = rule or LeastRecentlyUsed()
+        self._pages: list[_Heaps] = [defaultdict(list) for _ in range(num_groups)]
+        self._large: _Heaps = defaultdict(list)
+        self._pool: PagePool | None = None
+
+    def add_groups(self, count: int) -> None:
+        """Serve ``count`` more groups from now on."""
+        self._pages.extend(defaultdict(list) for _ in range(count))
+
+    def watch(self, pool: PagePool) -> None:
+        """Serve this pool; called once, by whoever builds both."""
+        self._pool = pool
+
+    def cached(self, group: int, page: int, key: Key) -> None:
+        """A page lost its last user."""
+        heapq.heappush(self._pages[group][self._rule.eviction_class(key)], (key, page))
+
+    def evictable(self, large: int) -> None:
+        """A large page lost its last user."""
+        self._push_large(self.youngest(large), large)
+
+    def place(self, key: Key) -> Place:
+        """Where a page with this key stands now."""
+        return self._rule.place(key, self.now)
+
+    def oldest_page(self, group: int, *, in_used_large: bool) -> tuple[Place, int] | None:
+        """The page of ``group`` to evict first, maybe only of large pages in use."""
+        heaps = list(self._pages[group].values())
+        entries = [self._oldest_of(heap, group, in_used_large) for heap in heaps]
+        found = [(self.place(entry[0]), entry[1]) for entry in entries if entry]
+        return min(found, default=None)
+
+    def _oldest_of(
+        self, heap: list[tuple[Key, int]], group: int, in_used_large: bool
+    ) -> tuple[Key, int] | None:
+        pool, aside, found = self._require_pool(), [], None
+        while heap:
+            entry = heap[0]
+            if not self._is_current(group, entry):
+                heapq.heappop(heap)
+                continue
+            if in_used_large and not pool.used[entry[1] // pool.pages_per_large[group]]:
+                aside.append(heapq.heappop(heap))
+                continue
+            found = entry
+            break
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return found
+
+    def oldest_large(self) -> tuple[Place, int] | None:
+        """The evictable large page to evict first."""
+        for heap in list(self._large.values()):
+            self._freshen(heap)
+        heads = [heap[0] for heap in self._large.values() if heap]
+        return min(((self.place(key), large) for key, large in heads), default=None)
+
+    def _freshen(self, heap: list[tuple[Key, int]]) -> None:
+        """Bring a class' heap to where its head says what is true; others may move heaps."""
+        pool = self._require_pool()
+        while heap:
+            key, large = heap[0]
+            if pool.used[large] or not pool.cached[large]:
+                heapq.heappop(heap)
+                continue
+            youngest = self.youngest(large)
+            if key == youngest:
+                return
+            heapq.heappop(heap)
+            self._push_large(youngest, large)
+
+    def _push_large(self, key: Key, large: int) -> None:
+        heapq.heappush(self._large[self._rule.eviction_class(key)], (key, large))
+
+    def youngest(self, large: int) -> Key:
+        """What gives an evictable large page its place: of its pages the last to go."""
+        pool = self._require_pool()
+        indexed = pool.indexed[pool.group[large]]
+        return max((indexed[page] for page in pool.cached_in(large)), key=self.place)
+
+    def _is_current(self, group: int, entry: tuple[Key, int]) -> bool:
+        pool = self._require_pool()
+        page_key, page = entry
+        return not pool.is_used(group, page) and pool.indexed[group].get(page) == page_key
+
+    def _require_pool(self) -> PagePool:
+        if self._pool is None:
+            raise RuntimeError("the evictor watches no pool yet")
+        return self._pool

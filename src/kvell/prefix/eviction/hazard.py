@@ -1,0 +1,259 @@
+"""Which cached chunk returns soonest for the room it takes: learned from those that did.
+
+A prompt is a chain of chunks, each named by a key that stands for it and all before it.  When
+a request ends, its chunks are put into *classes* by what is known of them::
+
+    kind    used once (by a request that found little known, or more), twice, three times,
+            more often; a partial last chunk is a kind of its own
+    hint    the client says that this conversation will return, or will not, or nothing
+    output  how many tokens the request generated, in powers of two
+
+Chunks of one request that were used equally often are a *run*.  Of every run it is counted
+which ages it reached and at which ages its chunks returned, long after they were evicted too
+(*ghosts*: keys only).  From that ``hazard_fit`` makes an index: returns to be expected per
+time of residence, by class and age.  Whoever holds the cache keeps a queue for each class, by
+time, and evicts the oldest of the class whose oldest has the least :meth:`HazardTable.value`.
+
+Before anything is learned, and where all classes are alike, that is the least recently used.
+
+Time is any integer that grows.  Memory is bounded: ``REMEMBERED`` times the cache's chunks.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from kvell.prefix.eviction.hazard_fit import (
+    AGES,
+    HINTS,
+    KINDS,
+    OUTPUTS,
+    PARTIAL,
+    Floats,
+    age_bounds,
+    fitted,
+)
+
+_compiled_fit: Callable[[bytes, bytes, bytes, Sequence[int]], bytes] | None
+try:
+    from kvell.prefix import _core
+except ImportError:  # built without a compiler
+    _compiled_fit = None
+else:
+    _compiled_fit = _core.fit
+
+NUM_CLASSES = KINDS * HINTS * OUTPUTS
+REMEMBERED = 8
+"""Keys that are remembered, cached or not, for each chunk that the cache holds."""
+REFIT_REQUESTS = 50
+"""Requests from one look at the counts to the next."""
+HALF_LIFE_REQUESTS = 4_000
+_MOST_USES = 4
+_LEAST_OUTPUT_LOG2 = 4
+
+BOUNDS: list[int] = age_bounds().tolist()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Chunks of one request, of one class, up to (not including) number ``end``."""
+
+    end: int
+    eviction_class: int
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What was learned from counts.
+
+    :ivar index: what a chunk is worth, float64 [NUM_CLASSES, AGES].
+    :ivar fading: the part of each count that stays.
+    :ivar next_refit: requests in all at which to look again.
+    """
+
+    index: Floats
+    fading: float
+    next_refit: int
+
+
+@dataclass(slots=True, eq=False)
+class _Past:
+    """A run, as long as some of its chunks are neither accessed anew nor forgotten."""
+
+    eviction_class: int
+    time: int
+    weight: float
+    left: int = 0
+
+
+def class_of(kind: int, will_return: bool | None, output_tokens: int) -> int:
+    """The number of a class; partial chunks are one, whatever the request."""
+    if kind == PARTIAL:
+        return PARTIAL
+    hint = 0 if will_return is None else 1 if will_return else 2
+    log2 = (output_tokens + 1).bit_length() - 1
+    output = min(max(log2 - _LEAST_OUTPUT_LOG2, 0), OUTPUTS - 1)
+    return (kind * HINTS + hint) * OUTPUTS + output
+
+
+def learned(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
+    """What the counts after so many requests say; rare, for either core.
+
+    :param entered: float64 [NUM_CLASSES * AGES], as :func:`hazards` has them.
+    :param returned: in the same shape.
+    :param events: float64 [NUM_CLASSES].
+    """
+    if _compiled_fit is None:
+        index = fitted(entered, returned, events)
+    else:
+        told = _compiled_fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS)
+        index = np.frombuffer(told).reshape(NUM_CLASSES, AGES)
+    return Learned(
+        index,
+        0.5 ** (REFIT_REQUESTS / HALF_LIFE_REQUESTS),
+        requests + REFIT_REQUESTS,
+    )
+
+
+Learn = Callable[[Floats, Floats, Floats, int], Learned]
+"""From what is counted to what is worth keeping: :func:`learned`."""
+
+
+class HazardTable:
+    """Classes of what requests leave behind, and what each is worth by age.
+
+    :param capacity_chunks: how many chunks the cache holds, about.
+    :param first_refit: requests after which it looks at the counts first.
+    :param learn: how it learns from them, and when again.
+    """
+
+    def __init__(
+        self, capacity_chunks: int, first_refit: int = REFIT_REQUESTS, learn: Learn = learned
+    ) -> None:
+        self._most_keys = REMEMBERED * max(1, capacity_chunks)
+        self._known: dict[int, tuple[int, _Past]] = {}
+        self._aging: list[deque[_Past]] = [deque() for _ in range(AGES)]
+        self._entered = np.zeros((NUM_CLASSES, AGES))
+        self._returned = np.zeros((NUM_CLASSES, AGES))
+        self._events = np.zeros(NUM_CLASSES)
+        self._index: list[list[float]] | None = None
+        self._requests = 0
+        self._next_refit, self._learn_from = first_refit, learn
+
+    def value(self, eviction_class: int, age: int) -> float:
+        """What a chunk of this class and age is worth; the least goes first.
+
+        Never more for a greater age; between the middles of two buckets in proportion.
+        """
+        if self._index is None:
+            return 0.0
+        row, bucket = self._index[eviction_class], min(bisect_right(BOUNDS, age) - 1, AGES - 1)
+        part = (age - BOUNDS[bucket]) / (BOUNDS[bucket + 1] - BOUNDS[bucket]) - 0.5
+        if part < 0 and bucket:
+            bucket, part = bucket - 1, part + 1
+        after = row[min(bucket + 1, AGES - 1)]
+        part = min(max(part, 0.0), 1.0)
+        return max(after, row[bucket] + part * (after - row[bucket]))  # rounding: no less
+
+    def access(
+        self,
+        chain: Sequence[int],
+        now: int,
+        *,
+        output_tokens: int,
+        ends_partial: bool = False,
+        will_return: bool | None = None,
+    ) -> list[Run]:
+        """A request with these chunks ends now; what class each is in, first chunk first.
+
+        :param ends_partial: the last key stands for less than a chunk.
+        :param will_return: the client's hint.
+        """
+        self._age(now)
+        if not chain:
+            return []
+        found = next((i for i, key in enumerate(chain) if key not in self._known), len(chain))
+        uses = self._leave_past_runs(chain, now)
+        starts = [i for i, count in enumerate(uses) if not i or count != uses[i - 1]]
+        if ends_partial and starts[-1] != len(chain) - 1:
+            starts.append(len(chain) - 1)
+        runs = []
+        for start, end in zip(starts, [*starts[1:], len(chain)], strict=True):
+            kind = uses[start] + (uses[start] > 1 or found > 1)
+            if ends_partial and end == len(chain):
+                kind = PARTIAL
+            runs.append(Run(end, class_of(kind, will_return, output_tokens)))
+        self._enter(chain, uses, runs, now)
+        self._requests += 1
+        promoted = self._promoted(runs)
+        if self._requests >= self._next_refit:
+            self._learn()
+        return promoted
+
+    def _leave_past_runs(self, chain: Sequence[int], now: int) -> list[int]:
+        """Count returns; how often each chunk was used, this time too."""
+        uses, last = [], None
+        for key in chain:
+            count, past = self._known.get(key, (0, None))
+            uses.append(min(count + 1, _MOST_USES))
+            if past is None:
+                continue
+            past.left -= 1
+            bucket = bisect_right(BOUNDS, now - past.time) - 1
+            if bucket < AGES:
+                self._returned[past.eviction_class, bucket] += past.weight
+            if past is not last:
+                self._events[past.eviction_class] += 1
+            last = past
+        return uses
+
+    def _enter(
+        self, chain: Sequence[int], uses: Sequence[int], runs: Sequence[Run], now: int
+    ) -> None:
+        start, entries = 0, []
+        for run in runs:
+            size = run.end - start
+            past = _Past(run.eviction_class, now, 1 / sqrt(size), size)
+            self._aging[0].append(past)
+            self._entered[run.eviction_class, 0] += past.weight * size
+            entries += [(i, past) for i in range(start, run.end)]
+            start = run.end
+        for i, past in reversed(entries):  # a prompt's end is forgotten before its beginning
+            self._known.pop(chain[i], None)
+            self._known[chain[i]] = (uses[i], past)
+        while len(self._known) > self._most_keys:
+            _, past = self._known.pop(next(iter(self._known)))
+            past.left -= 1
+
+    def _age(self, now: int) -> None:
+        """Runs that reached their next bucket are counted there."""
+        for bucket in range(AGES):
+            aging = self._aging[bucket]
+            while aging and now - aging[0].time >= BOUNDS[bucket + 1]:
+                past = aging.popleft()
+                if past.left and bucket + 1 < AGES:
+                    weight = past.weight * past.left
+                    self._entered[past.eviction_class, bucket + 1] += weight
+                    self._aging[bucket + 1].append(past)
+
+    def _promoted(self, runs: list[Run]) -> list[Run]:
+        """A prefix is worth at least what goes on from it; neighbours of one class are one."""
+        found = [runs[-1]]
+        for run in reversed(runs[:-1]):
+            best = found[-1].eviction_class
+            if self.value(run.eviction_class, 0) >= self.value(best, 0):
+                best = run.eviction_class
+            if best != found[-1].eviction_class:
+                found.append(Run(run.end, best))
+        return found[::-1]
+
+    def _learn(self) -> None:
+        found = self._learn_from(self._entered, self._returned, self._events, self._requests)
+        self._index, self._next_refit = found.index.tolist(), found.next_refit
+        self._entered *= found.fading
+        self._returned *= found.fading
+        self._events *= found.fading

@@ -1,0 +1,1 @@
+"""What each kind of layer group asks of the cache."""

@@ -1,0 +1,96 @@
+"""What a layout can hold when nothing else is in it: said beforehand, kept later.
+
+Uses the same page counts as the scheduler's admission, so that what is said to
+fit does fit.
+"""
+
+from collections.abc import Callable
+
+from kvell.pages.layout import GroupSpec, Layout
+from kvell.pages.shares import larges_for
+from kvell.prefix.groups.facts import Facts
+from kvell.prefix.groups.needs import WINDOWS, end_position, peak_pages
+from kvell.prefix.groups.policies import policy_of
+
+
+def large_pages_needed(
+    layout: Layout, tokens: int, requests: int = 1, chunk_tokens: int = 1
+) -> int:
+    """Large pages that ``requests`` requests of ``tokens`` tokens take together at their worst.
+
+    With equal shares it is the pool in which every group's share is enough.
+
+    :param chunk_tokens: tokens computed in a step: 1 while decoding; a prefill chunk
+        needs ``window + chunk`` in sliding and chunked-local groups.
+    """
+    needs = _needs(layout, tokens, requests, chunk_tokens)
+    if layout.quota_large_pages is None:
+        return sum(needs)
+    # Equal shares: the fewest pages for each group that bring every one its large pages.
+    per_large = [group.pages_per_large for group in layout.groups]
+    pages = max(0, *((need - 1) * n + 1 for need, n in zip(needs, per_large, strict=True)))
+    return sum(larges_for(pages, per_large))
+
+
+def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
+    """Bytes of all pages of one request at its worst, padding included."""
+    return sum(
+        peak_pages(group, Facts(tokens), tokens, chunk_tokens) * group.page_stride_bytes
+        for group in layout.groups
+    )
+
+
+def fits_alone(layout: Layout, facts: Facts, tokens: int, chunk_tokens: int) -> bool:
+    """Does a request with these facts fit when nothing else is in the pool?"""
+    needs = [_large_pages(group, facts, tokens, 1, chunk_tokens) for group in layout.groups]
+    return _within(layout, needs)
+
+
+def longest_request(layout: Layout, limit_tokens: int, chunk_tokens: int = 1) -> int:
+    """Most tokens of one request that fits alone, at most ``limit_tokens``; 0 if none."""
+    return _largest(limit_tokens, lambda n: _fits(layout, n, 1, min(n, chunk_tokens)))
+
+
+def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
+    """How many requests of ``tokens`` tokens can decode at once."""
+    return _largest(limit, lambda n: _fits(layout, tokens, n, 1))
+
+
+def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
+    """Pool that one request of ``tokens`` tokens needs, in the large pages of this layout."""
+    return large_pages_needed(layout, tokens, 1, chunk_tokens) * layout.large_page_bytes
+
+
+def _fits(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> bool:
+    return _within(layout, _needs(layout, tokens, requests, chunk_tokens))
+
+
+def _within(layout: Layout, needs: list[int]) -> bool:
+    if layout.quota_large_pages is None:
+        return sum(needs) <= layout.num_large_pages
+    return all(n <= share for n, share in zip(needs, layout.quota_large_pages, strict=True))
+
+
+def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> list[int]:
+    """Large pages per group, at its worst."""
+    facts = Facts(tokens)
+    return [_large_pages(group, facts, tokens, requests, chunk_tokens) for group in layout.groups]
+
+
+def _large_pages(
+    group: GroupSpec, facts: Facts, tokens: int, requests: int, chunk_tokens: int
+) -> int:
+    """A window that moves on may straddle one large page more than its pages fill."""
+    per_large = group.pages_per_large
+    moves_on = group.kind in WINDOWS and policy_of(group).most_kept_tokens(tokens) < tokens
+    pages = requests * peak_pages(group, facts, tokens, chunk_tokens)
+    whole = end_position(group, facts, tokens) * requests
+    return -(-min(whole, pages + (per_large - 1 if moves_on else 0)) // per_large)
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,1 @@
+"""The radix tree of cached prefixes, and the longest hit in it."""

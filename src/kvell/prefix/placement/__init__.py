@@ -1,0 +1,1 @@
+"""Where new pages go, and who holds them."""

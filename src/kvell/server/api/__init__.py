@@ -1,0 +1,1 @@
+"""OpenAI's API: request bodies, responses, errors, streams."""

@@ -1,0 +1,96 @@
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from kvell.errors import ChangeSomething, InstanceDied, KvellError, TryLater
+from kvell.server.text.text_stream import RequestFailed, RequestRefused
+
+
+@dataclass(frozen=True)
+class ApiError:
+    """An HTTP status and the body that explains it."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON body."""
+        fields = {"message": self.message, "type": self.type}
+        return {"error": {**fields, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The HTTP response; 429 and 503 say when to come back."""
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else None
+        content = msgspec.json.encode(self.body())
+        return Response(content, self.status, headers, media_type="application/json")
+
+
+class UnknownModel(KvellError):  # noqa: N818
+    """The request names a model that is not served here."""
+
+
+class ContextTooLong(ChangeSomething):
+    """A prompt that leaves no room for output."""
+
+
+def invalid_request(message: str, param: str | None = None, status: int = 400) -> ApiError:
+    """An error the client must repair."""
+    return ApiError(status, message, "invalid_request_error", param)
+
+
+def api_error(error: Exception) -> ApiError:
+    """How an exception looks to a client; a bug shows nothing of its inside."""
+    if isinstance(error, ContextTooLong):
+        code = "context_length_exceeded"
+        return ApiError(400, str(error), "invalid_request_error", error.field, code)
+    if isinstance(error, ChangeSomething):
+        return invalid_request(str(error), error.field)
+    if isinstance(error, UnknownModel):
+        return ApiError(404, str(error), "invalid_request_error", "model", "model_not_found")
+    if isinstance(error, RequestRefused):
+        return invalid_request(str(error), error.field or None)
+    if isinstance(error, InstanceDied):
+        return ApiError(503, str(error), "service_unavailable_error")
+    if isinstance(error, TryLater):
+        return ApiError(429, str(error), "rate_limit_error", code="too_many_requests")
+    if isinstance(error, RequestFailed):
+        return ApiError(500, str(error), "server_error")
+    return ApiError(500, "internal error", "server_error")
+
+
+def validation_error(error: RequestValidationError) -> ApiError:
+    """The first complaint about a body; it never repeats what the body said."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return invalid_request("the body is not valid JSON")
+    message = f"{'.'.join(place) or 'body'}: {first['msg']}"
+    return invalid_request(message, place[0] if place else None)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of an app come out in OpenAI's shape."""
+
+    async def on_invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return validation_error(error).response()
+
+    async def on_http(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return invalid_request(str(error.detail), status=error.status_code).response()
+
+    async def on_error(_request: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(KvellError, on_error)
+    app.add_exception_handler(Exception, on_error)

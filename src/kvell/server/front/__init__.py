@@ -1,0 +1,1 @@
+"""The front: queues requests, logs them, and gives each its output."""

@@ -1,0 +1,51 @@
+"""Where a request's output waits for its reader."""
+
+import asyncio
+from dataclasses import dataclass
+
+from kvell.engine.protocol.messages import Finished
+
+
+@dataclass(frozen=True)
+class Output:
+    """New output of a request: token ids in order, and its end when it has come."""
+
+    token_ids: tuple[int, ...]
+    finished: Finished | None = None
+
+
+class Mailbox:
+    """Tokens that arrived and were not read yet, merged.
+
+    It never makes the sender wait, so one slow reader cannot hold up the others;
+    it is bounded because a request's output is.
+    """
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._finished: Finished | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, token_ids: tuple[int, ...]) -> None:
+        """Add tokens behind those that wait."""
+        self._token_ids += token_ids
+        self._ring()
+
+    def finish(self, finished: Finished) -> None:
+        """Say that no more will come; the first call counts."""
+        if self._finished is None:
+            self._finished = finished
+            self._ring()
+
+    async def take(self) -> Output:
+        """All that waits, as soon as there is anything; for one reader."""
+        if not self._token_ids and self._finished is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        token_ids, self._token_ids = tuple(self._token_ids), []
+        return Output(token_ids, self._finished)
+
+    def _ring(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # one that went away is cancelled
+            reader.set_result(None)

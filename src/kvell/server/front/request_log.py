@@ -1,0 +1,117 @@
+"""The front's record of a request: the truth about what was asked and what was sent out."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.server.front.mailbox import Mailbox
+from kvell.vocabulary import FinishReason, RequestId
+
+
+@dataclass(frozen=True)
+class EndedRequest:
+    """A request that was let in and is over.
+
+    :param seconds: from its arrival to its end.
+    :param line_seconds: of these in the front's line, before an instance had it.
+    :param output_tokens: sent out.
+    :param max_tokens: output tokens that were allowed; None if it did not say.
+    """
+
+    finished: Finished
+    seconds: float
+    line_seconds: float
+    output_tokens: int
+    max_tokens: int | None
+
+
+class RequestObserver(Protocol):
+    """Someone who wants to know how requests fare (metrics)."""
+
+    def first_tokens(self, seconds: float, count: int, prompt_tokens: int) -> None:
+        """A request's first ``count`` tokens came so long after it."""
+        ...
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """``count`` more tokens came so long after those before."""
+        ...
+
+    def ended(self, request: EndedRequest) -> None:
+        """A request that was let in is over."""
+        ...
+
+    def rejected(self) -> None:
+        """A request was not let in: the waiting line was full."""
+        ...
+
+
+@dataclass
+class LogEntry:
+    """One request from its arrival to its end.
+
+    :param prompt: token ids as little-endian int32 bytes.
+    :param emitted_tokens: output positions that went to the reader; a re-run's
+        repetitions of them are dropped.
+    :param model: which of several models; "" is the first.
+    :param end_as: the reason to report when the instance says ``cancelled``.
+    """
+
+    request_id: RequestId
+    prompt: bytes
+    sampling: SamplingParams
+    cache_salt: str
+    arrived_seconds: float
+    attempt: int = 0
+    model: str = ""
+    emitted_tokens: int = 0
+    submitted_seconds: float | None = None
+    last_token_seconds: float | None = None
+    end_as: FinishReason = "cancelled"
+    mailbox: Mailbox = field(default_factory=Mailbox)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt) // 4
+
+    def ended(self, finished: Finished, now: float) -> EndedRequest:
+        """All there is to say of it."""
+        submitted = now if self.submitted_seconds is None else self.submitted_seconds
+        return EndedRequest(
+            finished,
+            now - self.arrived_seconds,
+            submitted - self.arrived_seconds,
+            self.emitted_tokens,
+            self.sampling.max_tokens,
+        )
+
+    def submission(self) -> Submit:
+        """The command that starts the current attempt."""
+        return Submit(
+            self.request_id,
+            self.prompt,
+            self.sampling,
+            self.cache_salt,
+            self.attempt,
+            model=self.model,
+        )
+
+    def take_tokens(self, event: Tokens) -> tuple[int, ...]:
+        """The tokens of an event that were not seen yet, now counted as emitted."""
+        if event.attempt != self.attempt:
+            return ()
+        fresh = event.token_ids[max(0, self.emitted_tokens - event.first_index) :]
+        self.emitted_tokens += len(fresh)
+        return fresh
+
+    def failure(self, message: str) -> Finished:
+        """The end of this request when its instance cannot say it any more."""
+        return Finished(
+            self.request_id,
+            self.attempt,
+            "error",
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.emitted_tokens,
+            message=message,
+        )

@@ -1,0 +1,1 @@
+"""An instance as a child process: started, watched, restarted."""

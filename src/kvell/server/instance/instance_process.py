@@ -1,0 +1,122 @@
+"""An instance as a child process at the other end of a socket."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+
+from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready
+from kvell.errors import KvellError
+from kvell.server.instance.instance_line import InstanceLine
+
+STDERR_FD = 2
+LAST_WORDS_SECONDS = 2.0
+
+
+class InstanceStartError(KvellError):
+    """An instance process did not become ready.
+
+    :param exit_code: the process's exit status where it ended by itself, else None;
+        2 means that it has told the user on stderr what to change.
+    """
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+def filled_in(command: Sequence[str], socket_fd: int, incarnation: int) -> list[str]:
+    """The command line with its ``{socket_fd}`` and ``{incarnation}`` replaced."""
+    names = {"{socket_fd}": str(socket_fd), "{incarnation}": str(incarnation)}
+    return [names.get(argument, argument) for argument in command]
+
+
+class InstanceProcess:
+    """One incarnation: started by :meth:`launch`, over when :meth:`follow` ends."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        line: InstanceLine,
+    ) -> None:
+        self._process = process
+        self._line = line
+
+    @classmethod
+    async def launch(cls, command: Sequence[str], incarnation: int) -> "InstanceProcess":
+        """Start a child that inherits its end of a socket pair.
+
+        The child gets a session of its own: an interrupt typed at the front's terminal
+        must drain it, not kill it.  It ends by itself when the front's end closes.
+
+        :raises InstanceStartError: when the program cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *filled_in(command, theirs.fileno(), incarnation),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=STDERR_FD,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise InstanceStartError(f"cannot start {command[0]}: {error}") from error
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_unix_connection(InstanceLine, sock=ours)
+        return cls(process, line)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Queue a command; credits bound what can be queued."""
+        self._line.send(command)
+
+    async def follow(self, tell: Callable[[Event], None]) -> None:
+        """Tell everything the instance says, until it closes its end.
+
+        :raises ProtocolError: when it says something that is not the protocol.
+        """
+        await self._line.follow(tell)
+
+    async def wait_ready(self, deadline_seconds: float) -> Ready:
+        """The first event, which must be :class:`Ready` in our schema version.
+
+        :raises InstanceStartError: when it ends, is late or speaks another version.
+        """
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                first = await self._line.first()
+        except TimeoutError as error:
+            problem = f"the instance was not ready within {deadline_seconds:g} s"
+            raise InstanceStartError(problem) from error
+        if first is None:
+            code = await self.end()
+            raise InstanceStartError(f"the instance ended before it was ready (exit {code})", code)
+        if not isinstance(first, Ready) or first.schema_version != SCHEMA_VERSION:
+            raise InstanceStartError(
+                f"the instance speaks another protocol; this front needs version {SCHEMA_VERSION}"
+            )
+        return first
+
+    async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
+        """Close our end, wait for the child, kill it when it lingers; its exit status."""
+        self._line.close()
+        try:
+            async with asyncio.timeout(grace_seconds):
+                return await self._process.wait()
+        except TimeoutError:
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """End the child at once; its exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._line.close()
+        return await self._process.wait()

@@ -1,0 +1,191 @@
+"""What the front measures of requests, as Prometheus metrics under vLLM's names.
+
+Names, meaning and bucket bounds are those of vLLM 0.32 (``vllm/v1/metrics/loggers.py``,
+``buckets.py``), so that its dashboards work with another prefix; smaller bounds are added
+where a small model on a CPU or one step of a large GPU would fall into the first bucket.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from kvell.server.front.request_log import EndedRequest
+from kvell.server.metrics.instance_metrics import LABELS, InstanceCollector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_NOTED = 4096
+"""Pieces of output that are noted before they are counted: what runs for every token is kept small,
+since none of it is in the caches when the next comes."""
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+NEXT_TOKEN_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_BUCKETS = (
+    *(0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
+    *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKENS_BUCKETS = (*(m * 10**e for e in range(6) for m in (1, 2, 5)), 1_000_000)
+CHOICES_BUCKETS = (1, 2, 5, 10, 20)
+PREEMPTIONS_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
+    "time_to_first_token_seconds": (FIRST_TOKEN_BUCKETS, "From the request to its first token."),
+    "inter_token_latency_seconds": (
+        NEXT_TOKEN_BUCKETS,
+        "Between one piece of output and the next.",
+    ),
+    "time_per_output_token_seconds": (NEXT_TOKEN_BUCKETS, "The same, per token of the piece."),
+    "request_time_per_output_token_seconds": (
+        NEXT_TOKEN_BUCKETS,
+        "Decode time per token after the first, one value for a request.",
+    ),
+    "e2e_request_latency_seconds": (REQUEST_BUCKETS, "From the request to its end."),
+    "request_queue_time_seconds": (REQUEST_BUCKETS, "Until first admitted, the front's line too."),
+    "request_prefill_time_seconds": (REQUEST_BUCKETS, "From admission to the first token."),
+    "request_decode_time_seconds": (REQUEST_BUCKETS, "From the first token to the last."),
+    "request_inference_time_seconds": (REQUEST_BUCKETS, "From admission to the last token."),
+    "request_prompt_tokens": (TOKENS_BUCKETS, "Prompt tokens."),
+    "request_generation_tokens": (TOKENS_BUCKETS, "Output tokens."),
+    "request_max_num_generation_tokens": (TOKENS_BUCKETS, "The longest of a prompt's answers."),
+    "request_prefill_kv_computed_tokens": (TOKENS_BUCKETS, "Prompt tokens that no cache had."),
+    "request_params_max_tokens": (TOKENS_BUCKETS, "Output tokens allowed."),
+    "request_params_n": (CHOICES_BUCKETS, "Answers asked for."),
+    "request_num_preemptions": (PREEMPTIONS_BUCKETS, "How often a request was preempted."),
+}
+REASONS = ("stop", "length", "cancelled", "refused", "error")
+ANSWERED = ("stop", "length")
+LINE_IS_FULL = "max_waiting"
+
+
+class _BeforeOthers(Collector):
+    """Registered first: does what must be done before anything is read."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self._first = first
+
+    def collect(self) -> Iterator[Metric]:
+        """Nothing of its own."""
+        self._first()
+        return iter(())
+
+    def describe(self) -> Iterator[Metric]:
+        """Likewise; nothing is read when it is registered."""
+        return iter(())
+
+
+class ServerMetrics:
+    """What the front measures of requests, and what instances say of themselves.
+
+    It is the front's ``RequestObserver``; times are seconds as a request's client
+    sees them, queueing included.  Histograms of whole requests count those that were
+    answered; the others are in ``request_success`` by their reason.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._noted: list[tuple[float, int]] = []
+        self.registry = CollectorRegistry()
+        self.registry.register(_BeforeOthers(self._count_noted))
+        self.instance = InstanceCollector(model_name)
+        self.registry.register(self.instance)
+        ProcessCollector(registry=self.registry)
+        self._model_name = model_name
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens prefilled.")
+        self._output_tokens = self._counter("generation_tokens", "Output tokens sent out.")
+        self._histograms = {name: self._histogram(name) for name in HISTOGRAMS}
+        self._ends = self._family(
+            "request_success", "Requests by how they ended.", "finished_reason"
+        )
+        self._rejected = self._family("admission_rejections", "Requests not let in.", "reason")
+        for reason in REASONS:
+            self._ends.labels(model_name, reason)
+        self._rejected.labels(model_name, LINE_IS_FULL)
+
+    def first_tokens(self, seconds: float, count: int, prompt_tokens: int) -> None:
+        """A request's first ``count`` tokens came so long after it."""
+        self._prompt_tokens.inc(prompt_tokens)
+        self._output_tokens.inc(count)
+        self._observe("time_to_first_token_seconds", seconds)
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """``count`` more tokens came so long after those before."""
+        self._noted.append((seconds, count))
+        if len(self._noted) >= MOST_NOTED:
+            self._count_noted()
+
+    def ended(self, request: EndedRequest) -> None:
+        """A request that was let in is over."""
+        self._ends.labels(self._model_name, request.finished.reason).inc()
+        if request.finished.reason in ANSWERED:
+            for name, value in _of_answered(request).items():
+                if value is not None:
+                    self._observe(name, value)
+
+    def rejected(self) -> None:
+        """The waiting line was full."""
+        self._rejected.labels(self._model_name, LINE_IS_FULL).inc()
+
+    def asked(self, choices: int) -> None:
+        """A prompt came that wants so many answers."""
+        self._observe("request_params_n", choices)
+
+    def answered(self, longest_tokens: int) -> None:
+        """A prompt has all its answers; the longest has so many tokens."""
+        self._observe("request_max_num_generation_tokens", longest_tokens)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+    def _count_noted(self) -> None:
+        noted, self._noted = self._noted, []
+        for seconds, count in noted:
+            self._output_tokens.inc(count)
+            self._observe("inter_token_latency_seconds", seconds)
+            for _ in range(count):
+                self._observe("time_per_output_token_seconds", seconds / count)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"kvell:{name}", text, LABELS, registry=self.registry).labels(
+            self._model_name
+        )
+
+    def _family(self, name: str, text: str, label: str) -> Counter:
+        return Counter(f"kvell:{name}", text, (*LABELS, label), registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        buckets, text = HISTOGRAMS[name]
+        family = Histogram(f"kvell:{name}", text, LABELS, buckets=buckets, registry=self.registry)
+        return family.labels(self._model_name)
+
+
+def _of_answered(request: EndedRequest) -> dict[str, float | None]:
+    """Values of the histograms of whole requests; None where it has none."""
+    finished, tokens = request.finished, request.output_tokens
+    per_token = finished.decode_seconds / (tokens - 1) if tokens > 1 else None
+    return {
+        "e2e_request_latency_seconds": request.seconds,
+        "request_queue_time_seconds": request.line_seconds + finished.queue_seconds,
+        "request_prefill_time_seconds": finished.prefill_seconds,
+        "request_decode_time_seconds": finished.decode_seconds,
+        "request_inference_time_seconds": finished.prefill_seconds + finished.decode_seconds,
+        "request_time_per_output_token_seconds": per_token,
+        "request_prompt_tokens": finished.prompt_tokens,
+        "request_generation_tokens": tokens,
+        "request_prefill_kv_computed_tokens": finished.prompt_tokens - finished.cached_tokens,
+        "request_params_max_tokens": request.max_tokens,
+        "request_num_preemptions": finished.preemptions,
+    }

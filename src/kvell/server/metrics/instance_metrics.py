@@ -1,0 +1,217 @@
+"""What an instance says of itself, as Prometheus metrics: vLLM's names, and pages by group."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from kvell.engine.protocol.messages import GroupStats, Ready, Stats
+from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS
+from kvell.server.metrics.memory_page import chunks_by_state, moves_by_kind
+
+LABELS = ("model_name",)
+GROUP_GAUGES = {
+    "used_pages": "Pages in use.",
+    "cached_pages": "Pages kept for hits.",
+    "unwritten_pages": "Pages never written, in large pages in use.",
+    "stranded_pages": "Pages cached or empty that no other group can get.",
+}
+GROUP_COUNTERS = {
+    "evicted_pages": "Pages evicted.",
+    "checkpoint_pages": "States written on the way of a prompt.",
+}
+
+
+class InstanceCollector(Collector):
+    """The latest :class:`Stats` as metrics; counters start anew with an incarnation."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self.stats: Stats | None = None
+        self.ready: Ready | None = None
+        self.front_waiting = 0
+        self.restarts = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric that is known now."""
+        up = float(self.stats is not None)
+        yield self._gauge("instance_up", "Whether the instance answered.", up)
+        yield self._counter("instance_restarts", "Instances started again.", self.restarts)
+        if self.stats is None:
+            return
+        yield from self._gauges(self.stats)
+        yield from self._counters(self.stats)
+        yield from self._of_draft_tokens(self.stats)
+        yield self._of_steps(self.stats)
+        yield from self._of_groups(self.stats.groups)
+        yield from self._of_sizes(self.stats)
+        yield self._by_label("ladder_rungs", "How often, by rung.", "rung", self.stats.rungs)
+        yield from self._of_shared_pool(self.stats.memory)
+        yield from self._of_cpu_buffer(self.stats.buffer)
+
+    def _gauges(self, stats: Stats) -> Iterator[Metric]:
+        gauge = self._gauge
+        waiting = stats.waiting + self.front_waiting
+        yield gauge("num_requests_running", "Requests in the running batch.", stats.running)
+        yield gauge("num_requests_waiting", "Requests that wait.", waiting)
+        yield gauge(
+            "kv_cache_usage_perc", "Used part of the KV pool (1 is all).", stats.kv_cache_usage
+        )
+        yield gauge("large_pages", "Large pages of the pool.", stats.large_pages)
+        yield gauge("empty_large_pages", "Large pages nobody uses.", stats.empty_large_pages)
+        yield gauge(
+            "protected_prefixes", "Shared prefixes that are protected.", stats.protected_prefixes
+        )
+        yield gauge("protected_tokens", "Tokens of protected prefixes.", stats.protected_tokens)
+
+    def _counters(self, stats: Stats) -> Iterator[Metric]:
+        counter, queries, hits = self._counter, stats.prefix_cache_queries, stats.prefix_cache_hits
+        yield counter("steps", "Engine steps.", stats.step)
+        yield counter("prefix_cache_queries", "Prompt tokens looked up.", queries)
+        yield counter("prefix_cache_hits", "Prompt tokens found cached.", hits)
+        yield counter("prompt_tokens_cached", "Prompt tokens found cached.", hits)
+        yield self._by_label(
+            "prompt_tokens_by_source",
+            "Prompt tokens by where their keys and values came from.",
+            "source",
+            {"local_compute": queries - hits, "local_cache_hit": hits},
+        )
+        yield self._by_label(
+            "prompt_tokens_cached_by_source",
+            "Prompt tokens found cached, by what had them.",
+            "source",
+            _hits_by_place(hits, stats.buffer),
+        )
+        yield counter("num_preemptions", "Preemptions.", stats.preemptions)
+
+    def _of_draft_tokens(self, stats: Stats) -> Iterator[Metric]:
+        counter, right = self._counter, stats.spec_decode_accepted_tokens
+        yield counter(
+            "spec_decode_num_drafts", "Steps of a request with guesses.", stats.spec_decode_drafts
+        )
+        yield counter(
+            "spec_decode_num_draft_tokens", "Guessed tokens.", stats.spec_decode_draft_tokens
+        )
+        yield counter("spec_decode_num_accepted_tokens", "Tokens guessed right.", right)
+        places = enumerate(stats.spec_decode_accepted_by_position)
+        yield self._by_label(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Tokens guessed right, by their place behind the newest one.",
+            "position",
+            {str(place): count for place, count in places},
+        )
+
+    def _of_steps(self, stats: Stats) -> Metric:
+        family = HistogramMetricFamily(
+            "kvell:iteration_tokens_total", "Tokens computed in a step.", labels=LABELS
+        )
+        bounds = [*(str(float(bound)) for bound in STEP_TOKENS_BUCKETS), "+Inf"]
+        counts = stats.steps_by_size or (0,) * len(bounds)
+        buckets = list(zip(bounds, accumulate(counts), strict=True))
+        family.add_metric((self._model_name,), buckets, stats.step_tokens)
+        return family
+
+    def _of_groups(self, groups: tuple[GroupStats, ...]) -> Iterator[Metric]:
+        for name, text in GROUP_GAUGES.items():
+            values = {group.name: getattr(group, name) for group in groups}
+            yield self._by_label(f"group_{name}", text, "group", values, GaugeMetricFamily)
+        for name, text in GROUP_COUNTERS.items():
+            values = {group.name: getattr(group, name) for group in groups}
+            yield self._by_label(f"group_{name}", text, "group", values)
+        hits = {group.name: group.hit_tokens for group in groups}
+        text = "Tokens of cached pages taken."
+        yield self._by_label("group_prefix_cache_hits", text, "group", hits)
+
+    def _of_shared_pool(self, memory: dict[str, int]) -> Iterator[Metric]:
+        """Who has the chunks that KV cache and activations share; no samples where they do not."""
+        states, moves = chunks_by_state(memory), moves_by_kind(memory)
+        text = "Chunks of the shared pool, by owner and state."
+        yield self._by_label("memory_chunks", text, "state", states, GaugeMetricFamily)
+        text = "Chunks that changed owner or were mapped, by what happened."
+        yield self._by_label("memory_chunk_moves", text, "move", moves)
+
+    def _of_cpu_buffer(self, buffer: dict[str, int]) -> Iterator[Metric]:
+        """Who is in host memory, and what went there and back; no samples without a buffer."""
+        if not buffer:
+            return
+        used = buffer["used_large_pages"]
+        states = {"used": used, "empty": buffer["large_pages"] - used}
+        text = "Large pages of the CPU buffer, by state."
+        yield self._by_label("cpu_buffer_large_pages", text, "state", states, GaugeMetricFamily)
+        yield self._gauge("cpu_buffer_requests", "Requests in the buffer.", buffer["holders"])
+        moved = {"out": buffer["out_bytes"], "in": buffer["in_bytes"]}
+        yield self._by_label("cpu_buffer_bytes", "Bytes copied, by way.", "way", moved)
+        if "cached_pages" in buffer:
+            text = "Pages of cached prefixes in the buffer."
+            yield self._gauge("cpu_buffer_cached_pages", text, buffer["cached_pages"])
+        if "parked" in buffer:
+            text = "Requests that wait there for prompts ahead of them."
+            yield self._gauge("cpu_buffer_parked", text, buffer["parked"])
+            text = "Large pages that prompts may take to go ahead."
+            yield self._gauge("cpu_buffer_logical", text, buffer["logical_large_pages"])
+
+    def _of_sizes(self, stats: Stats) -> Iterator[Metric]:
+        """Sizes that never change, as labels of a 1; vLLM's labels for one page size tell the
+        first group's."""
+        first = stats.groups[0] if stats.groups else None
+        facts = {
+            "block_size": first.page_tokens if first else 0,
+            "num_gpu_blocks": first.most_pages if first else 0,
+            "large_page_bytes": stats.large_page_bytes,
+            "large_pages": stats.large_pages,
+            "incarnation": stats.incarnation,
+        }
+        if self.ready is not None:
+            facts["max_model_len"] = self.ready.max_model_len
+            facts["kv_pool_bytes"] = self.ready.kv_pool_bytes
+        yield self._info("cache_config_info", "Sizes of the KV pool.", [facts])
+        names = ("page_tokens", "page_bytes", "most_pages")
+        groups = [
+            {"group": group.name, **{name: getattr(group, name) for name in names}}
+            for group in stats.groups
+        ]
+        yield self._info("group_info", "Sizes of a group's pages.", groups)
+
+    def _info(self, name: str, text: str, rows: Sequence[Mapping[str, int | str]]) -> Metric:
+        keys = tuple(rows[0]) if rows else ()
+        family = GaugeMetricFamily(f"kvell:{name}", text, labels=(*LABELS, *keys))
+        for row in rows:
+            family.add_metric((self._model_name, *(str(row[key]) for key in keys)), 1)
+        return family
+
+    def _by_label(
+        self,
+        name: str,
+        text: str,
+        label: str,
+        values: Mapping[str, int],
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily,
+    ) -> Metric:
+        family = kind(f"kvell:{name}", text, labels=(*LABELS, label))
+        for key, value in values.items():
+            family.add_metric((self._model_name, key), value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"kvell:{name}", text, labels=LABELS)
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"kvell:{name}", text, labels=LABELS)
+        family.add_metric((self._model_name,), value)
+        return family
+
+
+def _hits_by_place(hits: int, buffer: Mapping[str, int]) -> dict[str, int]:
+    """Cached tokens found in the pool, and those found in the CPU buffer behind it, if any is."""
+    if "cache_hit_tokens" not in buffer:
+        return {"device": hits}
+    found = min(hits, buffer["cache_hit_tokens"])
+    return {"device": hits - found, "cpu_buffer": found}

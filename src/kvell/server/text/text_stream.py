@@ -1,0 +1,148 @@
+"""From an instance's tokens to text: detokenising, stop strings, and how it ended."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import KvellError, TryLater
+from kvell.server.front.front import Front
+from kvell.server.text.text_model import PreparedPrompt, TextModel
+
+
+class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
+    """A request ended with an error that is not its fault."""
+
+
+class RequestRefused(KvellError):  # noqa: N818
+    """The instance refused a request for good; the message says why, ``field`` what to change."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        self.field = field
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+    def without_prompt(self) -> "Usage":
+        """Only what was made."""
+        return Usage(completion_tokens=self.completion_tokens)
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text; the last one of a request also says why it ended and what it used.
+
+    :param token_ids: the tokens that came since the delta before; their text may follow later.
+    """
+
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+    usage: Usage = Usage()
+    token_ids: tuple[int, ...] = ()
+
+
+class TextWriter:
+    """One request's tokens to text; after ``stopped`` it takes no more."""
+
+    def __init__(self, model: TextModel, sampling: SamplingParams) -> None:
+        silent = frozenset(sampling.stop_token_ids)
+        self._silent = silent if sampling.ignore_eos else silent | model.eos_token_ids
+        self._detokenizer = model.detokenizer()
+        self._matcher = model.stop_matcher(sampling.stop) if sampling.stop else None
+        self.stopped = False
+        self.token_count = 0
+
+    def push(self, token_ids: tuple[int, ...]) -> str:
+        """Text that may be shown now."""
+        # One by one only where it matters which token completed a stop string.
+        steps = [token_ids] if self._matcher is None else [(token,) for token in token_ids]
+        return "".join(self._push_step(step) for step in steps)
+
+    def finish(self) -> str:
+        """The rest of the text, once no token will follow."""
+        if self.stopped:
+            return ""
+        text = self._match(self._detokenizer.finish())
+        return text if self._matcher is None or self.stopped else text + self._matcher.finish()
+
+    def _push_step(self, token_ids: tuple[int, ...]) -> str:
+        if self.stopped:
+            return ""
+        self.token_count += len(token_ids)
+        shown = [token for token in token_ids if token not in self._silent]
+        return self._match(self._detokenizer.push(shown))
+
+    def _match(self, text: str) -> str:
+        if self._matcher is None:
+            return text
+        text, self.stopped = self._matcher.push(text)
+        return text
+
+
+async def text_deltas(
+    front: Front, model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams
+) -> AsyncGenerator[TextDelta, None]:
+    """Serve a prompt as text; closing the generator early cancels the request.
+
+    :raises TryLater: when there is no room or no instance just now.
+    :raises RequestRefused: when the instance can never serve it.
+    :raises RequestFailed: when the instance died under it.
+    """
+    writer = TextWriter(model, sampling)
+    outputs = front.generate(
+        prompt.token_ids,
+        sampling,
+        request_id=prompt.request_id,
+        cache_salt=prompt.cache_salt,
+        model=prompt.model,
+    )
+    untold: tuple[int, ...] = ()
+    async with aclosing(outputs):
+        async for output in outputs:
+            known = writer.token_count
+            text = writer.push(output.token_ids)
+            untold += output.token_ids[: writer.token_count - known]
+            if output.finished is not None:
+                last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
+                yield replace(last, token_ids=untold)
+                return
+            if writer.stopped:
+                front.stop(prompt.request_id)
+            if text:
+                yield TextDelta(text, token_ids=untold)
+                untold = ()
+
+
+def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:
+    if not writer.stopped:
+        _raise_unless_done(finished)
+    text += writer.finish()
+    reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
+    usage = Usage(prompt_tokens, writer.token_count, finished.cached_tokens)
+    return TextDelta(text, "stop" if writer.stopped else reason, usage)
+
+
+def _raise_unless_done(finished: Finished) -> None:
+    if finished.reason in ("stop", "length"):
+        return
+    if finished.reason == "refused" and finished.try_later:
+        raise TryLater(finished.message)
+    if finished.reason == "refused":
+        raise RequestRefused(finished.message, finished.field)
+    raise RequestFailed(finished.message or f"the request ended: {finished.reason}")

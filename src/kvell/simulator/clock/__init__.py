@@ -1,0 +1,1 @@
+"""Virtual time: events, links, and a network made of them."""

@@ -1,0 +1,77 @@
+"""Named devices and links: TOML files beside this module, each with its source.
+
+They are meant to be edited; what they mean is in :mod:`kvell.cost.analytic`.
+"""
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+from kvell.cost.analytic import DeviceProfile, LinkProfile, StepCost
+from kvell.errors import ChangeSomething
+
+__all__ = [
+    "DEFAULT_HARDWARE",
+    "DeviceProfile",
+    "LinkProfile",
+    "StepCost",
+    "hardware_names",
+    "link_names",
+    "load_link",
+    "load_profile",
+]
+
+HARDWARE_DIR = Path(__file__).with_name("data")
+LINKS_DIR = HARDWARE_DIR / "links"
+DEFAULT_HARDWARE = "a100-80"
+
+
+def hardware_names(directory: Path = HARDWARE_DIR) -> list[str]:
+    """Names of the profiles there are."""
+    return sorted(path.stem for path in directory.glob("*.toml"))
+
+
+def load_profile(name: str, directory: Path = HARDWARE_DIR) -> DeviceProfile:
+    """The profile of a name, or of a TOML file's path.
+
+    :raises ChangeSomething: if there is none, or it lacks a positive number.
+    """
+    stem, values = _read("--hardware", name, directory)
+    rates = {x.name: _rate(values, x.name, name) for x in fields(DeviceProfile)[1:]}
+    return DeviceProfile(stem, **rates)
+
+
+def link_names(directory: Path = LINKS_DIR) -> list[str]:
+    """Names of the links there are."""
+    return hardware_names(directory)
+
+
+def load_link(name: str, directory: Path = LINKS_DIR) -> LinkProfile:
+    """The link of a name, or of a TOML file's path.
+
+    :raises ChangeSomething: if there is none, or it lacks a positive number.
+    """
+    stem, values = _read("--link", name, directory)
+    rates = {x.name: _rate(values, x.name, name, "--link") for x in fields(LinkProfile)[1:]}
+    return LinkProfile(stem, **rates)
+
+
+def _read(flag: str, name: str, directory: Path) -> tuple[str, dict[str, object]]:
+    """The file's own name, and what is in it."""
+    path = directory / f"{name}.toml"
+    if name not in hardware_names(directory):
+        path = Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        known = ", ".join(hardware_names(directory))
+        raise ChangeSomething(flag, name, "is no profile", f"use a TOML file or {known}")
+    try:
+        return path.stem, tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ChangeSomething(flag, name, f"is no TOML ({error})", "repair it") from error
+
+
+def _rate(raw: dict[str, object], field: str, name: str, flag: str = "--hardware") -> float:
+    value = raw.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ChangeSomething(flag, name, f"{field} is {value!r}", "give a number above zero")
+    return float(value)

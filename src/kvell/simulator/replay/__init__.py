@@ -1,0 +1,1 @@
+"""A trace through the engine's own scheduler and memory core."""

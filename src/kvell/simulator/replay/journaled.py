@@ -1,0 +1,136 @@
+"""Replays an engine's journal in virtual time: what it decided, decided again without a model.
+
+The journal has every input of the engine, the model's answers among them; layout and
+limits are the engine's.  So plans, hits and evictions are the engine's too, and memory
+can be looked at as in the replay of a trace.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvell.clock import VirtualClock
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Entry, Warmed
+from kvell.engine.planning.lateness import Lateness
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Stats, Submit
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.memory import LayerSpec, MemoryCore
+from kvell.simulator.replay.metered import MeteredCore
+from kvell.simulator.replay.runner import StepTimer
+from kvell.simulator.report.metrics import MemoryMeter, StepMeans
+from kvell.vocabulary import RequestId
+
+
+@dataclass(frozen=True)
+class JournaledStep:
+    """A plan, and the counters when it had been decided; by group in order of the layout.
+
+    :param end_seconds: virtual time at which the step's result is there.
+    """
+
+    plan: StepPlan
+    end_seconds: float
+    evicted_pages: tuple[int, ...]
+    hit_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class JournalReport:
+    """What an engine did.
+
+    :param finished: how each request ended, with the tokens that it hit.
+    :param stats: gauges and counters at the end.
+    :param means: memory over the steps.
+    """
+
+    steps: tuple[JournaledStep, ...]
+    finished: dict[RequestId, Finished]
+    stats: Stats
+    means: StepMeans
+
+    @property
+    def plans(self) -> list[StepPlan]:
+        """The plan of every step."""
+        return [step.plan for step in self.steps]
+
+
+def replay_journal(
+    entries: Iterable[Entry],
+    core: MemoryCore,
+    layers: Sequence[LayerSpec],
+    limits: Limits,
+    machine: StepTimer,
+    eos_token_ids: frozenset[int] = frozenset(),
+) -> JournalReport:
+    """Feed a journal to a fresh engine core over ``core``.
+
+    :param core: an empty memory core of the engine's layout.
+    :param layers: the model's layers, which say what is needed of the pages.
+    :param limits: the engine's.
+    :param machine: gives steps their length.
+    :param eos_token_ids: the engine's.
+    :raises ValueError: if the journal is not of an engine like this: a result answers no plan.
+    """
+    again = _Again(MeteredCore(core), layers, limits, machine, eos_token_ids)
+    for entry in entries:
+        again.take(entry)
+    stats = again.engine.stats()
+    return JournalReport(tuple(again.steps), again.finished, stats, again.means)
+
+
+@dataclass
+class _Again:
+    """An engine that is told what another one was told."""
+
+    memory: MeteredCore
+    layers: Sequence[LayerSpec]
+    limits: Limits
+    machine: StepTimer
+    eos_token_ids: frozenset[int]
+    steps: list[JournaledStep] = field(default_factory=list)
+    finished: dict[RequestId, Finished] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.engine = EngineCore(self.memory, self.limits, self.eos_token_ids)
+        self.means = StepMeans(self.memory.layout)
+        self._meter = MemoryMeter(self.memory.layout, self.layers)
+        self.memory.on_advanced = self._look
+
+    def take(self, entry: Entry) -> None:
+        """The engine's next input."""
+        if isinstance(entry, Submit):
+            self._note(self.engine.submit(entry))
+        elif isinstance(entry, Cancel):
+            self._note(self.engine.cancel(entry))
+        elif isinstance(entry, StepResult):
+            self._note(self.engine.commit(entry))
+        elif isinstance(entry, Warmed):
+            self.engine.warm(entry.chunks)
+        elif isinstance(entry, Lateness):
+            self.engine.note(entry)
+        else:
+            self._plan()
+
+    def _plan(self) -> None:
+        plan = self.engine.plan()
+        self.clock.advance(self.machine.step_seconds(plan))
+        totals = self.memory.totals()
+        self.steps.append(
+            JournaledStep(
+                plan, self.clock.now_seconds(), totals.evicted_pages, totals.group_hit_tokens
+            )
+        )
+
+    def _look(self) -> None:
+        waits = self.engine.num_waiting() > 0
+        sample = self._meter.sample(
+            self.memory.running(), self.memory.totals(), leaves_waiting=waits
+        )
+        self.means.add(sample)
+
+    def _note(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                self.finished[event.request_id] = event

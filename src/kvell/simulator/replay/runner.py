@@ -1,0 +1,128 @@
+"""What stands in for a model and its device: tokens from the trace, seconds from a profile."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from msgspec import structs
+
+from kvell.cost.calibration import Calibration
+from kvell.engine.planning.proposals import verified
+from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.simulator.hardware.model_cost import ModelCost
+from kvell.simulator.hardware.profiles import DeviceProfile
+from kvell.simulator.traces.drawing import keyed_fraction
+from kvell.simulator.traces.prompts import PromptMaker
+
+WRONG = -2
+"""A guess that no trace has as a token."""
+
+
+class StepTimer(Protocol):
+    """Says how long a plan takes."""
+
+    @property
+    def request_seconds(self) -> float:
+        """What a request waits besides, before its first step and behind its first token."""
+        ...
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Virtual seconds of a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class CalibratedMachine:
+    """How long steps take where ``kvell calibrate`` has timed them, serving included."""
+
+    calibration: Calibration
+
+    @property
+    def request_seconds(self) -> float:
+        """See :class:`StepTimer`."""
+        return self.calibration.serving.request_seconds
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """See :class:`StepTimer`."""
+        return self.calibration.served_step_seconds(plan.work)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How long steps take: a device, the model on it, and the one that guesses for it."""
+
+    profile: DeviceProfile
+    cost: ModelCost
+    draft: ModelCost | None = None
+    request_seconds: float = 0.0
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Virtual seconds of a step, the draft model's passes before it included."""
+        seconds = self.profile.step_seconds(self.cost.of_step(plan.work))
+        if self.draft is None:
+            return seconds
+        passes = (self.draft.of_step(work) for work in draft_passes(plan))
+        return seconds + sum(self.profile.step_seconds(cost) for cost in passes)
+
+
+def draft_passes(plan: StepPlan) -> list[list[TokenWork]]:
+    """What a draft model computes in each of its passes: known tokens, then guess by guess."""
+    most = max((work.proposed for work in plan.work), default=0)
+    known = [structs.replace(work, count=work.known, proposed=0) for work in plan.work]
+    return [
+        known,
+        *(
+            [
+                structs.replace(work, start=work.start + work.known + index, count=1, proposed=0)
+                for work in plan.work
+                if work.proposed > index
+            ]
+            for index in range(most)
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How good guesses are where there is no model to make them.
+
+    :param rate: chance that a guess behind right ones is right too, 0 to 1; each is drawn
+        from seed, request and output position alone.
+    """
+
+    rate: float = 0.0
+    seed: int = 0
+
+    def is_right(self, request: int, position: int) -> bool:
+        """Is the guess at an output position right?"""
+        return keyed_fraction(self.seed, request, position) < self.rate
+
+
+class TraceRunner:
+    """Answers plans with the trace's output tokens (see ``engine.runner.Runner``)."""
+
+    def __init__(self, prompts: PromptMaker, acceptance: Acceptance | None = None) -> None:
+        self._prompts = prompts
+        self._acceptance = acceptance or Acceptance()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """A token for each work that samples, and more where guesses are the trace's tokens."""
+        tokens = [
+            self._prompts.output_token(int(work.request_id), work.output_index + index)
+            for work in plan.work
+            for index in range(work.num_logits)
+        ]
+        works = tuple(self._drafted(work) if work.proposed else work for work in plan.work)
+        return verified(replace(plan, work=works), tokens)
+
+    def _drafted(self, work: TokenWork) -> TokenWork:
+        """The work with guesses as good as they are said to be."""
+        request, first = int(work.request_id), work.output_index
+        draft_tokens = [
+            self._prompts.output_token(request, position)
+            if self._acceptance.is_right(request, position)
+            else WRONG
+            for position in range(first, first + work.proposed)
+        ]
+        tokens = np.concatenate([work.token_ids[: work.known], np.asarray(draft_tokens, np.int32)])
+        return structs.replace(work, token_ids=tokens)

@@ -1,0 +1,105 @@
+"""When each request of a trace comes: at its time, and never before the answer it follows.
+
+A session's first turn comes at its own time.  A later one keeps the trace's gap after
+the turn before it arrived, and waits for that turn's end if it takes longer: with
+arrivals at the start it comes the moment the turn before has ended.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from kvell.simulator.clock.events import EventQueue
+from kvell.simulator.traces.rows import TraceRow, predecessors
+
+Arrivals = Literal["start", "trace"]
+"""All requests wait at the start, or each arrives at its time."""
+
+
+class Schedule:
+    """Requests by index, in order of arrival.
+
+    :param think_seconds: by request; a later turn comes that long after the turn before it has
+        ended, whatever the trace says.
+    :param is_served: requests for which it says no are refused: they never come, and
+        the next turn of their session comes as if they had ended when they came.
+    :param sessions: False lets each row come for itself.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[TraceRow],
+        arrivals: Arrivals,
+        is_served: Callable[[int], bool],
+        *,
+        sessions: bool = True,
+        think_seconds: Sequence[float] | None = None,
+    ) -> None:
+        self.refused: list[int] = []
+        self._rows, self._arrivals, self._is_served = rows, arrivals, is_served
+        self._think_seconds = think_seconds
+        before = predecessors(rows) if sessions else [None] * len(rows)
+        self._next = {last: index for index, last in enumerate(before) if last is not None}
+        self._came_seconds: dict[int, float] = {}
+        self._queue: EventQueue[int] = EventQueue()
+        for index, last in enumerate(before):
+            if last is None:
+                self._come(index, rows[index].arrival_s if arrivals == "trace" else 0.0)
+
+    def __len__(self) -> int:
+        """Requests whose time is known; later turns are not among them."""
+        return len(self._queue)
+
+    def next_seconds(self) -> float | None:
+        """When the next request comes; None if the next one waits for another's end, or none is."""
+        return self._queue.next_seconds()
+
+    def num_due(self, now_seconds: float) -> int:
+        """Requests that have come and were not taken."""
+        return self._queue.num_due(now_seconds)
+
+    def pop(self) -> int:
+        """Take the next request.
+
+        :raises IndexError: if there is none.
+        """
+        return self._queue.pop()
+
+    def came_seconds(self, index: int) -> float:
+        """When a request that was taken had come.
+
+        :raises KeyError: if it has not come yet.
+        """
+        return self._came_seconds[index]
+
+    def refuse(self, index: int, now_seconds: float) -> None:
+        """A request has come, and cannot be served after all."""
+        self.refused.append(index)
+        self.ended(index, now_seconds)
+
+    def ended(self, index: int, now_seconds: float) -> None:
+        """A request has ended: its session's next turn may come."""
+        after = self._next.get(index)
+        if after is None:
+            return
+        if self._think_seconds is None:
+            self._come(after, max(now_seconds, self._wanted_seconds(index, after)))
+        else:
+            self._come(after, now_seconds + self._think_seconds[after])
+
+    def _wanted_seconds(self, index: int, after: int) -> float:
+        """As long after the turn before as in the trace."""
+        came = self._came_seconds[index]
+        if self._arrivals == "start":
+            return came
+        return came + self._rows[after].arrival_s - self._rows[index].arrival_s
+
+    def _come(self, index: int, at_seconds: float) -> None:
+        turn: int | None = index
+        while turn is not None:
+            self._came_seconds[turn] = at_seconds
+            if self._is_served(turn):
+                self._queue.schedule(at_seconds, turn)
+                return
+            self.refused.append(turn)
+            before, turn = turn, self._next.get(turn)
+            at_seconds = at_seconds if turn is None else self._wanted_seconds(before, turn)

@@ -1,0 +1,1 @@
+"""What a replay measured, and its pictures."""

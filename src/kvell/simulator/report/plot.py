@@ -1,0 +1,182 @@
+"""Pictures of timelines: memory by owner and state, the batch below, runs side by side.
+
+Colours are layer groups, shades are states, and states lie in one order for all groups:
+what is needed at the bottom, then what is held without being needed, then what any
+group could have.  So the first edge is what the model needs, and the distance to the
+next plain area is what the manager wastes.  Runs share both scales: one that ends further
+left was done earlier.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.errors import ChangeSomething
+from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, saved
+from kvell.simulator.report.shares import (
+    STATES,
+    Run,
+    State,
+    hues_of,
+    mean_parts,
+    mean_running,
+    state_bytes,
+    thinned,
+    unit_of,
+)
+from kvell.simulator.report.timeline import Moment
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Over = Literal["step", "time"]
+Numbers = npt.NDArray[np.float64]
+EMPTY = "#f3f4f6"
+
+
+def draw(runs: Sequence[Run], path: Path, over: Over = "step") -> None:
+    """Draw runs side by side into a PNG, SVG or HTML file, as its name says.
+
+    :raises ChangeSomething: for another suffix, or if matplotlib is not installed.
+    :raises OSError: if the file cannot be written.
+    """
+    if path.suffix.lower() not in FORMATS:
+        problem = f"ends in none of {', '.join(FORMATS)}"
+        raise ChangeSomething("--out", path, problem, f"use {path.stem or 'memory'}.png")
+    figure_of = _matplotlib_figure(path)
+    if path.suffix.lower() == ".png":
+        path.write_bytes(saved(figure_of(runs, over), "png"))
+        return
+    svg = saved(figure_of(runs, over), "svg").decode()
+    path.write_text(svg if path.suffix.lower() == ".svg" else _page(runs, svg), encoding="utf-8")
+
+
+def _matplotlib_figure(path: Path) -> Callable[[Sequence[Run], Over], "Figure"]:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        problem = "needs matplotlib, which is not installed"
+        raise ChangeSomething("--out", path, problem, "run pip install 'kvell[plot]'") from error
+    return _figure
+
+
+def _figure(runs: Sequence[Run], over: Over) -> "Figure":
+    """No pyplot: nothing outside the figure changes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 + 4.8 * len(runs), 5.6), dpi=150, layout="constrained")
+    axes = figure.subplots(
+        2, len(runs), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1)
+    )
+    most_bytes = max(moment.pool_bytes for run in runs for moment in run.moments)
+    unit, unit_bytes = unit_of(most_bytes)
+    hues = hues_of(runs)
+    for run, above, below in zip(runs, *axes, strict=True):
+        _draw_memory(above, run, over, unit_bytes, hues)
+        _draw_batch(below, run, over)
+    ends = [_positions(run.moments, over)[[0, -1]] for run in runs]
+    axes[0, 0].set_xlim(min(at[0] for at in ends), max(at[1] for at in ends))
+    axes[0, 0].set_ylabel(f"KV memory, {unit}")
+    axes[0, 0].set_ylim(0, most_bytes / unit_bytes)
+    axes[1, 0].set_ylabel("requests")
+    axes[1, 0].set_ylim(bottom=0)
+    _draw_legends(figure, hues)
+    return figure
+
+
+def _draw_memory(
+    axes: "Axes", run: Run, over: Over, unit_bytes: int, hues: Mapping[str, str]
+) -> None:
+    moments = thinned(run.moments)
+    at = _positions(moments, over)
+    levels = np.asarray([state_bytes(moment) for moment in moments]) / unit_bytes
+    below = np.zeros(len(at))
+    for index, state in enumerate(STATES):
+        for group, spec in enumerate(moments[0].groups):
+            above = below + _held(levels[:, group, index])
+            if np.any(above > below):
+                look = _look(hues[spec.name], state)
+                axes.fill_between(at, below, above, step="post", linewidth=0, **look)
+            below = above
+    pool = _held(np.asarray([moment.pool_bytes for moment in moments]) / unit_bytes)
+    axes.fill_between(at, below, pool, step="post", linewidth=0, facecolor=EMPTY)
+    needed = _held(levels[:, :, 0].sum(axis=1))
+    axes.step(at, needed, where="post", color=INK, linewidth=0.9)
+    axes.set_title(run.title, fontsize=11, fontweight="bold", color=INK)
+    quiet(axes)
+
+
+def _draw_batch(axes: "Axes", run: Run, over: Over) -> None:
+    moments = thinned(run.moments)
+    at = _positions(moments, over)
+    running = _held(np.asarray([float(moment.running) for moment in moments]))
+    axes.fill_between(at, running, step="post", linewidth=0, color=GREY, alpha=0.25)
+    axes.step(at, running, where="post", color=GREY, linewidth=1.0)
+    mean = mean_running(run)
+    axes.hlines(mean, at[0], at[-1], colors=INK, linewidth=0.8, linestyles=(0, (4, 3)))
+    axes.set_title(f"running, {mean:.1f} on average", fontsize=9, color=GREY, loc="left")
+    axes.set_xlabel("step" if over == "step" else "virtual seconds")
+    quiet(axes)
+
+
+def _draw_legends(figure: "Figure", hues: Mapping[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    groups = [Patch(facecolor=hue, label=name) for name, hue in hues.items()]
+    states = [Patch(label=state.name, **_look(GREY, state)) for state in reversed(STATES)]
+    states.insert(0, Patch(facecolor=EMPTY, edgecolor="#d1d5db", label="empty"))
+    style: dict[str, Any] = {
+        "alignment": "left",
+        "frameon": False,
+        "fontsize": 9,
+        "title_fontproperties": {"weight": "bold", "size": 9},
+        "handleheight": 1.4,
+    }
+    figure.legend(handles=states, loc="outside right upper", title="state", **style)
+    figure.legend(handles=groups, loc="outside right lower", title="layer group", **style)
+
+
+def _look(hue: str, state: State) -> dict[str, Any]:
+    """A hatch is drawn in the group's full colour, on its shade."""
+    from matplotlib.colors import to_rgb
+
+    shade = tuple(1 - state.strength * (1 - part) for part in to_rgb(hue))
+    return {"facecolor": shade, "edgecolor": hue, "hatch": state.hatch or None}
+
+
+def _positions(moments: Sequence[Moment], over: Over) -> Numbers:
+    """Where moments begin, and where the last one ends: as long as the one before it."""
+    at = [float(m.step) if over == "step" else m.virtual_seconds for m in moments]
+    last = at[-1] - at[-2] if len(at) > 1 else 0.0
+    return np.asarray([*at, at[-1] + (last or 1.0)])
+
+
+def _held(values: Numbers) -> Numbers:
+    """The last value again, up to where its moment ends."""
+    return np.append(values, values[-1])
+
+
+def _page(runs: Sequence[Run], svg: str) -> str:
+    """One file that needs no other: the picture, and its means as a table."""
+    heads = "".join(f"<th>{head}</th>" for head in ("run", "running", *_MEANS, "empty"))
+    rows = "".join(f"<tr>{_cells(run)}</tr>" for run in runs)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>KV memory</title>'
+        f"<style>{STYLE}</style>{svg[svg.index('<svg') :]}"
+        f"<table><caption>Means over the timeline, memory as parts of the pool</caption>"
+        f"<tr>{heads}</tr>{rows}</table></html>\n"
+    )
+
+
+def _cells(run: Run) -> str:
+    parts = mean_parts(run.moments)
+    figures = [f"{mean_running(run):.1f}", *(f"{part:.2%}" for part in parts)]
+    return f"<th>{escape(run.title)}</th>" + "".join(f"<td>{one}</td>" for one in figures)
+
+
+_MEANS = tuple(state.name for state in STATES)

@@ -1,0 +1,136 @@
+"""What memory is used for over the steps of a run, as JSON lines: one for each sampled step.
+
+The longer the run, the fewer steps are kept: when there are too many, every second one
+goes, and from then on only every second is taken.  So a timeline is bounded, evenly
+spaced, and the same for the same run.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvell.errors import ChangeSomething
+from kvell.simulator.traces.lines_file import open_lines
+
+MAX_MOMENTS = 2_000
+
+
+@dataclass(frozen=True)
+class GroupMoment:
+    """One layer group's bytes; what each means, ``metrics`` says.
+
+    ``cached_bytes`` are all cached pages; those beside a used page are in
+    ``stranded_bytes`` too.
+    """
+
+    name: str
+    needed_bytes: int
+    used_bytes: int
+    unwritten_bytes: int
+    stranded_bytes: int
+    cached_bytes: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step.
+
+    :param waiting: requests that have come and hold nothing.
+    :param empty_bytes: large pages of no group.
+    """
+
+    step: int
+    virtual_seconds: float
+    running: int
+    waiting: int
+    pool_bytes: int
+    empty_bytes: int
+    groups: tuple[GroupMoment, ...]
+
+    @property
+    def evictable_bytes(self) -> int:
+        """Large pages of some group with no used page: cached, and any group can get them."""
+        held = sum(g.used_bytes + g.unwritten_bytes + g.stranded_bytes for g in self.groups)
+        return self.pool_bytes - self.empty_bytes - held
+
+
+class Timeline:
+    """Keeps at most ``max_moments`` (≥ 1) of the steps it is offered.
+
+    :ivar every: of how many steps one is kept.
+    """
+
+    def __init__(self, max_moments: int = MAX_MOMENTS) -> None:
+        self.every = 1
+        self.moments: list[Moment] = []
+        self._max_moments = max_moments
+        self._offered = 0
+
+    def offer(self, look: Callable[[], Moment]) -> None:
+        """A step is over; ``look`` is called if it is one to keep."""
+        if self._offered % self.every == 0:
+            self.moments.append(look())
+            if len(self.moments) > self._max_moments:
+                del self.moments[1::2]
+                self.every *= 2
+        self._offered += 1
+
+
+def write_timeline(path: Path, moments: Sequence[Moment]) -> None:
+    """Write moments as JSON lines, gzipped where the name ends in ``.gz``.
+
+    :raises OSError: if the file cannot be written.
+    """
+    with open_lines(path, "wt") as file:
+        file.writelines(json.dumps(asdict(moment)) + "\n" for moment in moments)
+
+
+def read_timeline(path: Path) -> list[Moment]:
+    """The moments of a file.
+
+    :raises ChangeSomething: naming file and line of whatever is wrong.
+    """
+    remedy = "give a file that `kvell replay --timeline` wrote"
+    try:
+        with open_lines(path, "rt") as file:
+            lines = file.readlines()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ChangeSomething("FILE", path, f"cannot be read ({error})", remedy) from error
+    moments: list[Moment] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            moments.append(_moment(json.loads(line)))
+        except (ValueError, TypeError, KeyError) as error:
+            problem = f"is no step of a timeline ({type(error).__name__}: {error})"
+            raise ChangeSomething("FILE", f"{path}:{number}", problem, remedy) from error
+        if _names(moments[-1]) != _names(moments[0]):
+            raise ChangeSomething("FILE", f"{path}:{number}", "has other groups than above", remedy)
+    if not moments:
+        raise ChangeSomething("FILE", path, "holds no step", remedy)
+    return moments
+
+
+def _moment(raw: Any) -> Moment:
+    if not isinstance(raw, dict):
+        raise TypeError("no object")
+    numbers = {f.name: raw[f.name] for f in fields(Moment) if f.name != "groups"}
+    if not all(_is_number(value) for value in numbers.values()):
+        raise ValueError("a field is no number of at least 0")
+    return Moment(**numbers, groups=tuple(_group(each) for each in raw["groups"]))
+
+
+def _group(raw: Any) -> GroupMoment:
+    sizes = {f.name: raw[f.name] for f in fields(GroupMoment) if f.name != "name"}
+    if not all(_is_number(value) for value in sizes.values()):
+        raise ValueError("a group's field is no number of at least 0")
+    return GroupMoment(str(raw["name"]), **sizes)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _names(moment: Moment) -> list[str]:
+    return [group.name for group in moment.groups]

@@ -1,0 +1,1 @@
+"""Traces: files, generators, and the prompts that they stand for."""

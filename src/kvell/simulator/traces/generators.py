@@ -1,0 +1,221 @@
+"""Seeded traces of named kinds: the same name, count and seed give the same rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvell.errors import ChangeSomething
+from kvell.simulator.traces.conversations import chat
+from kvell.simulator.traces.drawing import Draw, NewIds, poisson_arrivals, unrelated
+from kvell.simulator.traces.lengths import INFINITE_LLM, K, contexts, fixed
+from kvell.simulator.traces.rows import BlockIds, ImageRow, TraceRow
+from kvell.simulator.traces.sessions import loogle_like, react_like, sharegpt_like
+
+Maker = Callable[[Draw, int], list[TraceRow]]
+
+TEXT_BLOCK_TOKENS = 16
+ARTICLE_BLOCK_TOKENS = 64
+ARTICLE_MEAN_TOKENS = 92_408
+"""Mean prompt of arXiv-QA in the Jenga paper."""
+ARTICLE_SPREAD = (0.65, 1.35)
+"""Shortest and longest article, as parts of the mean."""
+QUESTIONS_PER_ARTICLE = 5
+QUESTION_TOKENS = (20, 80)
+EXAM_SUBJECTS = 14
+MINISTRAL_PROMPT_TOKENS = (55_000, 110_000)
+MINISTRAL_OUTPUT_TOKENS = (50, 100)
+IMAGE_TOKENS, IMAGE_QUESTION_TOKENS = 6_193, 43
+"""Means of MMMU-pro in the Jenga paper."""
+REPEATED_IMAGES = 0.1
+"""Part of the requests about an image that was there before."""
+TREE_PREFIX_TOKENS = (1, 16_000)
+TREE_USERS = (2, 6)
+
+
+def generate_trace(name: str, count: int | None = None, seed: int = 0) -> list[TraceRow]:
+    """``count`` requests of a named kind, sorted by arrival; None means as many as is usual.
+
+    :raises ChangeSomething: for an unknown name.
+    """
+    if name not in GENERATORS:
+        known = ", ".join(GENERATORS)
+        raise ChangeSomething("--trace", name, "is no file and no generator", f"use {known}")
+    kind = GENERATORS[name]
+    return kind.make(np.random.default_rng(seed), kind.usual_count if count is None else count)
+
+
+def long_documents(draw: Draw, count: int) -> list[TraceRow]:
+    """Unrelated documents of 8 K to 128 K tokens, evenly on a logarithmic scale."""
+    lengths = np.exp(draw.uniform(np.log(8_192), np.log(131_072), count)).astype(np.int64)
+    outputs = draw.integers(100, 1_000, count, endpoint=True)
+    return unrelated(poisson_arrivals(draw, count), lengths, outputs)
+
+
+def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
+    """Articles, each with five questions; the mean prompt is the paper's 92,408 tokens.
+
+    Of 200 requests with seed 0: 58,730 to 121,462 tokens; a cache that never forgets hits 80 %.
+    """
+    articles = -(-count // QUESTIONS_PER_ARTICLE)
+    shape = draw.uniform(*ARTICLE_SPREAD, articles)
+    questions = draw.integers(*QUESTION_TOKENS, count, endpoint=True)
+    of = draw.permutation(count) // QUESTIONS_PER_ARTICLE
+    article_tokens = ARTICLE_MEAN_TOKENS - questions.mean()
+    lengths = np.rint(shape * article_tokens / shape[of].mean()).astype(np.int64)
+    ids, arrivals = NewIds(), poisson_arrivals(draw, count)
+    texts = [ids.take(int(length) // ARTICLE_BLOCK_TOKENS) for length in lengths]
+    outputs = draw.integers(50, 200, count, endpoint=True)
+    return [
+        TraceRow(
+            float(arrivals[i]),
+            int(lengths[article] + questions[i]),
+            int(outputs[i]),
+            texts[article],
+            ARTICLE_BLOCK_TOKENS,
+        )
+        for i, article in enumerate(of.tolist())
+    ]
+
+
+def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
+    """Exam questions behind their subject's worked examples, at most the paper's 3,076 tokens.
+
+    Of 1,000 requests with seed 0: 703 to 2,748 tokens, 1,459 on average; a cache that never
+    forgets hits 83 %.
+    """
+    ids, arrivals = NewIds(), poisson_arrivals(draw, count)
+    blocks = draw.integers(600, 2_200, EXAM_SUBJECTS, endpoint=True) // TEXT_BLOCK_TOKENS
+    examples = [ids.take(int(n)) for n in blocks]
+    questions = np.minimum(draw.lognormal(5.2, 0.6, count).astype(np.int64) + 20, 876)
+    outputs = draw.integers(16, 256, count, endpoint=True)
+    subjects = draw.integers(0, EXAM_SUBJECTS, count).tolist()
+    return [
+        TraceRow(
+            float(arrivals[i]),
+            len(examples[subject]) * TEXT_BLOCK_TOKENS + int(questions[i]),
+            int(outputs[i]),
+            examples[subject],
+            TEXT_BLOCK_TOKENS,
+        )
+        for i, subject in enumerate(subjects)
+    ]
+
+
+def ministral_static(draw: Draw, count: int) -> list[TraceRow]:
+    """Long prompts that all wait at the start, 55 to 110 thousand tokens, evenly; output 50 to 100.
+
+    Twenty of them are the workload of the Jenga paper's figure 15.
+    """
+    lengths = draw.integers(*MINISTRAL_PROMPT_TOKENS, count, endpoint=True)
+    outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
+    return unrelated(np.zeros(count), lengths, outputs)
+
+
+def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
+    """Long prompts that grow along the trace from the shortest to the longest, ±5 %."""
+    low, high = MINISTRAL_PROMPT_TOKENS
+    wanted = np.linspace(low, high, count) * draw.uniform(0.95, 1.05, count)
+    outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
+    return unrelated(np.zeros(count), np.clip(wanted, low, high).astype(np.int64), outputs)
+
+
+def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
+    """Exam questions about an image that stands before them; some are about the same image.
+
+    Every request has the mean lengths of MMMU-pro in the Jenga paper: 6,193 image tokens
+    and 43 text tokens, so that what follows from them holds for each one.
+    """
+    arrivals, images = poisson_arrivals(draw, count), _image_ids(draw, count)
+    outputs = draw.integers(4, 64, count, endpoint=True)
+    return [
+        TraceRow(
+            float(at),
+            IMAGE_QUESTION_TOKENS,
+            int(output),
+            images=(ImageRow(0, IMAGE_TOKENS, image),),
+        )
+        for at, output, image in zip(arrivals, outputs, images, strict=True)
+    ]
+
+
+def tree(draw: Draw, count: int) -> list[TraceRow]:
+    """Prefixes of 1 to 16,000 tokens, evenly, each shared by two to six requests in random order.
+
+    An id names a single token, so that prefixes end anywhere; every request adds 1 to 500
+    tokens of its own.  ``ideal_hit_tokens`` is every prefix but at its first use: 73 % of 400
+    requests with seed 0.
+    """
+    ids, prefixes = NewIds(), list[BlockIds]()
+    for users in _family_sizes(draw, count):
+        prefixes += [ids.take(int(draw.integers(*TREE_PREFIX_TOKENS, endpoint=True)))] * users
+    tails = draw.integers(1, 500, count, endpoint=True)
+    outputs = draw.integers(20, 200, count, endpoint=True)
+    order, arrivals = draw.permutation(count).tolist(), poisson_arrivals(draw, count)
+    return [
+        TraceRow(
+            float(arrivals[i]),
+            len(prefixes[family]) + int(tails[i]),
+            int(outputs[i]),
+            prefixes[family],
+            1,
+        )
+        for i, family in enumerate(order)
+    ]
+
+
+@dataclass(frozen=True)
+class TraceKind:
+    """A generator and how many requests it makes unless told."""
+
+    make: Maker
+    usual_count: int
+
+
+GENERATORS = {
+    "chat": TraceKind(chat, 1_000),
+    "long-documents": TraceKind(long_documents, 100),
+    "arxiv-qa": TraceKind(arxiv_qa, 200),
+    "mmlu-pro": TraceKind(mmlu_pro, 1_000),
+    "mmmu-pro": TraceKind(mmmu_pro, 500),
+    "ministral-static": TraceKind(ministral_static, 20),
+    "ministral-dynamic": TraceKind(ministral_dynamic, 20),
+    "tree": TraceKind(tree, 400),
+    "sharegpt-like": TraceKind(sharegpt_like, 1_000),
+    "loogle-like": TraceKind(loogle_like, 1_000),
+    "react-like": TraceKind(react_like, 1_000),
+    "2k-2k": TraceKind(fixed(2 * K, 2 * K), 500),
+    "32k-2k": TraceKind(fixed(32 * K, 2 * K), 100),
+    "128k-8k": TraceKind(fixed(128 * K, 8 * K), 50),
+    **{
+        f"infinite-{number}": TraceKind(contexts(lengths), 1_000)
+        for number, lengths in enumerate(INFINITE_LLM)
+    },
+}
+"""Names that may stand for a trace file."""
+
+
+def _image_ids(draw: Draw, count: int) -> list[int]:
+    """New ids, and now and then one again that was there before."""
+    ids: list[int] = []
+    new = 0
+    for again in draw.random(count) < REPEATED_IMAGES:
+        if again and new:
+            ids.append(int(draw.integers(new)))
+        else:
+            ids.append(new)
+            new += 1
+    return ids
+
+
+def _family_sizes(draw: Draw, count: int) -> list[int]:
+    """Sizes in ``TREE_USERS`` that add up to ``count`` (≥ 2)."""
+    low, high = TREE_USERS
+    sizes, left = list[int](), count
+    while left:
+        size = min(left, int(draw.integers(low, high, endpoint=True)))
+        if 0 < left - size < low:
+            size += 1 if size < high else -1
+        sizes.append(size)
+        left -= size
+    return sizes

@@ -1,0 +1,46 @@
+"""Hints for a trace that has none: what clients who know their next turn would have said.
+
+True ones come from the file itself, of which a part is made wrong, always the same requests'.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from kvell.simulator.traces.rows import TraceRow
+
+_KEY = b"kvell"
+
+
+def hinted(rows: Sequence[TraceRow], wrong: float) -> list[TraceRow]:
+    """Each row with the hint whether a later one returns to it; the others' hints are replaced.
+
+    It returns to a row that goes on with its session's text, or whose prompt has its last full
+    block.
+
+    :param wrong: part of the hints that are flipped, from 0 to 1.
+    """
+    later_blocks: set[int] = set()
+    later_sessions: set[str] = set()
+    told: list[TraceRow] = []
+    for index in range(len(rows) - 1, -1, -1):
+        row = rows[index]
+        returns = row.session in later_sessions or _last_full_block(row) in later_blocks
+        told.append(replace(row, will_return=returns != is_wrong(index, wrong)))
+        later_blocks.update(row.block_ids.tolist())
+        if row.session is not None:
+            later_sessions.discard(row.session)
+            if row.continues:
+                later_sessions.add(row.session)
+    return told[::-1]
+
+
+def is_wrong(index: int, share: float) -> bool:
+    """Is the hint of request number ``index`` among the ``share`` that is wrong?"""
+    digest = blake2b(str(index).encode(), key=_KEY, digest_size=8).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+def _last_full_block(row: TraceRow) -> int | None:
+    full = row.prompt_tokens // row.block_tokens if row.block_tokens else 0
+    return int(row.block_ids[full - 1]) if 0 < full <= len(row.block_ids) else None

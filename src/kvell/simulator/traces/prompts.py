@@ -1,0 +1,116 @@
+"""Token ids for a trace's requests: equal chains of blocks give equal tokens, all else differs.
+
+::
+
+    id   … -1    images: -1 - id of the content, for each of its tokens
+         0       FILLER
+         1 …     ranges of block_tokens ids, one for each block id of the trace
+         base …  two marks for each request: its prompt's end, its output
+
+A stretch without ids begins with its request's own mark and goes on with FILLER.
+Nothing else is needed to be unique: matching walks from the first token, and two
+prompts part for good at the first one that differs, so what follows a mark (or shares
+a page with it) is never found by anybody else.  So ids never run out or wrap: a
+request costs two, however long it is.
+
+A turn that goes on from the last one is made of the marks of all turns before it, so
+no turn's tokens need be kept.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.errors import ChangeSomething
+from kvell.simulator.traces.rows import TraceRow, continuation_problem, placed, predecessors
+
+FILLER = 0
+MARKS_PER_REQUEST = 2
+ID_LIMIT = 1 << 31
+"""Token ids are int32."""
+
+Tokens = npt.NDArray[np.int32]
+
+
+class PromptMaker:
+    """Makes the tokens of request ``index`` when they are asked for, and the same each time.
+
+    :param images_in_text: see :func:`kvell.simulator.traces.rows.placed`.
+    :raises ChangeSomething: if int32 has too few ids, or a row continues what it cannot.
+    """
+
+    def __init__(self, rows: Sequence[TraceRow], images_in_text: bool = True) -> None:
+        self._before = predecessors(rows)
+        self._images_in_text = images_in_text
+        for index, row in enumerate(rows):
+            if problem := continuation_problem(row, self._row_before(rows, index)):
+                raise ChangeSomething("--trace", f"row {index}", f"continues {problem}", "mend it")
+        self._rows = rows
+        self._block_tokens = max((row.block_tokens for row in rows), default=0)
+        ids = {id(row.block_ids): row.block_ids for row in rows}
+        self._known = np.unique(np.concatenate(list(ids.values()))) if ids else np.empty(0)
+        self._base = 1 + len(self._known) * self._block_tokens
+        if self._base + MARKS_PER_REQUEST * len(rows) > ID_LIMIT:
+            raise ChangeSomething(
+                "--trace", f"{len(rows)} requests", "has more tokens than int32", "use --limit"
+            )
+
+    def prompt(self, index: int) -> Tokens:
+        """int32 [prompt tokens, with those that stand for images], a new array."""
+        row, text = self._rows[index], self._text(index)
+        if not row.images:
+            return text
+        spans = placed(row, self._images_in_text).images
+        runs = [
+            np.full(span[1], -1 - image.id, np.int32)
+            for image, span in zip(row.images, spans, strict=True)
+        ]
+        pieces = np.split(text, [image.start for image in row.images])
+        between = [part for pair in zip(pieces, runs, strict=False) for part in pair]
+        return np.concatenate([*between, pieces[-1]])
+
+    def output_token(self, index: int, position: int) -> int:
+        """Output token ``position`` of request ``index``."""
+        return FILLER if position else self._base + MARKS_PER_REQUEST * index + 1
+
+    def _text(self, index: int) -> Tokens:
+        """int32 [prompt_tokens], without images."""
+        tokens = np.full(self._rows[index].prompt_tokens, FILLER, np.int32)
+        turns = self._turns(index)
+        own_start = self._write_named(tokens, self._rows[turns[0]])
+        for turn in turns:
+            row = self._rows[turn]
+            if own_start < row.prompt_tokens:
+                tokens[own_start] = self._base + MARKS_PER_REQUEST * turn
+            if turn != index:
+                tokens[row.prompt_tokens] = self.output_token(turn, 0)
+            own_start = row.num_tokens
+        return tokens
+
+    def _turns(self, index: int) -> list[int]:
+        """The rows that a prompt is made of, the first turn first."""
+        turns = [index]
+        while (before := self._continued(turns[-1])) is not None:
+            turns.append(before)
+        return turns[::-1]
+
+    def _continued(self, index: int) -> int | None:
+        return self._before[index] if self._rows[index].continues else None
+
+    def _write_named(self, tokens: Tokens, row: TraceRow) -> int:
+        """Write the blocks that have ids; returns where they end."""
+        named = min(len(row.block_ids) * row.block_tokens, row.prompt_tokens)
+        if named:
+            tokens[:named] = self._shared_runs(row)[:named]
+        return named
+
+    def _row_before(self, rows: Sequence[TraceRow], index: int) -> TraceRow | None:
+        before = self._before[index]
+        return None if before is None else rows[before]
+
+    def _shared_runs(self, row: TraceRow) -> Tokens:
+        firsts = 1 + np.searchsorted(self._known, row.block_ids) * self._block_tokens
+        inside = np.arange(row.block_tokens, dtype=np.int32)
+        blocks: Tokens = (firsts.astype(np.int32)[:, None] + inside).reshape(-1)
+        return blocks

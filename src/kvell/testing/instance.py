@@ -1,0 +1,180 @@
+"""An engine and a tokenizer that need no model: for tests, demos and load tests of the front."""
+
+import codecs
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvell.engine.protocol.messages import (
+    SCHEMA_VERSION,
+    AskStats,
+    Cancel,
+    Command,
+    Event,
+    Finished,
+    Ready,
+    Stats,
+    Submit,
+    Tokens,
+)
+from kvell.models.text.stop_strings import StopStrings
+from kvell.vocabulary import FinishReason, RequestId
+
+CRASH_TOKEN = 1
+"""A prompt that holds it makes :meth:`FakeEngine.step` raise."""
+REFUSE_TOKEN = 2
+"""A prompt that holds it is refused for good."""
+EOS_TOKEN = 0
+
+
+def fake_token(prompt: bytes, index: int) -> int:
+    """Output ``index`` of a prompt: one of ``a`` … ``z``, a function of both alone."""
+    return ord("a") + zlib.crc32(prompt + index.to_bytes(4, "little")) % 26
+
+
+@dataclass
+class _Running:
+    submit: Submit
+    emitted: int = 0
+
+
+class FakeEngine:
+    """One token per running request and step; remembers prompts as a prefix cache would.
+
+    :param step_seconds: how long a step takes.
+    :param beside: names of further models, which answer otherwise than the first.
+    """
+
+    def __init__(
+        self,
+        *,
+        credits: int = 8,  # noqa: A002 - the protocol's word
+        step_seconds: float = 0.0,
+        incarnation: int = 0,
+        max_model_len: int = 4096,
+        schema_version: int = SCHEMA_VERSION,
+        beside: Sequence[str] = (),
+    ) -> None:
+        lengths = dict.fromkeys(beside, max_model_len // 2)
+        self._ready = Ready(
+            schema_version, incarnation, credits, "fake", max_model_len, 1 << 20, lengths
+        )
+        self._step_seconds = step_seconds
+        self._running: dict[RequestId, _Running] = {}
+        self._seen: set[bytes] = set()
+        self._steps = 0
+        self.finished: dict[str, int] = {}
+
+    def ready(self) -> Ready:
+        """What this engine serves."""
+        return self._ready
+
+    def has_work(self) -> bool:
+        """Whether a request runs."""
+        return bool(self._running)
+
+    def handle(self, command: Command) -> list[Event]:
+        """Take a command."""
+        if isinstance(command, Submit):
+            return self._submit(command)
+        if isinstance(command, Cancel) and command.request_id in self._running:
+            return [self._finish(self._running[command.request_id], "cancelled")]
+        return [self._stats()] if isinstance(command, AskStats) else []
+
+    def step(self) -> list[Event]:
+        """One token for each running request."""
+        time.sleep(self._step_seconds)
+        self._steps += 1
+        return [event for each in list(self._running.values()) for event in self._advance(each)]
+
+    def _submit(self, submit: Submit) -> list[Event]:
+        running = self._running[submit.request_id] = _Running(submit)
+        if REFUSE_TOKEN in np.frombuffer(submit.prompt, "<i4"):
+            return [self._finish(running, "refused", "prompt=…: can never fit; shorten it")]
+        return []
+
+    def _advance(self, running: _Running) -> list[Event]:
+        submit, sampling = running.submit, running.submit.sampling
+        if CRASH_TOKEN in np.frombuffer(submit.prompt, "<i4"):
+            raise RuntimeError("the fake engine was told to crash")
+        token = fake_token(submit.prompt + submit.model.encode(), running.emitted)
+        tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,))
+        running.emitted += 1
+        if token in sampling.stop_token_ids:
+            return [tokens, self._finish(running, "stop")]
+        if running.emitted == sampling.max_tokens:
+            return [tokens, self._finish(running, "length")]
+        return [tokens]
+
+    def _finish(self, running: _Running, reason: FinishReason, message: str = "") -> Finished:
+        submit = running.submit
+        del self._running[submit.request_id]
+        prompt_tokens = len(submit.prompt) // 4
+        cached = prompt_tokens - 1 if submit.prompt in self._seen else 0
+        self._seen.add(submit.prompt)
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+        counts = (prompt_tokens, running.emitted, cached)
+        return Finished(submit.request_id, submit.attempt, reason, *counts, message=message)
+
+    def _stats(self) -> Stats:
+        return Stats(
+            incarnation=self._ready.incarnation,
+            step=self._steps,
+            running=len(self._running),
+            waiting=0,
+            large_pages=4,
+            empty_large_pages=4,
+            kv_cache_usage=0.0,
+            prompt_tokens=0,
+            output_tokens=0,
+            prefix_cache_queries=0,
+            prefix_cache_hits=0,
+            preemptions=0,
+            finished=dict(self.finished),
+        )
+
+
+class ByteText:
+    """A ``TextModel`` whose tokens are the bytes of UTF-8."""
+
+    vocab_size = 256
+    eos_token_ids = frozenset({EOS_TOKEN})
+
+    def __init__(self, name: str = "fake") -> None:
+        self.name = name
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """One token per byte, int32 ``[bytes]``."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
+        """``role: content`` lines and the answer's beginning."""
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return self.encode("".join(lines) + "assistant: ")
+
+    def detokenizer(self) -> "ByteDetokenizer":
+        """A fresh one for one request."""
+        return ByteDetokenizer()
+
+    def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
+        """A fresh one for one request."""
+        return StopStrings(tuple(stop))
+
+
+class ByteDetokenizer:
+    """Whole characters of a byte stream."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Characters that are whole now."""
+        return self._decoder.decode(bytes(token_ids))
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._decoder.decode(b"", final=True)

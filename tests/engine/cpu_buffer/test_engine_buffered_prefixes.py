@@ -1,0 +1,333 @@
+"""Prefixes that the pool evicts are found again in the buffer: exact, journaled, bounded."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.cpu_buffer.buffered_prefixes import MOST_REMEMBERED, BufferedPrefixes
+from kvell.engine.cpu_buffer.prefix_digests import PrefixDigests
+from kvell.engine.cpu_buffer.prefix_pages import PrefixPages
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, replay
+from kvell.engine.requests.plan import StepPlan
+from kvell.engine.requests.request import NO_HANDLE
+from kvell.memory import GroupSpec, Implementation
+from kvell.pages.layout import Layout
+from tests.engine.conftest import make_layout
+from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine
+from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
+from tests.engine.swapping import Always, AtRandom, swapping_core
+from tests.engine.traffic import limits
+from tests.engine.virtual_model import expected_output
+from tests.pages.pools import group, pool_of
+
+FULL_AND_SLIDING = make_layout((0, 9), 12)
+LIMITS = limits(batched=16, seats=4, max_len=64)
+
+
+def ints(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.asarray(tokens, np.int32)
+
+
+class TestDigests:
+    def test_equal_beginnings_have_equal_names(self) -> None:
+        tokens = list(range(300))
+        one, other = PrefixDigests(ints(tokens), "r"), PrefixDigests(ints([*tokens[:200], 7]), "r")
+        for length in (0, 1, 63, 64, 65, 128, 199, 200):
+            assert one.of(length) == other.of(length)
+        assert one.of(201) != other.of(201)
+        assert len({one.of(length) for length in range(301)}) == 301
+
+    def test_the_order_of_asking_does_not_matter(self) -> None:
+        tokens = ints(list(range(500)))
+        upward, downward = PrefixDigests(tokens, ""), PrefixDigests(tokens, "")
+        names = [upward.of(length) for length in range(0, 500, 37)]
+        assert [downward.of(length) for length in reversed(range(0, 500, 37))] == names[::-1]
+
+    def test_roots_share_no_name(self) -> None:
+        assert PrefixDigests(ints([1]), "a").of(1) != PrefixDigests(ints([1]), "b").of(1)
+        assert PrefixDigests(ints([]), "1:a").of(0) != PrefixDigests(ints([]), "a").of(0)
+
+    @pytest.mark.parametrize("length", [-1, 4])
+    def test_a_length_that_there_is_not(self, length: int) -> None:
+        with pytest.raises(ValueError, match="3 tokens"):
+            PrefixDigests(ints([1, 2, 3]), "").of(length)
+
+
+TEXT = ints([(i * i) % 97 for i in range(41)])
+
+
+class TestPages:
+    """Pages of four tokens."""
+
+    def filled(
+        self, kind: GroupSpec, positions: Sequence[int], num_large: int = 12
+    ) -> tuple[PrefixPages, PrefixDigests]:
+        layout = pool_of(num_large, kind)
+        pages = PrefixPages(layout.groups, PageBuffer(layout.groups, num_large))
+        digests = PrefixDigests(TEXT, "")
+        for position in positions:
+            assert pages.put(pages.key(0, position, digests)) is not None
+        return pages, digests
+
+    def test_full_attention_reaches_as_far_as_there_is_no_hole(self) -> None:
+        for positions, reached in (((), 0), ((0, 1, 2), 12), ((0, 1, 3, 4), 8), ((1, 2), 0)):
+            pages, digests = self.filled(group(4, 1), positions)
+            assert pages.longest(digests, [0]) == reached
+
+    def test_a_last_token_is_left_and_other_tokens_are_another_page(self) -> None:
+        pages, _ = self.filled(group(4, 1), (0, 1, 2))
+        assert pages.longest(PrefixDigests(TEXT[:12], ""), [0]) == 8
+        assert pages.longest(PrefixDigests(TEXT[:13], ""), [0]) == 12
+        other = TEXT.copy()
+        other[9] += 1
+        assert pages.longest(PrefixDigests(other, ""), [0]) == 8
+
+    def test_a_window_needs_its_last_tokens_only(self) -> None:
+        for positions, reached in (((3, 4), 20), ((4,), 0), ((2, 3, 6, 7), 32), ((0,), 4)):
+            pages, digests = self.filled(group(4, 1, window=9), positions)
+            assert pages.longest(digests, [0]) == reached, positions
+
+    def test_all_groups_must_reach(self) -> None:
+        layout = pool_of(12, group(4, 1), group(2, 1, window=5))
+        pages = PrefixPages(layout.groups, PageBuffer(layout.groups, 12))
+        digests = PrefixDigests(TEXT, "")
+        for position in range(3):
+            pages.put(pages.key(0, position, digests))
+        assert pages.longest(digests, [0, 1]) == 0
+        assert pages.longest(digests, [0]) == 12
+        for position in (2, 3):
+            pages.put(pages.key(1, position, digests))
+        assert pages.longest(digests, [0, 1]) == 8
+        assert sorted(pages.needed([0, 1], 8)) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+        assert (pages.step([0, 1]), pages.step([1])) == (4, 2)
+
+    def test_the_longest_unused_goes_first_and_what_a_plan_uses_stays(self) -> None:
+        pages, digests = self.filled(group(4, 1), range(4), num_large=4)
+        keys = [pages.key(0, position, digests) for position in range(6)]
+        assert pages.put(keys[4]) is None, "all of it is of this plan"
+        pages.begin()
+        pages.touch([keys[0]])
+        version = pages.version
+        assert pages.put(keys[4]) is not None
+        assert [key in pages for key in keys[:5]] == [True, False, True, True, True]
+        assert pages.version > version
+        pages.clear()
+        assert len(pages) == 0
+        assert pages.longest(digests, [0]) == 0
+
+
+# ------------------------------------------------------------------------------ an engine
+
+
+def run_of(
+    num_large: int = 120,
+    layout: Layout = FULL_AND_SLIDING,
+    implementation: Implementation = "auto",
+    journal: Journal | None = None,
+) -> Run:
+    core = swapping_core(
+        layout, LIMITS, num_large, implementation=implementation, keeps_prefixes=True
+    )
+    return Run(core, journal)
+
+
+def ask(run: Run, name: str, prompt: Sequence[int], max_tokens: int = 4) -> int:
+    """One request, alone; tokens that it did not compute."""
+    run.submit(name, prompt, max_tokens)
+    while run.core.has_work:
+        run.step()
+    assert run.outputs[name] == expected_output(list(prompt), max_tokens)
+    return run.ended[name].cached_tokens
+
+
+def text(seed: int, count: int = 40) -> list[int]:
+    return [(7 * seed + 3 * i + i * i * (seed + 1)) % 50 for i in range(count)]
+
+
+def prefixes_of(run: Run) -> BufferedPrefixes:
+    assert run.swapping.prefixes is not None
+    return run.swapping.prefixes
+
+
+def test_what_the_pool_has_evicted_is_found_in_the_buffer() -> None:
+    run = run_of()
+    assert ask(run, "first", text(0)) == 0
+    for number in range(1, 12):
+        assert ask(run, f"other {number}", text(number)) == 0
+    on_device = run.core.memory.peek(ints([*text(0), 1]), "")
+    assert on_device < 20, "it was evicted"
+    before = run.model.tokens_computed
+    cached = ask(run, "again", [*text(0), 1, 2, 3])
+    assert cached >= 40 > on_device
+    assert run.model.tokens_computed - before == 43 - cached + 3
+    assert prefixes_of(run).hit_tokens == cached - on_device
+    rungs = run.core.stats().rungs
+    assert rungs["cache_out"] > 0
+    assert rungs["cache_in"] == 1
+    figures = run.core.stats().buffer
+    assert figures["holders"] == 0
+    assert figures["cache_hit_tokens"] == prefixes_of(run).hit_tokens
+    assert figures["cached_pages"] == len(prefixes_of(run).pages) == figures["held_pages"]
+
+
+def test_the_next_turn_of_a_conversation_goes_on_behind_its_answer() -> None:
+    run = run_of()
+    ask(run, "first", text(0, 30), 10)
+    for number in range(1, 12):
+        ask(run, f"other {number}", text(number))
+    turn = [*text(0, 30), *run.outputs["first"], 5, 6]
+    assert ask(run, "second", turn) >= 36, "to the end of its last whole page"
+
+
+def test_without_a_buffer_it_is_computed_again() -> None:
+    run = run_of(num_large=0)
+    for number in range(12):
+        ask(run, f"other {number}", text(number))
+    assert ask(run, "again", [*text(0), 1, 2, 3]) < 20
+    assert prefixes_of(run).hit_tokens == 0
+
+
+def test_while_memory_is_idle_nothing_is_copied() -> None:
+    run = run_of(layout=make_layout((0, 9), 200))
+    for number in range(6):
+        ask(run, str(number), text(number))
+    assert run.core.stats().rungs["cache_out"] == 0
+
+
+def test_prefixes_that_begin_alike_share_pages() -> None:
+    run = run_of()
+    for number in range(12):
+        ask(run, f"q{number}", [*text(0, 32), *text(number + 1, 8)])
+    shared = {page for row in run.plans for page in map(tuple, row.offloads[:, [0, 2]].tolist())}
+    begins = PrefixDigests(ints(text(0, 32)), "0:")
+    pages = prefixes_of(run).pages
+    assert pages.longest(begins, [0]) >= 28
+    assert len(pages) <= len(shared) < 12 * 10, "not once for each"
+
+
+def test_who_is_preempted_goes_before_prefixes() -> None:
+    run = run_of(num_large=6)
+    for number in range(12):
+        ask(run, f"other {number}", text(number))
+    held = len(prefixes_of(run).pages)
+    assert held > 0
+    run.swapping.begin()
+    need = [0] * len(FULL_AND_SLIDING.groups)
+    need[0] = run.swapping.buffer.num_large * FULL_AND_SLIDING.groups[0].pages_per_large
+    assert not run.swapping.buffer.has_room(need)
+    prefixes_of(run).pages.make_room(need)
+    assert run.swapping.buffer.has_room(need)
+    assert len(prefixes_of(run).pages) < held
+
+
+def test_what_made_way_before_a_second_try_is_not_fetched() -> None:
+    """A prompt that finds no room makes others give way: they may take its pages' places."""
+    run = run_of()
+    ask(run, "first", text(0))
+    for number in range(1, 12):
+        ask(run, f"other {number}", text(number))
+    run.submit("again", text(0, 60), 4)
+    [request] = run.core._scheduler.waiting
+    run.swapping.begin()
+
+    def opened() -> int:
+        """Tokens that it goes on behind."""
+        tokens = request.tokens(0, request.num_tokens)
+        request.handle = run.core.memory.open(tokens, request.cache_root)
+        request.computed = run.core.memory.hit_tokens(request.handle)
+        run.swapping.resume(request)
+        return request.computed
+
+    found = opened()
+    run.core.memory.close(request.handle, renew=False)
+    prefixes_of(run).pages.clear()
+    assert opened() < found
+    held = run.core.memory.held_pages(request.handle)
+    assert run.core.memory.grow(ints([request.handle]), ints([16]))[0] == 1
+    assert len(run.swapping.fetch(request, held)) == 0
+    run.core.memory.close(request.handle, renew=False)
+    request.handle, request.computed = NO_HANDLE, 0
+    while run.core.has_work:
+        run.step()
+    assert run.outputs["again"] == expected_output(text(0, 60), 4)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    run = run_of(layout=make_layout((0,), 400))
+    for number in range(MOST_REMEMBERED + 5):
+        ask(run, str(number), [number % 50, number // 50, 1], 1)
+    assert len(prefixes_of(run)._ended) == MOST_REMEMBERED
+
+
+def test_letting_go_empties_the_buffer() -> None:
+    run = run_of()
+    for number in range(12):
+        ask(run, str(number), text(number))
+    assert run.swapping.buffer.used_large > 0
+    run.core.let_go()
+    assert run.swapping.buffer.used_large == 0
+    assert run.swapping.buffer.audit() == []
+
+
+@pytest.mark.parametrize("recorded", ["python", "compiled"])
+@pytest.mark.parametrize("replayed", ["python", "compiled"])
+def test_a_journal_replays_to_the_same_copies(
+    recorded: Implementation, replayed: Implementation
+) -> None:
+    journal = Journal()
+    run = run_of(120, implementation=recorded, journal=journal)
+    for number in range(24):
+        ask(run, str(number), [*text(number % 7), *([number, 1] if number >= 7 else [])])
+    assert any(len(plan.fetches) for plan in run.plans)
+    again = swapping_core(
+        FULL_AND_SLIDING, LIMITS, 120, implementation=replayed, keeps_prefixes=True
+    )
+    assert replay(journal.entries, again) == run.plans
+
+
+class CachingMachine(ParkingMachine):
+    """Random traffic with prefixes in a buffer that is short, refuses and loses."""
+
+    keeps_prefixes = True
+
+    def fresh(self) -> EngineCore:
+        some = self.layout.num_large_pages * 7 + self.limits.max_num_seqs
+        return swapping_core(
+            self.layout,
+            self.limits,
+            some % 31,
+            AtRandom(some) if some % 3 else Always(),
+            make=Losing if some % 2 else Swapping,
+            ahead=1 + some % 17,
+            keeps_prefixes=True,
+        )
+
+    def check_plan(self, plan: StepPlan) -> None:
+        swapping = self.engine.core._scheduler.swapping
+        assert swapping is not None
+        taken = [(group, held) for group, _, held in plan.offloads.tolist()]
+        assert len(set(taken)) == len(taken), "two pages go to one place"
+        read = {(group, held) for group, held, _ in plan.fetches.tolist()}
+        held = {held for some in swapping.buffer._held.values() for held in some}
+        draining = set(swapping.buffer._draining)
+        assert read <= held | draining, "what is read was given away"
+        super().check_plan(plan)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "engine"):
+            swapping = self.engine.core._scheduler.swapping
+            assert swapping is not None
+            swapping.begin()
+            assert swapping.buffer.used_large == 0
+
+
+TestCachingMachine = CachingMachine.TestCase
+TestCachingMachine.settings = settings(
+    max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)

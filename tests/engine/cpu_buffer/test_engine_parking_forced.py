@@ -1,0 +1,164 @@
+"""Everything at once, at random: chunks move, requests are swapped, prompts go ahead of decodes.
+
+Real models, one pool, one buffer; tokens stay exact, journals replay, and nothing is left.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kvell.device.chunks import AddressRange, Ints
+from kvell.device.fake_chunks import FakeChunks
+from kvell.device.host import CHUNK_BYTES
+from kvell.elastic.logical_buffer import CpuBuffer
+from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.engine import Engine
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, replay
+from kvell.engine.planning.lateness import Lateness
+from kvell.engine.protocol.messages import Cancel, Event, Submit
+from kvell.engine.setup.objectives import ObjectiveWatch
+from kvell.engine.setup.options import EngineOptions
+from kvell.engine.setup.sharing import share_pool
+from kvell.errors import TryLater
+from kvell.memory import create_core
+from kvell.vocabulary import MIB
+from tests.engine.setup.test_engine_sharing import (
+    Watched,
+    answers,
+    elastic_of,
+    engine_over,
+    prompts,
+    roomy,
+    wide_module,
+)
+from tests.engine.setup.test_engine_sharing_forced import Preempting, assert_nothing_left
+from tests.engine.swapping import Always
+
+SEEDS = [1, 2, 3]
+POOL_MIB, BUFFER_MIB = 14, 32
+
+
+class Dice(ObjectiveWatch):
+    """Says at random who is late, first tokens more often than others."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+
+    def heard(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
+        """Whatever is said."""
+
+    def after_step(self, events: Sequence[Event]) -> Lateness:
+        return Lateness(self._draw.random() < 0.8, self._draw.random() < 0.1)
+
+
+@pytest.fixture(scope="module")
+def module() -> torch.nn.Module:
+    return wide_module()
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[list[int]]:
+    return prompts(18, seed=9)
+
+
+@pytest.fixture(scope="module")
+def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
+    return answers(engine_over(module, EngineOptions(64 * MIB, 1024, 512)), asked)
+
+
+def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = None) -> Engine:
+    """Its memory, its requests and its clock do as the seed says."""
+    options = roomy(module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0)
+    engine = engine_over(module, options, journal)
+    scheduler = engine.core._scheduler
+    scheduler.memory = Preempting(engine.core.memory, elastic_of(engine), engine._activations, seed)
+    engine._objectives = Dice(seed)
+    swapping = scheduler.swapping
+    assert swapping is not None
+    assert swapping.prefixes is not None
+    swapping._rule = swapping.prefixes._rule = Always()
+    return engine
+
+
+def assert_used(engine: Engine) -> None:
+    """Every way was gone."""
+    rungs = engine.core.stats().rungs
+    ways = ("inflate", "deflate", "preempt", "swap_out", "swap_in", "offload", "cache_out")
+    assert all(rungs[way] > 0 for way in ways), rungs
+
+
+def assert_buffer_empty(engine: Engine) -> None:
+    scheduler = engine.core._scheduler
+    assert scheduler.swapping is not None
+    assert scheduler.parking is not None
+    engine.core.let_go()
+    scheduler.swapping.begin()
+    assert scheduler.swapping.buffer.audit() == []
+    assert scheduler.swapping.buffer.used_large == 0
+    assert not scheduler.parking.sizes.held
+    assert not scheduler.parking.parked
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tokens_are_exact_whatever_moves_and_whatever_the_device_refuses(
+    module: torch.nn.Module,
+    asked: list[list[int]],
+    expected: dict[str, list[int]],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = forced_engine(module, seed)
+    device: Any = elastic_of(engine).device
+    draw, map_really = random.Random(seed), device.map
+
+    def refusing_map(area: AddressRange, positions: Ints, chunks: Ints) -> None:
+        if draw.random() < 0.3:
+            raise TryLater("device: injected")
+        map_really(area, positions, chunks)
+
+    monkeypatch.setattr(device, "map", refusing_map)
+    assert answers(engine, asked) == expected
+    assert_used(engine)
+    assert engine.core.stats().rungs["refused_by_device"] > 0
+    assert_nothing_left(engine)
+    assert_buffer_empty(engine)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_journal_of_all_that_replays_to_equal_plans(
+    module: torch.nn.Module, asked: list[list[int]], seed: int
+) -> None:
+    journal = Journal()
+    engine = forced_engine(module, seed, journal)
+    watched = engine.runner = Watched(engine.runner)
+    answers(engine, asked)
+    assert_used(engine)
+    assert any(plan.parked for plan in watched.plans)
+    assert any(isinstance(entry, Lateness) for entry in journal.entries)
+    assert replay(journal.entries, again(engine, seed)) == watched.plans
+
+
+def again(engine: Engine, seed: int) -> EngineCore:
+    """The deciding part anew, over a device without bytes."""
+    layout, limits = engine.core.memory.layout, engine.core.limits
+    core = create_core(layout)
+    device = FakeChunks(elastic_of(engine).device.num_chunks, CHUNK_BYTES, has_bytes=False)
+    shared = share_pool(device, layout, core, engine._activations)
+    num_large = BUFFER_MIB * MIB // layout.large_page_bytes
+    buffer = PageBuffer(layout.groups, num_large)
+    swapping = Swapping(core, buffer, Always(), BufferedPrefixes(core, buffer, Always()))
+    return EngineCore(
+        core,
+        limits,
+        frozenset(),
+        memory=Preempting(core, shared.elastic, engine._activations, seed),
+        swapping=swapping,
+        parking=Parking(core, swapping, CpuBuffer(num_large), limits.min_chunk_tokens),
+    )

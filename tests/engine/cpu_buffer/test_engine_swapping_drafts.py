@@ -1,0 +1,84 @@
+"""Requests forced to the CPU buffer and back while a draft model guesses for them."""
+
+import pytest
+
+from kvell.vocabulary import MIB
+from tests.engine.planning.test_engine_speculation import (
+    answers,
+    assert_drafted_both_ways,
+    draft_of,
+)
+from tests.engine.speculating import GREEDY, SEEDED, Served, blurred, served, words_module
+from tests.models.served.test_models_swapped import force
+
+PAIRS = [
+    ("LlamaForCausalLM", "blurred"),
+    ("Gemma3ForCausalLM", "blurred"),
+    ("JambaForCausalLM", "blurred"),
+    ("LlamaForCausalLM", "Gemma3ForCausalLM"),
+    ("JambaForCausalLM", "LlamaForCausalLM"),
+]
+
+
+def assert_drafts_pages_came_back(run: Served) -> None:
+    """Of the model's groups and of the draft's, out and in."""
+    groups = run.layout.groups
+    for moved in ("offloads", "fetches"):
+        rows = [row for plan in run.plans for row in getattr(plan, moved)[:, 0].tolist()]
+        assert {groups[row].is_draft for row in rows} == {True, False}, moved
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(("architecture", "draft"), PAIRS)
+def test_tokens_are_those_of_who_was_never_preempted(
+    architecture: str, draft: str, sampling: object
+) -> None:
+    module = words_module(architecture)
+    expected = answers(served(module), sampling)  # type: ignore[arg-type]
+    run = served(module, 3, draft_of(module, draft), cpu_buffer_bytes=16 * MIB)
+    swapping = force(run.engine, 1)
+    assert answers(run, sampling) == expected  # type: ignore[arg-type]
+    assert swapping.rungs["swap_in"] > 3
+    assert_drafted_both_ways(run)
+    assert_drafts_pages_came_back(run)
+    swapping.begin()
+    assert swapping.buffer.used_large == 0
+    assert swapping.buffer.audit() == []
+
+
+def test_what_comes_back_is_what_the_draft_model_wrote() -> None:
+    """A model that guesses for itself is always right, wherever its pages have been."""
+    module = words_module("LlamaForCausalLM")
+    run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
+    swapping = force(run.engine, 1)
+    assert answers(run) == answers(served(module))
+    assert swapping.rungs["swap_in"] > 1
+    assert_drafts_pages_came_back(run)
+    assert run.stats.spec_decode_accepted_tokens == run.stats.spec_decode_draft_tokens > 0
+
+
+def test_a_draft_model_whose_pages_came_back_damaged_draft_tokens_wrong() -> None:
+    """So the test above can fail; the answers stay the same."""
+    module = words_module("LlamaForCausalLM")
+    run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
+    force(run.engine, 1)
+    pages = run._runner._pages  # type: ignore[attr-defined]
+    fetch, groups = pages.fetch, run.layout.groups
+
+    def damaged(rows: object) -> None:
+        fetch(rows)
+        for group, _, page in rows.tolist():  # type: ignore[attr-defined]
+            stride = groups[group].page_stride_bytes
+            if groups[group].is_draft:
+                pages._pool[page * stride : (page + 1) * stride] = 0
+
+    pages.fetch = damaged
+    assert answers(run) == answers(served(module))
+    assert run.stats.spec_decode_accepted_tokens < run.stats.spec_decode_draft_tokens
+
+
+def test_blurred_drafts_are_wrong_now_and_then() -> None:
+    module = words_module("LlamaForCausalLM")
+    run = served(module, 3, blurred(module, 0.05))
+    answers(run)
+    assert_drafted_both_ways(run)

@@ -1,0 +1,346 @@
+"""Depth 1: a step is planned while the one before runs; answers and replays stay the same."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, JournaledCore, replay
+from kvell.engine.planning.overlap import overlap_problem, require_depth
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import PENDING, StepPlan, StepResult
+from kvell.engine.running.drawn import DrawnBefore, Pending, pending
+from kvell.memory import Implementation, create_core
+from kvell.pages.audit import audit
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.vocabulary import RequestId, StepNumber
+from tests.engine.conftest import EOS, make_layout, make_submit
+from tests.engine.traffic import limits, works
+from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.pages.pools import dropping, group, images, pool_of, state
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+STOP = 7
+
+
+def depth_one(batched: int = 16, seats: int = 8) -> Limits:
+    return Limits(**{**vars(limits(batched=batched, seats=seats)), "depth": 1})
+
+
+class Ahead:
+    """An engine core whose steps run as late as they may: when their results are due."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        chosen: Limits | None = None,
+        implementation: Implementation = "auto",
+    ) -> None:
+        self.layout = layout
+        self.chosen = chosen or depth_one()
+        self.journal = Journal()
+        self.told = JournaledCore(self.fresh(implementation), self.journal)
+        self.core = self.told.core
+        self.model = VirtualModel(layout)
+        self.plans: list[StepPlan] = []
+        self.in_flight: deque[StepPlan] = deque()
+        self.events: list[Event] = []
+
+    def fresh(self, implementation: Implementation = "auto") -> EngineCore:
+        return EngineCore(create_core(self.layout, implementation), self.chosen, frozenset({EOS}))
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int = 8) -> None:
+        self.tell(make_submit(name, prompt, max_tokens))
+
+    def tell(self, command: Submit | Cancel) -> list[Event]:
+        events = self.told.tell(command)
+        self.events += events
+        return events
+
+    def plan(self) -> StepPlan:
+        plan = self.told.plan()
+        self.plans.append(plan)
+        self.in_flight.append(plan)
+        return plan
+
+    def commit(self, *token_ids: int) -> list[Event]:
+        """The oldest step's result: the model's own, or these tokens."""
+        plan = self.in_flight.popleft()
+        result = StepResult(plan.step, token_ids) if token_ids else self.model.run(plan)
+        events = self.told.commit(result)
+        self.events += events
+        assert audit(self.layout, self.core.memory.snapshot()) == []
+        return events
+
+    def step(self) -> list[Event]:
+        while self.core.may_plan:
+            self.plan()
+        return self.commit()
+
+    def run(self, most_steps: int = 400) -> None:
+        for _ in range(most_steps):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError("requests are left over")
+
+    def tokens(self, name: str) -> list[int]:
+        told = [e for e in self.events if isinstance(e, Tokens) and e.request_id == name]
+        return [token for event in told for token in event.token_ids]
+
+    def used(self) -> int:
+        return sum(self.core.memory.snapshot().used)
+
+
+@pytest.fixture(params=["python", "compiled"])
+def ahead(request: pytest.FixtureRequest) -> Ahead:
+    implementation: Implementation = request.param
+    return Ahead(make_layout((0, 9), 40), implementation=implementation)
+
+
+def stopping(name: str, prompt: list[int], stop: int = STOP) -> Submit:
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(stop,))
+    return Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params)
+
+
+# ---------------------------------------------------------------------- one request
+
+
+def test_the_next_step_is_planned_before_the_token_it_computes_is_known(ahead: Ahead) -> None:
+    ahead.submit("a", PROMPT)
+    first, second = ahead.plan(), ahead.plan()
+    assert (works(first), works(second)) == ([("a", 0, 10)], [("a", 10, 1)])
+    assert second.work[0].token_ids.tolist() == [PENDING]
+    assert [plan.work[0].output_index for plan in (first, second)] == [0, 1]
+    with pytest.raises(RuntimeError, match="result of step 1 is owed"):
+        ahead.plan()
+
+
+def test_answers_are_those_of_steps_in_turn(ahead: Ahead) -> None:
+    ahead.submit("a", PROMPT, 20)
+    ahead.submit("b", PROMPT[::-1], 5)
+    ahead.run()
+    assert ahead.tokens("a") == expected_output(PROMPT, 20)
+    assert ahead.tokens("b") == expected_output(PROMPT[::-1], 5)
+    assert ahead.used() == 0
+
+
+def test_nothing_is_computed_beyond_the_last_token_of_a_known_length(ahead: Ahead) -> None:
+    ahead.submit("a", PROMPT, 3)
+    ahead.run()
+    assert [work for plan in ahead.plans for work in works(plan)] == [
+        ("a", 0, 10),
+        ("a", 10, 1),
+        ("a", 11, 1),
+    ]
+
+
+def test_results_are_committed_in_order(ahead: Ahead) -> None:
+    ahead.submit("a", PROMPT)
+    ahead.plan()
+    second = ahead.plan()
+    with pytest.raises(ValueError, match=f"step {second.step} was not asked for"):
+        ahead.told.commit(StepResult(second.step, (1,)))
+
+
+# ---------------------------------------------------------------- ends in mid-flight
+
+
+def test_a_stop_token_is_told_at_once_and_the_row_beyond_it_is_dropped(ahead: Ahead) -> None:
+    ahead.tell(stopping("a", PROMPT))
+    ahead.plan()
+    wasted = ahead.plan()
+    tokens, finished = ahead.commit(STOP)
+    assert tokens == Tokens(RequestId("a"), 0, 0, (STOP,))
+    assert isinstance(finished, Finished)
+    assert (finished.reason, finished.output_tokens) == ("stop", 1)
+    assert works(wasted) == [("a", 10, 1)]
+    assert ahead.used() > 0, "the step in flight writes into its pages"
+    assert ahead.core.has_work
+    assert not ahead.core.may_plan
+    assert ahead.commit(3) == []
+    assert (ahead.used(), ahead.core.has_work) == (0, False)
+
+
+def test_a_name_is_free_again_while_its_last_step_is_in_flight(ahead: Ahead) -> None:
+    ahead.tell(stopping("a", PROMPT))
+    ahead.plan()
+    ahead.plan()
+    ahead.commit(STOP)
+    assert ahead.tell(make_submit("a", PROMPT[::-1], 2)) == []
+    fresh = ahead.plan()
+    assert works(fresh) == [("a", 0, 10)]
+    assert ahead.commit(3) == [], "of the request that has ended"
+    ahead.run()
+    assert len([e for e in ahead.events if isinstance(e, Finished)]) == 2
+
+
+def test_a_request_cancelled_in_flight_keeps_its_pages_until_its_last_result(
+    ahead: Ahead,
+) -> None:
+    ahead.submit("a", PROMPT)
+    ahead.plan()
+    ahead.plan()
+    held = ahead.used()
+    assert ahead.tell(Cancel(RequestId("a"))) == []
+    (event,) = ahead.commit()
+    assert isinstance(event, Finished)
+    assert (event.reason, event.output_tokens) == ("cancelled", 0)
+    assert ahead.used() == held
+    assert ahead.commit() == []
+    assert ahead.used() == 0
+
+
+def test_what_the_dropped_row_computed_is_a_prefix_like_any_other(ahead: Ahead) -> None:
+    """The stop token's own keys are there: a next turn goes on behind it."""
+    (stop,) = expected_output(PROMPT, 1)
+    ahead.tell(stopping("a", PROMPT, stop))
+    ahead.run()
+    assert ahead.tokens("a") == [stop]
+    ahead.submit("b", [*PROMPT, stop, 1, 2])
+    plan = ahead.plan()
+    assert works(plan)[0][1] == len(PROMPT) + 1
+
+
+# -------------------------------------------------------------------- memory is short
+
+
+def test_nobody_is_preempted_before_results_that_may_free_pages() -> None:
+    """Six pages: what ``long`` needs for its thirteenth token is what ``short`` leaves."""
+    tight = Ahead(make_layout((0,), 6))
+    tight.submit("long", PROMPT, 8)
+    tight.submit("short", PROMPT[::-1], 2)
+    tight.run()
+    assert not any(plan.preempted for plan in tight.plans)
+    assert not tight.plans[3].work, "it waits for a step"
+    assert works(tight.plans[4]) == [("long", 12, 1)]
+    assert tight.tokens("long") == expected_output(PROMPT, 8)
+
+
+def test_preemption_waits_until_nothing_is_in_flight() -> None:
+    tight = Ahead(make_layout((0,), 8))
+    tight.submit("old", PROMPT[:8], 16)
+    tight.submit("young", PROMPT[1:], 15)
+    owed: list[int] = []
+    while tight.core.has_work:
+        while tight.core.may_plan:
+            if tight.plan().preempted:
+                owed.append(len(tight.in_flight) - 1)
+        tight.commit()
+    assert owed, "nobody was preempted"
+    assert not any(owed)
+    assert tight.tokens("young") == expected_output(PROMPT[1:], 15)
+
+
+def test_a_prefix_is_hit_only_when_its_result_is_there(ahead: Ahead) -> None:
+    shared = [(i * i) % 49 for i in range(20)]
+    ahead.submit("first", [*shared, 1])
+    ahead.submit("second", [*shared, 2])
+    ahead.plan()
+    assert "second" not in [name for name, _, _ in works(ahead.plan())], "its prefix is in flight"
+    ahead.run()
+    (hit,) = [e for e in ahead.events if isinstance(e, Finished) and e.request_id == "second"]
+    assert hit.cached_tokens == 20
+
+
+# --------------------------------------------------------------------------- journal
+
+
+traffic = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 20), st.integers(1, 12), st.integers(0, 4)),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(traffic, st.sampled_from([3, 8, 32]), st.integers(1, 4))
+def test_any_traffic_replays_whichever_core_decides(
+    script: list[tuple[int, int, int, int]], batched: int, seats: int
+) -> None:
+    made = Ahead(make_layout((0, 9), 14), depth_one(max(batched, seats), seats), "compiled")
+    for number, (family, length, max_tokens, steps) in enumerate(script):
+        made.submit(f"q{number}", [family] * length, max_tokens)
+        for _ in range(steps if made.core.has_work else 0):
+            if made.core.has_work:
+                made.step()
+        if steps == 4:
+            made.tell(Cancel(RequestId(f"q{number - 1}")))
+    made.run()
+    assert replay(made.journal.entries, made.fresh("python")) == made.plans
+    cancelled = {e.request_id for e in made.events if isinstance(e, Finished)} - {
+        e.request_id for e in made.events if isinstance(e, Finished) and e.reason == "length"
+    }
+    for number, (family, length, max_tokens, _) in enumerate(script):
+        if f"q{number}" not in cancelled:
+            assert made.tokens(f"q{number}") == expected_output([family] * length, max_tokens)
+
+
+# ------------------------------------------------------------------- tokens to come
+
+
+def test_a_token_pending_is_the_last_that_the_step_before_drew(ahead: Ahead) -> None:
+    ahead.submit("a", PROMPT)
+    first, second = ahead.plan(), ahead.plan()
+    (handle,) = {work.handle for plan in (first, second) for work in plan.work}
+    assert pending(first.work) == Pending((), ())
+    assert pending([*first.work, *second.work]) == Pending((len(PROMPT),), (handle,))
+    before = DrawnBefore()
+    before.note(first, StepResult(first.step, (8, 9), (2,)))
+    assert before.newest([handle]) == [9]
+    with pytest.raises(KeyError):
+        before.newest([handle + 1])
+    with pytest.raises(KeyError):
+        DrawnBefore().newest([handle])
+
+
+# ------------------------------------------------------------- what is not overlapped
+
+
+def test_text_is_planned_ahead() -> None:
+    assert overlap_problem(depth_one(), make_layout((0, 9)), shares_pool=False, swaps=False) == ""
+
+
+def test_what_follows_from_the_step_before_is_not() -> None:
+    layout = make_layout((0, 9))
+    drafting = Limits(num_speculative_tokens=2)
+    assert "guesses" in overlap_problem(drafting, layout, shares_pool=False, swaps=False)
+    assert "share the pool" in overlap_problem(Limits(), layout, shares_pool=True, swaps=False)
+    assert "CPU buffer" in overlap_problem(Limits(), layout, shares_pool=False, swaps=True)
+
+
+@pytest.mark.parametrize(
+    ("beside", "why"),
+    [
+        (state(1, 2), "states"),
+        (dropping(2, 4, 8), "dropped"),
+        (images(GroupKind.CROSS, 2, 4), "images"),
+        (images(GroupKind.VISION, 2, 4), "images"),
+    ],
+)
+def test_groups_that_are_more_than_text_are_not(beside: GroupSpec, why: str) -> None:
+    layout = pool_of(8, group(2, 4), beside)
+    assert why in overlap_problem(Limits(), layout, shares_pool=False, swaps=False)
+
+
+@pytest.mark.parametrize("depth", [-1, 2])
+def test_a_depth_that_nobody_can_plan_is_refused(depth: int) -> None:
+    with pytest.raises(ValueError, match=f"depth={depth}"):
+        require_depth(Limits(depth=depth), make_layout((0,)), shares_pool=False, swaps=False)
+
+
+def test_a_core_refuses_a_depth_that_its_limits_do_not_allow() -> None:
+    layout = make_layout((0,))
+    with pytest.raises(ValueError, match="depth=1: guesses"):
+        EngineCore(create_core(layout), Limits(depth=1, num_speculative_tokens=1), frozenset({EOS}))
+
+
+def test_steps_have_numbers_in_order(ahead: Ahead) -> None:
+    ahead.submit("a", PROMPT, 3)
+    ahead.run()
+    assert [plan.step for plan in ahead.plans] == [StepNumber(n + 1) for n in range(3)]

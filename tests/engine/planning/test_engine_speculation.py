@@ -1,0 +1,191 @@
+"""Guesses change how many tokens a step yields, and never which: real models, random weights."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from tests.engine.speculating import (
+    GREEDY,
+    SEEDED,
+    Served,
+    blurred,
+    prompts,
+    served,
+    words_module,
+)
+
+ATTENDING = ("LlamaForCausalLM", "Gemma3ForCausalLM", "Llama4ForCausalLM", "DeepseekV3ForCausalLM")
+STATES = (
+    "JambaForCausalLM",
+    "BambaForCausalLM",
+    "FalconH1ForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Lfm2ForCausalLM",
+    "Mamba2ForCausalLM",
+)
+FAMILIES = (*ATTENDING, *STATES)
+SOME = ("Gemma3ForCausalLM", "JambaForCausalLM")
+LLAMA = "LlamaForCausalLM"
+PAIRS = (
+    *((name, "blurred") for name in FAMILIES),
+    ("LlamaForCausalLM", "Gemma3ForCausalLM"),
+    ("LlamaForCausalLM", "JambaForCausalLM"),
+    ("Gemma3ForCausalLM", LLAMA),
+    ("Llama4ForCausalLM", LLAMA),
+    ("JambaForCausalLM", LLAMA),
+    ("Qwen3NextForCausalLM", "Mamba2ForCausalLM"),
+)
+"""Of a model and what guesses for it; *blurred* is the model itself, a little wrong."""
+
+LARGE_PAGES = {
+    ("Gemma3ForCausalLM", ""): 12,
+    ("Gemma3ForCausalLM", "blurred"): 24,
+    ("JambaForCausalLM", ""): 12,
+    ("JambaForCausalLM", "blurred"): 24,
+}
+"""Pools in which the requests of a wave have to give way."""
+
+
+def answers(run: Served, sampling: SamplingParams = GREEDY) -> dict[str, list[int]]:
+    """Two waves: the second begins like the first."""
+    for seed in (0, 1):
+        run.ask(prompts(5, seed), sampling)
+    run.ask({f"again-{name}": prompt for name, prompt in prompts(2, 0).items()}, sampling)
+    return run.outputs
+
+
+def assert_drafted_both_ways(run: Served) -> None:
+    stats = run.stats
+    assert 0 < stats.spec_decode_accepted_tokens < stats.spec_decode_draft_tokens
+    assert max(work.proposed for plan in run.plans for work in plan.work) > 1
+
+
+def assert_vary(outputs: dict[str, list[int]]) -> None:
+    assert len({tuple(output) for output in outputs.values()}) > len(outputs) // 2
+    assert len({token for output in outputs.values() for token in output}) > 6
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sampling"),
+    [*((name, GREEDY) for name in FAMILIES), *((name, SEEDED) for name in SOME)],
+)
+def test_looked_up_draft_tokens_change_no_token(
+    architecture: str, sampling: SamplingParams
+) -> None:
+    module = words_module(architecture)
+    plain, drafting = served(module), served(module, 4)
+    expected = answers(plain, sampling)
+    assert_vary(expected)
+    assert answers(drafting, sampling) == expected
+    assert_drafted_both_ways(drafting)
+    assert len(drafting.plans) < len(plain.plans)
+    assert drafting.stats.prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("draft", ["", "blurred"])
+@pytest.mark.parametrize("architecture", SOME)
+def test_nor_in_little_memory_and_small_chunks(architecture: str, draft: str) -> None:
+    """Preempted and prefilled in chunks, beside guesses."""
+    module = words_module(architecture)
+    drafter = draft_of(module, draft) if draft else None
+    kv_bytes = served(module, 3, drafter).layout.large_page_bytes * LARGE_PAGES[architecture, draft]
+    tight = served(module, 3, drafter, kv_bytes=kv_bytes, batched=17)
+    assert answers(tight) == answers(served(module))
+    assert_drafted_both_ways(tight)
+    assert tight.stats.preemptions > 0
+    assert any(w.count > 1 and not w.samples for plan in tight.plans for w in plan.work)
+
+
+def draft_of(module: Any, kind: str) -> Any:
+    if kind == "blurred":
+        return blurred(module, 0.05)
+    return words_module(kind, seed=8)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "draft", "sampling"),
+    [*((*pair, GREEDY) for pair in PAIRS), *((name, "blurred", SEEDED) for name in SOME)],
+)
+def test_a_draft_models_draft_tokens_change_no_token(
+    architecture: str, draft: str, sampling: SamplingParams
+) -> None:
+    module = words_module(architecture)
+    drafting = served(module, 3, draft_of(module, draft))
+    assert answers(drafting, sampling) == answers(served(module), sampling)
+    assert_drafted_both_ways(drafting)
+    assert drafting.stats.prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_model_that_draft_tokens_for_itself_is_always_right(architecture: str) -> None:
+    """So what it reads of its own pages is what the model would have read: hits included."""
+    module = words_module(architecture)
+    drafting, plain = served(module, 3, module), served(module)
+    assert answers(drafting) == answers(plain)
+    stats = drafting.stats
+    assert stats.spec_decode_accepted_tokens == stats.spec_decode_draft_tokens > 0
+    assert stats.prefix_cache_hits > 0
+    assert len(drafting.plans) < len(plain.plans) / 2
+
+
+def test_what_a_draft_model_reads_is_what_it_wrote() -> None:
+    """Its pages spoilt: it guesses wrong, and no token changes. The model's own: tokens do."""
+    module = words_module("LlamaForCausalLM")
+    expected = answers(served(module))
+    prompt = {f"hit-{name}": tokens for name, tokens in prompts(1, 0).items()}
+    right, spoilt, lost = (served(module, 3, module) for _ in range(3))
+    assert [answers(run) for run in (right, spoilt, lost)] == [expected] * 3
+    spoil(spoilt, is_draft=True)
+    spoil(lost, is_draft=False)
+    before = [run.stats.spec_decode_accepted_tokens for run in (right, spoilt)]
+    for run in (right, spoilt, lost):
+        run.ask(prompt, GREEDY)
+    assert spoilt.outputs == right.outputs != lost.outputs
+    after = [run.stats.spec_decode_accepted_tokens for run in (right, spoilt)]
+    assert after[0] - before[0] > after[1] - before[1]
+    assert right.ended["hit-q0-0"].cached_tokens > 0
+
+
+def spoil(run: Served, *, is_draft: bool) -> None:
+    """Turn the cached keys and values of one of the models into others."""
+    for index in run.layout.indices_of(is_draft=is_draft):
+        group = run.layout.groups[index]
+        named = [e for e in run.engine.core.memory.snapshot().index if e.group == index]
+        assert named
+        for entry in named:
+            start = entry.page * group.page_stride_bytes
+            page = run.pool[start : start + group.page_bytes].view(torch.float32)
+            page.neg_()
+
+
+@pytest.mark.parametrize("draft", [None, "LlamaForCausalLM"])
+def test_a_request_that_is_cancelled_or_stopped_among_draft_tokens_ends_there(
+    draft: str | None,
+) -> None:
+    module = words_module("LlamaForCausalLM")
+    plain = answers(served(module))
+    run = served(module, 4, module if draft else None)
+    name, output = max(plain.items(), key=lambda item: len(set(item[1])))
+    stop = output[9]
+    ends = SamplingParams(temperature=0, max_tokens=28, ignore_eos=True, stop_token_ids=(stop,))
+    run.ask({name: prompts(5, int(name.split("q")[1][0]))[name.removeprefix("again-")]}, ends)
+    assert run.outputs[name] == output[: output.index(stop) + 1]
+    assert run.ended[name].reason == "stop"
+    assert not any(run.engine.core.memory.snapshot().used)
+
+
+def test_what_draft_tokens_take_is_counted_before_it_is_taken() -> None:
+    """The reserve covers every row of logits, whatever the draft model's size."""
+    module = words_module("LlamaForCausalLM")
+    run = served(module, 4, words_module("Gemma3ForCausalLM", 8))
+    answers(run)
+    arena = run.engine.arena
+    assert 0 < arena.peak_bytes <= arena.capacity_bytes
+    assert run.engine.contract.weights_bytes > served(module).engine.contract.weights_bytes
+    assert {group.name for group in run.engine.contract.groups} == {
+        "full",
+        "draft-full",
+        "draft-sliding(9)",
+    }

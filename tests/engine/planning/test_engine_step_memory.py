@@ -1,0 +1,249 @@
+"""One pool for KV and activations: answers stay right, nothing is half granted, nobody hangs."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvell.device.chunks import AddressRange, Ints
+from kvell.device.fake_chunks import FakeChunks
+from kvell.elastic.arena import ActivationModel
+from kvell.elastic.memory import ElasticMemory
+from kvell.elastic.tiling import Tiling
+from kvell.engine.planning.core import MOST_STEPS_PUT_OFF, EngineCore
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.protocol.messages import Event
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import StepPlan
+from kvell.errors import TryLater
+from kvell.memory import Implementation, Layout, create_core, longest_request
+from kvell.vocabulary import StepNumber
+from tests.engine.conftest import EOS
+from tests.engine.traffic import Traffic, limits
+from tests.pages.pools import group, pool_of
+
+CHUNK_BYTES = 256
+
+
+class Shared(Traffic):
+    """Traffic over a pool that activations share; audited after each step."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        chosen: Limits,
+        model: ActivationModel,
+        implementation: Implementation = "auto",
+        chunk_bytes: int = CHUNK_BYTES,
+        device: type[FakeChunks] = FakeChunks,
+        committed: int | None = None,
+    ) -> None:
+        super().__init__(layout, chosen)
+        core = create_core(layout, implementation)
+        num_chunks = -(-layout.pool_bytes // chunk_bytes)
+        tiled = Tiling(num_chunks, chunk_bytes, layout.large_page_bytes, layout.num_large_pages)
+        self.device = device(num_chunks, chunk_bytes)
+        self.elastic = ElasticMemory(self.device, core, tiled, committed)
+        self.shared = SharedMemory(core, self.elastic, model)
+        self.core = EngineCore(core, chosen, frozenset({EOS}), memory=self.shared)
+
+    def plan(self) -> StepPlan:
+        plan = super().plan()
+        assert self.elastic.audit() == []
+        slots = [s for s in self.elastic.balloon.slots.segments if s.state == 2]
+        if plan.work:
+            need = self.shared._need.model.need_bytes(plan.num_tokens, plan.num_logits)
+            assert sum(s.count for s in slots) * self.device.chunk_bytes >= need
+        return plan
+
+    def finish_step(self, plan: StepPlan) -> list[Event]:
+        events = super().finish_step(plan)
+        assert self.elastic.audit() == []
+        return events
+
+
+def longest(layout: Layout, model: ActivationModel, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Tokens of a request that fits beside the activations of its smallest chunk."""
+    kept_bytes = model.need_bytes(5, 1) + 2 * chunk_bytes
+    lost = -(-kept_bytes // layout.large_page_bytes) + 1
+    left = max(1, layout.num_large_pages - lost)
+    return max(2, longest_request(replace(layout, num_large_pages=left), 44, 4))
+
+
+def full(num_large: int) -> Layout:
+    """Pages of four tokens, four in a large page of 256 bytes."""
+    return pool_of(num_large, group(4, 4))
+
+
+def test_a_prefill_takes_what_kv_has_to_spare_and_decodes_give_it_back() -> None:
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 128, 0))
+    traffic.submit("a", range(32), max_tokens=12)
+    assert traffic.step() == [("a", 0, 32)]
+    assert traffic.elastic.balloon.activation_chunks == 16
+    for index in range(7):
+        traffic.submit(f"b{index}", [index, *range(30)], max_tokens=12)
+    traffic.run()
+    assert traffic.rung("inflate") > 0 and traffic.rung("deflate") > 0
+    assert traffic.core.max_running > 4, "more than fit beside the largest step's reserve"
+
+
+def test_more_run_at_once_than_beside_a_reserve_for_the_largest_step() -> None:
+    model = ActivationModel(0, 128, 0)
+    shared = Shared(full(24), limits(batched=32), model)
+    reserve = model.need_bytes(32, 8) // 256
+    rigid = Traffic(full(24 - reserve), limits(batched=32))
+    for traffic in (shared, rigid):
+        for index in range(8):
+            traffic.submit(str(index), [index, *range(20)], max_tokens=20)
+        traffic.run()
+    assert shared.core.max_running >= 1.5 * rigid.core.max_running
+
+
+def test_a_chunk_is_as_large_as_kv_and_activations_both_allow() -> None:
+    traffic = Shared(full(6), limits(batched=32), ActivationModel(0, 64, 0))
+    traffic.submit("a", range(30), max_tokens=2)
+    works = traffic.step()
+    assert 4 <= works[0][2] < 30
+    assert traffic.rung("shrink_chunk") == 1
+    traffic.run()
+
+
+def test_with_idle_activations_and_a_full_cache_a_prefill_evicts_nothing() -> None:
+    """What was cached beside the largest step's activations is still hit later."""
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 64, 0))
+    traffic.submit("large", [40] * 32, max_tokens=1)
+    traffic.run()
+    left = 20 - traffic.elastic.balloon.activation_chunks
+    for letter in range(12):
+        traffic.submit(str(letter), [letter] * 15, max_tokens=1)
+        traffic.run()
+    totals = traffic.core.memory.totals()
+    assert sum(totals.cached_pages) > 4 * left, "more is cached than lay beside them at first"
+    assert traffic.elastic.counts.inflated > 0
+    assert totals.evicted_pages == (0,)
+    for letter in range(12):
+        traffic.submit(f"again {letter}", [letter] * 15, max_tokens=1)
+        traffic.run()
+        assert traffic.finished(f"again {letter}").cached_tokens >= 12
+
+
+def test_what_the_device_refuses_waits_for_the_next_step() -> None:
+    traffic = Shared(full(8), limits(batched=32), ActivationModel(0, 16, 0))
+    traffic.submit("a", range(8))
+    traffic.device.fail("map")
+    assert traffic.step() == []
+    assert traffic.rung("refused_by_device") == 1
+    assert traffic.step() == [("a", 0, 8)]
+    traffic.run()
+
+
+def test_decodes_go_on_in_a_mapped_slot_while_a_prefill_is_refused_more() -> None:
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 128, 0))
+    traffic.submit("a", range(2), max_tokens=12)
+    traffic.step()
+    traffic.submit("b", range(20, 44), max_tokens=4)
+    traffic.device.fail("map")
+    assert traffic.step() == [("a", 2, 1)], "b has its pages and no slot that is large enough"
+    assert traffic.step() == [("a", 3, 1), ("b", 0, 24)]
+    traffic.run()
+
+
+class Refusing(FakeChunks):
+    """Maps nothing, ever."""
+
+    def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
+        raise TryLater("device: never")
+
+
+def test_a_request_that_never_gets_memory_is_refused_with_a_reason() -> None:
+    traffic = Shared(full(8), limits(batched=32), ActivationModel(0, 16, 0), device=Refusing)
+    for name in ("a", "b"):
+        traffic.submit(name, range(8))
+    traffic.run(3 * MOST_STEPS_PUT_OFF)
+    for name in ("a", "b"):
+        finished = traffic.finished(name)
+        assert (finished.reason, finished.try_later) == ("refused", True)
+        assert "the device refused memory for 64 steps" in finished.message
+    assert not any(traffic.core.memory.snapshot().used)
+
+
+def test_memory_that_comes_later_is_used_when_it_has_come() -> None:
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 16, 0), committed=6)
+    for index in range(6):
+        traffic.submit(str(index), [index] * 14, max_tokens=10)
+    for _ in range(3):
+        traffic.step()
+    running = traffic.core.num_running()
+    assert traffic.shared.figures()["cold_chunks"] == 14
+    traffic.core.warm(9)
+    traffic.core.warm(9)
+    assert traffic.shared.figures()["cold_chunks"] == 0
+    traffic.step()
+    assert traffic.core.num_running() > running
+    traffic.run()
+
+
+def test_who_waits_for_memory_that_still_comes_does_not_run_alone_for_it() -> None:
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 16, 0), committed=2)
+    for index in range(3):
+        traffic.submit(str(index), [index] * 30, max_tokens=10)
+    assert traffic.step() == []
+    traffic.core.warm(18)
+    traffic.step()
+    traffic.step()
+    assert traffic.core.num_running() > 1
+    traffic.run()
+
+
+def test_where_no_more_memory_comes_a_request_has_what_there_is_to_itself() -> None:
+    """It would hold back its own pages else: what it could reuse lies in its way."""
+    traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 16, 0), committed=9)
+    for index in range(3):
+        traffic.submit(str(index), [index] * 30, max_tokens=10)
+        traffic.step()
+    said = [traffic.shared.is_complete]
+    traffic.core.warm(0)
+    assert [*said, traffic.shared.is_complete] == [False, True]
+    assert traffic.shared.figures()["cold_chunks"] == 11
+    traffic.run()
+
+
+def test_draft_tokens_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="guesses"):
+        Shared(full(8), replace(limits(), num_speculative_tokens=2), ActivationModel(0, 1, 0))
+
+
+layouts = st.sampled_from(
+    [
+        full(14),
+        pool_of(9, group(4, 2), group(2, 3, window=9)),
+        pool_of(24, group(4, 1)),
+    ]
+)
+models = st.builds(ActivationModel, st.integers(0, 300), st.integers(1, 60), st.integers(0, 200))
+prompts = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(layouts, models, prompts, st.sampled_from([64, 256, 600]), st.sampled_from([5, 16, 32]))
+def test_whatever_comes_is_answered_right_and_the_pool_ends_empty(
+    layout: Layout,
+    model: ActivationModel,
+    wanted: list[tuple[int, int, int]],
+    chunk_bytes: int,
+    batched: int,
+) -> None:
+    most = longest(layout, model, chunk_bytes)
+    chosen = limits(batched=max(batched, 8), max_len=most)
+    runs = [Shared(layout, chosen, model, i, chunk_bytes) for i in ("auto", "python")]
+    for traffic in runs:
+        for index, (letter, length, output) in enumerate(wanted):
+            traffic.submit(str(index), [letter] * min(length, most - 1), output)
+        traffic.run(800)
+        assert not any(traffic.core.memory.snapshot().used)
+        traffic.shared.begin(StepNumber(traffic.core.step + 1))  # the last step is completed
+        assert traffic.elastic.balloon.idle_chunks == traffic.elastic.balloon.activation_chunks
+    assert runs[0].plans == runs[1].plans, "both cores decide alike, and so do both runs"

@@ -1,0 +1,211 @@
+"""The codec: every message survives the round trip, everything else is refused."""
+
+import re
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from kvell.engine.protocol.codec import (
+    LENGTH_BYTES,
+    FrameReader,
+    ProtocolError,
+    decode_command,
+    decode_event,
+    encode_frame,
+)
+from kvell.engine.protocol.messages import (
+    AskStats,
+    Cancel,
+    Command,
+    Drain,
+    Drained,
+    Event,
+    Finished,
+    GroupStats,
+    Ready,
+    Stats,
+    Submit,
+    Tokens,
+    codec,
+)
+from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.errors import ChangeSomething
+from kvell.vocabulary import RequestId
+
+naturals = st.integers(0, 2**62)
+texts = st.text(max_size=20)
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_k=st.integers(-1, 1000),
+    top_p=st.floats(0, 1, exclude_min=True),
+    seed=st.none() | st.integers(0, MAX_SEED),
+    will_return=st.none() | st.booleans(),
+    max_tokens=st.none() | st.integers(1, 2**40),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
+    stop_token_ids=ids,
+    ignore_eos=st.booleans(),
+)
+counts = st.dictionaries(texts, naturals, max_size=3)
+groups = st.builds(GroupStats, texts, naturals, naturals, naturals, naturals)
+commands: st.SearchStrategy[Command] = st.one_of(
+    st.builds(Submit, texts.map(RequestId), st.binary(max_size=64), samplings, texts, naturals),
+    st.builds(Cancel, texts.map(RequestId)),
+    st.builds(AskStats),
+    st.builds(Drain),
+)
+events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(Ready, naturals, naturals, naturals, texts, naturals, naturals),
+    st.builds(Tokens, texts.map(RequestId), naturals, naturals, ids),
+    st.builds(
+        Finished,
+        texts.map(RequestId),
+        naturals,
+        st.sampled_from(["stop", "length", "cancelled", "refused", "error"]),
+        *[naturals] * 4,
+        message=texts,
+        field=texts,
+        try_later=st.booleans(),
+    ),
+    st.builds(
+        Stats,
+        *[naturals] * 6,
+        kv_cache_usage=st.floats(0, 1),
+        prompt_tokens=naturals,
+        output_tokens=naturals,
+        prefix_cache_queries=naturals,
+        prefix_cache_hits=naturals,
+        preemptions=naturals,
+        finished=counts,
+        rungs=counts,
+        groups=st.lists(groups, max_size=2).map(tuple),
+    ),
+    st.builds(Drained),
+)
+
+
+def body_of(message: Command | Event) -> bytes:
+    return encode_frame(message)[LENGTH_BYTES:]
+
+
+def packed(name: str, **fields: Any) -> bytes:
+    return msgspec.msgpack.encode((name, fields))
+
+
+@given(commands)
+def test_a_command_survives_the_round_trip(command: Command) -> None:
+    assert decode_command(body_of(command)) == command
+
+
+@given(events)
+def test_an_event_survives_the_round_trip(event: Event) -> None:
+    assert decode_event(body_of(event)) == event
+
+
+@given(st.lists(events, max_size=6), st.data())
+def test_frames_come_out_whole_however_the_stream_is_cut(
+    sent: list[Event], data: st.DataObject
+) -> None:
+    stream = b"".join(encode_frame(event) for event in sent)
+    reader, received, at = FrameReader(), list[Event](), 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, len(stream) - at))
+        received += [decode_event(body) for body in reader.feed(stream[at : at + size])]
+        at += size
+    assert received == sent
+    assert reader.pending_bytes == 0
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_and_never_raises_anything_else(garbage: bytes) -> None:
+    for decode in (decode_command, decode_event):
+        with pytest.raises(ProtocolError):
+            decode(garbage)
+
+
+@given(events, st.data())
+def test_a_damaged_body_decodes_to_an_event_or_is_refused(
+    event: Event, data: st.DataObject
+) -> None:
+    body = bytearray(body_of(event))
+    at = data.draw(st.integers(0, len(body) - 1))
+    body[at] ^= data.draw(st.integers(1, 255))
+    try:
+        decoded = decode_event(bytes(body))
+    except ProtocolError:
+        return
+    assert isinstance(decoded, Event)
+
+
+def test_commands_are_not_events() -> None:
+    with pytest.raises(ProtocolError, match="unknown event 'Drain'"):
+        decode_event(body_of(Drain()))
+    with pytest.raises(ProtocolError, match="unknown command 'Drained'"):
+        decode_command(body_of(Drained()))
+
+
+def test_an_unknown_field_is_refused_by_name() -> None:
+    with pytest.raises(ProtocolError, match="unknown field 'colour'"):
+        decode_command(packed("Cancel", request_id="a", colour=1))
+    tokens = {"request_id": "a", "attempt": 0, "first_index": 0, "token_ids": (1,)}
+    assert decode_event(packed("Tokens", **tokens)) == Tokens(RequestId("a"), 0, 0, (1,))
+    with pytest.raises(ProtocolError, match="unknown field 'colour'"):
+        decode_event(packed("Tokens", **tokens, colour=1))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        packed("Cancel", request_id=7),
+        packed("Cancel"),
+        packed("Submit", request_id="a", prompt="text", sampling={}),
+        packed("Submit", request_id="a", prompt=b"", sampling={"top_p": 0.0}),
+        packed("Submit", request_id="a", prompt=b"", sampling={"max_tokens": 1.5}),
+        msgspec.msgpack.encode(("Cancel", {"request_id": "a"}, 1)),
+        body_of(Cancel(RequestId("a"))) + b"\0",
+        body_of(Cancel(RequestId("a")))[:-1],
+        b"",
+    ],
+)
+def test_ill_typed_commands_are_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_command(body)
+
+
+def test_sampling_out_of_range_says_what_is_wrong() -> None:
+    body = packed("Submit", request_id="a", prompt=b"", sampling={"temperature": -1.0})
+    with pytest.raises(ProtocolError, match="temperature"):
+        decode_command(body)
+
+
+def test_a_header_that_announces_too_much_is_refused_before_its_body_comes() -> None:
+    reader = FrameReader()
+    assert reader.feed(b"\xff\xff\xff") == []
+    with pytest.raises(ProtocolError, match=re.escape(str(0xFFFFFFFF))):
+        reader.feed(b"\xff")
+
+
+def test_a_message_too_long_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 100)
+    encode_frame(Cancel(RequestId("short")))
+    with pytest.raises(ProtocolError, match="exceeds 100"):
+        encode_frame(Cancel(RequestId("x" * 100)))
+
+
+def test_the_length_is_four_little_endian_bytes() -> None:
+    frame = encode_frame(Drain())
+    assert frame[:LENGTH_BYTES] == (len(frame) - LENGTH_BYTES).to_bytes(4, "little")
+
+
+def test_several_answers_are_never_one_submission() -> None:
+    """They would be a request that nobody draws."""
+    with pytest.raises(ChangeSomething, match="n=2"):
+        Submit(RequestId("a"), b"", SamplingParams(n=2))
+    frame = encode_frame(Submit(RequestId("a"), b"", SamplingParams()))
+    several = frame[LENGTH_BYTES:].replace(b"\xa1n\x01", b"\xa1n\x02")
+    with pytest.raises(ProtocolError, match="n=2"):
+        decode_command(several)

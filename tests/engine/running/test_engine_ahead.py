@@ -1,0 +1,109 @@
+"""Steps run in order on a thread of their own; a result comes when the next step computes."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Event
+
+import pytest
+
+from kvell.engine.requests.plan import StepResult
+from kvell.engine.running.ahead import StepsAhead
+from kvell.vocabulary import StepNumber
+
+SOON = 10.0
+"""Seconds that a thread is waited for before a test fails."""
+
+
+class Steps:
+    """Steps that begin to compute, and end, when they are told."""
+
+    def __init__(self) -> None:
+        self.ahead = StepsAhead()
+        self.entered: dict[int, Event] = {}
+        self.computing: dict[int, Event] = {}
+        self._may_begin: dict[int, Event] = {}
+        self._may_end: dict[int, Event] = {}
+        self.ran: list[int] = []
+
+    def ask(self, step: int, failure: Exception | None = None) -> Future[StepResult]:
+        marks = (self.entered, self.computing, self._may_begin, self._may_end)
+        for events in marks:
+            events[step] = Event()
+        return self.ahead.ask(self._run_of(step, failure))
+
+    def begin(self, step: int) -> None:
+        self._may_begin[step].set()
+        assert self.computing[step].wait(SOON)
+
+    def end(self, step: int) -> None:
+        self._may_end[step].set()
+
+    def _run_of(self, step: int, failure: Exception | None) -> Callable[[], StepResult]:
+        def run() -> StepResult:
+            self.entered[step].set()
+            assert self._may_begin[step].wait(SOON)
+            if failure is not None:
+                raise failure
+            self.ahead.begun()
+            self.computing[step].set()
+            assert self._may_end[step].wait(SOON)
+            self.ran.append(step)
+            return StepResult(StepNumber(step), (step,))
+
+        return run
+
+
+def test_a_step_that_nobody_follows_gives_its_result_at_once() -> None:
+    steps = Steps()
+    first = steps.ask(1)
+    steps.begin(1)
+    assert not first.done()
+    steps.end(1)
+    assert first.result(SOON).token_ids == (1,)
+
+
+def test_a_result_waits_until_the_next_step_computes() -> None:
+    steps = Steps()
+    first, second = steps.ask(1), steps.ask(2)
+    steps.begin(1)
+    steps.end(1)
+    assert steps.entered[2].wait(SOON)
+    assert steps.ran == [1]
+    assert not first.done(), "the second has not begun to compute"
+    steps.begin(2)
+    assert first.result(SOON).token_ids == (1,)
+    assert not second.done()
+    steps.end(2)
+    assert second.result(SOON).token_ids == (2,)
+
+
+def test_a_step_with_nothing_to_compute_holds_nobody_up() -> None:
+    """It never says that it has begun."""
+    ahead, go = StepsAhead(), Event()
+
+    def idle(step: int) -> Callable[[], StepResult]:
+        def run() -> StepResult:
+            assert go.wait(SOON)
+            return StepResult(StepNumber(step), ())
+
+        return run
+
+    answers = [ahead.ask(idle(step)) for step in range(4)]
+    go.set()
+    assert [answer.result(SOON).step for answer in answers] == [0, 1, 2, 3]
+
+
+def test_a_failure_comes_behind_the_result_before_it() -> None:
+    steps = Steps()
+    first, second = steps.ask(1), steps.ask(2, MemoryError("the device is full"))
+    third = steps.ask(3)
+    steps.begin(1)
+    steps.end(1)
+    steps._may_begin[2].set()
+    assert first.result(SOON).token_ids == (1,)
+    with pytest.raises(MemoryError, match="device is full"):
+        second.result(SOON)
+    steps.begin(3)
+    steps.end(3)
+    assert third.result(SOON).token_ids == (3,)
+    assert steps.ran == [1, 3]

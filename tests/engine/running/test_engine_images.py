@@ -1,0 +1,147 @@
+"""Images of a step: where what encoders make goes, and which tokens take it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.engine.requests.plan import StepPlan, TokenWork
+from kvell.engine.running.batching import PageTables
+from kvell.engine.running.image_batching import ImageBatcher
+from kvell.memory import GroupKind, GroupSpec, SlotTable
+from kvell.models.images.image_batch import ImageBatch
+from kvell.models.images.image_store import ImageStore
+from kvell.vocabulary import RequestId, StepNumber
+from tests.models.pictures import CROSS, PATCHES, PREFIX, Prompt, ServedPictures, pictured, text
+
+HANDLE, PAGE = 7, 4
+CPU = torch.device("cpu")
+
+
+def group(kind: GroupKind, holds_embeddings: bool = False) -> GroupSpec:
+    spec = GroupSpec(str(kind), kind, (0,), 64, PAGE, 256, 2)
+    return replace(spec, holds_embeddings=holds_embeddings)
+
+
+def batcher(groups: Sequence[GroupSpec], store: ImageStore) -> ImageBatcher:
+    """Position p of the last group is page 10 + p; of the others none is asked for."""
+    tables = PageTables(groups, SlotTable(40))
+    rows = [(HANDLE, len(groups) - 1, p, 10 + p) for p in range(20)]
+    tables.update(StepPlan(StepNumber(1), new_pages=np.asarray(rows, np.int32)))
+    return ImageBatcher(groups, range(len(groups)), tables, store)
+
+
+def store_of(architecture: str) -> ImageStore:
+    return ServedPictures(architecture).store
+
+
+def work(store: ImageStore, prompt: Prompt, start: int, count: int) -> TokenWork:
+    told = store.take(np.asarray(prompt.token_ids, np.int32), prompt.tensors)
+    ids = told.token_ids[start : start + count]
+    return TokenWork(RequestId("q"), HANDLE, start, count, ids, None, 0, images=told.images)
+
+
+def batch_of(
+    architecture: str, prompt: Prompt, start: int, count: int, last: GroupSpec
+) -> ImageBatch:
+    store = store_of(architecture)
+    batch = batcher((group(GroupKind.FULL), last), store).batch(
+        [work(store, prompt, start, count)], CPU
+    )
+    assert batch is not None
+    return batch
+
+
+VISION = group(GroupKind.VISION)
+TWO = pictured(PATCHES, text(3), 0, text(2), 1, text(4))
+"""Two images of ten tokens, at 3 and at 15, in three pages each."""
+
+
+def test_an_image_is_encoded_where_its_first_token_is_computed() -> None:
+    begun = [
+        [len(rows.page_ids) for _, rows in batch_of(PATCHES, TWO, start, 4, VISION).begun]
+        for start in (0, 4, 12, 16)
+    ]
+    assert begun == [[10], [], [10], []]
+
+
+def test_embeddings_lie_one_image_after_the_other_each_on_pages_of_its_own() -> None:
+    batch = batch_of(PATCHES, TWO, 0, 29, VISION)
+    pages = [rows.page_ids.tolist() for _, rows in batch.begun]
+    assert pages == [[10] * 4 + [11] * 4 + [12] * 2, [13] * 4 + [14] * 4 + [15] * 2]
+    assert batch.begun[1][1].offsets.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+
+
+def test_tokens_of_images_take_their_embeddings_wherever_a_chunk_begins() -> None:
+    batch = batch_of(PATCHES, TWO, 10, 8, VISION)
+    assert batch.rows.tolist() == [0, 1, 2, 5, 6, 7], "10 to 12, and 15 to 17"
+    assert batch.embeddings.page_ids.tolist() == [11, 12, 12, 13, 13, 13]
+    assert batch.embeddings.offsets.tolist() == [3, 0, 1, 0, 1, 2]
+
+
+def test_embeddings_in_keys_and_values_lie_where_their_tokens_are() -> None:
+    hosting = group(GroupKind.FULL, holds_embeddings=True)
+    batch = batch_of(PATCHES, TWO, 14, 4, hosting)
+    places = [p for _, rows in batch.begun for p in rows.page_ids.tolist()]
+    assert places == [10 + position // PAGE for position in range(15, 25)]
+    assert batch.embeddings.page_ids.tolist() == [13, 14, 14]
+    assert batch.embeddings.offsets.tolist() == [3, 0, 1]
+
+
+def test_text_among_the_placeholders_of_a_span_takes_nothing() -> None:
+    prompt = pictured(PREFIX, text(2), 0, text(3))
+    batch = batch_of(PREFIX, prompt, 0, 14, VISION)
+    assert batch.rows.tolist() == list(range(2, 11))
+    assert batch.embeddings.offsets.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert batch.prefix_tokens == (14,)
+
+
+def test_a_prompt_that_is_one_is_never_cut() -> None:
+    with pytest.raises(RuntimeError, match="is cut after 9"):
+        batch_of(PREFIX, pictured(PREFIX, 0, text(3)), 0, 9, VISION)
+
+
+def test_what_follows_such_a_prompt_reads_backwards_only() -> None:
+    store, prompt = store_of(PREFIX), pictured(PREFIX, 0, text(3))
+    told = store.take(np.asarray(prompt.token_ids, np.int32), prompt.tensors)
+    later = TokenWork(
+        RequestId("q"), HANDLE, 12, 1, np.asarray([5], np.int32), None, 1, images=told.images
+    )
+    batch = batcher((VISION,), store).batch([later], CPU)
+    assert batch is not None
+    assert (batch.prefix_tokens, batch.begun, len(batch.rows)) == ((0,), (), 0)
+
+
+def test_each_token_that_sees_an_image_asks_for_all_of_it() -> None:
+    prompt = pictured(CROSS, text(2), 2, text(3))
+    batch = batch_of(CROSS, prompt, 0, 6, group(GroupKind.CROSS))
+    [seen] = batch.seen
+    assert seen.rows.tolist() == [2, 3, 4, 5]
+    assert seen.batch.context_lens.tolist() == [15] * 4
+    assert seen.batch.page_ids.tolist() == [10, 11, 12, 13] * 4
+    assert seen.batch.table_starts.tolist() == [0, 4, 8, 12, 16]
+    assert len(batch.rows) == 0, "the placeholder is a token of its own"
+
+
+def test_the_second_of_two_images_side_by_side_is_seen_beside_the_first() -> None:
+    batch = batch_of(CROSS, pictured(CROSS, 0, 2, text(2)), 0, 4, group(GroupKind.CROSS))
+    assert [seen.rows.tolist() for seen in batch.seen] == [[0, 1, 2, 3], [1, 2, 3]]
+    assert batch.seen[0].batch.context_lens.tolist() == [5, 15, 15, 15]
+    assert batch.seen[1].batch.page_ids.tolist() == [10, 11] * 3
+
+
+def test_ids_are_again_those_that_were_given() -> None:
+    store = store_of(PATCHES)
+    for start in (0, 5, 12, 20):
+        one = work(store, TWO, start, 9)
+        literal = batcher((VISION,), store).literal(one)
+        assert literal.tolist() == TWO.token_ids[start : start + 9]
+
+
+def test_a_step_without_images_asks_for_nothing() -> None:
+    plain = TokenWork(RequestId("q"), HANDLE, 0, 2, np.asarray([4, 5], np.int32), None, 0)
+    store = store_of(PATCHES)
+    assert batcher((VISION,), store).batch([plain], CPU) is None
+    assert batcher((VISION,), store).literal(plain).tolist() == [4, 5]

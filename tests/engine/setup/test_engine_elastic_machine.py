@@ -1,0 +1,145 @@
+"""Balloon, memory core, CPU buffer and scheduler under random traffic, over a device that refuses.
+
+Mappings are refused by a rule that only counts calls, so that a replay is refused the same ones;
+the buffer is short, refuses and loses; memory comes behind the pool while requests run.  Every
+answer is right, or refused with the device's reason, and at the end nothing is left anywhere.
+"""
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from kvell.device.chunks import AddressRange, Ints
+from kvell.device.fake_chunks import FakeChunks
+from kvell.elastic.arena import ActivationModel
+from kvell.elastic.logical_buffer import CpuBuffer
+from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.protocol.messages import Finished
+from kvell.engine.requests.plan import StepPlan
+from kvell.engine.setup.sharing import share_pool
+from kvell.errors import TryLater
+from kvell.memory import create_core
+from tests.engine.conftest import EOS
+from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine, parking_of
+from tests.engine.cpu_buffer.test_engine_swapping import Losing
+from tests.engine.planning.test_engine_step_memory import longest
+from tests.engine.swapping import AtRandom
+from tests.engine.virtual_model import expected_output
+
+MORE_LARGE = 8
+"""Large pages beside those of the plain machine, for activations."""
+TOKENS_A_CHUNK = 8
+
+
+class Refusing(FakeChunks):
+    """Refuses one mapping in so many, and unmaps half of what it should as often.
+
+    :ivar every: 0 refuses nothing.
+    """
+
+    every = 0
+    counted = 0
+
+    def refuses(self) -> bool:
+        self.counted += 1
+        return self.every > 0 and self.counted % self.every == 0
+
+    def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
+        if self.refuses():
+            raise TryLater("device: injected failure (map)")
+        super().map(area, positions, chunks)
+
+    def unmap(self, area: AddressRange, positions: Ints) -> int:
+        return super().unmap(
+            area, positions[: len(positions) // 2] if self.refuses() else positions
+        )
+
+
+class ElasticMachine(ParkingMachine):
+    """One pool for KV and activations, a buffer beside it, and nothing that can be relied on."""
+
+    may_rest = True
+    chunk_bytes = 0
+
+    def fresh(self) -> EngineCore:
+        some = self.layout.num_large_pages * 7 + self.limits.max_num_seqs
+        large_bytes = self.layout.large_page_bytes
+        if not self.chunk_bytes:
+            self.chunk_bytes = [large_bytes // 2, large_bytes, large_bytes * 3 // 2][some % 3]
+            num_large = self.layout.num_large_pages + MORE_LARGE
+            self.layout = replace(self.layout, num_large_pages=num_large)
+            self.need = ActivationModel(0, self.chunk_bytes // TOKENS_A_CHUNK, 0)
+            most = longest(self.layout, self.need, self.chunk_bytes)
+            self.limits = replace(self.limits, max_model_len=most)
+            self.some = some
+        core = create_core(self.layout)
+        device = Refusing(-(-self.layout.pool_bytes // self.chunk_bytes), self.chunk_bytes)
+        shared = share_pool(device, self.layout, core, self.need, None, device.num_chunks // 2)
+        device.every = self.some % 5
+        make = Losing if self.some % 2 else Swapping
+        num_large = self.some % 31
+        swapping = make(core, PageBuffer(self.layout.groups, num_large), AtRandom(self.some))
+        sizes = CpuBuffer(num_large, 1 + self.some % 17)
+        parking = Parking(core, swapping, sizes, self.limits.min_chunk_tokens)
+        return EngineCore(
+            core,
+            self.limits,
+            frozenset({EOS}),
+            memory=shared.steps,
+            swapping=swapping,
+            parking=parking,
+        )
+
+    @property
+    def shared(self) -> SharedMemory:
+        memory = self.engine.core._scheduler.memory
+        assert isinstance(memory, SharedMemory)
+        return memory
+
+    @rule(count=st.integers(1, 5))
+    def warm(self, count: int) -> None:
+        """Memory has come behind so many chunks."""
+        if not self.shared.is_complete:
+            self.engine.warm(count)
+
+    def check_plan(self, plan: StepPlan) -> None:
+        super().check_plan(plan)
+        assert self.shared.memory.audit() == []
+        assert (plan.slot is not None) == bool(plan.work)
+        if plan.slot is not None:
+            need_bytes = self.need.need_bytes(plan.num_tokens, plan.num_logits)
+            assert plan.slot.num_chunks * self.chunk_bytes >= need_bytes
+
+    def check_answer(self, event: Finished) -> None:
+        if not (event.reason == "refused" and event.try_later):
+            super().check_answer(event)
+            return
+        assert "the device refused memory" in event.message
+        output = self.outputs[event.request_id]
+        assert output == expected_output(self.prompts[event.request_id][0], len(output), self.words)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        while not self.shared.is_complete:
+            self.engine.warm(1)
+        super().teardown()
+        swapping, parking = self.engine.core._scheduler.swapping, parking_of(self.engine.core)
+        assert swapping is not None
+        swapping.begin()
+        assert swapping.buffer.used_large == 0
+        assert not parking.parked
+        assert not parking.sizes.held
+        assert self.shared.memory.audit() == []
+
+
+TestElasticMachine = ElasticMachine.TestCase
+TestElasticMachine.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,287 @@
+"""One bound for weights, KV cache and activations: sizes, what is said beforehand, and tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.device.fake_chunks import FakeChunks
+from kvell.device.host import CHUNK_BYTES
+from kvell.elastic.memory import ElasticMemory
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.engine import Engine
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, Warmed, replay
+from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import Runner
+from kvell.engine.setup.sharing import Bound, share_pool
+from kvell.errors import ChangeSomething
+from kvell.memory import Implementation, create_core, requests_that_fit
+from kvell.models.loading.random_weights import random_module
+from kvell.vocabulary import GIB, KIB, MIB, RequestId
+from tests.models.fused_models import fused_model, generic_model
+from tests.models.harness import tiny_config
+
+SAMPLING = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def wide_module() -> torch.nn.Module:
+    """Small, but of a width and a vocabulary that give a step activations of several chunks."""
+    config = tiny_config(
+        "Gemma3ForCausalLM",
+        hidden_size=256,
+        intermediate_size=2048,
+        head_dim=64,
+        num_hidden_layers=6,
+        max_position_embeddings=32_768,
+    )
+    module: torch.nn.Module = random_module(config, 3, torch.float32, 8.0)
+    return module
+
+
+@pytest.fixture(scope="module")
+def module() -> torch.nn.Module:
+    return wide_module()
+
+
+def engine_over(
+    module: torch.nn.Module, options: EngineOptions, journal: Journal | None = None
+) -> Engine:
+    return build_engine(fused_model(module), "wide", options, journal=journal)
+
+
+def weights_of(module: torch.nn.Module) -> int:
+    return fused_model(module).weight_bytes
+
+
+def prompts(count: int, seed: int = 5) -> list[list[int]]:
+    """Long and short, some with a shared beginning."""
+    draw = np.random.default_rng(seed)
+    made: list[list[int]] = []
+    for index in range(count):
+        length = int(draw.integers(3, 700))
+        shared = made[-1][: length // 2] if index % 3 == 2 else []
+        made.append([*shared, *draw.integers(3, 509, length - len(shared)).tolist()])
+    return made
+
+
+def answers(engine: Engine, asked: list[list[int]], at_once: int = 8) -> dict[str, list[int]]:
+    """Tokens of every request; new ones come while others run."""
+    tokens: dict[str, list[int]] = {}
+    waiting = list(enumerate(asked))
+    while waiting or engine.has_work():
+        while waiting and len(tokens) - _ended(engine) < at_once:
+            index, prompt = waiting.pop(0)
+            tokens[str(index)] = []
+            ids = np.asarray(prompt, "<i4").tobytes()
+            assert engine.handle(Submit(RequestId(str(index)), ids, SAMPLING)) == []
+        for event in engine.step():
+            if isinstance(event, Tokens):
+                tokens[event.request_id] += event.token_ids
+            if isinstance(event, Finished):
+                assert event.reason == "length"
+    return tokens
+
+
+def _ended(engine: Engine) -> int:
+    return sum(engine.core.stats().finished.values())
+
+
+def elastic_of(engine: Engine) -> ElasticMemory:
+    steps = engine.core._scheduler.memory
+    assert isinstance(steps, SharedMemory)
+    return steps.memory
+
+
+def roomy(module: torch.nn.Module, pool_mib: int = 16, **changes: object) -> EngineOptions:
+    bound = weights_of(module) + pool_mib * MIB
+    wished = {"memory_bytes": bound, "max_num_batched_tokens": 512, "max_model_len": 1024}
+    return EngineOptions(**(wished | changes))  # type: ignore[arg-type]
+
+
+def test_large_pages_of_a_shared_pool_hold_whole_chunks(module: torch.nn.Module) -> None:
+    """So that a request that ends leaves chunks; a pool of few such pages keeps small ones."""
+    wide, tight = (engine_over(module, roomy(module, mib)) for mib in (96, 16))
+    alone = engine_over(module, EngineOptions(kv_memory_bytes=96 * MIB, max_model_len=1024))
+    sizes = [one.core.stats().large_page_bytes for one in (wide, tight, alone)]
+    tiled = elastic_of(wide).balloon.tiling
+    within = [
+        any(
+            tiled.larges_over(chunk) == range(large, large + 1) for chunk in range(tiled.num_chunks)
+        )
+        for large in range(tiled.num_large)
+    ]
+    assert all(within)
+    assert sizes[0] % sizes[2] == 0
+    assert sizes[0] >= CHUNK_BYTES > sizes[1] == sizes[2]
+
+
+class Watched:
+    """A runner that keeps its plans."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.plans = runner, list[StepPlan]()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        return self.runner.run(plan)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[list[int]]:
+    return prompts(20)
+
+
+@pytest.fixture(scope="module")
+def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
+    """Of an engine with a pool for KV alone."""
+    options = EngineOptions(64 * MIB, 1024, 512)
+    return answers(engine_over(module, options), asked)
+
+
+def test_answers_are_those_of_a_pool_that_is_not_shared(
+    module: torch.nn.Module, asked: list[list[int]], expected: dict[str, list[int]]
+) -> None:
+    engine = engine_over(module, roomy(module))
+    assert answers(engine, asked) == expected
+    assert len({token for tokens in expected.values() for token in tokens}) > 30
+    stats = engine.core.stats()
+    assert stats.rungs["deflate"] > 0 and stats.rungs["inflate"] > 0, "chunks went both ways"
+    assert stats.memory["cold_chunks"] == 0
+    assert elastic_of(engine).audit() == []
+
+
+def test_activations_lie_in_the_pool_and_nowhere_else(module: torch.nn.Module) -> None:
+    engine = engine_over(module, roomy(module))
+    answers(engine, [list(range(3, 400))])
+    elastic = elastic_of(engine)
+    fused = engine.runner._models[""][0].fused  # type: ignore[attr-defined]
+    start = fused._lent.data_ptr() - elastic.area.address
+    assert 0 <= start < elastic.area.size_bytes and start % CHUNK_BYTES == 0
+    assert fused._own.numel() == 0
+    assert elastic.counts.mapped > 0
+
+
+def test_a_journal_replays_to_equal_plans_on_a_device_without_bytes(
+    module: torch.nn.Module, asked: list[list[int]]
+) -> None:
+    """What came warm is in the journal; where slots are is in the plans."""
+    journal = Journal()
+    options = roomy(module, 90)
+    engine = engine_over(module, options, journal)
+    watched = engine.runner = Watched(engine.runner)
+    answers(engine, asked)
+    plans = watched.plans
+    assert any(isinstance(entry, Warmed) for entry in journal.entries)
+    assert len({plan.slot for plan in plans}) > 2
+    layout = engine.core.memory.layout
+    implementations: list[Implementation] = ["compiled", "python"]
+    for implementation in implementations:
+        core = create_core(layout, implementation)
+        chunks = elastic_of(engine).device.num_chunks
+        device = FakeChunks(chunks, CHUNK_BYTES, has_bytes=False)
+        shared = share_pool(device, layout, core, engine._activations)
+        again = EngineCore(core, engine.core.limits, frozenset(), memory=shared.steps)
+        assert replay(journal.entries, again) == plans
+
+
+def test_the_longest_that_the_contract_promises_is_served(module: torch.nn.Module) -> None:
+    """Also when all of the pool caches something else."""
+    engine = engine_over(module, roomy(module, 12, max_model_len=None))
+    longest = engine.contract.max_model_len
+    assert 200 < longest < 32_768, "the pool bounds it, not the model"
+    draw = np.random.default_rng(1)
+    asked = [draw.integers(3, 509, length).tolist() for length in (longest - 12, 90, longest - 12)]
+    assert all(len(tokens) == 12 for tokens in answers(engine, asked, at_once=3).values())
+
+
+def test_the_contract_names_the_bound_and_what_fits_in_it(module: torch.nn.Module) -> None:
+    engine = engine_over(module, roomy(module, 40))
+    made, layout = engine.contract, engine.core.memory.layout
+    assert (made.shared_bytes, made.activation_reserve_bytes) == (40 * MIB, 0)
+    assert made.total_bytes == made.weights_bytes + 40 * MIB
+    assert made.contract_bytes == made.total_bytes + made.floor_bytes + 64 * MIB
+    assert engine.ready().memory == made.parts()
+    for tokens, count in made.requests_that_fit:
+        assert 0 < count < requests_that_fit(layout, tokens), "their activations are counted"
+    assert any("in the pool, 40.0 MiB for both" in line for line in made.lines())
+
+
+def test_a_bound_that_is_too_small_says_one_that_is_not(module: torch.nn.Module) -> None:
+    with pytest.raises(ChangeSomething, match="--max-model-len=1024") as told:
+        engine_over(module, roomy(module, 6))
+    assert told.value.field == "--memory"
+    enough_kib = int(told.value.remedy.split()[2].removesuffix("KiB"))
+    engine = engine_over(module, roomy(module, memory_bytes=enough_kib * KIB))
+    assert engine.contract.max_model_len == 1024
+    assert enough_kib * KIB < weights_of(module) + 40 * MIB
+
+
+def test_transformers_code_keeps_a_reserve_inside_the_bound(module: torch.nn.Module) -> None:
+    model = generic_model(module)
+    reserve_bytes = model.activations.need_bytes(512, 256)
+    options = EngineOptions(
+        memory_bytes=model.weight_bytes + reserve_bytes + 20 * MIB,
+        max_num_batched_tokens=512,
+        max_model_len=512,
+    )
+    engine = build_engine(model, "wide", options)
+    made = engine.contract
+    assert (made.shared_bytes, made.activation_reserve_bytes) == (0, reserve_bytes)
+    assert made.total_bytes <= options.memory_bytes  # type: ignore[operator]
+    assert engine.core.stats().memory == {}
+    answers(engine, [[3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_speculative_tokens": 2}, {"manager": "static"}], ids=["guesses", "static"]
+)
+def test_what_cannot_share_keeps_a_reserve_too(
+    module: torch.nn.Module, changes: dict[str, object]
+) -> None:
+    engine = engine_over(module, roomy(module, 60, **changes))
+    assert engine.contract.shared_bytes == 0
+    assert engine.contract.activation_reserve_bytes > 0
+
+
+def test_the_starting_split_is_kvs_share(module: torch.nn.Module) -> None:
+    options = roomy(module, 40, kv_memory_bytes=30 * MIB)
+    assert elastic_of(engine_over(module, options)).balloon.idle_chunks == 5
+
+
+BOUND = Bound(memory_bytes=1000 * MIB, weights_bytes=300 * MIB, reserve_bytes=100 * MIB)
+
+
+def test_a_bound_leaves_what_weights_and_reserve_do_not_take() -> None:
+    assert BOUND.pool_bytes(None, GIB) == 600 * MIB
+    assert BOUND.pool_bytes(500 * MIB, GIB) == 500 * MIB
+
+
+@pytest.mark.parametrize(
+    ("bound", "kv_mib", "available_mib", "field", "why", "remedy"),
+    [
+        (BOUND, 700, 1024, "--kv-memory", "more than --memory leaves", "--kv-memory 600MiB"),
+        (BOUND, None, 500, "--memory", "more than the machine has free", "--memory 900MiB"),
+        (
+            Bound(300 * MIB, 300 * MIB, 0),
+            None,
+            1024,
+            "--memory",
+            "leaves nothing for KV cache beside 300 MiB of weights",
+            "--memory 364MiB",
+        ),
+    ],
+)
+def test_what_a_bound_cannot_hold_is_refused_by_name(
+    bound: Bound, kv_mib: int | None, available_mib: int, field: str, why: str, remedy: str
+) -> None:
+    with pytest.raises(ChangeSomething, match=why) as told:
+        bound.pool_bytes(kv_mib and kv_mib * MIB, available_mib * MIB)
+    assert told.value.field == field
+    assert (
+        told.value.remedy.removeprefix("use at most ")
+        .removeprefix("use at least ")
+        .startswith(remedy)
+    )

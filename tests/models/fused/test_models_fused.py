@@ -1,0 +1,156 @@
+"""The fused forward pass against transformers' own, on every instruction set of this processor."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from kvell.models.families.families import EXACT, FUSED
+from kvell.models.loading.random_weights import random_module
+from kvell.models.paged_model import PagedModel
+from tests.models.fused_models import SETS, bf16_module, every_set, fused_model, generic_model
+from tests.models.harness import (
+    assert_exact,
+    oracle_logits,
+    prompt_ids,
+    runner_over,
+    tiny_config,
+    tiny_module,
+)
+
+every_family = pytest.mark.parametrize("architecture", sorted(FUSED))
+
+
+def steps_of(model: PagedModel, ids: list[int], ends: list[int], seed: int = 0) -> torch.Tensor:
+    """Logits of one request, computed in chunks that end there."""
+    runner = runner_over(model, shuffle_seed=seed)
+    starts = [0, *ends[:-1]]
+    return torch.cat([runner.step([("a", ids[s:e])]) for s, e in zip(starts, ends, strict=True)])
+
+
+def test_every_fused_family_is_an_exact_one() -> None:
+    assert set(FUSED) <= EXACT
+
+
+@every_family
+@every_set
+def test_chunks_and_decodes_are_exact(architecture: str, instruction_set: str) -> None:
+    module, ids = tiny_module(architecture), prompt_ids(30)
+    model = fused_model(module, instruction_set)
+    logits = steps_of(model, ids, [1, 14, 15, 16, 29, 30])
+    assert_exact(logits, oracle_logits(module, ids))
+
+
+@every_family
+def test_ragged_batch(architecture: str) -> None:
+    module = tiny_module(architecture)
+    prompts = {name: prompt_ids(length) for name, length in (("a", 23), ("b", 1), ("c", 12))}
+    logits = runner_over(fused_model(module)).step(list(prompts.items()))
+    parts = torch.split(logits, [len(ids) for ids in prompts.values()])
+    for part, ids in zip(parts, prompts.values(), strict=True):
+        assert_exact(part, oracle_logits(module, ids))
+
+
+@every_family
+@every_set
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_around_a_token_changes_a_bit(
+    architecture: str, instruction_set: str, dtype: torch.dtype
+) -> None:
+    """Neither chunks, nor other requests, nor where pages lie (states, if any, in float32)."""
+    module = copy.deepcopy(tiny_module(architecture)).to(dtype)
+    module.config.mamba_ssm_cache_dtype = "float32"
+    model = fused_model(module, instruction_set)
+    ids, other = prompt_ids(26), prompt_ids(19, seed=1)
+    whole = steps_of(model, ids, [26])
+    assert torch.equal(steps_of(model, ids, [7, 14, 21, 26], seed=3), whole)
+    runner = runner_over(model, shuffle_seed=5)
+    beside = [runner.step([("b", other[:9]), ("a", ids[:13]), ("c", other)])[9:22]]
+    beside += [runner.step([("a", [token]), ("b", [5])])[:1] for token in ids[13:]]
+    assert torch.equal(torch.cat(beside), whole)
+    assert len(set(whole.argmax(-1).tolist())) > 5
+
+
+@every_set
+def test_wide_products_of_many_rows_are_those_of_one(instruction_set: str) -> None:
+    config = tiny_config("Gemma3ForCausalLM", hidden_size=384, intermediate_size=1000)
+    model = fused_model(random_module(config, 3, torch.bfloat16, 8.0), instruction_set)
+    ids = prompt_ids(150)
+    assert torch.equal(steps_of(model, ids, [3, 60, 149, 150]), steps_of(model, ids, [150]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_change_nothing(dtype: torch.dtype) -> None:
+    module = random_module(tiny_config("Gemma3ForCausalLM", hidden_size=192), 3, dtype, 8.0)
+    ids = prompt_ids(40)
+    alone = steps_of(fused_model(module, num_threads=1), ids, [30, 31, 40])
+    for threads in (2, 3):
+        together = steps_of(fused_model(module, num_threads=threads), ids, [30, 31, 40])
+        assert torch.equal(together, alone)
+
+
+@every_family
+@every_set
+def test_bf16_errs_no_more_than_transformers(architecture: str, instruction_set: str) -> None:
+    """Root mean square of the difference from float32 with the same rounded weights."""
+    module = bf16_module(architecture)
+    prompts = [prompt_ids(40, seed) for seed in range(3)]
+    exact = torch.cat([oracle_logits(copy.deepcopy(module).float(), ids) for ids in prompts])
+    theirs = torch.cat([oracle_logits(module, ids) for ids in prompts])
+    model = fused_model(module, instruction_set)
+    ours = torch.cat([steps_of(model, ids, [9, 10, 20, 40]) for ids in prompts])
+    assert 0 < rms(ours - exact) <= 1.25 * rms(theirs - exact)
+
+
+def rms(x: torch.Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+ODD_SHAPES: list[dict[str, Any]] = [
+    {"attention_bias": True, "mlp_bias": True},
+    {"intermediate_size": 52, "vocab_size": 515},
+    {"hidden_size": 40, "head_dim": 20, "intermediate_size": 70},
+    {"num_key_value_heads": 1, "head_dim": 64},
+    {"tie_word_embeddings": True},
+    {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}},
+]
+
+
+@pytest.mark.parametrize("changes", ODD_SHAPES, ids=lambda changes: next(iter(changes)))
+@every_set
+def test_odd_shapes(changes: dict[str, Any], instruction_set: str) -> None:
+    module = random_module(tiny_config("LlamaForCausalLM", **changes), 5, torch.float32, 8.0)
+    if changes.get("tie_word_embeddings"):
+        module.lm_head.weight = module.model.embed_tokens.weight
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    ids = prompt_ids(21)
+    logits = steps_of(fused_model(module, instruction_set), ids, [13, 14, 21])
+    assert_exact(logits, oracle_logits(module, ids))
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn, torch.bfloat16])
+@every_set
+def test_quantised_pages_hold_what_torch_makes_of_the_same_vectors(
+    kv_dtype: torch.dtype, instruction_set: str
+) -> None:
+    """The first layer's: its keys and values differ from the generic pass by rounding at most."""
+    module, ids = tiny_module("Qwen3ForCausalLM"), prompt_ids(23)
+    runners = [
+        runner_over(model(module, instruction_set, kv_dtype))
+        for model in (fused_model, generic_model)
+    ]
+    logits = [runner.step([("a", ids)]) for runner in runners]
+    scale = logits[1].abs().max()
+    assert (logits[0] - logits[1]).abs().max() <= 0.02 * scale
+    pools = [runner.pool for runner in runners]
+    assert (pools[0] == pools[1]).float().mean() > 0.97
+
+
+def test_a_model_on_all_sets_differs_by_rounding_only() -> None:
+    module, ids = bf16_module("Qwen3ForCausalLM"), prompt_ids(30)
+    made = [steps_of(fused_model(module, name), ids, [30]) for name in SETS]
+    for other in made[1:]:
+        assert (made[0] - other).abs().max() < 0.05 * made[0].abs().max()

@@ -1,0 +1,57 @@
+"""Layers that read differently may share one group's pages: what each reads is its own."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.engine.assembly import build_engine
+from kvell.engine.protocol.messages import Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.options import EngineOptions
+from kvell.memory import MANAGERS, Manager
+from kvell.models.loading.random_weights import random_module
+from kvell.vocabulary import RequestId
+from tests.models.fused_models import fused_model
+from tests.models.harness import prompt_ids, tiny_config
+
+MIB = 1 << 20
+LONG_TOKENS = 1_200  # more than two of the pieces that attention cuts a context into
+WINDOWED = ("Gemma3ForCausalLM", "MinistralForCausalLM")
+
+
+@cache
+def module_of(architecture: str) -> Any:
+    """A tiny model with full layers beside layers with a short window, for long prompts."""
+    config = tiny_config(architecture, max_position_embeddings=2 * LONG_TOKENS)
+    module = random_module(config, seed=3)
+    module.set_attn_implementation("eager")
+    assert len(set(config.layer_types)) == 2
+    return module
+
+
+def oracle_tokens(architecture: str, prompt: list[int], outputs: int) -> list[int]:
+    """Greedy, by transformers."""
+    known = list(prompt)
+    for _ in range(outputs):
+        with torch.inference_mode():
+            logits = module_of(architecture)(torch.tensor([known]), use_cache=False).logits
+        known.append(int(logits[0, -1].argmax()))
+    return known[len(prompt) :]
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("architecture", WINDOWED)
+def test_long_contexts_under_every_manager(architecture: str, manager: Manager) -> None:
+    prompt, outputs = prompt_ids(LONG_TOKENS), 4
+    model = fused_model(module_of(architecture), num_threads=2)
+    options = EngineOptions(64 * MIB, 2 * LONG_TOKENS, 512, manager=manager)
+    engine = build_engine(model, architecture, options)
+    params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
+    engine.handle(Submit(RequestId("a"), np.asarray(prompt, "<i4").tobytes(), params))
+    answer: list[int] = []
+    while engine.has_work():
+        answer += [t for e in engine.step() if isinstance(e, Tokens) for t in e.token_ids]
+    assert answer == oracle_tokens(architecture, prompt, outputs)

@@ -1,0 +1,272 @@
+"""Text out of token ids, piece by piece: never half a character, always the whole text."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
+from transformers import TokenizersBackend
+
+from kvell.errors import ChangeSomething
+from kvell.models.text.detokenizer import IncrementalDetokenizer, byte_alphabet, spelled_bytes
+from kvell.models.text.end_tokens import eos_token_ids
+from kvell.models.text.stop_strings import StopStrings
+from kvell.models.text.tokenizer import Tokenizer
+
+TRICKY = "Zürich 東京 ☕️ 👩‍👩‍👧 naïve\n\t— مرحبا 한국어 𝔘𝔫𝔦"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], skip_special: bool = True) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special)
+    return [*(detokenizer.push([token]) for token in ids), detokenizer.finish()]
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """A tokenizer of the sentencepiece kind: spaces as ▁, unknown characters as byte tokens."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    for word in ("<unk>", "<s>", "▁", "▁the", "▁cat", "s", "é", "▁▁", "Hi", REPLACEMENT):
+        vocab[word] = len(vocab)
+    raw = RawTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    raw.add_special_tokens(["<s>"])
+    raw.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return Tokenizer(TokenizersBackend(tokenizer_object=raw), frozenset())
+
+
+BYTE_FALLBACK = byte_fallback_tokenizer()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 49_151), max_size=40), st.booleans())
+def test_random_ids_of_the_real_tokenizer(
+    smollm2_tokenizer: Tokenizer, ids: list[int], skip_special: bool
+) -> None:
+    assert "".join(pieces(smollm2_tokenizer, ids, skip_special)) == smollm2_tokenizer.decode(
+        ids, skip_special
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 16 + 256), max_size=30), st.booleans())
+def test_special_tokens_and_lone_bytes_of_the_real_tokenizer(
+    smollm2_tokenizer: Tokenizer, ids: list[int], skip_special: bool
+) -> None:
+    assert "".join(pieces(smollm2_tokenizer, ids, skip_special)) == smollm2_tokenizer.decode(
+        ids, skip_special
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=30))
+def test_pieces_of_any_text_are_whole_characters(smollm2_tokenizer: Tokenizer, text: str) -> None:
+    ids = smollm2_tokenizer.encode(text).tolist()
+    got = pieces(smollm2_tokenizer, ids)
+    whole = smollm2_tokenizer.decode(ids)
+    assert "".join(got) == whole
+    # The vocabulary lacks a few bytes, so not every text survives encoding.
+    assert REPLACEMENT in whole or not any(REPLACEMENT in piece for piece in got)
+
+
+def test_emoji_and_cjk_come_back_as_they_were(smollm2_tokenizer: Tokenizer) -> None:
+    ids = smollm2_tokenizer.encode(TRICKY).tolist()
+    got = pieces(smollm2_tokenizer, ids)
+    assert "".join(got) == TRICKY
+    assert "" in got[:-1], "nothing was ever held back: the text is too easy"
+    assert got[-1] == ""
+
+
+def test_half_a_character_is_held_back_until_the_end(smollm2_tokenizer: Tokenizer) -> None:
+    ids = smollm2_tokenizer.encode("😀").tolist()
+    assert len(ids) > 1
+    detokenizer = IncrementalDetokenizer(smollm2_tokenizer)
+    assert detokenizer.push(ids[:-1]) == ""
+    assert detokenizer.finish() == smollm2_tokenizer.decode(ids[:-1])
+
+
+def test_ids_outside_the_vocabulary_make_no_text(smollm2_tokenizer: Tokenizer) -> None:
+    ids = [*smollm2_tokenizer.encode("Hi").tolist(), 49_152, 60_000]
+    assert "".join(pieces(smollm2_tokenizer, ids)) == "Hi"
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(0, len(BYTE_FALLBACK.backend) - 1),
+            st.sampled_from([0xF0, 0x9F, 0x98, 0x80, 0xC3, 0xA9, 0x20]),
+            st.integers(256, len(BYTE_FALLBACK.backend) - 1),
+        ),
+        max_size=25,
+    ),
+    st.booleans(),
+)
+def test_random_ids_of_a_byte_fallback_tokenizer(ids: list[int], skip_special: bool) -> None:
+    assert "".join(pieces(BYTE_FALLBACK, ids, skip_special)) == BYTE_FALLBACK.decode(
+        ids, skip_special
+    )
+
+
+def test_byte_tokens_are_given_out_as_one_character() -> None:
+    ids = [BYTE_FALLBACK.backend.convert_tokens_to_ids("Hi"), 0xC3, 0xA9]
+    the = BYTE_FALLBACK.backend.convert_tokens_to_ids("▁the")
+    assert pieces(BYTE_FALLBACK, [*ids, the]) == ["Hi", "", "", "é the", ""]
+
+
+def test_a_token_is_looked_up_once() -> None:
+    tokenizer = byte_fallback_tokenizer()
+    asked: list[int] = []
+    backend = tokenizer.backend
+
+    class Counting:
+        def convert_ids_to_tokens(self, token_id: int) -> str | None:
+            asked.append(token_id)
+            token: str | None = backend.convert_ids_to_tokens(token_id)
+            return token
+
+    again = Tokenizer(Counting(), frozenset())
+    assert [again.spelling(token) for token in (256, 65, 256, 65)] == [
+        tokenizer.spelling(token) for token in (256, 65, 256, 65)
+    ]
+    assert asked == [256, 65]
+
+
+def test_context_is_bounded() -> None:
+    """A long output must not be decoded again and again from its start."""
+    detokenizer = IncrementalDetokenizer(BYTE_FALLBACK)
+    the = BYTE_FALLBACK.backend.convert_tokens_to_ids("▁the")
+    seen: list[int] = []
+    decode = BYTE_FALLBACK.backend.decode
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(BYTE_FALLBACK.backend, name)
+
+        def decode(self, ids: list[int], **named: Any) -> Any:
+            seen.append(len(ids))
+            return decode(ids, **named)
+
+    detokenizer = IncrementalDetokenizer(Tokenizer(Counting(), frozenset()))
+    assert detokenizer.push([the] * 50) + detokenizer.finish() == "the" + " the" * 49
+    assert max(seen) <= 3
+
+
+def test_byte_alphabet_is_a_bijection() -> None:
+    assert sorted(byte_alphabet().values()) == list(range(256))
+    assert spelled_bytes("Ġdé") == b" d" + bytes([0xE9])
+    assert spelled_bytes("日") == "日".encode()
+
+
+def test_encode_gives_int32(smollm2_tokenizer: Tokenizer) -> None:
+    ids = smollm2_tokenizer.encode("Hello world")
+    assert ids.dtype == np.int32
+    assert smollm2_tokenizer.decode(ids) == "Hello world"
+
+
+def test_chat_ends_where_the_assistant_speaks(smollm2_tokenizer: Tokenizer) -> None:
+    ids = smollm2_tokenizer.encode_chat([{"role": "user", "content": "Hi!"}])
+    assert ids.dtype == np.int32
+    text = smollm2_tokenizer.decode(ids, skip_special_tokens=False)
+    assert text.endswith("<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n")
+    assert set(smollm2_tokenizer.eos_token_ids) <= set(ids.tolist())
+
+
+def test_chat_that_the_template_refuses(smollm2_tokenizer: Tokenizer) -> None:
+    bad: list[Any] = [{"content": 3}, {"role": 1}]
+    with pytest.raises(ChangeSomething) as caught:
+        smollm2_tokenizer.encode_chat(bad)
+    assert caught.value.field == "messages"
+
+
+def test_chat_without_a_template() -> None:
+    assert not BYTE_FALLBACK.has_chat_template
+    with pytest.raises(ChangeSomething, match="no chat template"):
+        BYTE_FALLBACK.encode_chat([{"role": "user", "content": "Hi"}])
+
+
+def test_directory_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ChangeSomething, match="no tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_damaged_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": ')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    with pytest.raises(ChangeSomething, match="does not load") as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ('{"eos_token_id": [7, 9]}', '{"eos_token_id": 2}', {7, 9}),
+        ("{}", '{"eos_token_id": 2}', {2}),
+        ("{}", '{"text_config": {"eos_token_id": 0}}', {0}),
+        ("{}", "{}", set()),
+    ],
+)
+def test_eos_ids_of_a_directory(
+    tmp_path: Path, generation: str, config: str, ids: set[int]
+) -> None:
+    (tmp_path / "generation_config.json").write_text(generation)
+    (tmp_path / "config.json").write_text(config)
+    assert eos_token_ids(tmp_path) == ids
+
+
+def run_stops(stops: tuple[str, ...], pushes: list[str]) -> tuple[str, bool]:
+    matcher, given_out, stopped = StopStrings(stops), "", False
+    for text in pushes:
+        emitted, stopped = matcher.push(text)
+        given_out += emitted
+        if stopped:
+            break
+    return given_out + matcher.finish(), stopped
+
+
+def by_character(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
+    """What stop strings mean, said slowly: grow the text by one character at a time."""
+    for end in range(len(text) + 1):
+        for stop in sorted(stops, key=len, reverse=True):
+            if text[:end].endswith(stop):
+                return text[: end - len(stop)], True
+    return text, False
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
+    st.lists(st.text("ab\n", max_size=4), max_size=8),
+)
+def test_stopping_does_not_depend_on_the_cuts(stops: list[str], pushes: list[str]) -> None:
+    assert run_stops(tuple(stops), pushes) == by_character(tuple(stops), "".join(pushes))
+
+
+def test_nothing_of_a_stop_string_is_given_out() -> None:
+    matcher = StopStrings(("</s>", "User:"))
+    assert matcher.push("fine <") == ("fine ", False)
+    assert matcher.push("/") == ("", False)
+    assert matcher.push("b> Us") == ("</b> ", False)
+    assert matcher.push("er: more") == ("", True)
+    assert matcher.push("again") == ("", True)
+    assert matcher.finish() == ""
+
+
+def test_held_text_comes_at_the_end_if_no_stop_string_does() -> None:
+    matcher = StopStrings(("END",))
+    assert matcher.push("the EN") == ("the ", False)
+    assert matcher.finish() == "EN"
+
+
+def test_without_stop_strings_text_passes_through() -> None:
+    assert StopStrings(()).push("anything") == ("anything", False)

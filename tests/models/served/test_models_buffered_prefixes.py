@@ -1,0 +1,109 @@
+"""Prefixes evicted from the pool and found in the CPU buffer, for attention of any kind: exact."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.vocabulary import MIB
+from tests.engine.swapping import Always
+from tests.models.served import Served, assert_all
+
+ARCHITECTURES = [
+    "LlamaForCausalLM",
+    "Gemma3ForCausalLM",
+    "Llama4ForCausalLM",
+]
+TEXT = [(i * i + 11 * i) % 199 + 3 for i in range(90)]
+
+
+def caching(architecture: str) -> tuple[Served, Swapping]:
+    """Every plan copies out whatever is cached."""
+    run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
+    scheduler = run.engine.core._scheduler
+    scheduler._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]
+    swapping = scheduler.swapping
+    assert swapping is not None
+    assert swapping.prefixes is not None
+    swapping.prefixes._rule = Always()
+    return run, swapping
+
+
+def evict(run: Served) -> None:
+    """All that is cached in the pool."""
+    core = run.engine.core.memory
+    handle = core.open(np.asarray([1, 2], np.int32), "nobody's", reuse=False)
+    core.close(handle, renew=False)
+    assert not any(core.totals().cached_pages)
+
+
+def ask_again(run: Served, first: Sequence[int]) -> int:
+    """A next turn after everything was evicted; tokens that it did not compute."""
+    answer = run.ask("first", first, 8)
+    run.ask("between", [5, 6, 7], 2)  # its plan copies out what the first has left
+    evict(run)
+    turn = [*first, *answer.output, 9, 8, 7]
+    return run.ask("next turn", turn, 8).cached_tokens
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_next_turn_goes_on_from_the_buffer_exactly(architecture: str) -> None:
+    run, swapping = caching(architecture)
+    cached = ask_again(run, TEXT)
+    assert cached >= len(TEXT), "its whole prompt, and some of its answer"
+    assert swapping.counters()["cache_in"] == 1
+    assert swapping.prefixes is not None
+    assert swapping.prefixes.hit_tokens == cached
+    assert_all(run)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_another_question_about_the_same_text_does_too(architecture: str) -> None:
+    run, _ = caching(architecture)
+    run.ask("first", [*TEXT, 4, 5, 6], 8)
+    run.ask("between", [5, 6, 7], 2)
+    evict(run)
+    answer = run.ask("second", [*TEXT, 90, 91, 92, 93], 8)
+    pages = run.layout.groups[0].page_tokens
+    expected = len(TEXT) // pages * pages if architecture == "LlamaForCausalLM" else 0
+    assert answer.cached_tokens >= expected
+    assert_all(run)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
+    """What comes back is read: the equality can fail."""
+    run, _ = caching(architecture)
+    pages = run.engine.runner._pages  # type: ignore[attr-defined]
+    fetch = pages.fetch
+
+    def damaged(rows: object) -> None:
+        pages._buffer.fill_(1)
+        fetch(rows)
+
+    pages.fetch = damaged
+    ask_again(run, TEXT)
+    with pytest.raises(AssertionError):
+        assert_all(run)
+
+
+@pytest.mark.parametrize("architecture", ["JambaForCausalLM", "Mamba2ForCausalLM"])
+def test_models_with_states_are_not_kept(architecture: str) -> None:
+    run, swapping = caching(architecture)
+    ask_again(run, TEXT)
+    assert swapping.counters()["cache_out"] == 0
+    assert_all(run)
+
+
+def test_a_draft_models_pages_are_not_kept() -> None:
+    """Nor anybody's beside them: their guesses would begin from nothing."""
+    from tests.engine.speculating import GREEDY, prompts, served, words_module
+
+    module = words_module("LlamaForCausalLM")
+    run = served(module, 3, module, cpu_buffer_bytes=8 * MIB)
+    scheduler = run.engine.core._scheduler
+    scheduler._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]
+    run.ask(prompts(3, 0), GREEDY)
+    run.ask(prompts(2, 1), GREEDY)
+    assert run.stats.rungs["cache_out"] == 0

@@ -1,0 +1,121 @@
+"""Prompts to token ids that fit, and answers to bodies."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.http_errors import ContextTooLong
+from kvell.server.api.prompts import PromptEncoder
+from kvell.server.api.responses import (
+    Heading,
+    chat_chunk,
+    completion_body,
+    joined,
+    model_list,
+    usage_chunk,
+)
+from kvell.server.api.schemas import ChatMessage
+from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.testing.instance import ByteText
+
+HEADING = Heading("id-1", "m", 1234)
+
+
+def encoded(prompt: str | list[int], max_model_len: int = 10) -> NDArray[np.int32]:
+    encoder = PromptEncoder(ByteText(), max_model_len)
+    ids = asyncio.run(encoder.prompt(prompt))
+    encoder.close()
+    return ids
+
+
+def test_text_and_ids_become_int32() -> None:
+    for prompt in ("hello", list(b"hello")):
+        ids = encoded(prompt)
+        assert ids.dtype == np.int32
+        assert ids.tolist() == list(b"hello")
+
+
+def test_one_token_of_room_is_enough_and_none_is_not() -> None:
+    assert len(encoded("123456789")) == 9
+    for prompt in ("1234567890", [5] * 10, "x" * 1000):
+        with pytest.raises(ContextTooLong, match="send at most 9 tokens"):
+            encoded(prompt)
+
+
+@pytest.mark.parametrize(("prompt", "value"), [([256], 256), ([1, 999, 2], 999)])
+def test_ids_outside_the_vocabulary_are_refused(prompt: list[int], value: int) -> None:
+    with pytest.raises(ChangeSomething, match="is not a token of this model") as caught:
+        encoded(prompt)
+    assert caught.value.value == value
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt_is_refused(prompt: str | list[int]) -> None:
+    with pytest.raises(ChangeSomething, match="has no tokens"):
+        encoded(prompt)
+
+
+def test_a_conversation_is_named_messages_when_it_is_too_long() -> None:
+    encoder = PromptEncoder(ByteText(), 5)
+    with pytest.raises(ContextTooLong) as caught:
+        asyncio.run(encoder.chat([ChatMessage(role="user", content="hello")]))
+    assert caught.value.field == "messages"
+    encoder.close()
+
+
+def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
+    threads: set[int] = set()
+
+    class Noting(ByteText):
+        def encode(self, text: str) -> NDArray[np.int32]:
+            threads.add(threading.get_ident())
+            return super().encode(text)
+
+    async def scenario() -> None:
+        encoder = PromptEncoder(Noting(), 100)
+        await asyncio.gather(*(encoder.prompt(f"prompt {i}") for i in range(10)))
+        encoder.close()
+
+    asyncio.run(scenario())
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_deltas_join_into_one_answer() -> None:
+    deltas = [TextDelta("a"), TextDelta("b"), TextDelta("c", "stop", Usage(1, 2, 0))]
+    assert joined(deltas) == TextDelta("abc", "stop", Usage(1, 2, 0))
+
+
+def test_usage_of_several_prompts_adds_up() -> None:
+    answers = [TextDelta("a", "stop", Usage(1, 2, 3)), TextDelta("b", "length", Usage(10, 20, 30))]
+    body = completion_body(HEADING, answers)
+    assert body["usage"] == {
+        "prompt_tokens": 11,
+        "completion_tokens": 22,
+        "total_tokens": 33,
+        "prompt_tokens_details": {"cached_tokens": 33},
+    }
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+
+
+def test_chunks_repeat_the_heading() -> None:
+    for body in (
+        chat_chunk(HEADING, 0, TextDelta("x")),
+        usage_chunk(HEADING, "chat.completion.chunk", Usage()),
+    ):
+        assert (body["id"], body["model"], body["created"]) == ("id-1", "m", 1234)
+        assert body["object"] == "chat.completion.chunk"
+
+
+def test_a_last_chunk_without_text_has_an_empty_delta() -> None:
+    [choice] = chat_chunk(HEADING, 0, TextDelta("", "stop"))["choices"]
+    assert (choice["delta"], choice["finish_reason"]) == ({}, "stop")
+
+
+def test_the_model_card_names_the_context() -> None:
+    [card] = model_list({"m": 4096}, 1)["data"]
+    assert (card["id"], card["max_model_len"]) == ("m", 4096)

@@ -1,0 +1,198 @@
+"""Streams merged, primed and closed, whatever goes wrong in the middle."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from starlette.requests import Request
+
+from kvell.errors import TryLater
+from kvell.server.api.streaming import (
+    ClientGone,
+    collected,
+    merged,
+    primed,
+    sse,
+    until_gone,
+    with_error_event,
+)
+
+T = TypeVar("T")
+
+
+class Source:
+    """Counts up to ``end``, then fails if told to; knows whether it was closed."""
+
+    def __init__(self, end: int, error: Exception | None = None) -> None:
+        self._end = end
+        self._error = error
+        self.closed = False
+
+    async def items(self) -> AsyncGenerator[int, None]:
+        try:
+            for item in range(self._end):
+                await asyncio.sleep(0)
+                yield item
+            if self._error:
+                raise self._error
+        finally:
+            self.closed = True
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    async def bounded() -> T:
+        async with asyncio.timeout(10):
+            return await scenario
+
+    return asyncio.run(bounded())
+
+
+def request_whose_client(leaves: bool) -> Request:
+    async def receive() -> dict[str, str]:
+        if not leaves:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "headers": []}, receive)
+
+
+def test_merging_keeps_each_streams_order() -> None:
+    sources = [Source(3), Source(0), Source(40)]
+
+    async def scenario() -> list[list[int]]:
+        return await collected(merged([source.items() for source in sources]), 3)
+
+    assert run(scenario()) == [[0, 1, 2], [], list(range(40))]
+
+
+def test_a_failing_stream_ends_the_others() -> None:
+    endless, failing = Source(1 << 60), Source(2, TryLater("full"))
+
+    async def scenario() -> None:
+        await collected(merged([endless.items(), failing.items()]), 2)
+
+    with pytest.raises(TryLater, match="full"):
+        run(scenario())
+    assert endless.closed
+    assert failing.closed
+
+
+def test_a_single_stream_is_merged_with_none() -> None:
+    source, failing = Source(3), Source(2, TryLater("full"))
+
+    async def scenario() -> list[tuple[int, int]]:
+        items = [item async for item in merged([source.items()])]
+        with pytest.raises(TryLater, match="full"):
+            await collected(merged([failing.items()]), 1)
+        return items
+
+    assert run(scenario()) == [(0, 0), (0, 1), (0, 2)]
+    assert source.closed
+    assert failing.closed
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_leaving_a_merge_closes_every_stream(count: int) -> None:
+    sources = [Source(1 << 60) for _ in range(count)]
+
+    async def scenario() -> None:
+        stream = merged([source.items() for source in sources])
+        await anext(stream)
+        await stream.aclose()
+
+    run(scenario())
+    assert all(source.closed for source in sources)
+
+
+def test_priming_loses_no_item_and_closes_its_source() -> None:
+    source, left = Source(3), Source(3)
+
+    async def scenario() -> list[int]:
+        items = [item async for item in await primed(source.items())]
+        stream = await primed(left.items())
+        await anext(stream)
+        await stream.aclose()
+        return items
+
+    assert run(scenario()) == [0, 1, 2]
+    assert source.closed
+    assert left.closed
+
+
+def test_what_fails_before_the_first_item_is_raised_while_priming() -> None:
+    source = Source(0, TryLater("full"))
+
+    async def scenario() -> None:
+        await primed(source.items())
+
+    with pytest.raises(TryLater):
+        run(scenario())
+    assert source.closed
+
+
+async def events(count: int, error: Exception | None = None) -> AsyncGenerator[bytes, None]:
+    async for item in Source(count, error).items():
+        yield sse({"item": item})
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (None, b"data: [DONE]\n\n"),
+        (TryLater("full"), b'"rate_limit_error"'),
+        (RuntimeError("inside"), b'"internal error"'),
+    ],
+)
+def test_a_stream_ends_with_done_or_with_an_error_event(
+    error: Exception | None, last: bytes
+) -> None:
+    async def scenario() -> list[bytes]:
+        return [event async for event in with_error_event(events(2, error))]
+
+    found = run(scenario())
+    assert found[:2] == [b'data: {"item":0}\n\n', b'data: {"item":1}\n\n']
+    assert len(found) == 3
+    assert last in found[-1]
+    assert found[-1].endswith(b"\n\n")
+    assert b"inside" not in found[-1]
+
+
+def test_an_answer_comes_while_the_client_stays() -> None:
+    async def answer() -> str:
+        await asyncio.sleep(0)
+        return "answer"
+
+    async def scenario() -> str:
+        return await until_gone(request_whose_client(leaves=False), answer())
+
+    assert run(scenario()) == "answer"
+
+
+def test_an_answers_error_passes_through() -> None:
+    async def answer() -> str:
+        raise TryLater("full")
+
+    async def scenario() -> str:
+        return await until_gone(request_whose_client(leaves=False), answer())
+
+    with pytest.raises(TryLater):
+        run(scenario())
+
+
+def test_a_client_that_leaves_cancels_the_answer() -> None:
+    cancelled = []
+
+    async def answer() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async def scenario() -> None:
+        await until_gone(request_whose_client(leaves=True), answer())
+
+    with pytest.raises(ClientGone):
+        run(scenario())
+    assert cancelled == [True]

@@ -1,0 +1,59 @@
+"""/debug/memory: what was promised, who has it, and what the processes take."""
+
+import os
+
+import httpx
+
+from kvell.engine.protocol.messages import GroupStats, Ready, Stats
+from kvell.server.metrics.memory_page import memory_page
+from kvell.vocabulary import MIB
+
+READY = Ready(4, 0, 8, "m", 64, 0, memory={"weights_bytes": 5, "contract_bytes": 90 * MIB})
+STATS = Stats(
+    *(0, 0, 2, 3, 7, 1, 0.5, 0, 0, 0, 0, 0),
+    rungs={"inflate": 4},
+    groups=(GroupStats("full", 1, 2, 3, 4, page_bytes=1024),),
+    large_page_bytes=4096,
+    memory={
+        "chunk_bytes": 2 * MIB,
+        "kv_chunks": 30,
+        "activation_idle_chunks": 2,
+        "activation_used_chunks": 1,
+        "withheld_large_pages": 5,
+        "largest_step_chunks": 3,
+        "stale_positions": 9,
+        "mapped": 11,
+    },
+    buffer={"holders": 3},
+)
+
+
+def test_the_promise_is_both_processes() -> None:
+    page = memory_page(READY, STATS, 10 * MIB, None)
+    assert page["contract_bytes"] == 100 * MIB
+    assert page["parts"]["weights_bytes"] == 5
+    assert page["parts"]["front_floor_bytes"] == 10 * MIB
+
+
+def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
+    page = memory_page(READY, STATS, 0, None)
+    assert page["pool"]["chunks"] == {"kv": 30, "activation_idle": 2, "activation_used": 1}
+    assert (page["pool"]["withheld_large_pages"], page["pool"]["largest_step_chunks"]) == (5, 3)
+    assert page["moves"] == {"mapped": 11}
+    assert page["cpu_buffer"] == {"holders": 3}
+    assert page["rungs"] == {"inflate": 4}
+    assert page["pool"]["groups"][0]["used_pages"] == 1
+    assert page["requests"] == {"running": 2, "waiting": 3}
+
+
+def test_processes_are_measured_now() -> None:
+    now = memory_page(READY, STATS, 0, os.getpid())["now_bytes"]
+    assert now["front"] > MIB
+    assert abs(now["instance"] - now["front"]) < 16 * MIB, "here they are one"
+
+
+def test_a_server_tells_it_over_http(server_url: str) -> None:
+    page = httpx.get(f"{server_url}/debug/memory").json()
+    assert page["pool"]["chunks"] == {}, "the fake engine shares no pool"
+    assert page["now_bytes"]["instance"] > MIB
+    assert page["contract_bytes"] >= page["parts"]["front_floor_bytes"] > MIB

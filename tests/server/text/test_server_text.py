@@ -1,0 +1,201 @@
+"""From tokens to text: stop strings, silent tokens, whole characters, and how a request ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import KvellError, TryLater
+from kvell.server.front.front import Front
+from kvell.server.front.mailbox import Output
+from kvell.server.text.text_model import PreparedPrompt
+from kvell.server.text.text_stream import (
+    RequestFailed,
+    RequestRefused,
+    TextDelta,
+    TextWriter,
+    Usage,
+    text_deltas,
+)
+from kvell.testing.instance import EOS_TOKEN, ByteText
+from kvell.vocabulary import FinishReason, RequestId
+
+
+class Script:
+    """A front that says what it was given; it notes when it is told to stop or is left."""
+
+    def __init__(self, *outputs: Output) -> None:
+        self._outputs = outputs
+        self.stopped: list[str] = []
+        self.left = False
+
+    async def generate(
+        self, prompt: object, sampling: object, **_more: object
+    ) -> AsyncGenerator[Output, None]:
+        try:
+            for output in self._outputs:
+                yield output
+        finally:
+            self.left = True
+
+    def stop(self, request_id: str) -> None:
+        self.stopped.append(request_id)
+
+
+def ended(
+    reason: FinishReason, message: str = "", cached: int = 0, *, try_later: bool = False
+) -> Output:
+    finished = Finished(
+        RequestId("r"), 0, reason, cached_tokens=cached, message=message, try_later=try_later
+    )
+    return Output((), finished)
+
+
+def deltas(script: Script, sampling: SamplingParams | None = None) -> list[TextDelta]:
+    async def gather() -> list[TextDelta]:
+        prompt = PreparedPrompt(np.zeros(3, np.int32), "r")
+        front = cast(Front, script)
+        stream = text_deltas(front, ByteText(), prompt, sampling or SamplingParams())
+        return [delta async for delta in stream]
+
+    return asyncio.run(gather())
+
+
+def written(data: bytes, cuts: list[int], sampling: SamplingParams) -> tuple[str, TextWriter]:
+    writer = TextWriter(ByteText(), sampling)
+    bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    text = "".join(writer.push(tuple(data[start:end])) for start, end in pairwise(bounds))
+    return text + writer.finish(), writer
+
+
+cut_lists = st.lists(st.integers(0, 1000), max_size=6)
+words = st.text(alphabet="abé🙂", max_size=30)
+
+
+@given(words, cut_lists)
+def test_text_does_not_depend_on_how_tokens_arrive(text: str, cuts: list[int]) -> None:
+    assert written(text.encode(), cuts, SamplingParams())[0] == text
+
+
+@given(words, st.lists(st.text("abé🙂", min_size=1, max_size=3), min_size=1, max_size=3), cut_lists)
+def test_text_ends_before_the_first_stop_string(
+    text: str, stop: list[str], cuts: list[int]
+) -> None:
+    shown, writer = written(text.encode(), cuts, SamplingParams(stop=tuple(stop)))
+    # Text grows character by character, so the stop string that is whole first decides;
+    # of two that end at the same character the longer begins first.
+    found = [(at + len(each), at) for each in stop if (at := text.find(each)) >= 0]
+    assert writer.stopped == bool(found)
+    assert shown == (text[: min(found)[1]] if found else text)
+
+
+def test_tokens_are_counted_up_to_the_one_that_completed_the_stop_string() -> None:
+    _, writer = written(b"hello world, and more", [], SamplingParams(stop=("world",)))
+    assert writer.token_count == len(b"hello world")
+    assert writer.push((65,)) == ""
+    assert writer.token_count == len(b"hello world")
+
+
+def test_end_of_sequence_and_stop_tokens_are_counted_but_not_shown() -> None:
+    data = bytes([*b"ab", EOS_TOKEN])
+    shown, writer = written(data, [], SamplingParams())
+    assert (shown, writer.token_count) == ("ab", 3)
+    shown, _ = written(b"abX", [], SamplingParams(stop_token_ids=(ord("X"),)))
+    assert shown == "ab"
+
+
+def test_end_of_sequence_is_text_when_it_is_ignored() -> None:
+    shown, _ = written(bytes([65, EOS_TOKEN, 66]), [], SamplingParams(ignore_eos=True))
+    assert shown == "A\0B"
+
+
+def test_an_unfinished_character_is_shown_as_broken_at_the_end_only() -> None:
+    assert written("é".encode()[:1], [], SamplingParams())[0] == "\ufffd"
+    assert TextWriter(ByteText(), SamplingParams()).push(tuple("é".encode()[:1])) == ""
+
+
+def test_deltas_end_with_reason_and_usage() -> None:
+    script = Script(Output((97, 98)), Output((99,)), ended("length", cached=2))
+    assert deltas(script) == [
+        TextDelta("ab", token_ids=(97, 98)),
+        TextDelta("c", token_ids=(99,)),
+        TextDelta("", "length", Usage(3, 3, 2)),
+    ]
+    assert script.left
+
+
+def test_a_stop_string_is_told_to_the_front_and_reported_as_stop() -> None:
+    # What was on its way when the front heard of it is not shown.
+    script = Script(Output(tuple(b"hi STOP")), Output(tuple(b"late")), ended("stop", cached=1))
+    found = deltas(script, SamplingParams(stop=("STOP",)))
+    assert "".join(delta.text for delta in found) == "hi "
+    assert found[-1].finish_reason == "stop"
+    assert found[-1].usage == Usage(3, 7, 1)
+    assert set(script.stopped) == {"r"}
+
+
+def test_a_stop_string_in_the_last_tokens_wins_over_length() -> None:
+    last = Output(tuple(b"hi STOP"), ended("length").finished)
+    assert deltas(Script(last), SamplingParams(stop=("STOP",))) == [
+        TextDelta("hi ", "stop", Usage(3, 7, 0), tuple(b"hi STOP"))
+    ]
+
+
+def test_tokens_without_text_yet_are_told_with_the_text() -> None:
+    first, second = "é".encode()
+    script = Script(Output((97, first)), Output((second,)), ended("length"))
+    assert [(d.text, d.token_ids) for d in deltas(script)] == [
+        ("a", (97, first)),
+        ("é", (second,)),
+        ("", ()),
+    ]
+    script = Script(Output((first,)), Output((second,)), ended("length"))
+    assert [(d.text, d.token_ids) for d in deltas(script)] == [("é", (first, second)), ("", ())]
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end() -> None:
+    script = Script(Output(tuple(b"no ST")), ended("length"))
+    found = deltas(script, SamplingParams(stop=("STOP",)))
+    assert "".join(delta.text for delta in found) == "no ST"
+
+
+def test_a_death_after_the_stop_string_changes_nothing() -> None:
+    script = Script(Output(tuple(b"a STOP")), ended("error", "it died"))
+    assert deltas(script, SamplingParams(stop=("STOP",)))[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (ended("error", "it died"), RequestFailed),
+        (ended("cancelled"), RequestFailed),
+        (ended("refused", "draining", try_later=True), TryLater),
+        (ended("refused", "can never fit"), RequestRefused),
+    ],
+)
+def test_other_ends_are_errors_of_their_family(output: Output, kind: type[KvellError]) -> None:
+    with pytest.raises(KvellError) as caught:
+        deltas(Script(Output((97,)), output))
+    assert type(caught.value) is kind
+    assert output.finished is not None
+    assert output.finished.message in str(caught.value)
+
+
+def test_leaving_the_deltas_leaves_the_front() -> None:
+    script = Script(Output((97,)), Output((98,)), ended("length"))
+
+    async def leave() -> None:
+        prompt = PreparedPrompt(np.zeros(3, np.int32), "r")
+        stream = text_deltas(cast(Front, script), ByteText(), prompt, SamplingParams())
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(leave())
+    assert script.left

@@ -1,0 +1,242 @@
+"""Whole replays: what the loop promises, whatever the trace."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvell.clock import VirtualClock
+from kvell.elastic.logical_buffer import CpuBuffer
+from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, replay
+from kvell.engine.requests.plan import StepPlan
+from kvell.memory import MemoryCore, audit, create_core
+from kvell.simulator.replay.metered import MeteredCore
+from kvell.simulator.replay.replay import Replay
+from tests.engine.swapping import Always
+from tests.simulator.replays import (
+    MACHINE,
+    busy_rows,
+    layers_in,
+    layout_of,
+    limits_of,
+    make_replay,
+    row,
+)
+
+MIXED = ((0, 1), (9, 2))
+CLOCKED = ("wall_seconds", "manager_us_per_step", "manager_us_per_request_step")
+
+
+def figures(run: Replay) -> dict[str, Any]:
+    return {name: value for name, value in run.report().items() if name not in CLOCKED}
+
+
+class TestWholeTraces:
+    @pytest.mark.parametrize("arrivals", ["start", "trace"])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_every_request_ends_with_its_output(self, seed: int, arrivals: Any) -> None:
+        rows = busy_rows(seed)
+        run = make_replay(layout_of(*MIXED, large_pages=40), rows, arrivals)
+        report = run.report()
+        assert report["requests_finished"] == len(rows)
+        assert all(r.finish_step is not None for r in run.requests)
+        for figures, trace_row in zip(run.requests, rows, strict=True):
+            assert figures.admitted_step is not None
+            assert figures.first_token_step is not None
+            assert figures.finish_step is not None
+            assert figures.admitted_step <= figures.first_token_step
+            taken = figures.finish_step - figures.first_token_step
+            assert taken >= trace_row.output_tokens - 1
+
+    def test_pressure_preempts_and_prefixes_hit(self) -> None:
+        report = make_replay(layout_of(*MIXED, large_pages=24), busy_rows(0)).report()
+        assert report["preemptions"] > 0
+        assert report["hit_rate"] > 0.02
+        assert 0 < report["stranded"] < 1
+        assert 0 < report["waste"] < 1
+        assert report["batch_saturated_mean"] >= report["batch_mean"]
+
+    @pytest.mark.parametrize(
+        ("large_pages", "requests", "is_short"), [(24, 8, True), (900, 8, False), (900, 20, False)]
+    )
+    def test_short_of_memory_is_neither_short_of_seats_nor_of_tokens(
+        self, large_pages: int, requests: int, is_short: bool
+    ) -> None:
+        rows = [row(60, 4) for _ in range(requests)]  # 8 seats, 64 tokens a step
+        report = make_replay(layout_of(*MIXED, large_pages=large_pages), rows).report()
+        assert report["batch_saturated_mean"] > 0
+        assert (report["short_of_memory"] > 0) is is_short
+
+    def test_who_waits_for_a_prefix_is_not_short_of_memory(self) -> None:
+        rows = [row(84, 1, range(20)), row(84, 1, range(20))]
+        report = make_replay(layout_of((0, 1), large_pages=900), rows).report()
+        assert report["rungs"]["wait_for_prefix"] > 0
+        assert report["short_of_memory"] == 0
+
+    @pytest.mark.parametrize("look_every", [3, 1000])
+    def test_looking_seldom_changes_figures_of_memory_alone(self, look_every: int) -> None:
+        layout = layout_of(*MIXED, large_pages=24)
+        every = make_replay(layout, busy_rows(0))
+        seldom = make_replay(layout, busy_rows(0), look_every=look_every)
+        of_memory = {"waste", "stranded", "waste_saturated", "stranded_saturated", "groups"}
+        told, again = figures(every), figures(seldom)
+        assert {name for name in told if told[name] != again[name]} == of_memory
+        assert every.requests == seldom.requests
+        looked = [sample.groups for sample in every.means.samples]
+        held = [looked[step // look_every * look_every] for step in range(len(looked))]
+        assert [sample.groups for sample in seldom.means.samples] == held
+
+    def test_deterministic(self) -> None:
+        runs = [make_replay(layout_of(*MIXED, large_pages=40), busy_rows(1)) for _ in range(2)]
+        assert figures(runs[0]) == figures(runs[1])
+        assert runs[0].requests == runs[1].requests
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_both_cores_count_alike(self, seed: int) -> None:
+        runs = [
+            make_replay(layout_of(*MIXED, (0, 3), large_pages=60), busy_rows(seed), "start", kind)
+            for kind in ("compiled", "python")
+        ]
+        assert figures(runs[0]) == figures(runs[1])
+        assert runs[0].means._all == runs[1].means._all
+
+    def test_the_journal_gives_the_same_plans(self) -> None:
+        layout, rows, journal = layout_of(*MIXED, large_pages=40), busy_rows(2), Journal()
+        run = make_replay(layout, rows, journal=journal)
+        again = EngineCore(create_core(layout), limits_of(layout), frozenset())
+        plans: list[StepPlan] = replay(journal.entries, again)
+        assert len(plans) == run.report()["steps"]
+        assert not again.has_work
+        assert again.stats() == run._engine.stats()
+        first = EngineCore(create_core(layout), limits_of(layout), frozenset())
+        assert replay(journal.entries, first) == plans
+
+    def test_hits_are_those_of_the_first_admission(self) -> None:
+        rows = [row(9, 1, [1, 2]), row(9, 1, [1, 2]), row(9, 1, [1, 3]), row(9, 1, [4, 5])]
+        run = make_replay(layout_of((0, 1)), rows)
+        assert [r.hit_tokens for r in run.requests] == [0, 8, 4, 0]
+        assert run.report()["hit_rate"] == 12 / 36
+
+    def test_repeated_prompts_share_named_blocks_only(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(20, 2, [1]), row(20, 2, [1]), row(20, 2)])
+        assert [r.hit_tokens for r in run.requests] == [0, 4, 0]
+
+
+class TestRefusals:
+    def test_longer_than_the_pool(self) -> None:
+        run = make_replay(layout_of((0, 1), large_pages=4), [row(20, 1), row(8, 2), row(10, 7)])
+        report = run.report()
+        assert (report["requests_refused"], report["requests_finished"]) == (2, 1)
+        assert report["max_model_len"] == 16
+        assert [r.finish_step is None for r in run.requests] == [True, False, True]
+
+    def test_nothing_but_refused(self) -> None:
+        report = make_replay(layout_of((0, 1), large_pages=4), [row(20, 1)]).report()
+        assert (report["steps"], report["batch_mean"], report["waste"]) == (0, 0.0, 0.0)
+
+    def test_by_the_engine_itself(self) -> None:
+        layout = layout_of((0, 1))
+        rows = [replace(row(5, 1, at=float(i)), session="s") for i in range(3)]
+        limits = replace(limits_of(layout), vocab_size=1)
+        core = create_core(layout)
+        run = Replay(core, layers_in(layout), limits, rows, "trace", MACHINE, VirtualClock())
+        run.run()
+        assert run.report()["requests_refused"] == 3
+        assert run.clock.now_seconds() == 2.0
+
+
+class TestVirtualTime:
+    def test_steps_take_what_the_profile_says(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(5, 3)])
+        assert run.report()["virtual_seconds"] == pytest.approx(3.0, abs=1e-3)
+
+    def test_requests_come_at_their_time(self) -> None:
+        rows = [row(5, 3, at=0.0), row(5, 1, at=1.5), row(5, 1, at=100.0)]
+        run = make_replay(layout_of((0, 1)), rows, "trace")
+        assert [r.admitted_step for r in run.requests] == [1, 3, 4]
+        assert run.clock.now_seconds() == pytest.approx(101.0, abs=1e-3)
+        # The idle time between has no steps.
+        assert run.report()["steps"] == 4
+
+    def test_start_ignores_arrivals(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(5, 1, at=0.0), row(5, 1, at=1e6)])
+        assert [r.admitted_step for r in run.requests] == [1, 1]
+        assert run.clock.now_seconds() < 2
+
+    def test_what_comes_during_a_step_did_not_wait_in_it(self) -> None:
+        run = make_replay(layout_of((0, 1)), [row(5, 1), row(5, 1, at=0.5)], "trace")
+        assert not any(sample.leaves_waiting for sample in run.means._all)
+
+
+class TestMeteredCore:
+    def test_watches_and_changes_nothing(self) -> None:
+        layout = layout_of(*MIXED, large_pages=40)
+        bare, metered = create_core(layout), MeteredCore(create_core(layout))
+        for core in (bare, metered):
+            engine = EngineCore(core, limits_of(layout), frozenset())
+            replay(journal_of(20), engine)
+        assert metered.snapshot() == bare.snapshot()
+        assert audit(layout, metered.snapshot()) == []
+        assert metered.running() == []
+        assert metered.nanoseconds > 0
+
+    def test_looking_is_not_managing(self) -> None:
+        metered = MeteredCore(create_core(layout_of((0, 1))))
+        metered.totals()
+        metered.snapshot()
+        assert metered.nanoseconds == 0
+
+
+def journal_of(count: int) -> list[Any]:
+    journal = Journal()
+    make_replay(layout_of(*MIXED, large_pages=40), busy_rows(5, count), journal=journal)
+    return journal.entries
+
+
+def test_progress_reaches_the_end() -> None:
+    layout, seen = layout_of((0, 1)), list[float]()
+    rows = busy_rows(0)
+    limits, core = limits_of(layout), create_core(layout)
+    fresh = Replay(core, layers_in(layout), limits, rows, "start", MACHINE, VirtualClock())
+    fresh.run(seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_prompts_come_however_many_are_parked() -> None:
+    """One a second, and eight seats: whoever comes next goes ahead of those that decode."""
+    layout = layout_of((0, 1), large_pages=200)
+    rows = [row(8 + i % 3, 60, at=2.0 * i) for i in range(40)]
+
+    def swap(core: MemoryCore) -> Swapping:
+        return Swapping(core, PageBuffer(layout.groups, 800), Always())
+
+    def park(core: MemoryCore, swapping: Swapping) -> Parking:
+        return Parking(core, swapping, CpuBuffer(800, 800, is_fixed=True), 4)
+
+    core, limits = create_core(layout), limits_of(layout)
+    run = Replay(
+        core,
+        layers_in(layout),
+        limits,
+        rows,
+        "trace",
+        MACHINE,
+        VirtualClock(),
+        swapping=swap,
+        parking=park,
+    )
+    run.run()
+    waited = [
+        one.first_token_seconds - one.came_seconds
+        for one in run.requests
+        if one.first_token_seconds is not None and one.came_seconds is not None
+    ]
+    assert len(waited) == len(rows)
+    assert max(waited) < 5
+    assert run.report()["cpu_buffer"]["parkings"] > 20
+    assert run.report()["max_running"] == limits.max_num_seqs
