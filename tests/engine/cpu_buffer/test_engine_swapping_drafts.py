@@ -9,7 +9,7 @@ from tests.engine.planning.test_engine_speculation import (
     draft_of,
 )
 from tests.engine.speculating import GREEDY, SEEDED, Served, blurred, served, words_module
-from tests.models.served.test_models_swapped import force
+from tests.models.serving.test_models_swapped import force
 
 PAIRS = [
     ("LlamaForCausalLM", "blurred"),
