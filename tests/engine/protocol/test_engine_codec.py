@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from kvell.engine.protocol import codec
 from kvell.engine.protocol.codec import (
     LENGTH_BYTES,
     FrameReader,
@@ -29,7 +30,6 @@ from kvell.engine.protocol.messages import (
     Stats,
     Submit,
     Tokens,
-    codec,
 )
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import ChangeSomething

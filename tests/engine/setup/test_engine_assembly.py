@@ -155,14 +155,14 @@ def drafting(vocab_size: int, kind: GroupKind = GroupKind.FULL) -> PagedModel:
 
 
 @pytest.mark.parametrize(
-    ("draft", "guesses", "problem"),
+    ("draft", "draft_tokens", "problem"),
     [
         (drafting(99), 0, "use --num-speculative-tokens 4"),
         (drafting(98), 2, "vocabulary of 98 tokens, the model one of 99"),
         (drafting(99, GroupKind.VISION), 2, "where a model reads images"),
     ],
 )
-def test_a_model_that_cannot_draft_token_for_another_is_refused(
+def test_a_model_that_cannot_draft_for_another_is_refused(
     draft: PagedModel, draft_tokens: int, problem: str
 ) -> None:
     options = EngineOptions(num_speculative_tokens=draft_tokens)

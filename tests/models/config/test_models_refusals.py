@@ -21,6 +21,7 @@ from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import config_from_dict
 from kvell.models.config.description import describe
+from kvell.models.families import parallel_heads
 from kvell.models.families.families import (
     AUDIO,
     CROSS,
@@ -32,7 +33,6 @@ from kvell.models.families.families import (
     REFUSED,
     UNKNOWN,
     WITH_IMAGES,
-    parallel_heads,
 )
 from kvell.models.families.refusals import (
     ENCODED,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from kvell.attention.portable import PortableKernels
-from kvell.models import small_linear as subject
+from kvell.models.forward import small_linear as subject
 from kvell.models.forward.small_linear import (
     FASTER_SETS,
     MAX_ROWS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from kvell.engine.protocol import messages as protocol
 from kvell.engine.protocol.messages import Command, Event
-from kvell.engine.protocol.messages import messages as protocol
 from kvell.errors import ChangeSomething, KvellError
 
 LENGTH_BYTES = 4

@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from kvell.errors import ChangeSomething
-from kvell.models import parallel_heads_config as _own  # transformers learns it  # noqa: F401
+from kvell.models.config import parallel_heads_config as _own  # transformers learns it  # noqa: F401
 from kvell.models.config.json_files import CONFIG_FILE, one_line, read_json
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from kvell.models.families.families import parallel_heads
+from kvell.models.families import parallel_heads
 from kvell.models.families.refusals import class_run
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from kvell.errors import ChangeSomething
-from kvell.models import parallel_heads as _own  # transformers learns it  # noqa: F401
 from kvell.models.config.configs import MALFORMED
+from kvell.models.families import parallel_heads as _own  # transformers learns it  # noqa: F401
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
 from kvell.models.loading.weight_files import check_weight_file, weight_files
