@@ -107,9 +107,9 @@ def test_a_caller_of_fewer_processors_keeps_to_them(
 
 SCRIPT = """
 from tests.models.harness import prompt_ids, runner_over, tiny_module
-from tests.models.fused_models import lean_model
+from tests.models.fused_models import fused_model
 from tests.models.fused.test_models_fused_places import Places
-runner = runner_over(lean_model(tiny_module("LlamaForCausalLM"), num_threads={threads}))
+runner = runner_over(fused_model(tiny_module("LlamaForCausalLM"), num_threads={threads}))
 runner.callbacks = Places()
 runner.step([("a", prompt_ids(9))])
 print(len(runner.callbacks.seen[0]))
