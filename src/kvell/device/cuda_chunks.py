@@ -7,7 +7,6 @@ several addresses, so a chunk changes owner before its old mapping is undone.
 """
 
 import importlib
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from kvell.device.chunks import (
@@ -19,6 +18,7 @@ from kvell.device.chunks import (
     uncommitted,
 )
 from kvell.errors import ChangeSomething, TryLater
+from kvell.runs import runs
 from kvell.vocabulary import MIB
 
 CHUNK_BYTES = 2 * MIB
@@ -112,8 +112,8 @@ class CudaChunks:
             for position, chunk in zip(positions.tolist(), chunks.tolist(), strict=True):
                 self._map_one(area, position, self._handles[chunk])
                 done.append(position)
-            for first, count in _runs(done):
-                self._allow(area, first, count)
+            for start, count in runs(done):
+                self._allow(area, done[start], count)
         except TryLater:
             for position in done:
                 self._unmap_one(area, position)
@@ -193,15 +193,6 @@ class CudaChunks:
     def _require_open(self) -> None:
         if not self._open:
             raise ValueError("the device is closed")
-
-
-def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:
-    """(first, count) of consecutive positions."""
-    start = 0
-    for index in range(1, len(positions) + 1):
-        if index == len(positions) or positions[index] != positions[index - 1] + 1:
-            yield positions[start], index - start
-            start = index
 
 
 def _load() -> Driver:

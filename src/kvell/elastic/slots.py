@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 
+from kvell.runs import runs
+
 
 class SlotState(IntEnum):
     """What is behind a position, and whose it is."""
@@ -142,7 +144,7 @@ class SlotSpace:
 
     def fill(self, positions: Iterable[int]) -> None:
         """Bare positions have chunks now."""
-        for start, count in _runs(positions):
+        for start, count in _stretches(positions):
             self._change(start, count, SlotState.BARE, SlotState.IDLE)
 
     def take(self, start: int, count: int, step: int) -> None:
@@ -167,17 +169,17 @@ class SlotSpace:
 
     def retire(self, positions: Iterable[int]) -> None:
         """Chunks of idle positions are somebody else's; the step that used them is the fence."""
-        for start, count in _runs(positions):
+        for start, count in _stretches(positions):
             self._change(start, count, SlotState.IDLE, SlotState.STALE)
 
     def revive(self, positions: Iterable[int]) -> None:
         """Stale positions, still mapped, have their chunks back."""
-        for start, count in _runs(positions):
+        for start, count in _stretches(positions):
             self._change(start, count, SlotState.STALE, SlotState.IDLE)
 
     def clear(self, positions: Iterable[int]) -> None:
         """Stale positions are unmapped."""
-        for start, count in _runs(positions):
+        for start, count in _stretches(positions):
             self._change(start, count, SlotState.STALE, SlotState.BARE, 0)
 
     # ------------------------------------------------------------------ internal
@@ -251,18 +253,10 @@ def _free_runs(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
         yield run
 
 
-def _runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(start, count) of positions side by side."""
-    start, count = 0, 0
-    for position in sorted(positions):
-        if count and position == start + count:
-            count += 1
-            continue
-        if count:
-            yield start, count
-        start, count = position, 1
-    if count:
-        yield start, count
+def _stretches(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first position, length) of positions that lie side by side."""
+    ordered = sorted(positions)
+    return ((ordered[start], count) for start, count in runs(ordered))
 
 
 def _windows(run: list[Segment], count: int) -> set[int]:

@@ -91,6 +91,21 @@ class TestAvailable:
         write(root, "sys/fs/cgroup/memory.current", "2000000\n")
         assert available_bytes(root) == 8000 * 1024
 
+    def test_its_own_cgroup_counts_as_much_as_those_above(self, root: Path) -> None:
+        write(root, "proc/self/cgroup", "0::/slice/unit\n")
+        write(root, "sys/fs/cgroup/slice/memory.max", "4000000\n")
+        write(root, "sys/fs/cgroup/slice/memory.current", "1000000\n")
+        assert available_bytes(root) == 3_000_000
+        write(root, "sys/fs/cgroup/slice/unit/memory.max", "2000000\n")
+        write(root, "sys/fs/cgroup/slice/unit/memory.current", "500000\n")
+        assert available_bytes(root) == 1_500_000
+
+    def test_file_pages_that_can_be_given_back_are_left(self, root: Path) -> None:
+        write(root, "sys/fs/cgroup/memory.max", "5000000\n")
+        write(root, "sys/fs/cgroup/memory.current", "4000000\n")
+        write(root, "sys/fs/cgroup/memory.stat", "anon 9\ninactive_file 1500000\n")
+        assert available_bytes(root) == 2_500_000
+
     def test_cgroup_that_is_over_its_limit(self, root: Path) -> None:
         write(root, "sys/fs/cgroup/memory.max", "1000\n")
         write(root, "sys/fs/cgroup/memory.current", "2000\n")

@@ -151,13 +151,13 @@ def fetch_config(model: str) -> Path:
 
     :raises ChangeSomething: if it cannot be had.
     """
-    import httpx
+    import httpx2
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return Path(hf_hub_download(model, "config.json"))
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, httpx2.HTTPError, OSError) as error:
         problem = "is no local model, and the hub did not give its config.json"
         remedy = "use smollm2, a transformers directory, or a config.json"
         raise ChangeSomething("model", model, problem, remedy) from error

@@ -4,13 +4,14 @@ On a GPU the copies go through the stream on which the step computes, and the bu
 what a plan copies out is there before a later plan's copies in, without anybody waiting.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from kvell.engine.requests.plan import NewPages, PageCopy
 from kvell.memory import Layout, SlotTable
+from kvell.runs import runs
 
 
 class PageMover:
@@ -53,20 +54,12 @@ class PageMover:
         for index in np.unique(groups).tolist():
             group, own = self._layout.groups[index], groups == index
             here = self._slots.physical(pages[own], group.pages_per_large)
-            for begin, there, count in _runs(here, held[own]):
+            order = np.argsort(here, kind="stable")
+            here, buffered = here[order], held[own][order]
+            for start, count in runs(here, buffered):
+                begin, there = int(here[start]), int(buffered[start])
                 stride, size = group.page_stride_bytes, count * group.page_stride_bytes
                 pool = self._pool[begin * stride :][:size]
                 buffer = self._buffer[there * stride :][:size]
                 target, source = (buffer, pool) if is_out else (pool, buffer)
                 target.copy_(source, non_blocking=True)
-
-
-def _runs(left: NewPages, right: NewPages) -> Iterator[tuple[int, int, int]]:
-    """(first of each, how many) where both go on one by one."""
-    order = np.argsort(left, kind="stable")
-    left, right = left[order], right[order]
-    breaks = np.flatnonzero((np.diff(left) != 1) | (np.diff(right) != 1)) + 1
-    starts = np.concatenate([[0], breaks])
-    ends = np.concatenate([breaks, [len(left)]])
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        yield int(left[start]), int(right[start]), end - start

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from kvell.cost.swap_rule import rule_of_weights
-from kvell.device.available import available_bytes
 from kvell.device.chunks import ChunkDevice
 from kvell.device.host import HostPool
 from kvell.device.host_chunks import HostChunks
@@ -77,7 +76,6 @@ def cpu_buffer_of(
             f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB",
         )
     size_bytes, device = count * layout.large_page_bytes, every[0].device.type
-    _check_available(size_bytes)
     weights = sum(one.weight_bytes // one.dtype.itemsize for one in every)
     ledger, rule = PageBuffer(layout.groups, count), rule_of_weights(weights, device)
     swapping = Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
@@ -89,17 +87,6 @@ def cpu_buffer_of(
     else:
         memory = host_pool(HostPool(size_bytes, "--cpu-buffer").buffer())[:size_bytes]
     return CpuBuffer(swapping, memory, parking)
-
-
-def _check_available(size_bytes: int) -> None:
-    left_bytes = available_bytes()
-    if size_bytes > left_bytes:
-        raise ChangeSomething(
-            "--cpu-buffer",
-            f"{size_bytes}B",
-            f"is more than the machine has free: {left_bytes // MIB:,} MiB",
-            f"use at most --cpu-buffer {left_bytes // MIB}MiB",
-        )
 
 
 def memory_of(

@@ -77,8 +77,8 @@ class Bound:
                 f"use at most --kv-memory {left_bytes // MIB}MiB, or leave it out",
             )
         wanted_bytes = kv_memory_bytes if self.reserve_bytes and kv_memory_bytes else left_bytes
-        if wanted_bytes > available_bytes:
-            most_mib = (available_bytes + self.taken_bytes) // MIB
+        if wanted_bytes + self.reserve_bytes > available_bytes:
+            most_mib = (available_bytes + self.weights_bytes) // MIB
             raise ChangeSomething(
                 "--memory",
                 f"{self.memory_bytes}B",

@@ -11,6 +11,7 @@ from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.arena import LargestNeed
 from kvell.elastic.tiling import covering_bytes
 from kvell.engine.requests.limits import Limits
+from kvell.engine.setup.affordable import check_affordable, check_buffer
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.sharing import Bound, beside_activations, can_share
 from kvell.errors import ChangeSomething
@@ -63,6 +64,9 @@ def sizes_of(
     device, memory_bytes = every[0].device, options.memory_bytes
     if memory_bytes is None:
         kv_bytes = options.kv_memory_bytes or _default_kv_bytes(device, reserve_bytes)
+        free_bytes = available_bytes() if device.type == "cpu" else _free_bytes(device)
+        host_bytes = available_bytes() + (0 if device.type == "cpu" else kv_bytes + reserve_bytes)
+        check_affordable(options, kv_bytes, reserve_bytes, free_bytes, host_bytes)
         layout = layout_of(layers, kv_bytes, options)
         return Sizes(weights_bytes, need, reserve_bytes, layout, layout)
     if device.type != "cpu":
@@ -70,7 +74,9 @@ def sizes_of(
         raise ChangeSomething("--memory", f"{memory_bytes}B", problem, "use --kv-memory")
     shares = can_share(every, options, has_draft=has_draft)
     bound = Bound(memory_bytes, weights_bytes, 0 if shares else reserve_bytes)
-    pool_bytes = bound.pool_bytes(options.kv_memory_bytes, available_bytes())
+    free_bytes = available_bytes()
+    pool_bytes = bound.pool_bytes(options.kv_memory_bytes, free_bytes)
+    check_buffer(options, free_bytes - pool_bytes)
     if not shares:
         layout = layout_of(layers, pool_bytes, options)
         return Sizes(weights_bytes, need, reserve_bytes, layout, layout, 0, memory_bytes)
@@ -136,5 +142,9 @@ def _default_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
     """A quarter of what is available on a CPU; most of what is left on a GPU."""
     if device.type != "cuda":
         return default_kv_memory_bytes(available_bytes())
+    return int((_free_bytes(device) - reserve_bytes) * GPU_KV_SHARE)
+
+
+def _free_bytes(device: torch.device) -> int:
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int((free_bytes - reserve_bytes) * GPU_KV_SHARE)
+    return free_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 from kvell.errors import ChangeSomething
 from kvell.models.config.description import describe
 from kvell.models.families.plain_config import known_config
-from kvell.models.text.tokenizer import TOKENIZER_FILES, Tokenizer
+from kvell.models.text.tokenizer import Tokenizer, holds_tokenizer
 
 FLAG = "--speculative-model"
 REMEDY = "use a smaller model of the same family"
@@ -14,7 +14,7 @@ REMEDY = "use a smaller model of the same family"
 def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> None:
     """Compare two models' vocabularies, from their files alone; no weights are read.
 
-    A draft model without a tokenizer of its own is taken at its word.
+    Where either model has no tokenizer, only the vocabularies' sizes are compared.
 
     :param path: the draft model's directory.
     :param model: the directory of the model it guesses for.
@@ -23,7 +23,7 @@ def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> Non
     """
     own, drafts = (describe(known_config(one), 2).vocab_size for one in (model, path))
     check_vocabularies(own, drafts, name)
-    if not any((path / file).is_file() for file in TOKENIZER_FILES):
+    if not (holds_tokenizer(path) and tokenizer.knows_text):
         return
     if Tokenizer.load(path).backend.get_vocab() != tokenizer.backend.get_vocab():
         problem = "has a tokenizer that names tokens otherwise than the model's"

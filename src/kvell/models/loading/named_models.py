@@ -10,7 +10,7 @@ from kvell.models.sources.named_sources import named_sources
 from kvell.models.sources.progress import Progress
 from kvell.models.sources.source import resolve_model
 from kvell.models.text.end_tokens import eos_token_ids, tokenizer_end_ids
-from kvell.models.text.tokenizer import Tokenizer, require_tokenizer
+from kvell.models.text.tokenizer import Tokenizer, tokenizer_or_none
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class NamedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Loaded when it is first asked for: an instance behind a front never does."""
-        return Tokenizer.load(self.path)
+        return tokenizer_or_none(self.path)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -43,6 +43,5 @@ def open_named(
     for one in named_sources(first, beside):
         path = resolve_model(one.source, cache_dir, progress)
         check_model(path)
-        require_tokenizer(path)
         opened.append(NamedModel(one.name, path))
     return opened

@@ -41,6 +41,11 @@ class Tokenizer:
         return cls(backend, eos_token_ids(path) | ids_of(backend.eos_token_id))
 
     @property
+    def knows_text(self) -> bool:
+        """Whether texts can be encoded and decoded at all."""
+        return True
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether :meth:`encode_chat` can work."""
         return bool(self.backend.chat_template)
@@ -100,12 +105,75 @@ class Tokenizer:
         return text
 
 
+class NoTokenizer(Tokenizer):
+    """Stands in for the tokenizer of a directory that holds none: token ids only.
+
+    Prompts must be token ids, and every output text is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(None, eos_token_ids(path))
+        self._path = path
+
+    @property
+    def knows_text(self) -> bool:
+        """Always False."""
+        return False
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Always False."""
+        return False
+
+    def encode(self, text: str) -> TokenIds:
+        """Refuse: there is nothing to encode with.
+
+        :raises ChangeSomething: always.
+        """
+        raise _refusal(self._path, "holds no tokenizer")
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+        """Refuse: there is nothing to encode with.
+
+        :raises ChangeSomething: always.
+        """
+        raise _refusal(self._path, "holds no tokenizer")
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """No ids: none has a text."""
+        return frozenset()
+
+    def spelling(self, token_id: int) -> str | None:
+        """None: no id has a spelling."""
+        return None
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Return the empty text."""
+        return ""
+
+
+def tokenizer_or_none(path: Path) -> Tokenizer:
+    """Load the tokenizer of a directory; :class:`NoTokenizer` if it holds none.
+
+    :raises ChangeSomething: if it holds a damaged one.
+    """
+    if not holds_tokenizer(path):
+        return NoTokenizer(path)
+    return Tokenizer.load(path)
+
+
+def holds_tokenizer(path: Path) -> bool:
+    """Whether a directory has a tokenizer's files."""
+    return any((path / name).is_file() for name in TOKENIZER_FILES)
+
+
 def require_tokenizer(path: Path) -> None:
     """Make sure that a directory holds a tokenizer.
 
     :raises ChangeSomething: if it holds none.
     """
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+    if not holds_tokenizer(path):
         raise _refusal(path, "holds no tokenizer")
 
 

@@ -1,0 +1,45 @@
+"""Refuses memory that the machine cannot give, before anything is reserved.
+
+Memory is committed when it is first touched, so a pool of any size can be reserved.  A contract
+that the machine cannot keep would end in the kernel's out-of-memory killer.
+"""
+
+from kvell.engine.setup.options import EngineOptions
+from kvell.errors import ChangeSomething
+from kvell.vocabulary import MIB
+
+
+def check_affordable(
+    options: EngineOptions, pool_bytes: int, reserve_bytes: int, free_bytes: int, host_bytes: int
+) -> None:
+    """Check a KV pool, its reserve and a CPU buffer against what is free; weights are loaded.
+
+    :param pool_bytes: of the pool that is about to be reserved.
+    :param reserve_bytes: of activations beside it.
+    :param free_bytes: free now on the device that holds the pool.
+    :param host_bytes: free now in host memory; the same number where the host is the device.
+    :raises ChangeSomething: naming the flag, and the largest value that would do.
+    """
+    if pool_bytes + reserve_bytes > free_bytes:
+        raise _too_much("--kv-memory", pool_bytes, free_bytes, reserve_bytes)
+    check_buffer(options, host_bytes - (pool_bytes + reserve_bytes))
+
+
+def check_buffer(options: EngineOptions, left_bytes: int) -> None:
+    """Check a CPU buffer against the host memory that the pool leaves.
+
+    :raises ChangeSomething: naming the largest buffer that would do.
+    """
+    if options.cpu_buffer_bytes and options.cpu_buffer_bytes > left_bytes:
+        raise _too_much("--cpu-buffer", options.cpu_buffer_bytes, left_bytes, 0)
+
+
+def _too_much(flag: str, value: int, free_bytes: int, beside_bytes: int) -> ChangeSomething:
+    beside = f" beside {-(-beside_bytes // MIB):,} MiB for activations" * bool(beside_bytes)
+    most_mib = (free_bytes - beside_bytes) // MIB
+    return ChangeSomething(
+        flag,
+        f"{value}B",
+        f"is more than the machine has free{beside}: {max(0, free_bytes) // MIB:,} MiB",
+        f"use at most {flag} {most_mib}MiB" if most_mib > 0 else "leave it out, or free memory",
+    )
