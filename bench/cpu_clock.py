@@ -1,11 +1,11 @@
-"""A clock that stands still while others compute."""
+"""A clock of CPU time: it stands still while other processes compute."""
 
 import time
 
 
 class CpuClock:
-    """Seconds that this process computed: of use where others take most of the machine."""
+    """Seconds that this process has computed; useful where others take most of the machine."""
 
     def now_seconds(self) -> float:
-        """See :class:`kvell.clock.Clock`."""
+        """CPU seconds of this process; see :class:`kvell.clock.Clock`."""
         return time.process_time()

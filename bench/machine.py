@@ -1,4 +1,4 @@
-"""The machine's own limits, measured beside every comparison: what a figure is a share of."""
+"""The machine's own limits, measured in every comparison: figures are given as shares of them."""
 
 import argparse
 import platform
@@ -40,18 +40,18 @@ class Roofline:
 
 
 Clock = Callable[[], float]
-"""In seconds. A thread's own clock leaves out what neighbours on a shared machine took."""
+"""In seconds. A thread's own clock excludes time that neighbours on a shared machine took."""
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
 def add_clock_options(parser: argparse.ArgumentParser) -> None:
-    """``--threads`` and ``--clock``, for :func:`chosen_clock`."""
+    """Add ``--threads`` and ``--clock``, for :func:`chosen_clock`."""
     parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
     parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
 
 
 def chosen_clock(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Clock:
-    """The clock that was asked for; torch has as many threads as were asked for from here on."""
+    """Return the clock asked for, and set torch's number of threads."""
     if options.clock == "cpu" and options.threads != 1:
         parser.error("--clock cpu sees one thread only: use --threads 1")
     if options.threads:
@@ -67,7 +67,7 @@ def read_bandwidth(
 
 
 def read_rate(words: torch.Tensor, rounds: int = ROUNDS, clock: Clock = time.perf_counter) -> float:
-    """The same for memory that is there: bytes per second of summing ``words``, float32."""
+    """Bytes per second of summing ``words`` (float32), best of ``rounds``."""
     return words.nbytes / best_seconds(words.sum, rounds, clock)
 
 
@@ -83,7 +83,7 @@ def gemm_rate(
 
 
 def measured_roofline(rounds: int = ROUNDS) -> Roofline:
-    """Both limits now."""
+    """Measure both limits now."""
     return Roofline(read_bandwidth(rounds), gemm_rate(rounds=rounds))
 
 
@@ -96,7 +96,7 @@ def best_of(rooflines: list[Roofline]) -> Roofline:
 
 
 def middle_of(rooflines: list[Roofline]) -> Roofline:
-    """The medians of several moments: what the machine did most of the time, neighbours and all."""
+    """The medians of several moments: the usual rates, neighbours on the host included."""
     return Roofline(
         statistics.median(one.read_bytes_per_second for one in rooflines),
         statistics.median(one.gemm_flops_per_second for one in rooflines),
@@ -117,12 +117,12 @@ def best_seconds(
 
 
 def read_bandwidth_gb_per_second(clock: Clock = time.perf_counter) -> float:
-    """The same as figures are printed."""
+    """Read bandwidth in GB/s, as it is printed."""
     return read_bandwidth(clock=clock) / 1e9
 
 
 def describe(clock: Clock = time.perf_counter) -> dict[str, object]:
-    """What the figures were measured on, and by which clock."""
+    """The machine that the figures were measured on: architecture, threads, torch, bandwidth."""
     return {
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),

@@ -1,18 +1,17 @@
-"""How near is decode to the read bandwidth, for every head shape, 1 K to 8 K of context?
+"""Decode attention as a share of the read bandwidth, for every head shape, 1 K to 8 K of context.
 
-The shapes are those of ``bench/configs`` and of the packaged model; of each, pages of 8 and of 16
-tokens take turns.  Everything read in a run is larger than the caches and lies in huge pages, as
+The shapes are those of ``bench/configs`` and of the packaged model. Pages of 8 and of 16 tokens
+take turns.  Everything read in a run is larger than the caches and lies in huge pages, as
 the engine's pool does.  ``--clock cpu --threads 1`` counts the thread's own seconds, in which busy
 neighbours matter only through caches and memory.
 
-The bandwidth is read beside every run, and shares are medians of such neighbours: what a machine
-with busy neighbours reads changes by the minute.  Beside the share of the bandwidth stands the
-share of the roofline: where a byte asks for more arithmetic than the machine does while it reads
-one, the products' peak is the limit.
+The bandwidth is measured beside every run, and a share is the median over such pairs, because the
+bandwidth of a machine with busy neighbours changes by the minute.  The share of the roofline is
+shown beside it: where a byte needs more arithmetic than the machine does while it reads one, the
+GEMM peak is the limit.
 """
 
 import argparse
-import json
 import math
 import mmap
 import statistics
@@ -24,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.attention.paged_attention import Heads, make_batch
 from bench.replay.shapes import read_shape
 from kvell.attention.interface import AttendParams, LayerPages
@@ -35,11 +34,11 @@ CONFIGS = Path("bench", "configs")
 PAGE_TOKENS = (16, 8)
 CONTEXTS = (1024, 2048, 4096, 8192)
 READ_BYTES = 1 << 30
-"""Of a run, at least: far larger than any cache, also a host's that guests see a part of."""
+"""Least bytes of a run: far larger than any cache, also than a host's cache shared by guests."""
 REQUESTS = 8
-"""That decode together, or as many as fit: a call for one short context would be timed instead."""
+"""Requests that decode together, or as many as fit; with one, the call itself would be timed."""
 WANTED = 0.7
-"""Of the read bandwidth."""
+"""Share of the read bandwidth that is wanted."""
 ELSEWHERE = frozenset({GroupKind.STATE, GroupKind.VISION})
 
 
@@ -56,7 +55,7 @@ class Shape(Heads):
 
     @property
     def flops_per_byte(self) -> float:
-        """Of a token's keys and values; a multiply and add is two."""
+        """Arithmetic per byte of a token's keys and values; a multiply and add is two."""
         sizes = self.head_size + (self.value_size or self.head_size)
         return 2 * self.heads * sizes / self.token_bytes
 
@@ -86,11 +85,11 @@ class Cell:
     limits: list[float]
 
     def share(self, page_tokens: int) -> float:
-        """Of the read bandwidth beside it: the median run's."""
+        """Share of the read bandwidth measured beside each run: the median run's."""
         return self.roofline_share(page_tokens, math.inf)
 
     def roofline_share(self, page_tokens: int, flops_per_second: float) -> float:
-        """Of what memory and arithmetic both allow; the products' peak is the run's."""
+        """Share of what memory and arithmetic both allow; one GEMM peak for the whole bench."""
         pairs = zip(self.seconds[page_tokens], self.limits, strict=True)
         return statistics.median(
             self.read_bytes / taken / self.shape.limit(machine.Roofline(limit, flops_per_second))
@@ -126,7 +125,7 @@ def _sizes(shape: Shape) -> tuple[int, int]:
 
 
 def layers_of(pool: torch.Tensor, shape: Shape, page_tokens: int, tokens: int) -> list[LayerPages]:
-    """As many layers as fill the pool, so many tokens in each page by page."""
+    """As many layers as fill the pool; each has ``tokens`` tokens."""
     layer_bytes = shape.token_bytes * page_tokens
     count = max(1, pool.numel() // (shape.token_bytes * tokens))
     one = LayerPages(
@@ -150,7 +149,7 @@ def measured(
     clock: Callable[[], float],
     requests: int = REQUESTS,
 ) -> Cell:
-    """Requests that decode together, all layers in turn; sizes of pages alternate."""
+    """Time requests that decode together, all layers in turn; page sizes alternate."""
     requests = min(requests, pool.numel() // (shape.token_bytes * context))
     kernels = NativeKernels(instruction_set=instruction_sets()[0])
     query = torch.randn(requests, shape.heads, shape.head_size, dtype=torch.bfloat16)
@@ -198,7 +197,7 @@ def _bound(shape: Shape, roofline: machine.Roofline) -> str:
 
 
 def below(cells: Sequence[Cell], roofline: machine.Roofline) -> list[str]:
-    """Shapes and contexts that do not reach what is wanted of the bandwidth."""
+    """Shapes and contexts below :data:`WANTED` of the bandwidth."""
     return [
         f"{cell.shape.label} at {cell.context}: {cell.share(16):.0%}, of its roofline "
         f"{cell.roofline_share(16, roofline.gemm_flops_per_second):.0%}"
@@ -249,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "flops_of_run": roofline.gemm_flops_per_second,
         }
         found = [_facts(cell, roofline) for cell in cells]
-        options.json.write_text(json.dumps({"machine": about, "cells": found}, indent=1) + "\n")
+        result_file.write(options.json, {"machine": about, "cells": found})
 
 
 def _facts(cell: Cell, roofline: machine.Roofline) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""How near is paged attention to what memory (decode) and arithmetic (prefill) allow?
+"""Paged attention as a share of what memory (decode) and arithmetic (prefill) allow.
 
 See README.md beside this file.  Prints one table; nothing is written.
 """
@@ -98,7 +98,7 @@ def make_batch(requests: int, context: int, new: int, page_tokens: int = PAGE_TO
 
 
 class GatherAndSdpa:
-    """What one writes first: gather the pages, then torch's own attention."""
+    """The naive way: gather the pages, then torch's own attention."""
 
     name = "gather+sdpa"
 

@@ -13,33 +13,29 @@ from bench.comparison.section import Section
 
 RESULTS = Path(__file__).parents[1] / "results"
 SECTIONS: dict[str, Callable[[Any], Section]] = {
-    "side_by_side.json": speed.side_by_side,
-    "side_by_side_models.json": speed.more_models,
-    "engine_throughput.json": speed.libraries,
-    "batch_in_memory.json": memory.batch_in_memory,
-    "managers_peers.json": memory.peers_in_one_run,
-    "replay_peers.json": memory.peers,
-    "managers.json": memory.managers,
-    "waste.json": memory.packing,
-    "hits.json": memory.hits,
-    "gpu_check.json": gpu.gpu,
-    "load_agreement.json": speed.load_tools,
+    "zen5/side_by_side.json": speed.side_by_side,
+    "zen5/side_by_side_models.json": speed.more_models,
+    "zen5/engine_throughput.json": speed.libraries,
+    "zen5/batch_in_memory.json": memory.batch_in_memory,
+    "zen5/managers_peers.json": memory.peers_in_one_run,
+    "virtual/managers.json": memory.managers,
+    "virtual/waste.json": memory.packing,
+    "virtual/hits.json": memory.hits,
+    "h200/gpu_check.json": gpu.gpu,
+    "zen5/load_agreement.json": speed.load_tools,
 }
-SUPERSEDED = {"replay_peers.json": "managers_peers.json"}
-"""Files that answer what a better one answers, if that is there."""
+"""By file under ``bench/results``, in the order of the page; one machine of each kind."""
 
 
 def sections_of(results: Path) -> tuple[list[Section], list[str]]:
-    """What there is, in order, and the names of files that are missing."""
-    exists = {name for name in SECTIONS if (results / name).exists()}
-    asked = {name: make for name, make in SECTIONS.items() if SUPERSEDED.get(name) not in exists}
-    there = {name: make for name, make in asked.items() if name in exists}
+    """Sections whose file exists, in order, and the names of the missing files."""
+    there = {name: make for name, make in SECTIONS.items() if (results / name).exists()}
     sections = [make(json.loads((results / name).read_text())) for name, make in there.items()]
-    return sections, [name for name in asked if name not in there]
+    return sections, [name for name in SECTIONS if name not in there]
 
 
 def write(results: Path) -> Path:
-    """Page and plots beside the files; plots of earlier pages that it no longer has go."""
+    """Write page and plots beside the files; delete plots that the page no longer has."""
     sections, missing = sections_of(results)
     plots = results / PLOTS
     plots.mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ from bench.comparison.section import Bars, Section, number, percent
 
 
 def gpu(found: dict[str, Any]) -> Section:
-    """Kernels over pages, as a part of what the memory reads or what others multiply."""
+    """Kernels over pages, as a share of memory bandwidth or of other kernels' FLOP/s."""
     figures: list[dict[str, Any]] = found["figures"]
     [memory] = [one for one in figures if one["kind"] == "memory"]
     decode = [one for one in figures if one["kind"] == "decode"]
@@ -36,8 +36,8 @@ def gpu(found: dict[str, Any]) -> Section:
         f"Kernels on a GPU: {found['machine']['gpu']}",
         f"{good} of {len(found['checks'])} checks against reference results hold. The memory read "
         f"{memory['read'] / 1e12:.2f} TB/s in the same run.",
-        "gpu_check.json",
-        "scripts/gpu_check --out bench/results/gpu_check.json",
+        "h200/gpu_check.json",
+        "scripts/gpu_check --out bench/results/h200/gpu_check.json",
         ("kernel", "requests × context", "figure", "share"),
         rows,
         [

@@ -1,4 +1,4 @@
-"""Sections on memory: batch, waste and hits, beside vLLM's manager and other ways to cut a pool."""
+"""Sections on memory: batch, waste and hits, beside vLLM's manager and other managers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,39 +7,6 @@ from bench.comparison.section import Bars, Section, number, percent
 
 TRACES = {"azure-2023-conv": "azure", "mooncake-conversation": "mooncake"}
 US, ORDER = "manager_us_per_request_step", "decodes-first"
-
-
-def peers(found: list[dict[str, Any]]) -> Section:
-    """vLLM's own manager classes on the same traces."""
-    rows = []
-    for one in found:
-        theirs, ours = one["vllm"], one["kvell"]
-        rows.append(
-            (
-                f"{theirs['shape']}, {TRACES.get(theirs['trace'], theirs['trace'])}",
-                f"{theirs['memory_gib']}",
-                f"{number(ours['batch_mean'])} / {number(theirs['batch'])}",
-                f"{percent(ours['waste'])} / {percent(theirs['waste'])}",
-                f"{percent(ours['hit_rate'])} / {percent(theirs['hit_rate'])}",
-                f"{number(ours['manager_us_per_request_step'])} / {number(theirs['manager_us'])}",
-            )
-        )
-    return Section(
-        "Batch, waste and hits on real traces: Kvell / vLLM 0.32",
-        "Virtual time, the scheduler and memory manager that serve. Means over all steps; waste "
-        "is the part "
-        "of allocated bytes that no later step reads; CPU time is the manager's own.",
-        "replay_peers.json",
-        "python -m bench.replay.peers --traces DIR",
-        ("shape, trace", "GiB", "batch", "waste", "hit rate", "µs per request-step"),
-        rows,
-        _peer_bars(
-            [
-                (row[0], one["kvell"], _named(one["vllm"]))
-                for row, one in zip(rows, found, strict=True)
-            ]
-        ),
-    )
 
 
 def peers_in_one_run(found: dict[str, Any]) -> Section:
@@ -68,7 +35,7 @@ def peers_in_one_run(found: dict[str, Any]) -> Section:
         "both "
         "sides in one run, the best of the runs' CPU times. "
         f"Bounds that were not kept: {missed or 'none'}.",
-        "managers_peers.json",
+        "zen5/managers_peers.json",
         "python -m bench.managers.peers --traces DIR --vllm-env DIR",
         ("shape, trace", "GiB", "batch", "waste", "hit rate", "µs per request-step"),
         rows,
@@ -77,7 +44,7 @@ def peers_in_one_run(found: dict[str, Any]) -> Section:
 
 
 def managers(found: dict[str, Any]) -> Section:
-    """What must hold of our manager beside all others, cell by cell."""
+    """Clauses that must hold of our manager against all others, cell by cell."""
     rows = [
         (
             one["clause"],
@@ -93,7 +60,7 @@ def managers(found: dict[str, Any]) -> Section:
         f"{found['cells']:,} cells in {found['comparisons']:,} comparisons. Where `managers.md` "
         "lies "
         "beside this page, it has the pictures.",
-        "managers.json",
+        "virtual/managers.json",
         "python -m bench.managers.matrix --traces DIR --vllm-env DIR",
         ("clause", "compared", "hold", "required", "holds"),
         rows,
@@ -118,8 +85,8 @@ def batch_in_memory(found: dict[str, Any]) -> Section:
         "Gemma-3-270M's shape, random weights, 24 requests of 3,000 tokens in and 128 out; "
         "`paged` is one "
         "page size for all layers, as engines without layer groups have it.",
-        "batch_in_memory.json",
-        "python -m bench.engine.batch_in_memory --json bench/results/batch_in_memory.json",
+        "zen5/batch_in_memory.json",
+        "python -m bench.engine.batch_in_memory --json bench/results/zen5/batch_in_memory.json",
         ("manager", "most", "mean while some wait", "steps", "tokens/s"),
         rows,
         [
@@ -138,7 +105,7 @@ def batch_in_memory(found: dict[str, Any]) -> Section:
 
 
 def packing(found: dict[str, Any]) -> Section:
-    """How full a pool gets with long requests."""
+    """Batch and waste of long requests."""
     rows = [
         (
             f"{ways['kvell']['memory_gib']}",
@@ -154,7 +121,7 @@ def packing(found: dict[str, Any]) -> Section:
         "Batch and waste of long requests on Ministral's shape",
         "20 requests of 55,000 to 110,000 tokens, mean of ten draws; *ideal* packs bytes, not "
         "pages.",
-        "waste.json",
+        "virtual/waste.json",
         "python -m bench.replay.waste --traces DIR",
         ("GiB", "manager", "batch", "waste", "worst draw"),
         rows,
@@ -162,7 +129,7 @@ def packing(found: dict[str, Any]) -> Section:
 
 
 def hits(found: dict[str, Any]) -> Section:
-    """What the second request hits, and how much of what is possible on a trace."""
+    """Hits of the second request, and hits on traces as a part of the possible."""
     traces: dict[str, list[dict[str, Any]]] = {}
     for one in found["traces"]:
         traces.setdefault(one["full"]["shape"], []).append(one)
@@ -188,16 +155,11 @@ def hits(found: dict[str, Any]) -> Section:
         "the first; what the next turn of a conversation hits; and the worst trace's hits as a "
         "part of what a "
         "cache that never forgets would hit, with ample and with a full pool.",
-        "hits.json",
+        "virtual/hits.json",
         "python -m bench.replay.hits --traces DIR",
         ("shape", "second", "third", "second of 300", "next turn", "ample", "full pool"),
         rows,
     )
-
-
-def _named(theirs: dict[str, Any]) -> dict[str, Any]:
-    """Figures of the peer's table under the names that ours have."""
-    return theirs | {"batch_mean": theirs["batch"]}
 
 
 def _peer_bars(pairs: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[Bars]:

@@ -1,4 +1,4 @@
-"""What a part of the page is made of: a table, bars, and the command that measured it."""
+"""A part of the page: a table, bars, and the command that measured it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Section:
     """One question and its answer.
 
     :param source: file under ``bench/results`` that it was made from.
-    :param command: what measures it anew.
+    :param command: measures it anew.
     :param columns: of the table; the first is left-aligned.
     """
 

@@ -1,4 +1,4 @@
-"""Sections on tokens per second: servers and libraries, with what the machine allows."""
+"""Sections on tokens per second: servers and libraries, with the machine's limits."""
 
 import statistics
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from bench.comparison.section import Bars, Section, number, percent
 from bench.load.verdicts import COLUMNS as VERDICTS
 
-SIDE_BY_SIDE = "python -m bench.side_by_side --json bench/results/side_by_side.json"
+SIDE_BY_SIDE = "python -m bench.side_by_side --json bench/results/zen5/side_by_side.json"
 MORE_MODELS = (
     "python -m bench.side_by_side --vllm-env DIR --rounds 3 --models smollm2-int4 gemma-3-270m "
-    "falcon-h1-small --json bench/results/side_by_side_models.json"
+    "falcon-h1-small --json bench/results/zen5/side_by_side_models.json"
 )
 SYSTEM_COLUMNS = (
     *("system", "tokens/s", "spread", "Kvell is", "of limit", "decode of limit"),
@@ -54,7 +54,7 @@ def side_by_side(found: dict[str, Any]) -> Section:
     return Section(
         "Tokens per second: servers side by side",
         note,
-        "side_by_side.json",
+        "zen5/side_by_side.json",
         SIDE_BY_SIDE,
         ("scenario", *SYSTEM_COLUMNS),
         rows,
@@ -79,7 +79,7 @@ def more_models(found: dict[str, Any]) -> Section:
     return Section(
         "The same of other models",
         " ".join(["Columns as above; small shapes have random weights.", *refusals]),
-        "side_by_side_models.json",
+        "zen5/side_by_side_models.json",
         MORE_MODELS,
         ("model, scenario", *SYSTEM_COLUMNS),
         rows,
@@ -111,8 +111,8 @@ def libraries(found: dict[str, Any]) -> Section:
         "Kvell over `generate`. Read bandwidth "
         f"{found['machine']['read_bandwidth_gb_per_second']} GB/s "
         "in the same run.",
-        "engine_throughput.json",
-        "python -m bench.engine.throughput --json bench/results/engine_throughput.json",
+        "zen5/engine_throughput.json",
+        "python -m bench.engine.throughput --json bench/results/zen5/engine_throughput.json",
         ("batch", *(_shown(name) for name in names), "ratio"),
         rows,
         [Bars("libraries", "SmolLM2, libraries", "output tokens/s", groups, series)],
@@ -120,7 +120,7 @@ def libraries(found: dict[str, Any]) -> Section:
 
 
 def load_tools(found: dict[str, Any]) -> Section:
-    """Do load tools agree?"""
+    """Whether load tools agree."""
     rows = [
         (
             f"{server}, {of['rounds']} runs",
@@ -141,8 +141,8 @@ def load_tools(found: dict[str, Any]) -> Section:
         "`kvell bench serve` beside tools that others wrote, in turn; medians of their runs' "
         "means. "
         "Allowed are 3 % where a server's times are known, else twice the larger repeat spread.",
-        "load_agreement.json",
-        "python -m bench.load.agreement --json bench/results/load_agreement.json",
+        "zen5/load_agreement.json",
+        "python -m bench.load.agreement --json bench/results/zen5/load_agreement.json",
         VERDICTS,
         rows,
     )

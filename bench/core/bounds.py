@@ -1,4 +1,4 @@
-"""What the memory core may cost, and tables that say whether it costs no more."""
+"""Bounds on the memory core's cost, and tables that say whether they are kept."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -13,17 +13,17 @@ SMALLEST_BATCH = 64
 FLAT = 0.2
 """Half the range of a step's figures over contexts and pools, over its middle.
 
-They are measured minutes apart on a machine whose own speed changes, so each is taken in
-lengths of a yardstick that is measured beside it; the plain range is shown too.
+They are measured minutes apart on a machine whose speed changes, so each is divided by the time
+of a yardstick measured beside it; the plain range is shown too.
 """
 MATCH_US = {4096: 50.0, 131072: 1000.0}
 INSERT_US = {4096: 100.0}
 TRACE_US = 2.0
-"""Per request-step of a whole trace: admission, prompts, evictions and all."""
+"""Per request-step of a whole trace: admission, prompts and evictions included."""
 
 
 def decode_table(rows: Sequence[Row]) -> list[Row]:
-    """Per shape and batch: the dearest of all contexts and pools, and how flat they are."""
+    """Per shape and batch: the most expensive context and pool, and how flat all of them are."""
 
     def key(row: Row) -> tuple[str, int]:
         return row["shape"], row["batch"]
@@ -68,7 +68,7 @@ def spread(figures: Sequence[float]) -> float:
 
 
 def behind_table(rows: Sequence[Row]) -> list[Row]:
-    """Decode past a window: its price beside the bound of any decode step."""
+    """Decode past a window: its cost, held against the bound of any decode step."""
     return [
         {
             "shape": row["shape"],
@@ -141,7 +141,7 @@ def printed(table: Sequence[Row]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A figure with as many digits as it deserves."""
+    """A figure with a sensible number of digits."""
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if isinstance(value, float):

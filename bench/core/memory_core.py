@@ -1,16 +1,15 @@
-"""What the memory core costs: microseconds per request-step, match and insert.
+"""CPU cost of the memory core: microseconds per request-step, match and insert.
 
 Run from the repository's root: ``python -m bench.core.memory_core``.
 """
 
 import argparse
 import itertools
-import json
 from pathlib import Path
 
-from bench import machine
+from bench import machine, result_file
 from bench.core.bounds import TABLES, Row, over_rounds, printed
-from bench.core.trace import Replay, Stopwatch, requests
+from bench.core.trace import Replay, requests
 from bench.core.workloads import (
     DECODE_STEPS,
     Decoding,
@@ -22,6 +21,7 @@ from bench.core.workloads import (
 )
 from bench.replay.shapes import SHAPES
 from kvell.memory import EVICTIONS, Implementation
+from kvell.simulator.replay.metered import MeteredCore
 from kvell.vocabulary import GIB
 
 CONTEXTS = {"1K": 1 << 10, "16K": 1 << 14, "128K": 1 << 17, "1M": 1 << 20}
@@ -33,22 +33,22 @@ PROMPTS = (4096, 131072)
 PREFIX_POOL = 1024 * GIB
 TRACE_POOL = 16 * GIB
 PYTHON_SHAPES = ("llama3-8b", "gemma3-27b")
-"""Shapes that the slow implementation is asked about too."""
+"""Shapes that the slow implementation is measured with, too."""
 PYTHON_TOKENS = 1 << 22
-"""Batch times context that the slow implementation is asked to set up."""
+"""Largest batch times context for the slow implementation: setting it up takes minutes."""
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("compiled", "python")
 
 
 def shapes_of(implementation: Implementation) -> tuple[str, ...]:
-    """All, or the few that are measured twice."""
+    """All shapes; the few of :data:`PYTHON_SHAPES` for the slow implementation."""
     return SHAPES if implementation == "compiled" else PYTHON_SHAPES
 
 
 def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
     """Pure decode, wherever shape, context and batch fit the pool, in rounds over all of them.
 
-    A round makes every core anew, minutes after the one before: which memory a core got, and
-    what the machine's neighbours did meanwhile, are worth a fifth of so short a time.
+    A round makes every core anew, minutes after the one before: the memory that a core got and
+    the machine's neighbours change so short a time by a fifth.
     """
     count = args.rounds if implementation == "compiled" else 1
     rounds = [decode_round(args, implementation) for _ in range(count)]
@@ -56,7 +56,7 @@ def decode(args: argparse.Namespace, implementation: Implementation) -> list[Row
 
 
 def decode_round(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
-    """Every combination once."""
+    """Measure every combination once."""
     rows = []
     yardstick = Decoding(
         core_of(YARDSTICK_SHAPE, GIB, implementation, args.eviction), 1024, YARDSTICK_BATCH
@@ -83,7 +83,7 @@ def decode_round(args: argparse.Namespace, implementation: Implementation) -> li
 
 
 def behind(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
-    """Decode where windows have left behind what their prefix is resumed from."""
+    """Decode past the longest window, whose pages behind it are what the prefix resumes from."""
     rows = []
     for shape in shapes_of("compiled") if implementation == "compiled" else ():
         core = core_of(shape, PREFIX_POOL, implementation, args.eviction)
@@ -98,7 +98,7 @@ def behind(args: argparse.Namespace, implementation: Implementation) -> list[Row
 
 
 def prefixes(args: argparse.Namespace, implementation: Implementation) -> list[Row]:
-    """Match, hit and insert."""
+    """Measure match, hit and insert."""
     rows = []
     for shape, tokens in itertools.product(shapes_of(implementation), PROMPTS):
         work = Prefixes(
@@ -119,14 +119,14 @@ def trace(args: argparse.Namespace, implementation: Implementation) -> list[Row]
     """A whole trace over a pool that is too small for all who wait."""
     rows = []
     for shape in shapes_of(implementation):
-        watch = Stopwatch(core_of(shape, TRACE_POOL, implementation, args.eviction))
-        replay = Replay(watch, requests(args.requests))
+        metered = MeteredCore(core_of(shape, TRACE_POOL, implementation, args.eviction))
+        replay = Replay(metered, requests(args.requests))
         state = replay.run()
         row: Row = {
             "implementation": implementation,
             "shape": shape,
-            "us_per_request_step": watch.seconds / replay.request_steps * 1e6,
-            "us_per_step": watch.seconds / replay.steps * 1e6,
+            "us_per_request_step": metered.nanoseconds / replay.request_steps / 1e3,
+            "us_per_step": metered.nanoseconds / replay.steps / 1e3,
             "steps": replay.steps,
             "batch_mean": replay.request_steps / replay.steps,
             "preemptions": replay.preemptions,
@@ -169,7 +169,7 @@ def main() -> None:
     for name, table in report["bounds"].items():
         print(f"\n{name}\n{printed(table)}")
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        result_file.write(args.json, report)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the memory core is measured with: shapes, decode, prefixes, and a whole small trace."""
+"""Workloads of the memory core's bench: decode, prefixes, and the scheduler's calls."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ NOBODY: Ints = np.empty(0, np.int32)
 DECODE_STEPS = 64
 """Four page boundaries for each request."""
 WARM_STEPS = 16
-"""Before them, untimed: a page boundary for each request, as in a batch that has long decoded."""
+"""Untimed steps before them: a page boundary for each request, as in a batch in mid-decode."""
 CHUNK_TOKENS = 2048
 """Tokens of a prompt that one step computes."""
 FRESH_TOKEN = 7_000_000
@@ -62,10 +62,10 @@ def timed_beside(
     repeats: int,
     before: Callable[[], None],
 ) -> tuple[Times, float]:
-    """Seconds of ``work``, and the median of what it takes in lengths of a yardstick.
+    """Seconds of ``work``, and the median of its time over that of a yardstick.
 
-    The yardstick, always the same work, is timed before and after each repetition: what slows
-    the whole machine for a while slows both.
+    The yardstick, always the same work, is timed before and after each repetition, so whatever
+    slows the whole machine slows both.
     """
     spent: list[float] = []
     lengths: list[float] = []
@@ -107,18 +107,21 @@ class Scheduled:
         self.core.advance(handles, lengths)
 
     def begin(self) -> None:
-        """The next step."""
+        """Begin the next step."""
         self.step += 1
         self.core.begin_step(self.step)
 
     def grow(self, handles: Ints, lengths: Ints) -> None:
-        """Pages for all, or :class:`MemoryError`."""
+        """Grow all requests.
+
+        :raises MemoryError: if the pool is too small.
+        """
         served, _ = self.core.grow(handles, lengths)
         if served < len(handles):
             raise MemoryError("the pool is too small for this batch and context")
 
     def finish(self, handles: Ints, until: Ints) -> None:
-        """What ends the plan of a step; ``handles``: those that may keep a state on the way."""
+        """End the plan of a step; ``handles`` may keep a checkpoint of their state."""
         if self.has_states:
             self.core.checkpoint(handles, until)
         self.core.compact(COMPACT_LARGE_PAGES)
@@ -126,10 +129,10 @@ class Scheduled:
 
 
 class Decoding:
-    """A batch of requests behind one long cached prefix that decode, ends spread over a page.
+    """A batch that decodes behind one long cached prefix; prompt ends are spread over a page.
 
-    :param own: tokens of each prompt behind the prefix, at least; with a window's length the
-        pages that the next request would resume from are all left behind, yet kept young.
+    :param own: least tokens of each prompt behind the prefix. With a window's length or more, the
+        pages that the next request would resume from are behind the window, yet kept young.
     """
 
     def __init__(self, core: MemoryCore, context: int, batch: int, own: int = 1) -> None:
@@ -139,7 +142,7 @@ class Decoding:
         core.close(self._start(0))
 
     def _start(self, index: int) -> int:
-        """A request whose prompt is computed; its last tokens are nobody else's."""
+        """Start a request and compute its prompt; its last tokens are unique."""
         own = np.full(
             self.own + index % 16, FRESH_TOKEN + self.rounds * self.batch + index, np.int32
         )
@@ -151,7 +154,7 @@ class Decoding:
         return handle
 
     def prepare(self) -> None:
-        """Another batch, decoding, in place of the one before; they share only the prefix."""
+        """Replace the batch by a new one that decodes; they share only the prefix."""
         for handle in self.handles:
             self.scheduled.core.close(int(handle))
         self.rounds += 1
@@ -161,13 +164,13 @@ class Decoding:
         self.run(WARM_STEPS)
 
     def run(self, steps: int = DECODE_STEPS) -> None:
-        """Decode; everything but the calls was prepared."""
+        """Decode ``steps`` tokens; all arrays were prepared."""
         for _ in range(steps):
             self.lengths += 1
             self.scheduled.decode(self.handles, self.tokens, self.lengths)
 
     def quiet(self) -> None:
-        """Two of the calls with nothing new: no request crosses a page boundary."""
+        """Call ``grow`` and ``advance`` with nothing new: no request crosses a page boundary."""
         core = self.scheduled.core
         for _ in range(DECODE_STEPS):
             core.grow(self.handles, self.lengths)
@@ -175,7 +178,7 @@ class Decoding:
 
 
 class Prefixes:
-    """One cached prompt, and prompts nobody has seen, each computed in one step."""
+    """One cached prompt, and unknown prompts, each computed in one step."""
 
     def __init__(self, core: MemoryCore, tokens: int, repeats: int) -> None:
         self.core, self.scheduled = core, Scheduled(core)
@@ -194,7 +197,7 @@ class Prefixes:
         return handle
 
     def match(self) -> int:
-        """Find how much of the cached prompt could be resumed."""
+        """Return how many tokens of the cached prompt could be resumed."""
         return self.core.peek(self.cached, "")
 
     def hit(self) -> None:
@@ -202,7 +205,7 @@ class Prefixes:
         self.core.close(self.core.open(self.cached, ""))
 
     def prepare_insert(self) -> None:
-        """The request whose tokens :meth:`insert` publishes."""
+        """Start the request whose tokens :meth:`insert` publishes."""
         self.core.close(int(self.handle[0]))
         self.handle = ints([self._grown(self.fresh.pop())])
 

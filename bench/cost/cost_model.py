@@ -1,8 +1,8 @@
-"""How far the cost model misses what it never saw: exec(x, y) and steps, on three shapes.
+"""Error of the cost model on held-out prompts, exec(x, y), and steps, on three shapes.
 
 Operators are fitted as ``kvell calibrate`` does.  Then prompts of held-out lengths and cached
-ratios go through the whole engine, and the predictions of their seconds to the first token are
-held against them; beside it the arch-level baseline of MemServe §5.3.2, fitted directly to
+ratios go through the whole engine, and their measured seconds to the first token are compared with
+the predictions, and with the arch-level baseline of MemServe §5.3.2, which is fitted directly to
 seconds to the first token over a grid of (x, y).
 """
 
@@ -11,7 +11,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import machine
+from bench import machine, result_file
 from bench.cost.shapes import NAMES, model_path
 from bench.cpu_clock import CpuClock
 from kvell.calibration.measure import QUANTILE
@@ -38,7 +37,7 @@ from kvell.vocabulary import MIB
 
 BOUND = 0.10
 Prompt = tuple[int, float]
-"""x and y."""
+"""x, the prompt's tokens, and y, the cached part of them."""
 
 GRID = tuple(product((64, 128, 256, 512, 1024, 2048, 3000), (0.0, 0.25, 0.5, 0.75)))
 HELD_OUT = tuple(product((96, 192, 384, 768, 1536, 2500), (0.0, 0.1, 0.4, 0.6, 0.9)))
@@ -49,7 +48,7 @@ QUICK_HELD_OUT = tuple(product((96, 384, 768), (0.0, 0.4, 0.9)))
 def first_tokens(
     rig: Rig, prompts: Sequence[Prompt], rounds: int, progress: Progress
 ) -> list[PrefillPoint]:
-    """Seconds to the first token of each, taking turns; the first round is not counted."""
+    """Seconds to the first token of each prompt, in turns; the first round does not count."""
     found: list[list[float]] = [[] for _ in prompts]
     rig.clear()
     for turn in range(rounds + 1):
@@ -145,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cpu-time", action="store_true", help="CPU seconds, one thread")
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
     parser.add_argument("--work-dir", type=Path, default=Path("build") / "bench-models")
-    parser.add_argument("--json", type=Path, default=Path("bench/results/cost_model.json"))
+    parser.add_argument("--json", type=Path, default=result_file.path_of("cost_model"))
     options = parser.parse_args(arguments)
     from kvell.cli.terminal.progress import progress_bar
 
@@ -168,8 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "shapes": shapes,
             "missed": missed(shapes),
         }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        result_file.write(options.json, report)
     print("\n".join(missed(shapes)) or "all bounds kept")
 
 

@@ -1,11 +1,11 @@
 """Replay in virtual time against the real server, under the same Poisson load.
 
-What a user does, for three shapes and three rates, five times in turn: ``kvell calibrate``, then
-the same traces to ``kvell replay --hardware`` and to ``kvell serve`` by ``kvell bench serve``.
-Each round's replay is held against the same round's server, since a shared machine is slower in
-one minute than in another: times to the first token, per token, end to end, throughput and the
-mean number of requests in flight.  The miss is the median of the rounds'; the server's own spread
-over them stands beside it.  Rates are parts of what a first replay says the machine can do.
+It does what a user would, for three shapes and three rates, five times in turn: ``kvell
+calibrate``, then the same traces to ``kvell replay --hardware`` and, by ``kvell bench serve``, to
+``kvell serve``.  Each round's replay is held against the same round's server, since the speed of a
+shared machine changes by the minute: times to the first token, per token, end to end, throughput
+and the mean number of requests in flight.  The miss is the median over the rounds; the server's own
+spread is shown beside it.  Rates are parts of the throughput that a first replay predicts.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import machine
+from bench import machine, result_file
 from bench.cost.shapes import NAMES, VOCAB_SIZE, model_path
 from kvell.calibration.serving import server
 from kvell.load.arrivals import retimed
@@ -31,14 +31,14 @@ PARTS = (0.3, 0.55, 0.8)
 """Rates, in parts of the throughput with all requests waiting."""
 PROMPTS, OUTPUTS = "lognormal:200:150", "lognormal:48:30"
 BOUND, MOST = 0.10, 0.20
-"""Relative misses that count as kept in any case, and at most."""
+"""A relative miss up to the first always counts as kept; one above the second never does."""
 STEP_TOKENS, STEP_SEQS = 2048, 256
 
 Figures = dict[str, float]
 
 
 def kvell(*words: str) -> Any:
-    """The JSON that a command prints."""
+    """Run ``kvell`` with these words and return the JSON that it prints."""
     command = [sys.executable, "-m", "kvell.cli.main", *words]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if found.returncode:
@@ -47,7 +47,7 @@ def kvell(*words: str) -> Any:
 
 
 def figures(report: dict[str, Any]) -> Figures:
-    """What is compared; ``in_flight`` is the mean number of requests over time (Little's law)."""
+    """Figures that are compared; ``in_flight`` is the mean number of requests (Little's law)."""
     seconds = report["duration_seconds"]
     return {
         "ttft_seconds_p50": report["ttft_seconds"]["p50"],
@@ -89,7 +89,7 @@ class Case:
         self._calibration = directory / "calibration.json"
 
     def calibrate(self) -> Any:
-        """``kvell calibrate``; the short one, so that it is soon over."""
+        """Run ``kvell calibrate``, with ``--quick`` unless ``--whole`` was given."""
         flags = [] if self._options.whole else ["--quick"]
         where = ("--kv-memory", self._memory, "--out", str(self._calibration), "--json")
         return kvell("calibrate", "--model", str(self.model), *where, *flags)
@@ -105,20 +105,20 @@ class Case:
         return path
 
     def replay(self, trace: Path) -> Any:
-        """``kvell replay`` in the server's limits."""
+        """Run ``kvell replay`` with the server's limits."""
         limits = ("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_SEQS))
         where = ("--kv-memory", self._memory, "--hardware", str(self._calibration))
         what = ("--trace", str(trace), "--arrivals", "trace", "--model", str(self.model))
         return kvell("replay", *what, *where, *limits, "--json")
 
     def serve_command(self) -> list[str]:
-        """``kvell serve`` on a free port."""
+        """The command line of ``kvell serve`` on a free port."""
         program = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
         limits = ["--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_SEQS)]
         return [*program, "--model", str(self.model), "--kv-memory", self._memory, *limits]
 
     def load(self, url: str, trace: Path, turn: int) -> Any:
-        """``kvell bench serve``; no round finds in the cache what another has left there."""
+        """Run ``kvell bench serve``; a salt keeps rounds from hitting each other's prefixes."""
         salt = json.dumps({"cache_salt": f"{trace.stem}-{turn}"})
         to = ("--base-url", url, "--trace", str(trace), "--vocab-size", str(VOCAB_SIZE))
         return kvell("bench", "serve", *to, "--extra-body", salt, "--json")
@@ -181,7 +181,7 @@ def show(shapes: dict[str, Any]) -> None:
 
 
 def median_misses(shapes: dict[str, Any]) -> dict[str, float]:
-    """Of each figure, over all shapes and rates."""
+    """The median miss of each figure, over all shapes and rates."""
     cells = [at["figures"] for shape in shapes.values() for at in shape["rates"]]
     return {name: median(abs(cell[name]["miss"]) for cell in cells) for name in cells[0]}
 
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kv-memory-mib", type=int, default=512)
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "kvell")
     parser.add_argument("--work-dir", type=Path, default=Path("build") / "bench-models")
-    parser.add_argument("--json", type=Path, default=Path("bench/results/replay_vs_server.json"))
+    parser.add_argument("--json", type=Path, default=result_file.path_of("replay_vs_server"))
     options = parser.parse_args(arguments)
     if options.quick:
         options.shapes, options.rounds, options.num_requests = options.shapes[:1], 2, 12
@@ -223,8 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "shapes": shapes,
     }
     print({name: f"{miss:.1%}" for name, miss in report["median_misses"].items()})
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    result_file.write(options.json, report)
 
 
 if __name__ == "__main__":

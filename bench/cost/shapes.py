@@ -1,6 +1,6 @@
 """The models of the cost benches: a real one, and two real shapes with random weights.
 
-All have SmolLM2's tokenizer and vocabulary, so that a server can speak for each of them.
+All have SmolLM2's tokenizer and vocabulary, so that each can be served.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Does a server keep its memory contract, for twenty minutes of anything?
+"""Whether a server keeps its memory contract for twenty minutes under a mixed load.
 
 See README.md beside this file.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import machine
+from bench import machine, result_file
 from bench.elastic.mixed_load import Asked, Mix, MixedLoad, Tally, figures
 from bench.elastic.process_sizes import Sample, Sampler, import_bytes
 from bench.side_by_side.processes import SystemProcess
@@ -31,18 +31,18 @@ FRONT_MODULES = (
     "kvell.server.http_face",
 )
 INSTANCE_MODULES = ("kvell.cli.main", "kvell.engine.protocol.instance", "kvell.llm")
-"""What each process has imported when it is about to load anything."""
+"""Modules that each process has imported before it loads anything."""
 LEAST_ALLOWANCE_BYTES, ALLOWANCE_SHARE = 64 * MIB, 0.03
 START_SECONDS = 5.0
 VOCAB_SIZE = 49_152
 FIRST = Asked([1000, 2000, 3000, 4000], 1)
 SERIES_SECONDS = 10.0
-"""Of the samples the largest of so long is written down."""
+"""Interval of the written series; each point is the largest sample in it."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the server was started with, in bytes, and what its processes are before they load."""
+    """What the server was started with, and its processes' size after imports alone; in bytes."""
 
     memory_bytes: int
     cpu_buffer_bytes: int
@@ -51,7 +51,7 @@ class Given:
 
     @property
     def most_bytes(self) -> int:
-        """A contract may promise so much at most."""
+        """Most bytes that the contract may promise."""
         counted_bytes = self.memory_bytes + self.cpu_buffer_bytes
         imported_bytes = self.front_import_bytes + self.instance_import_bytes
         allowance_bytes = max(LEAST_ALLOWANCE_BYTES, int(ALLOWANCE_SHARE * self.memory_bytes))
@@ -60,7 +60,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of it.
+    """What was observed.
 
     :param contract_bytes: as ``/debug/memory`` has it.
     :param first_token_seconds: from the start of the process, of each start; the last is loaded.
@@ -74,12 +74,12 @@ class Seen:
 
     @property
     def largest_bytes(self) -> int:
-        """Of all samples."""
+        """The largest of all samples."""
         return max(sample.size_bytes for sample in self.samples)
 
 
 def verdicts(given: Given, seen: Seen) -> dict[str, bool]:
-    """What was kept."""
+    """The clauses, and whether each was kept."""
     longest = seen.max_model_len - 1
     return {
         "never_above_the_contract": seen.largest_bytes <= seen.contract_bytes,
@@ -101,7 +101,7 @@ def series(samples: Sequence[Sample], every_seconds: float = SERIES_SECONDS) -> 
 
 
 def get_json(url: str) -> Any:
-    """What an address says."""
+    """Fetch a URL and parse its JSON."""
     with urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)
 
@@ -109,7 +109,7 @@ def get_json(url: str) -> Any:
 async def loaded(
     url: str, options: argparse.Namespace, longest_tokens: int, clock: Clock
 ) -> tuple[float, Tally]:
-    """When the first token of a first request came, by the clock, and what came of the load."""
+    """Clock time of the first request's first token, and the tally of the whole load."""
     client = HttpClient(url)
     try:
         mix = Mix(options.seed, longest_tokens, VOCAB_SIZE)
@@ -124,7 +124,7 @@ async def loaded(
 
 
 def serve_command(options: argparse.Namespace) -> list[str]:
-    """``kvell serve`` on a free port."""
+    """The command line of ``kvell serve`` on a free port."""
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     command += ["--model", options.model, "--memory", options.memory]
     command += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
@@ -140,7 +140,7 @@ def launched(options: argparse.Namespace, log: Path) -> SystemProcess:
 
 
 def address(process: SystemProcess) -> str:
-    """Where it serves, once it says so."""
+    """Wait until the server announces its URL; return it."""
     return str(json.loads(process.hear())["url"])
 
 
@@ -166,9 +166,9 @@ async def first_answer(url: str, options: argparse.Namespace) -> None:
 
 
 def watched(options: argparse.Namespace, log: Path) -> tuple[Seen, dict[str, Any]]:
-    """A server from its start to the end of its load; what was seen, and ``/debug/memory``.
+    """Run a server from its start to the end of its load; also returns ``/debug/memory``.
 
-    Others are started and ended before, for the time that a start takes.
+    Other servers are started and ended before it, to time the start.
     """
     starts = [start_seconds(options, log) for _ in range(options.starts - 1)]
     clock = MonotonicClock()
@@ -189,7 +189,7 @@ def watched(options: argparse.Namespace, log: Path) -> tuple[Seen, dict[str, Any
 
 
 def lines(given: Given, seen: Seen, kept: dict[str, bool]) -> list[str]:
-    """For people."""
+    """The report as text."""
     tally, starts = seen.tally, seen.first_token_seconds
     return [
         f"contract {seen.contract_bytes / MIB:,.1f} MiB, at most {given.most_bytes / MIB:,.1f} "
@@ -218,7 +218,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints what was kept; exits with 1 if something was not."""
+    """Print the verdicts; exit with 1 if one was not kept."""
     options = arguments()
     given = Given(
         parse_bytes(options.memory, "--memory"),
@@ -248,7 +248,7 @@ def main() -> None:
             "memory": page,
             "mib_by_seconds": series(seen.samples),
         }
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        result_file.write(options.json, report)
     raise SystemExit(0 if all(kept.values()) else 1)
 
 

@@ -1,10 +1,9 @@
-"""What does it cost to move a 2 MiB chunk between KV cache and activations on the host?
+"""The cost of moving a 2 MiB chunk between KV cache and activations on the host.
 
 See README.md beside this file.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import result_file
 from kvell.device.chunks import AddressRange, Ints
 from kvell.device.host_chunks import HostChunks
 from kvell.elastic.balloon import Balloon
@@ -23,7 +23,7 @@ from kvell.vocabulary import KIB, MIB
 
 SMALL_PAGE_BYTES = 4 * KIB
 LAYERS = 30
-"""Of SmolLM2-135M, as the pool that ownership moves in: 3 heads of 64, bfloat16."""
+"""Layers of SmolLM2-135M (3 heads of 64, bfloat16), whose pool chunks are moved in."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def scattered(count: int, seed: int) -> Ints:
-    """Chunks in no order: nothing coalesces into one call."""
+    """Chunks in random order, so that no two coalesce into one call."""
     return np.random.default_rng(seed).permutation(count).astype(np.int32)
 
 
@@ -72,8 +72,10 @@ def mapping_round(num_chunks: int, seed: int, populate: bool) -> dict[str, float
 
 
 def touch_us(device: HostChunks, area: AddressRange) -> float:
-    """Microseconds to write a byte in every small page of a chunk: the median over chunks, so
-    that what else the machine does in between, which hits a few of them, does not count."""
+    """Microseconds to write a byte in every small page of a chunk.
+
+    The median over chunks: interruptions by other processes hit only a few of them.
+    """
     rows = np.frombuffer(device.view(area), np.uint8).reshape(area.num_positions, -1)
     samples = []
     for row in rows:
@@ -84,7 +86,7 @@ def touch_us(device: HostChunks, area: AddressRange) -> float:
 
 
 def ownership_round(num_chunks: int) -> dict[str, float]:
-    """Microseconds a chunk of the moves that a step sees, decisions and core included."""
+    """Microseconds per chunk of the moves in a step, decisions and core calls included."""
     layers = [LayerSpec(i, GroupKind.FULL, 3, 64, 2) for i in range(LAYERS)]
     device = HostChunks(num_chunks)
     try:
@@ -117,7 +119,7 @@ def ownership_round(num_chunks: int) -> dict[str, float]:
 
 
 def transfer_seconds(num_chunks: int, used: int) -> float:
-    """The balloon's books only: chunks of a released slot become KV's."""
+    """Seconds of the balloon's bookkeeping alone: chunks of a released slot become KV's."""
     balloon = Balloon(tiling(num_chunks, 2 * MIB, 2 * MIB), 2 * num_chunks)
     order = np.ones(num_chunks, np.int64)
     slot = balloon.plan_slot(used, lambda: order)
@@ -148,7 +150,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints best and median of all rounds."""
+    """Print best and median of all rounds."""
     args = arguments()
     rounds = [
         mapping_round(args.chunks, n, populate=False)
@@ -171,7 +173,7 @@ def main() -> None:
             "unit": "us per 2 MiB chunk",
             "figures": [asdict(figure) for figure in found],
         }
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        result_file.write(args.json, result)
     device.close()
 
 

@@ -1,4 +1,4 @@
-"""Engines that go on in turns, a step each: neighbours on the machine slow all alike."""
+"""Engines that take turns, a step each, so that the machine's neighbours slow all alike."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from kvell.engine.protocol.messages import Event, Finished, Tokens
 
 
 class SideClock:
-    """Goes on only while its own side computes, so that sides may take turns."""
+    """A clock that runs only while its own side computes, so that sides may take turns."""
 
     def __init__(self) -> None:
         self._machine = MonotonicClock()
@@ -22,15 +22,15 @@ class SideClock:
         return self._passed_seconds + self._machine.now_seconds() - self._began_seconds
 
     def start(self) -> None:
-        """The side computes from now on."""
+        """Start the clock: the side computes from now on."""
         self._began_seconds = self._machine.now_seconds()
 
     def stop(self) -> None:
-        """It is another side's turn."""
+        """Stop the clock: it is another side's turn."""
         self._passed_seconds, self._began_seconds = self.now_seconds(), None
 
     def wait_until(self, seconds: float) -> None:
-        """Nothing is there to compute before; in the past it is nothing."""
+        """Advance to ``seconds``, when the next request comes; no effect if that is past."""
         self._passed_seconds = max(self._passed_seconds, seconds)
 
 
@@ -47,20 +47,20 @@ def tokens_of(events: Iterable[Event]) -> Iterator[Tokens]:
 
 
 class Side(Protocol):
-    """Whoever goes on step by step."""
+    """An engine that is driven step by step."""
 
     @property
     def has_work(self) -> bool:
-        """Is there anything left to do?"""
+        """Whether any work is left."""
         ...
 
     def step(self) -> None:
-        """Do a part of it."""
+        """Do one step."""
         ...
 
 
 def alternated(sides: Sequence[Side]) -> None:
-    """Run all to their ends, a step of each in turn: neighbours on the machine slow all alike."""
+    """Run all sides to their ends, a step of each in turn."""
     while any(side.has_work for side in sides):
         for side in sides:
             if side.has_work:

@@ -1,8 +1,8 @@
-"""Requests of every length at once, for so long: what a memory contract has to stand.
+"""A load of requests of every length, to put a memory contract under stress.
 
 Workers ask one request after the other (a closed loop: the server is never idle and never
-flooded).  Prompts have from one token to the longest that the server says it serves; some begin
-as one before them did, and some clients hang up midway.
+flooded).  Prompts range from one token to the longest that the server serves; some share a prefix
+with an earlier one, and some clients hang up midway.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ FIRST_ID = 256
 """Ids below it may be special."""
 TIMEOUT_SECONDS = 900.0
 SHORTEST_SHARE = LONGEST_SHARE = 0.06
-"""Of the requests: prompts of one token, and the longest."""
+"""Shares of requests whose prompt has one token, and the longest length."""
 REPEAT_SHARE = 0.25
 HANG_UP_SHARE = 0.05
 HANG_UP_PIECES = 2
@@ -30,7 +30,7 @@ HANG_UP_PIECES = 2
 class Asked:
     """One request.
 
-    :param hangs_up: after so many pieces of the answer; None: waits for all.
+    :param hangs_up: pieces of the answer after which the client leaves; None: it waits for all.
     """
 
     prompt: list[int]
@@ -54,7 +54,7 @@ class Mix:
         self._before: list[int] = []
 
     def next(self) -> Asked:
-        """The next one."""
+        """Draw the next request."""
         count = self._prompt_tokens()
         room = self._longest_tokens - count
         output = self._log_uniform(min(room, self._most_output_tokens))
@@ -72,7 +72,7 @@ class Mix:
         return self._log_uniform(self._longest_tokens - 1)
 
     def _log_uniform(self, most: int) -> int:
-        """From 1 to ``most``, small ones as often as large ones."""
+        """From 1 to ``most``, uniform on a logarithmic scale."""
         return min(most, int(np.exp(self._draw.uniform(0.0, np.log(most + 1)))))
 
     def _prompt(self, count: int) -> list[int]:
@@ -102,7 +102,7 @@ class Tally:
     first_token_seconds: list[tuple[int, float]] = field(default_factory=list)
 
     def add(self, asked: Asked, reader: AnswerReader, sent_seconds: float) -> None:
-        """A request had its whole answer, or not the one that it asked for."""
+        """Count a finished request, or the failure if its answer is not what it asked for."""
         problem = reader.problem()
         if problem is None and reader.output_tokens != asked.output_tokens:
             problem = f"{reader.output_tokens} tokens instead of {asked.output_tokens}"
@@ -129,7 +129,7 @@ class MixedLoad:
         self._client, self._wire, self._mix = client, Wire(model), mix
 
     async def run(self, workers: int, seconds: float) -> Tally:
-        """Ask for so long, and wait for what was asked."""
+        """Send requests for ``seconds``, then wait for those under way."""
         until_seconds = asyncio.get_running_loop().time() + seconds
         async with asyncio.TaskGroup() as tasks:
             for _ in range(workers):
@@ -137,7 +137,7 @@ class MixedLoad:
         return self.tally
 
     async def ask(self, asked: Asked) -> None:
-        """One request, to its end or until its client has heard enough."""
+        """Send one request; read to its end, or until its client hangs up."""
         body = self._wire.body({"prompt": asked.prompt}, asked.output_tokens)
         reader, sent_seconds = AnswerReader(), asyncio.get_running_loop().time()
         try:
@@ -157,7 +157,7 @@ class MixedLoad:
             await self.ask(self._mix.next())
 
     async def _listen(self, body: bytes, reader: AnswerReader, pieces: int | None) -> bool:
-        """True if the client left after so many pieces."""
+        """Whether the client left after ``pieces`` pieces."""
         async with aclosing(self._client.post(self._wire.path, body)) as stream:
             async for at_seconds, data in stream:
                 reader.feed(at_seconds, data)
@@ -168,7 +168,7 @@ class MixedLoad:
 
 
 def figures(tally: Tally) -> dict[str, Any]:
-    """As plain data."""
+    """The tally as plain data."""
     waits = sorted(seconds for _, seconds in tally.first_token_seconds)
     return {
         "completed": tally.completed,

@@ -1,4 +1,4 @@
-"""Shapes of ``bench/configs``, so narrow that two cores can serve them; all layers stay."""
+"""Shapes of ``bench/configs``, narrowed so that two cores can serve them; all layers stay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from kvell.models.paged_model import PagedModel
 
 @dataclass(frozen=True)
 class Shape:
-    """A config of ``bench/configs`` that two cores can compute, and memory that makes it tight.
+    """A narrowed config of ``bench/configs``, and a memory size that is tight for it.
 
     :param fits: requests for whose KV there is memory, if activations take none of it.
-    :param narrower: its numbers of heads, which are not a whole eighth of the model's.
+    :param narrower: sizes that are not exactly an eighth of the model's.
     """
 
     name: str
@@ -49,11 +49,11 @@ SHAPES = {
 """Jamba's layers of experts and its states of Mamba 1 have no compiled pass; Falcon-H1 stands for
 the hybrids."""
 WINDOW_TOKENS = 2048
-"""Of sliding layers: prompts are a sixteenth of the paper's, so is the window."""
+"""Window of sliding layers: a sixteenth of the paper's, like the prompts."""
 
 
 def narrow_config(name: str) -> Any:
-    """A shape of ``bench/configs`` that two cores can compute."""
+    """The narrowed config of a shape of ``bench/configs``."""
     config = read_shape(name).config
     narrower = {
         width: max(1, getattr(config, width) // NARROWER)
@@ -74,14 +74,14 @@ def narrow_config(name: str) -> Any:
 
 
 def narrow_model(name: str) -> PagedModel:
-    """See :func:`random_model`."""
+    """A narrowed shape with random weights; see :func:`random_model`."""
     return random_model(narrow_config(name))
 
 
 def random_model(config: Any) -> PagedModel:
     """Random weights in bfloat16, computed by the compiled pass.
 
-    :raises RuntimeError: if this machine has none, or none for such layers.
+    :raises RuntimeError: if this machine has no compiled pass for such layers.
     """
     kernels = choose_kernels(torch.device("cpu"))
     model = random_paged_model(config, kernels, 3, torch.bfloat16, scale=8.0)

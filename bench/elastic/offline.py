@@ -1,14 +1,14 @@
-"""Long prompts, then long answers, in virtual time: one pool for KV cache and activations, or two?
+"""Long prompts, then long answers, in virtual time: KV cache and activations in one pool or two.
 
 See README.md beside this file.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from bench import result_file
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
 from kvell.clock import MonotonicClock
 from kvell.device.fake_chunks import FakeChunks
@@ -30,9 +30,9 @@ from kvell.vocabulary import GIB, MIB
 K = 1 << 10
 CHUNK_BYTES = 2 * MIB
 MIN_CHUNK_TOKENS = 1 * K
-"""A request is admitted if chunks of this size would fit: they keep a GPU busy."""
+"""A request is admitted if prefill chunks of this size fit: they keep a GPU busy."""
 MAP_SECONDS, UNMAP_SECONDS = 12e-6, 3e-6
-"""Of a chunk on the host, first touch included (cost_table): what moving it costs in a step."""
+"""Cost of moving a chunk on the host within a step, first touch included (cost_table)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ GiB holds one request of Llama's beside the reserve, and two without."""
 
 @dataclass
 class Phases:
-    """Where the time went."""
+    """Time, tokens and steps, by phase."""
 
     decode_seconds: float = 0.0
     decode_tokens: int = 0
@@ -74,7 +74,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class WatchedMachine(Machine):
-    """A machine that remembers which steps only decoded, and charges for moving chunks.
+    """A machine that counts steps that only decode, and charges for moving chunks.
 
     :param moved: (chunks mapped, chunks unmapped) so far.
     """
@@ -84,7 +84,7 @@ class WatchedMachine(Machine):
     seen: list[int] = field(default_factory=lambda: [0, 0])
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Of the profile, and of the balloon's calls."""
+        """Seconds by the profile, plus the balloon's map and unmap calls."""
         mapped, unmapped = self.moved()
         moving = (mapped - self.seen[0]) * MAP_SECONDS + (unmapped - self.seen[1]) * UNMAP_SECONDS
         self.seen[:] = [mapped, unmapped]
@@ -119,12 +119,12 @@ class Figures:
 
 
 def rows_of(case: Case) -> list[TraceRow]:
-    """Unrelated requests of one length, all there at the start."""
+    """Unrelated requests of one length, all waiting at the start."""
     return [TraceRow(0.0, case.prompt_tokens, case.output_tokens) for _ in range(case.requests)]
 
 
 def limits_of(case: Case) -> Limits:
-    """The whole longest prompt may be one step, on both sides."""
+    """Limits of both sides: one step may compute the longest prompt whole."""
     return Limits(
         max_num_batched_tokens=case.prompt_tokens,
         max_model_len=case.prompt_tokens + case.output_tokens + 1,
@@ -133,7 +133,7 @@ def limits_of(case: Case) -> Limits:
 
 
 def static(case: Case, shape: Shape, need: ActivationModel, hardware: str) -> Figures:
-    """A reserve for the largest step, and what is left for KV."""
+    """Run with a reserve for the largest step, and KV in the rest."""
     limits = limits_of(case)
     reserve_bytes = need.need_bytes(limits.max_num_batched_tokens, limits.max_num_seqs)
     kv_bytes = int(case.memory_gib * GIB) - reserve_bytes
@@ -148,7 +148,7 @@ def static(case: Case, shape: Shape, need: ActivationModel, hardware: str) -> Fi
 
 
 def elastic(case: Case, shape: Shape, need: ActivationModel, hardware: str) -> Figures:
-    """One pool for both."""
+    """Run with one pool for KV and activations."""
     num_chunks = int(case.memory_gib * GIB) // CHUNK_BYTES
     layout = layout_of(shape, num_chunks * CHUNK_BYTES)
     core = create_core(layout)
@@ -179,7 +179,7 @@ def elastic(case: Case, shape: Shape, need: ActivationModel, hardware: str) -> F
 
 
 def counting_device(num_chunks: int) -> FakeChunks:
-    """Chunks of no bytes: only their mappings are kept."""
+    """A device whose chunks have no bytes: it only tracks mappings."""
     return FakeChunks(num_chunks, CHUNK_BYTES, has_bytes=False)
 
 
@@ -222,14 +222,14 @@ def _figures(side: str, run: Replay, machine: WatchedMachine) -> Figures:
 
 
 def compare(case: Case, hardware: str) -> tuple[Figures, Figures]:
-    """Both sides of a case."""
+    """Run both sides of a case."""
     shape = read_shape(case.shape)
     need = activation_model(shape.config, shape.description, ELEMENT_BYTES)
     return static(case, shape, need, hardware), elastic(case, shape, need, hardware)
 
 
 def lines(case: Case, sides: Sequence[Figures]) -> list[str]:
-    """For people."""
+    """The report as text."""
     rigid, free = sides
     return [
         f"{case.shape}, {case.memory_gib} GiB, {case.prompt_tokens // K}K in, "
@@ -258,7 +258,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints both sides of every case."""
+    """Print both sides of every case."""
     args = arguments()
     found = []
     for case in [CASES[n] for n in args.case] if args.case else CASES:
@@ -267,7 +267,7 @@ def main() -> None:
         found.append({"case": asdict(case), "sides": [asdict(side) for side in sides]})
     if args.json:
         result = {"cases": found}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        result_file.write(args.json, result, processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Requests that come one by one, in virtual time: how many a second, at what latency, by side.
+"""Requests that arrive one by one, in virtual time: goodput and latency of each side.
 
 See README.md beside this file.
 """
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench import result_file
 from bench.elastic.offline import CHUNK_BYTES, MIN_CHUNK_TOKENS, counting_device
 from bench.elastic.online_cases import (
     ATTAINMENT,
@@ -56,13 +57,13 @@ from kvell.vocabulary import GIB
 ENOUGH_TOKENS = 2_048
 """Of prompts in a step, if there are several."""
 LOOKS_EVERY = 16
-"""Steps from one look at the pool to the next."""
+"""Steps between two samples of the pool."""
 LEAST_GAIN = 1.5
-"""Asked of goodput over both static sides."""
+"""Least gain in goodput over each static side."""
 
 
 class AnalyticMachine(Machine):
-    """A machine that also tells how long any work would take."""
+    """A machine that can also time arbitrary work."""
 
     def step_seconds_of(self, work: Sequence[Chunk]) -> float:
         """Seconds of a step."""
@@ -75,10 +76,10 @@ Seen = dict[str, Any]
 
 @dataclass(frozen=True)
 class Bench:
-    """What all runs of a case have in common.
+    """What all runs of a case share.
 
     :param streams: pages move layer by layer while others are computed; else a step waits.
-    :param draw: which of the workload's lengths and arrivals.
+    :param draw: seed of the workload's lengths and arrivals.
     """
 
     case: Case
@@ -96,7 +97,7 @@ class Bench:
         return retimed(rows, rate=rate, seed=self.draw)
 
     def limits(self, side: Side) -> Limits:
-        """Whoever may ask for the whole context of the model."""
+        """Limits of a side, which serves the model's whole context."""
         most = side.batched_tokens or self.case.context_tokens
         return Limits(
             max_num_batched_tokens=most,
@@ -107,7 +108,7 @@ class Bench:
         )
 
     def objectives(self) -> Objectives:
-        """25 times what the mean request sees alone."""
+        """:data:`SLACK` times the latencies of the mean request alone."""
         rows = self.rows(1.0)
         prompt = sum(row.prompt_tokens for row in rows) // len(rows)
         alone = self.machine.step_seconds_of([Chunk(0, prompt)])
@@ -115,14 +116,14 @@ class Bench:
         return Objectives(SLACK * alone, SLACK * token)
 
     def run(self, side: Side, rate: float) -> Seen:
-        """One side at one rate; a second time it is remembered."""
+        """One side at one rate; results are cached."""
         if (side, rate) not in self.seen:
             self.seen[side, rate] = run(self, side, rate)
         return self.seen[side, rate]
 
 
 def pool_of(bench: Bench, side: Side, limits: Limits) -> tuple[Layout, int]:
-    """Pages, and the chunks of KV and activations together."""
+    """The layout of pages, and the number of chunks for KV and activations together."""
     num_chunks = int(bench.case.memory_gib * GIB) // CHUNK_BYTES
     pool_bytes = num_chunks * CHUNK_BYTES
     if not side.shares:
@@ -131,7 +132,7 @@ def pool_of(bench: Bench, side: Side, limits: Limits) -> tuple[Layout, int]:
 
 
 def parking_of(side: Side, core: MemoryCore, swapping: Swapping, limits: Limits) -> Parking:
-    """Prompts ahead of decodes, within Algorithm 2's size or a fixed one."""
+    """Parking, which puts prompts ahead of decodes; buffer size by Algorithm 2, or fixed."""
     physical, is_fixed = swapping.buffer.num_large, side.fixed_gib is not None
     fixed = int((side.fixed_gib or 0) * GIB) // core.layout.large_page_bytes
     sizes = CpuBuffer(physical, fixed if is_fixed else 1, is_fixed=is_fixed)
@@ -139,7 +140,7 @@ def parking_of(side: Side, core: MemoryCore, swapping: Swapping, limits: Limits)
 
 
 def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
-    """The engine's scheduler and memory core, as the side divides memory."""
+    """A replay with the engine's scheduler and memory core, memory divided as the side says."""
     limits = bench.limits(side)
     layout, num_chunks = pool_of(bench, side, limits)
     core = create_core(layout)
@@ -209,7 +210,7 @@ def run(bench: Bench, side: Side, rate: float) -> Seen:
 def goodput(bench: Bench, side: Side) -> float:
     """The highest of the rates that the side keeps up with; 0 if none.
 
-    Rates are halved in, so of sixteen a side is looked at four times or five.
+    A binary search: of sixteen rates four or five are run.
     """
     low, high = -1, len(bench.case.rates)
     while high - low > 1:
@@ -228,7 +229,7 @@ def compared(bench: Bench) -> tuple[float, ...]:
 
 
 def verdicts(bench: Bench) -> list[str]:
-    """What is asked of this bench, and whether it holds."""
+    """What must hold of this bench, and whether it does."""
     best = {side: goodput(bench, side) for side in (STATIC, CHUNKED, BOTH)}
     told = []
     for side in (STATIC, CHUNKED):
@@ -268,7 +269,7 @@ def make_bench(case: Case, link: str, *, streams: bool = True) -> Bench:
 
 
 def line(name: str, seen: Seen) -> str:
-    """One run, for people."""
+    """One run as a line of text."""
     ttft, tpot = seen["ttft_seconds"], seen["tpot_seconds"]
     return (
         f"  {name:22} at {seen['rate']:.3f}/s TTFT {ttft['mean']:8.2f} s (p90 {ttft['p90']:8.2f}), "
@@ -280,7 +281,7 @@ def line(name: str, seen: Seen) -> str:
 
 
 def header(bench: Bench) -> str:
-    """The case and its objectives."""
+    """The case and its objectives as text."""
     case, asked = bench.case, bench.objectives()
     return (
         f"{case.shape}, {case.hardware}, {case.memory_gib} GiB, {case.workload}, "
@@ -306,7 +307,7 @@ def arguments() -> argparse.Namespace:
 
 
 def searched(bench: Bench, sides: Iterable[Side]) -> list[dict[str, Any]]:
-    """Goodput of each side, and first tokens beside each other's; said as it comes."""
+    """Search the goodput of each side; print each as it is found."""
     found = []
     for side in sides:
         best = goodput(bench, side)
@@ -317,12 +318,12 @@ def searched(bench: Bench, sides: Iterable[Side]) -> list[dict[str, Any]]:
 
 
 def write_case(number: int, found: dict[str, Any], path: Path) -> None:
-    """Writes one case into a file of all; the others in it stay."""
-    write_part("cases", str(number), found, path)
+    """Write one case into the file of all cases; keep the others in it."""
+    write_part("cases", str(number), found, path, processor=result_file.VIRTUAL)
 
 
 def of_case(args: argparse.Namespace, number: int) -> dict[str, Any]:
-    """Every side of one case, and verdicts; said as they come."""
+    """Run every side of one case and judge them; print as results come."""
     named = CASES[number]
     hardware = args.hardware or named.hardware
     case = replace(named, requests=args.requests or named.requests, hardware=hardware)
@@ -349,7 +350,7 @@ def of_case(args: argparse.Namespace, number: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints every side of every case, and verdicts."""
+    """Print every side of every case, and verdicts."""
     args = arguments()
     for number in args.case or range(len(CASES)):
         found = of_case(args, number)

@@ -1,4 +1,4 @@
-"""Workloads that come one by one, machines short of memory, and ways to divide it (eLLM §6).
+"""Cases of the online benches: workloads, machines short of memory, ways to divide it (eLLM §6).
 
 See README.md beside this file.
 """
@@ -9,28 +9,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import result_file
+
 CHUNKED_TOKENS = 512
 SLACK = 25
-"""Objectives are so many times what a request sees alone."""
+"""Objectives are this multiple of the latencies of a request alone."""
 ATTAINMENT = 0.9
-"""Goodput is the highest rate at which so many requests meet both."""
+"""Goodput is the highest rate at which this part of the requests meets both objectives."""
 MODEL_TOKENS = 262_144
 """Context of the paper's model, Llama-3-8B-262K, and so of its server (eLLM §3.2, §6.1)."""
 BUFFER_GIB = 119.0
-"""A card's part of the paper's host: 1 TB for eight."""
+"""One card's part of the paper's host, which has 1 TB for eight."""
 HALF_A_HOST_GIB = 512.0
-"""Of a host of 1 TB that has the one card: prompts of 32K fill a card's part of it."""
+"""Half of a 1 TB host with one card: prompts of 32K fill a card's part of the paper's host."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape, memory for KV and activations together, a workload, and the rates to look at.
+    """A shape, memory for KV and activations together, a workload, and the rates to try.
 
-    :param requests: from an empty server until the last has its answer.
+    :param requests: number of requests, from an empty server to the last answer.
     :param rates: requests per second, rising.
     :param buffer_gib: of host memory, for the sides that have a buffer.
     :param hardware: a profile's name.
-    :param context_tokens: that the server allows a request.
+    :param context_tokens: most tokens of a request.
     """
 
     shape: str
@@ -61,12 +63,12 @@ last case is scaled: the model's first context, host memory in proportion."""
 
 @dataclass(frozen=True)
 class Side:
-    """How memory is divided.
+    """A way to divide memory.
 
     :param shares: KV cache and activations share one pool; else activations have a reserve.
     :param buffers: preempted requests go to host memory, and prompts ahead of decodes.
-    :param fixed_gib: the buffer's logical size, whoever is late; None: as Algorithm 2 says.
-    :param batched_tokens: of a step at most; None for the longest prompt that is served.
+    :param fixed_gib: fixed logical size of the buffer; None: set by Algorithm 2.
+    :param batched_tokens: most tokens of a step; None: the longest prompt that is served.
     """
 
     name: str
@@ -88,14 +90,19 @@ SIDES = (STATIC, CHUNKED, BOTH, BUFFER, INTRA)
 
 
 def mean_of(draws: Sequence[Any]) -> Any:
-    """The mean of each figure, however deep; None where a draw has none."""
+    """The mean of each figure, recursively; None where a draw lacks it."""
     if isinstance(draws[0], dict):
         return {name: mean_of([draw[name] for draw in draws]) for name in draws[0]}
     return None if None in draws else sum(draws) / len(draws)
 
 
-def write_part(whole: str, part: str, found: Any, path: Path) -> None:
-    """Writes one case or workload into a file of all; the others in it stay."""
+def write_part(
+    whole: str, part: str, found: Any, path: Path, *, processor: str | None = None
+) -> None:
+    """Write one case or workload into the file of all; keep the others in it.
+
+    The file's ``run`` is then that of the part written last.
+    """
     kept = json.loads(path.read_text())[whole] if path.exists() else {}
     parts = dict(sorted((kept | {part: found}).items()))
-    path.write_text(json.dumps({whole: parts}, indent=1) + "\n")
+    result_file.write(path, {whole: parts}, processor=processor)

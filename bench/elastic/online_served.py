@@ -1,4 +1,4 @@
-"""Requests that come one by one, for real: one pool and a CPU buffer beside a static reserve.
+"""Requests that arrive one by one, for real: one pool and a CPU buffer against a static reserve.
 
 See README.md beside this file.
 """
@@ -42,22 +42,22 @@ SHAPE = "llama3-8b"
 STATIC, CHUNKED, BOTH = "static", "static, chunks of 512", "both"
 SIDES = (STATIC, CHUNKED, BOTH)
 RESERVE_SHARE = 25 / CASES[0].memory_gib
-"""Of the memory beside weights, as in the paper's setting (``bench.elastic.online_cases``)."""
+"""Reserve as a part of the memory beside weights, as in ``bench.elastic.online_cases``."""
 BUFFER_SHARE = BUFFER_GIB / CASES[0].memory_gib
-"""Host memory beside it."""
+"""CPU buffer, as a multiple of the same memory."""
 AS_SOON = 1.05
-"""First tokens that are so much later are no later: neighbours on the machine make steps differ."""
+"""First tokens up to this factor later count as equal: neighbours make steps differ."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """A workload, and a server that is as short of memory as the paper's.
 
-    :param shorter: prompts and answers are so many times shorter than the workload's.
-    :param context_tokens: of the server; its largest step has so many, and a reserve for them.
-    :param loads: rates, in requests that come while the mean one would be served alone.
-    :param draws: of lengths and arrivals, of which figures are the mean; where first tokens take a
-        few steps, who came during which decides by a fifth.
+    :param shorter: divisor of the workload's prompt and answer lengths.
+    :param context_tokens: context of the server, also the tokens of its largest step.
+    :param loads: rates, in requests per service time of the mean request alone.
+    :param draws: draws of lengths and arrivals, averaged: where first tokens take a few steps,
+        chance arrivals change them by a fifth.
     """
 
     workload: str
@@ -85,7 +85,7 @@ class Arrival:
 
 
 def arrivals(setting: Setting, rate: float, vocab: int, seed: int = 0) -> list[Arrival]:
-    """A Poisson process of unrelated prompts; of a turn, what its conversation adds."""
+    """A Poisson process of unrelated prompts; a turn counts only the tokens that it adds."""
     rows = generate_trace(setting.workload, setting.requests, seed)
     lengths = [
         _added_tokens(rows, index, before) for index, before in enumerate(predecessors(rows))
@@ -105,7 +105,7 @@ def _added_tokens(rows: Sequence[TraceRow], index: int, before: int | None) -> i
 
 
 class Served:
-    """One side at one rate: an engine, a clock of its own, and what became of each request."""
+    """One side at one rate: an engine, its own clock, and the outcome of each request."""
 
     def __init__(
         self, name: str, model: PagedModel, options: EngineOptions, asked: Sequence[Arrival]
@@ -120,11 +120,11 @@ class Served:
 
     @property
     def has_work(self) -> bool:
-        """Does anybody come, or wait?"""
+        """Whether any request is still to arrive or unfinished."""
         return self._sent < len(self._asked) or self._engine.has_work()
 
     def step(self) -> None:
-        """One step, with whoever has come by now."""
+        """One step, with the requests that have arrived by now."""
         if not self._engine.has_work():
             self.clock.wait_until(self._asked[self._sent].seconds)
         self.clock.start()
@@ -160,7 +160,7 @@ class Served:
         ]
 
     def counters(self) -> dict[str, Any]:
-        """What its memory did."""
+        """Counters of its memory."""
         stats = self._engine.core.stats()
         parts = asdict(self._parts.shares())
         return {"preemptions": stats.preemptions, "cpu_buffer": stats.buffer, "parts": parts}
@@ -169,9 +169,9 @@ class Served:
 def options_of(
     model: PagedModel, setting: Setting, asked: Objectives | None
 ) -> dict[str, EngineOptions]:
-    """Each side's: the same memory beside weights.
+    """Options of each side; all have the same memory beside weights.
 
-    :param asked: what the side with a buffer is told to keep to.
+    :param asked: objectives of the side with a buffer.
     """
     reserve_bytes = model.activations.need_bytes(setting.context_tokens, MAX_NUM_SEQS)
     bound_bytes = int(reserve_bytes / RESERVE_SHARE) // CHUNK_BYTES * CHUNK_BYTES
@@ -199,7 +199,7 @@ def options_of(
 
 
 def objectives(model: PagedModel, setting: Setting, runs: int = 3) -> tuple[Objectives, float]:
-    """25 times what the mean request sees alone, and its seconds then."""
+    """Objectives, :data:`SLACK` times the mean request's latencies alone, and its seconds."""
     asked = arrivals(setting, 1.0, model.description.vocab_size)
     prompt = int(np.mean([len(one.prompt) // 4 for one in asked]))
     output = int(np.mean([one.output_tokens for one in asked]))
@@ -269,7 +269,7 @@ def verdicts(runs: dict[float, Seen]) -> list[str]:
 
 
 def of_setting(models: dict[str, PagedModel], setting: Setting) -> dict[str, Any]:
-    """All rates of a workload, said as they come."""
+    """Run all rates of a workload; print results as they come."""
     told, alone_seconds = objectives(models[STATIC], setting)
     memory = {
         side: one.kv_memory_bytes for side, one in options_of(models[STATIC], setting, told).items()
@@ -297,7 +297,7 @@ def of_setting(models: dict[str, PagedModel], setting: Setting) -> dict[str, Any
 
 
 def line(side: str, rate: float, seen: Seen) -> str:
-    """One run of a side, for people."""
+    """One run of a side as a line of text."""
     ttft, tpot = seen["ttft_seconds"], seen["tpot_seconds"]
     return (
         f"  {side:22} at {rate:5.2f}/s TTFT {ttft['mean']:7.3f} s (p90 {ttft['p90']:7.3f}), "
@@ -308,12 +308,12 @@ def line(side: str, rate: float, seen: Seen) -> str:
 
 
 def write_workload(name: str, found: dict[str, Any], path: Path) -> None:
-    """Writes one workload into a file of all; the others in it stay."""
+    """Write one workload into the file of all; keep the others in it."""
     write_part("workloads", name, found, path)
 
 
 def main() -> None:
-    """Prints every side at every rate, and verdicts."""
+    """Print every side at every rate, and verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="+", choices=[one.workload for one in SETTINGS])
     parser.add_argument("--requests", type=int, help="of every workload, if not its own number")

@@ -1,4 +1,4 @@
-"""What processes take of the machine's memory, looked at from outside."""
+"""Memory of processes, measured from outside."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ print(process_bytes())
 
 
 def import_bytes(modules: Sequence[str]) -> int:
-    """Anonymous and shared memory of a process that has imported some modules and done nothing.
+    """Anonymous and shared memory of a process that has only imported these modules.
 
     :raises KvellError: if they cannot be imported.
     """
@@ -35,20 +35,20 @@ def import_bytes(modules: Sequence[str]) -> int:
 
 
 def tree_bytes(pid: int) -> int:
-    """Of a process and all below it: anonymous and shared memory, each page counted once."""
+    """Anonymous and shared memory of a process tree, each page counted once."""
     return sum(process_bytes(one) for one in (pid, *descendants(pid)))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A process tree at a moment since the first sample."""
+    """The size of a process tree, in bytes, and when: seconds since the first sample."""
 
     seconds: float
     size_bytes: int
 
 
 class Sampler:
-    """Looks at a process tree at equal intervals, in a thread, until it is told to stop."""
+    """Samples a process tree at equal intervals, in a thread, until stopped."""
 
     def __init__(self, pid: int, clock: Clock, every_seconds: float = 1.0) -> None:
         self.samples: list[Sample] = []
@@ -58,7 +58,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> list[Sample]:
-        """No more; what was seen."""
+        """Stop; return all samples."""
         self._stops.set()
         self._thread.join()
         return self.samples

@@ -1,16 +1,16 @@
-"""What would a range of addresses for every request cost, as eLLM has them, beside page tables?
+"""The cost of an address range for every request, as eLLM has them, against page tables.
 
 See README.md beside this file.  Arithmetic and a small model of slots: no memory is touched.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from bench import result_file
 from bench.memory.page_sizes import CHUNK_BYTES, SHAPES, Shape
 from kvell.memory import GroupSpec, Layout, plan_layout, policy_of, request_bytes
 from kvell.vocabulary import GIB
@@ -22,12 +22,12 @@ CONTEXT_TOKENS = 128 << 10
 class Ranges:
     """One shape.
 
-    :param tokens_a_chunk: of each layer group: prefixes are shared in such steps.
+    :param tokens_a_chunk: tokens per chunk of each layer group: the granularity of sharing.
     :param bytes_at: by tokens of a request: (needed, as ranges, as pages).
     :param address_gib: reserved for 256 requests of 128 K tokens.
-    :param maps_a_token: calls of the driver for each token that a request grows by.
-    :param slot_waste: of what slots in use hold, the part that is not needed: best fit, reused.
-    :param slot_maps: chunks mapped for each request that was served.
+    :param maps_a_token: driver calls per token that a request grows by.
+    :param slot_waste: unneeded part of the bytes in used slots, with best fit and reuse.
+    :param slot_maps: chunks mapped per request served.
     """
 
     shape: str
@@ -45,7 +45,7 @@ def live_bytes(group: GroupSpec, tokens: int) -> int:
 
 
 def range_chunks(group: GroupSpec, tokens: int) -> int:
-    """Chunks that a range has mapped: from the first live token to the last, whole chunks."""
+    """Whole chunks that a range has mapped, from the first live token to the last."""
     end = tokens * group.token_bytes
     begin = end - live_bytes(group, tokens)
     return -(-end // CHUNK_BYTES) - begin // CHUNK_BYTES
@@ -60,7 +60,7 @@ class Slots:
     mapped: int = 0
 
     def take(self, tokens: int) -> int:
-        """Chunks of the slot that a request of so many tokens gets."""
+        """Take a slot for ``tokens`` tokens; returns its chunks."""
         want = range_chunks(self.group, tokens)
         fitting = [size for size in self.free if size >= want]
         if fitting:
@@ -70,14 +70,14 @@ class Slots:
         return want
 
     def grow(self, size: int, tokens: int) -> int:
-        """The slot's size for more tokens."""
+        """Grow a slot to ``tokens`` tokens; returns its chunks."""
         want = range_chunks(self.group, tokens)
         self.mapped += max(0, want - size)
         return max(size, want)
 
 
 def serve(groups: Sequence[GroupSpec], lengths: Sequence[tuple[int, int]], batch: int) -> Ranges:
-    """Requests (prompt, output) one after the other in so many seats; waste and maps only."""
+    """Serve requests (prompt, output) in order, ``batch`` at a time; fills waste and maps only."""
     pools = [Slots(group, []) for group in groups]
     seats: list[tuple[int, list[int]]] = []
     held = needed = 0
@@ -135,7 +135,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints a line for each shape."""
+    """Print a line for each shape."""
     args = arguments()
     found = [ranges_of(shape, args.tokens, args.pool_gib * GIB) for shape in SHAPES]
     lengths = " / ".join(f"{n:,}" for n in args.tokens)
@@ -154,7 +154,9 @@ def main() -> None:
             f"   addresses {each.address_gib:6.0f} GiB   maps a token {each.maps_a_token:.4f}"
         )
     if args.json:
-        args.json.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
+        result_file.write(
+            args.json, [asdict(each) for each in found], processor=result_file.VIRTUAL
+        )
 
 
 if __name__ == "__main__":

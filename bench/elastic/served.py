@@ -1,16 +1,16 @@
-"""Long prompts, then long answers, for real: one pool for KV cache and activations, or two?
+"""Long prompts, then long answers, for real: KV cache and activations in one pool or two.
 
 See README.md beside this file.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from bench import result_file
 from bench.elastic.in_turn import alternated, tokens_of
 from bench.elastic.narrow_models import NARROWER, SHAPES, narrow_model
 from bench.elastic.step_parts import Shares, StepParts, shares_line
@@ -31,7 +31,7 @@ MAX_NUM_SEQS = 16
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that are all there at the start.
+    """Requests that all wait at the start.
 
     :param fits: requests for whose KV there is memory, if activations take none of it.
     """
@@ -59,7 +59,7 @@ class Figures:
 
 
 def options_of(model: PagedModel, load: Load) -> tuple[EngineOptions, EngineOptions]:
-    """Static, elastic: the same memory, the same largest step."""
+    """Options of static and elastic: the same memory, the same largest step."""
     longest = load.prompt_tokens + load.output_tokens + 1
     one_bytes = request_bytes(plan_layout(model.description.layers, 1 << 30), longest)
     bound_bytes = int(load.fits * one_bytes) // CHUNK_BYTES * CHUNK_BYTES
@@ -76,7 +76,7 @@ def options_of(model: PagedModel, load: Load) -> tuple[EngineOptions, EngineOpti
 
 
 def submit(engine: Engine, load: Load, vocab: int) -> None:
-    """Unrelated prompts; answers of one length."""
+    """Submit unrelated prompts with answers of one length."""
     draw = np.random.default_rng(7)
     sampling = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
     for index in range(load.requests):
@@ -85,7 +85,7 @@ def submit(engine: Engine, load: Load, vocab: int) -> None:
 
 
 class SideRun:
-    """One side: its engine, and what its steps took; other sides may run between them."""
+    """One side: its engine, and the time of its steps; other sides run in between."""
 
     def __init__(self, side: str, model: PagedModel, options: EngineOptions, load: Load) -> None:
         self._side, self._load, self._clock = side, load, MonotonicClock()
@@ -99,7 +99,7 @@ class SideRun:
 
     @property
     def has_work(self) -> bool:
-        """Is any answer not whole yet?"""
+        """Whether any answer is unfinished."""
         return self._engine.has_work()
 
     def step(self) -> None:
@@ -134,10 +134,10 @@ class SideRun:
 
 
 def compare(name: str, load: Load) -> tuple[Figures, Figures, int]:
-    """Both sides of a shape, and how many requests they answered alike.
+    """Run both sides of a shape; also returns how many requests they answered alike.
 
-    :raises RuntimeError: if they should have answered all alike: a state that is kept in 16 bits
-        is rounded where a step ends, and steps end elsewhere on the two sides.
+    :raises RuntimeError: if answers differ on a shape without states. A 16-bit state is rounded
+        at the end of each step, and the two sides' steps end at different tokens.
     """
     models = [narrow_model(name), narrow_model(name)]
     chosen = zip(("static", "elastic"), models, options_of(models[0], load), strict=True)
@@ -151,7 +151,7 @@ def compare(name: str, load: Load) -> tuple[Figures, Figures, int]:
 
 
 def lines(name: str, load: Load, sides: Sequence[Figures]) -> list[str]:
-    """For people."""
+    """The report as text."""
     rigid, free = sides
     return [
         f"{name} / {NARROWER}, {load.requests} requests of {load.prompt_tokens:,} + "
@@ -184,7 +184,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints both sides of every shape."""
+    """Print both sides of every shape."""
     args = arguments()
     found = []
     for name in args.shapes:
@@ -196,7 +196,7 @@ def main() -> None:
         told = {"load": asdict(load), "alike": alike, "sides": [asdict(side) for side in sides]}
         found.append({"shape": name, **told})
         if args.json:
-            args.json.write_text(json.dumps({"shapes": found}, indent=1) + "\n")
+            result_file.write(args.json, {"shapes": found})
 
 
 if __name__ == "__main__":

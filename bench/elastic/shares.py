@@ -1,4 +1,4 @@
-"""What of a step's time is scheduling and mapping memory, with the packaged model or a larger one?
+"""Shares of a step's time that scheduling and mapping memory take, on SmolLM2 or a larger model.
 
 See README.md beside this file.
 """
@@ -8,13 +8,12 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from bench import machine
+from bench import machine, result_file
 from bench.elastic.in_turn import tokens_of
 from bench.elastic.narrow_models import random_model
 from bench.elastic.step_parts import Shares, StepParts, shares_line
@@ -34,14 +33,14 @@ SIDES = ("static", "shared pool", "with a buffer")
 MAX_MODEL_LEN = 2_048
 BUFFER_BYTES = 64 * MIB
 NEVER_LATE_SECONDS = 1e3
-"""Objectives that are looked after at every step, and never missed."""
+"""Objectives that are checked at every step and never missed."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """So many requests at a time, twice as many in all.
+    """``batch`` requests at a time, twice as many in all.
 
-    :param prompt_tokens: from, to.
+    :param prompt_tokens: shortest, longest.
     """
 
     batch: int
@@ -50,7 +49,7 @@ class Load:
 
 
 def options_of(model: PagedModel, load: Load, kv_bytes: int) -> dict[str, EngineOptions]:
-    """The same memory beside weights: with a reserve, or for both."""
+    """Options of each side, with the same memory beside weights."""
     common = EngineOptions(max_model_len=MAX_MODEL_LEN, max_num_seqs=load.batch)
     reserve_bytes = model.activations.need_bytes(common.max_num_batched_tokens, load.batch)
     both = model.weight_bytes + (kv_bytes + reserve_bytes) // CHUNK_BYTES * CHUNK_BYTES
@@ -66,7 +65,7 @@ def options_of(model: PagedModel, load: Load, kv_bytes: int) -> dict[str, Engine
 
 
 def submit(engine: Engine, load: Load, vocab: int) -> None:
-    """Unrelated prompts; answers of one length."""
+    """Submit unrelated prompts with answers of one length."""
     draw = np.random.default_rng(3)
     sampling = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
     for index in range(2 * load.batch):
@@ -75,7 +74,7 @@ def submit(engine: Engine, load: Load, vocab: int) -> None:
 
 
 def measured(model: PagedModel, load: Load, kv_bytes: int) -> dict[str, Shares]:
-    """All sides, one after the other: they share a model."""
+    """Run all sides, one after the other, since they share a model."""
     found = {}
     for side, options in options_of(model, load, kv_bytes).items():
         engine = build_engine(model, side, options)
@@ -95,7 +94,7 @@ def model_of(options: argparse.Namespace) -> PagedModel:
 
 
 def main() -> None:
-    """Prints all sides of every batch."""
+    """Print all sides of every batch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--shape", metavar="NAME", help="a config of bench/configs instead")
@@ -119,7 +118,7 @@ def main() -> None:
     print(f"reads at {read_gbs:.0f} GB/s")
     if options.json:
         told = {"model": name, "read_gbs": read_gbs, "loads": found}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        result_file.write(options.json, told)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Where the time of an engine's steps goes: to the model, to mapping memory, to scheduling.
+"""Where an engine's step time goes: the model, mapping memory, scheduling.
 
-Mapping is the device's calls (map, unmap, commit) while a step is made; the first touch of what was
-mapped is the model's, since it happens there.  Scheduling is all that is left: planning, results,
-events, and whatever else the loop does.  A step that computes nothing, since the pool still gets
-its memory, is left out.
+Mapping is the device's calls (map, unmap, commit) during a step; the first touch of a mapped chunk
+counts as the model's, since it happens there.  Scheduling is the rest: planning, results, events.
+Steps that compute nothing, while the pool still gets its memory, are left out.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Shares:
-    """Parts of all steps together, 0 to 1, and what a step took."""
+    """Parts (0 to 1) of the total time of all steps, and the mean step."""
 
     steps: int
     step_seconds: float
@@ -32,14 +31,14 @@ class Shares:
 
 
 class TimedRunner:
-    """A runner, the seconds it took, and whether it computed anything the last time."""
+    """A runner that measures its own seconds, and whether its last step computed anything."""
 
     def __init__(self, runner: Runner, clock: Clock) -> None:
         self.seconds, self.has_computed = 0.0, False
         self._runner, self._clock = runner, clock
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See :class:`Runner`."""
+        """Run a plan, timed; see :class:`Runner`."""
         began_seconds = self._clock.now_seconds()
         result = self._runner.run(plan)
         self.seconds += self._clock.now_seconds() - began_seconds
@@ -48,7 +47,7 @@ class TimedRunner:
 
 
 class TimedChunks:
-    """A device, and the seconds its calls took; all else is passed on."""
+    """A device that measures the seconds of its calls; all else is passed on."""
 
     def __init__(self, device: ChunkDevice, clock: Clock) -> None:
         self.seconds = 0.0
@@ -58,15 +57,15 @@ class TimedChunks:
         return getattr(self._device, name)
 
     def commit(self, chunks: Ints) -> None:
-        """See :class:`ChunkDevice`."""
+        """Commit chunks, timed; see :class:`ChunkDevice`."""
         self._timed(self._device.commit, chunks)
 
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
-        """See :class:`ChunkDevice`."""
+        """Map chunks, timed; see :class:`ChunkDevice`."""
         self._timed(self._device.map, area, positions, chunks)
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        """See :class:`ChunkDevice`."""
+        """Unmap positions, timed; see :class:`ChunkDevice`."""
         return self._timed(self._device.unmap, area, positions)
 
     def _timed(self, call: Callable[..., Answer], *asked: Any) -> Answer:
@@ -78,7 +77,7 @@ class TimedChunks:
 
 
 class StepParts:
-    """An engine whose steps are watched from here on; it must plan and run them in turn."""
+    """Watches an engine's steps from now on; the engine must plan and run them in turn."""
 
     def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         self._engine, self._clock = engine, clock or MonotonicClock()
@@ -108,7 +107,7 @@ class StepParts:
         return events
 
     def shares(self) -> Shares:
-        """Of all steps so far."""
+        """Shares of all steps so far."""
         scheduling_seconds = self._seconds - self._run_seconds - self._map_seconds
         whole_seconds = max(self._seconds, 1e-9)
         return Shares(
@@ -120,7 +119,7 @@ class StepParts:
 
 
 def shares_line(shares: Shares) -> str:
-    """For people."""
+    """The shares as text."""
     return (
         f"a step {1e3 * shares.step_seconds:.1f} ms, scheduling {100 * shares.scheduling:.2f} %, "
         f"mapping {100 * shares.mapping:.2f} %"

@@ -1,14 +1,14 @@
-"""Chunks that no prompt can get, because a page in use lies over each: how large must pages be?
+"""Chunks that no prompt can get because a used page covers each, by size of the large page.
 
 See README.md beside this file.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench import result_file
 from bench.elastic.offline import CHUNK_BYTES, counting_device
 from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
 from kvell.clock import MonotonicClock
@@ -27,7 +27,7 @@ from kvell.simulator.traces.trace import read_trace
 from kvell.vocabulary import GIB, KIB
 
 SHAPES = {"lfm2-1.2b": 1.0, "qwen2.5-vl-7b": 3.0, "gpt-oss-20b": 3.0, "llama3-8b": 8.0}
-"""By name, GiB for KV and activations together; pages of 384 KiB to a whole chunk."""
+"""GiB for KV and activations together, by shape; large pages of 384 KiB to a whole chunk."""
 HARDWARE = "h100"
 TRACES = ("azure-2023-conv.jsonl.gz", "azure-2023-code.jsonl.gz")
 REQUESTS = 600
@@ -38,7 +38,7 @@ STEP_TOKENS = 8192
 class Figures:
     """One shape on one trace, with large pages of one size.
 
-    :param cut: prompts that had to be cut, or to wait, since no chunk could be given.
+    :param cut: prompts that were cut or had to wait because no chunk was available.
     """
 
     shape: str
@@ -54,7 +54,7 @@ class Figures:
 
 
 def layouts(shape: Shape, pool_bytes: int) -> tuple[Layout, Layout]:
-    """Large pages as groups ask for them, and over whole chunks."""
+    """Two layouts: large pages as small as the groups allow, and over whole chunks."""
     own = plan_layout(shape.description.layers, pool_bytes)
     large_bytes = covering_bytes(own.large_page_bytes, CHUNK_BYTES)
     return own, plan_layout(shape.description.layers, pool_bytes, large_page_bytes=large_bytes)
@@ -99,7 +99,7 @@ def replayed(shape: Shape, layout: Layout, rows: Sequence[TraceRow], trace: str)
 
 
 def compared(name: str, gib: float, trace: Path, requests: int) -> tuple[Figures, Figures]:
-    """Both sizes on the trace's first requests."""
+    """Run both page sizes on the trace's first requests."""
     shape = read_shape(name)
     rows = list(read_trace(trace))[:requests]
     own, covering = layouts(shape, int(gib * GIB) // CHUNK_BYTES * CHUNK_BYTES)
@@ -110,7 +110,7 @@ def compared(name: str, gib: float, trace: Path, requests: int) -> tuple[Figures
 
 
 def line(one: Figures) -> str:
-    """For people."""
+    """One run as a line of text."""
     return (
         f"{one.shape:14} {one.trace:22} {one.large_page_kib:7,.0f} KiB × {one.large_pages:6,}: "
         f"{one.steps:6,} steps, batch {one.batch_mean:6.2f}, hits {one.hit_rate:.3f}, "
@@ -119,7 +119,7 @@ def line(one: Figures) -> str:
 
 
 def main() -> None:
-    """Prints both sizes of every shape on every trace."""
+    """Print both page sizes of every shape on every trace."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, default=Path("bench/traces"), metavar="DIR")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
@@ -133,7 +133,7 @@ def main() -> None:
             print("\n".join(line(one) for one in found[-2:]), flush=True)
     if args.json:
         told = {"figures": [asdict(one) for one in found]}
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+        result_file.write(args.json, told, processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How large should the CPU buffer be? Fixed sizes beside Algorithm 2 (eLLM's figure 8).
+"""The size of the CPU buffer: fixed sizes against Algorithm 2 (eLLM's figure 8).
 
 See README.md beside this file.
 """
@@ -12,25 +12,25 @@ from bench.elastic.online import Bench, Seen, header, line, make_bench, write_ca
 from bench.elastic.online_cases import BOTH, CASES, INTRA, Side, mean_of
 
 SIZES_GIB = (0.0, 2.0, 8.0, 32.0, 119.0)
-"""Of the buffer's logical size; with none, only preempted requests go there."""
+"""Fixed logical sizes of the buffer; with 0, only preempted requests go there."""
 RATES = (2.5, 0.18, 18.0, 0.2, 1.0)
-"""Requests per second of each case: more than static sides keep up with."""
+"""Requests per second of each case: more than the static sides can serve in time."""
 DRAWS = 5
-"""Of lengths and arrivals: near what a machine can serve, one draw's first tokens come 5 % sooner
-or 20 % later for no other reason than who came when."""
+"""Draws of lengths and arrivals: near the machine's limit, chance arrivals move one draw's first
+tokens 5 % earlier or 20 % later."""
 WITHIN = 0.10
-"""Algorithm 2 may miss the best fixed size by so much."""
+"""Most by which Algorithm 2 may fall behind the best fixed size."""
 SLOWER = 0.02
-"""And a pool without a buffer by so much in the seconds of the whole run."""
+"""Most by which its whole run may be slower than one without a buffer."""
 
 
 def fixed_sides() -> list[Side]:
-    """Both kinds of elasticity, with the buffer's size given."""
+    """Sides with a shared pool and a buffer of fixed size."""
     return [replace(BOTH, name=f"fixed {gib:g} GiB", fixed_gib=gib) for gib in SIZES_GIB]
 
 
 def best_of(runs: dict[str, Seen]) -> str:
-    """The fixed size with most requests in time; of several, that with the soonest first token."""
+    """The fixed size with most requests in time; ties go to the earliest first token."""
     return max(runs, key=lambda name: (runs[name]["slo_attainment"], -_ttft(runs[name])))
 
 
@@ -56,7 +56,7 @@ def _ttft(seen: Seen) -> float:
 
 
 def sweep(bench: Bench, rate: float, draws: int = DRAWS) -> dict[str, Any]:
-    """All sizes of a case, each a mean over the same draws, said as they come."""
+    """Run all sizes of a case, each a mean over the same draws; print as results come."""
     print(header(bench), flush=True)
     drawn = [replace(bench, draw=draw, seen={}) for draw in range(draws)]
     runs: dict[str, Seen] = {}
@@ -84,7 +84,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints every size of every case, and verdicts."""
+    """Print every size of every case, and verdicts."""
     args = arguments()
     for number in args.case or range(len(CASES)):
         named = CASES[number]

@@ -9,7 +9,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.cost.shapes import gemma3_270m
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
@@ -36,7 +35,7 @@ from kvell.vocabulary import MIB, RequestId
 
 
 def run(model: PagedModel, manager: Manager, options: argparse.Namespace) -> dict[str, Any]:
-    """All requests at once through one engine; what its batch was at every step."""
+    """Run all requests at once through one engine; return its figures."""
     engine = build_engine(
         model,
         "gemma-3-270m (random weights)",
@@ -89,7 +88,7 @@ def summary(
 
 
 def ideal_requests(model: PagedModel, options: argparse.Namespace) -> float:
-    """Pool ÷ bytes of one request at full length, each layer holding what it may read."""
+    """Pool ÷ bytes of one request at full length, each layer holding only tokens it may read."""
     length = options.prompt_tokens + options.max_tokens
     needed = sum(
         layer.token_bytes * min(length, layer.window_tokens - 1 if layer.window_tokens else length)
@@ -128,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(about)
     console.print(table)
     if options.json:
-        options.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+        result_file.write(options.json, {"machine": about, "results": results})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """From a command to its first token, after a warm start: weights converted, files in page cache.
 
 ``kvell generate`` and ``kvell serve`` are started a few times each, one after the other, as a
-person would start them.  Seconds are those on the clock, and those that all processes of the
-command together computed; memory is what they hold by themselves at the first token: anonymous
-and shared memory, and a part of files that several map.
+user would.  Both wall seconds and the CPU seconds of all the command's processes are measured;
+memory is that of these processes at the first token: anonymous and shared memory, and their
+proportional share of mapped files.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.side_by_side.processes import descendants
 from kvell.vocabulary import MIB
 
@@ -35,11 +35,11 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Moment:
-    """How far a command is.
+    """Time and memory of a command so far.
 
     :param wall_seconds: since it was started.
     :param cpu_seconds: of its processes together.
-    :param own_bytes: anonymous and shared memory of its processes, by their part in it.
+    :param own_bytes: anonymous and shared memory of its processes (proportional, PSS).
     :param resident_bytes: likewise, with mapped files.
     """
 
@@ -50,7 +50,7 @@ class Moment:
 
 
 def moment(process: subprocess.Popen[bytes], started_seconds: float) -> Moment:
-    """Now; the clock is read first."""
+    """Take a reading now; the clock is read first."""
     wall_seconds = time.perf_counter() - started_seconds
     family = [process.pid, *descendants(process.pid)]
     parts = [memory_parts(Path(f"/proc/{pid}/smaps_rollup").read_text()) for pid in family]
@@ -63,7 +63,7 @@ def moment(process: subprocess.Popen[bytes], started_seconds: float) -> Moment:
 
 
 def cpu_seconds(stat: str) -> float:
-    """Of a process and its children that have ended, from ``/proc/PID/stat``."""
+    """CPU seconds of a process and its ended children, from ``/proc/PID/stat``."""
     fields = stat.rpartition(")")[2].split()
     return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_SECOND
 
@@ -75,7 +75,7 @@ def memory_parts(smaps: str) -> Mapping[str, int]:
 
 
 def generated(model: str, flags: Sequence[str]) -> dict[str, Moment]:
-    """``kvell generate`` up to its first words."""
+    """Run ``kvell generate`` until its first output."""
     command = [*KVELL, "generate", "--model", model, "--prompt", PROMPT, *flags]
     started_seconds = time.perf_counter()
     with subprocess.Popen(
@@ -91,7 +91,7 @@ def generated(model: str, flags: Sequence[str]) -> dict[str, Moment]:
 
 
 def served(model: str, flags: Sequence[str]) -> dict[str, Moment]:
-    """``kvell serve`` up to when it is ready, and up to the first token of the first request."""
+    """Run ``kvell serve`` until it is ready, and until the first token of a first request."""
     command = [*KVELL, "serve", "--model", model, "--port", "0", "--json", *flags]
     started_seconds = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -109,7 +109,7 @@ def served(model: str, flags: Sequence[str]) -> dict[str, Moment]:
 
 
 def wait_for_words(url: str) -> None:
-    """Ask for a streamed answer and read up to its first words."""
+    """Request a streamed answer and read until its first text."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
     connection.request("GET", "/v1/models")
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         starts = {name: [asdict(one) for one in moments] for name, moments in seen.items()}
         report = {"machine": about, "model": options.model, "figures": found, "starts": starts}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        result_file.write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The forward pass alone: fused, fused with callbacks that do nothing, and transformers'.
+"""The forward pass alone: fused, fused with empty callbacks, and transformers' code.
 
 ``--quantization int8 int4`` adds fused passes over weights of eight and four bits; ``--model
 falcon-h1-small`` is a shape with states (``bench/cost/shapes``), written on first use, and
 ``--transformers`` adds transformers' own step over a cache of its own.  ``--instruction-sets`` adds
 fused passes by other kernels than the processor's best.
 
-Rounds alternate.  Of a decode step it says what share of the read bandwidth of the same run the
-weights and pages were read at; of a prefill, the rate of the products with weights.
+Rounds alternate.  A decode step is given as a share of the read bandwidth measured in the same run;
+a prefill as the rate of its products with weights.
 
 ``--rest 0.05`` waits before every pass, as a server does between requests: its threads sleep.
 
@@ -19,7 +19,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.cost.shapes import NAMES, model_path
 from kvell.attention.choice import choose_kernels
 from kvell.attention.interface import GroupBatch
@@ -47,7 +46,7 @@ from kvell.vocabulary import MIB
 
 @dataclass(frozen=True)
 class Shape:
-    """So many requests, each with new tokens at the end of a context."""
+    """A step: requests, each with new tokens at the end of a context."""
 
     requests: int
     new_tokens: int
@@ -55,9 +54,9 @@ class Shape:
 
     @classmethod
     def named(cls, step: str) -> "Shape":
-        """Such as 32x1x192.
+        """Parse a step such as 32x1x192.
 
-        :raises ValueError: if it is not three numbers, or a context is shorter than what is new.
+        :raises ValueError: if it is not three numbers, or the context is shorter than the new part.
         """
         shape = cls(*(int(part) for part in step.split("x")))
         if not 1 <= shape.new_tokens <= shape.context_tokens:
@@ -75,7 +74,7 @@ STEPS = ("1x1x192", "8x1x192", "32x1x192", "1x1x4096", "1x512x512", "4x512x512")
 
 
 class NoCallbacks:
-    """Seams at which nothing happens."""
+    """Callbacks that do nothing."""
 
     def after_kv_write(self, layer: int) -> None:
         """Nothing."""
@@ -90,7 +89,7 @@ class NoCallbacks:
 def batch_of(shape: Shape, layout: Layout, seed: int) -> ForwardBatch:
     """Random tokens; pages in random order, the same for every group.
 
-    :raises ValueError: if a group has not so many pages.
+    :raises ValueError: if a group has too few pages.
     """
     draw = torch.Generator().manual_seed(seed)
     ends, new = shape.context_tokens, shape.new_tokens
@@ -133,7 +132,7 @@ def _group(
 def _states(
     shape: Shape, positions: torch.Tensor, group: GroupSpec, pool_bytes: int, draw: torch.Generator
 ) -> StateBatch:
-    """Running states that go on where they are; nothing is kept on the way."""
+    """Running states that are updated in place; no checkpoints."""
     count, available = shape.requests * group.slices, pool_bytes // group.page_stride_bytes
     if count > available:
         raise ValueError(f"{shape} needs more than {available} pages")
@@ -149,7 +148,7 @@ def _states(
 
 
 class Transformers:
-    """The model in transformers' own hands: a step over a cache that it grows."""
+    """Transformers' own forward pass over a cache that it grows."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
@@ -159,7 +158,7 @@ class Transformers:
 
     @torch.inference_mode()
     def __call__(self, batch: ForwardBatch) -> object:
-        """The same tokens at the end of as long contexts, of random tokens."""
+        """Run the batch's tokens behind contexts of the same length, of random tokens."""
         rows = batch.logits_rows.numel()
         new = batch.token_ids.view(rows, -1)
         before = int(batch.positions[0])
@@ -183,7 +182,7 @@ def measure(
     clock: Callable[[], float],
     rest_seconds: float = 0.0,
 ) -> dict[str, list[float]]:
-    """Seconds of every round, the passes taking turns, each behind a rest."""
+    """Seconds of every round; passes take turns, each after a rest."""
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for _ in range(rounds + 1):
         for name, run in passes.items():
@@ -195,7 +194,7 @@ def measure(
 
 
 def read_bytes(model: PagedModel, layout: Layout, shape: Shape) -> int:
-    """Weights once, the pages of every context, and states twice."""
+    """Bytes that a step moves: weights once, the pages of every context, states twice."""
     pages = sum(
         group.page_stride_bytes
         * (
@@ -215,7 +214,7 @@ def show(
     bytes_read: dict[str, dict[str, int]],
     bandwidth: float,
 ) -> None:
-    """Best (median) milliseconds; what the fused pass is worth."""
+    """Print best (median) milliseconds, and ratios to the fused pass."""
     table = Table(title="ms of a step: best (median)")
     names = list(next(iter(results.values())))
     forms = [name for name in next(iter(bytes_read.values())) if name != "fused"]
@@ -314,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(console, results, bytes_read, bandwidth)
     if options.json:
         told = {"rest_seconds": options.rest, "seconds": results, "bytes": bytes_read}
-        options.json.write_text(json.dumps({"machine": about} | told, indent=1) + "\n")
+        result_file.write(options.json, {"machine": about} | told)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What it is worth to keep an image's embeddings from one prefill chunk to the next.
+"""The gain from keeping an image's embeddings from one prefill chunk to the next.
 
 Three ways to prefill prompts about images in chunks: the encoder runs in every chunk that
 has tokens of the image (engines without an embedding cache; Jenga §7, fig. 18), once for
@@ -6,8 +6,8 @@ each image (embeddings wait in pages of their own, or where their keys and value
 or once for all requests about the same image (consumed embeddings stay cached in the pool).
 
 Shapes are LLaVA-OneVision's with random weights, all widths of text and encoder divided by
-the same number; images and chunks are smaller alike: a chunk of 1,024 tokens is a seventh
-of an image of 7,290.  One thread, and seconds are those it has run: neighbours do not count.
+the same number; images and chunks shrink alike: a chunk of 1,024 tokens is a seventh of an
+image of 7,290.  One thread, in CPU seconds, so that neighbours do not count.
 """
 
 from kvell.cli.terminal.environment import prepare_process
@@ -15,7 +15,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlavaOnevisionConfig
 
-from bench import machine
+from bench import machine, result_file
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
@@ -47,19 +46,19 @@ from kvell.vocabulary import MIB, RequestId
 PIECE_PIXELS, PATCH_PIXELS = 112, 14
 PLACEHOLDER = 4000
 GRID = 3
-"""Pieces in each direction: with the whole image ten, as of one of 1,152 × 1,152 pixels."""
+"""Pieces in each direction; with the whole image ten, as for 1,152 × 1,152 pixels."""
 SHAPES = {
     "7b": {"hidden": 3584, "inner": 18944, "layers": 28, "heads": 28, "kv": 4},
     "0.5b": {"hidden": 896, "inner": 4864, "layers": 24, "heads": 14, "kv": 2},
 }
-"""Of the text; the encoder (1,152 wide, 26 layers) is the same for both."""
+"""Of the text model; the encoder (1,152 wide, 26 layers) is the same for both."""
 
 
 @dataclass(frozen=True)
 class Way:
     """One way to serve: what is kept of an image, and where.
 
-    :param shared: requests find what others left; else each has a salt of its own.
+    :param shared: requests share the cache; else each has its own salt.
     """
 
     name: str
@@ -116,7 +115,7 @@ class EveryChunk:
         self._store = store
 
     def run(self, plan: StepPlan) -> StepResult:
-        """What comes out is thrown away: it is what the pages hold."""
+        """Run the encoder again and discard the result, which the pages already hold."""
         for work in plan.work:
             for start, tokens, _ in work.images:
                 if start < work.start < start + tokens:
@@ -167,7 +166,7 @@ def engine_of(model: PagedModel, way: Way, options: argparse.Namespace) -> Engin
 def serve(
     engine: Engine, told: Sequence[ImagePrompt], way: Way, max_tokens: int, one_by_one: bool
 ) -> tuple[float, list[float], int]:
-    """Seconds for all, seconds of each request, most bytes of used pages while waiting."""
+    """Serve all; return total seconds, seconds per request, and most bytes of used pages."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     commands = [
         Submit(
@@ -269,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         named = {k: v for k, v in vars(options).items() if k != "json"}
         told = {"machine": about, "options": named, "results": results}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        result_file.write(options.json, told)
 
 
 def _table(shape: str, ways: dict[str, dict[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-"""Steps planned in turn against steps planned while the one before runs, alternated in one run.
+"""Steps planned in turn against steps planned ahead, while the previous one runs; alternated.
 
 Both engines have the same weights (loaded twice) and get the same fresh random prompts; their
 answers must be equal.  Tokens per second count output tokens over the whole call.  CPU seconds
@@ -10,7 +10,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
 
@@ -30,7 +29,7 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True)
 class Round:
-    """One batch by both: output tokens per second, and CPU seconds of a token."""
+    """One batch on both engines: output tokens per second, and CPU seconds per token."""
 
     in_turn: float
     ahead: float
@@ -41,7 +40,7 @@ class Round:
 def timed(
     llm: LLM, prompts: Prompts, params: SamplingParams
 ) -> tuple[list[list[int]], float, float]:
-    """Answers, seconds by the wall, seconds of CPU."""
+    """Generate; return answers, wall seconds, CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     answers = [output.token_ids for output in llm.generate(prompts, params)]
     return answers, time.perf_counter() - wall, time.process_time() - cpu
@@ -98,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table(results))
     if options.json:
         report = {str(b): [asdict(one) for one in made] for b, made in results.items()}
-        options.json.write_text(json.dumps({"machine": about, "rounds": report}, indent=1) + "\n")
+        result_file.write(options.json, {"machine": about, "rounds": report})
 
 
 def table(results: dict[int, list[Round]]) -> Table:

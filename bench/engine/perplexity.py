@@ -1,8 +1,8 @@
-"""What do fewer bits of weights cost? Perplexity of a fixed text, teacher-forced.
+"""Perplexity of a fixed text, teacher-forced, with weights of fewer and fewer bits.
 
 The text is in the repository: chapters I and II of Lewis Carroll's "Alice's Adventures in
 Wonderland" (1865, in the public domain), from Project Gutenberg's eBook 11 without its header.
-Every token but the first of a window is guessed from those before it in its window.
+Every token but the first of a window is predicted from those before it in the window.
 """
 
 from kvell.cli.terminal.environment import prepare_process
@@ -10,7 +10,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.engine.forward import Shape, batch_of
 from kvell.attention.choice import choose_kernels
 from kvell.memory import plan_layout
@@ -36,10 +36,10 @@ POOL_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class Quality:
-    """One way to keep weights.
+    """One way to store weights.
 
     :param nats: mean surprise of a token.
-    :param same_first: share of tokens whose likeliest guess is that of float32.
+    :param same_first: share of tokens whose likeliest prediction is that of float32.
     :param distance: mean absolute difference of a true token's log probability from float32's.
     """
 
@@ -52,7 +52,7 @@ class Quality:
 
 
 def windows(ids: torch.Tensor, size: int) -> torch.Tensor:
-    """Whole windows [n, size] of a text's ids; what is left over at the end is not read."""
+    """Whole windows [n, size] of a text's ids; the remainder at the end is dropped."""
     count = ids.numel() // size
     if not count:
         raise ValueError(f"the text's {ids.numel()} tokens do not fill a window of {size}")
@@ -60,7 +60,7 @@ def windows(ids: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def log_probabilities(model: PagedModel, parts: torch.Tensor) -> torch.Tensor:
-    """Of every guess, float32 [windows, size − 1, vocab]; each window a request of its own."""
+    """Log probabilities, float32 [windows, size − 1, vocab]; each window is one request."""
     layout = plan_layout(model.description.layers, POOL_BYTES)
     model.attach(layout, torch.zeros(layout.pool_bytes, dtype=torch.uint8))
     size = parts.shape[1]
@@ -75,7 +75,7 @@ def log_probabilities(model: PagedModel, parts: torch.Tensor) -> torch.Tensor:
 def quality(
     name: str, model: PagedModel, parts: torch.Tensor, exact: torch.Tensor | None
 ) -> tuple[Quality, torch.Tensor]:
-    """Of one model, beside float32's guesses (its own if there are none yet)."""
+    """Quality of one model against float32's predictions (its own if there are none yet)."""
     draft_tokens = log_probabilities(model, parts)
     exact = draft_tokens if exact is None else exact
     wanted = parts[:, 1:, None]
@@ -95,7 +95,7 @@ def quality(
 
 
 def show(found: Sequence[Quality], tokens: int) -> None:
-    """A table."""
+    """Print a table."""
     table = Table(title=f"{tokens} tokens of {TEXT.name}")
     for column in ("weights", "MB", "perplexity", "same first guess", "mean |Δ log p|"):
         table.add_column(column, justify="right")
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(found, parts.numel() - len(parts))
     if options.json:
         report = {"tokens": parts.numel() - len(parts), "ways": [asdict(one) for one in found]}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        result_file.write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Guesses: how many are right, and how many tokens a step of the model then yields.
+"""Draft tokens: how many are accepted, and how many tokens a step of the model then yields.
 
-SmolLM2 on prompts whose answers repeat them: guesses looked up in the text, and guesses of a
-draft model.  The draft model is SmolLM2 again, which is always right: a figure of the plumbing,
-not of a pair that anybody would serve.  And in virtual time, draft and target models in one pool
-(:mod:`bench.replay.speculation`).
+SmolLM2 on prompts whose answers repeat them: draft tokens looked up in the text, and those of a
+draft model.  The draft model is SmolLM2 again, whose tokens are always accepted: that measures the
+plumbing, not a pair that anybody would serve.  And, in virtual time, draft and target
+models in one pool (:mod:`bench.replay.speculation`).
 """
 
 from kvell.cli.terminal.environment import prepare_process
@@ -19,13 +19,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.replay import speculation as replays
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
 from kvell.vocabulary import MIB
 
-RESULTS = Path("bench", "results", "speculation.json")
+RESULTS = result_file.path_of("speculation")
 PARTS = ("engine", "replay")
 CODE = """class Account:
     def __init__(self, owner, balance):
@@ -55,7 +55,7 @@ PROMPTS = (
 
 
 def answered(tokens: int, max_tokens: int, **options: Any) -> dict[str, Any]:
-    """All prompts, one after the other; figures and the tokens themselves."""
+    """Answer all prompts, one after the other; return figures and the tokens."""
     llm = LLM(
         "smollm2",
         dtype="float32",
@@ -83,7 +83,7 @@ def answered(tokens: int, max_tokens: int, **options: Any) -> dict[str, Any]:
 
 
 def measure(counts: Sequence[int], max_tokens: int) -> dict[str, dict[str, Any]]:
-    """Without guesses, looked up, and of a draft model; tokens must be the same."""
+    """Run without draft tokens, with lookup, and with a draft model; compare their answers."""
     runs = {"no guesses": answered(0, max_tokens)}
     runs |= {f"looked up, {n}": answered(n, max_tokens) for n in counts}
     last = counts[-1]
@@ -97,7 +97,7 @@ def measure(counts: Sequence[int], max_tokens: int) -> dict[str, dict[str, Any]]
 
 
 def table_of(runs: dict[str, dict[str, Any]]) -> Table:
-    """A row for each way to guess."""
+    """A row for each way to draft."""
     table = Table(title="SmolLM2, float32, one request at a time")
     for name in ("guesses", "acceptance", "tokens per step", "tokens/s", "same tokens"):
         table.add_column(name, justify="left" if name == "guesses" else "right")
@@ -138,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "summary": replays.summary(results),
             "missed": lines,
         }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    result_file.write(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.cost.shapes import NAMES, model_path
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
@@ -30,7 +29,7 @@ from kvell.models.sources.source import resolve_model
 
 Prompts = list[list[int]]
 System = Callable[[Prompts, int], int]
-"""Answers all prompts with exactly so many tokens each; returns the tokens made."""
+"""Answers all prompts with exactly ``max_tokens`` tokens each; returns the tokens made."""
 
 
 def kvell_system(
@@ -85,7 +84,7 @@ def continuous_batching_system(module: Any) -> System:
 
 
 def load_module(path: Path, dtype: torch.dtype) -> Any:
-    """The same weights in transformers' own hands."""
+    """Load the same weights with transformers."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
@@ -94,7 +93,7 @@ def load_module(path: Path, dtype: torch.dtype) -> Any:
 def measure(
     systems: dict[str, System], batch: int, prompt_tokens: int, max_tokens: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Output tokens per second of every round, the systems taking turns."""
+    """Output tokens per second of every round; systems take turns."""
     rates: dict[str, list[float]] = {name: [] for name in systems}
     for turn in range(rounds):
         draw = np.random.default_rng(1000 * batch + turn)
@@ -110,7 +109,7 @@ def measure(
 
 
 def show(console: Console, results: dict[int, dict[str, list[float]]]) -> None:
-    """A table of medians (best), and each system as a multiple of transformers."""
+    """Print medians (best), and each system as a multiple of transformers."""
     table = Table(title="output tokens/s: median (best); × transformers generate, by medians")
     names = list(next(iter(results.values())))
     for column in ("batch", *names, "ratio"):
@@ -172,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "tokens_per_second": results,
             "ratio": {batch: ratio(rates) for batch, rates in results.items()},
         }
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        result_file.write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ take turns; ``manual`` and ``static`` cut one pool at start.
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from kvell.cli.plan.command import load_config
 from kvell.cli.replay.models import named_config
 from kvell.cli.terminal.session import Session
@@ -33,11 +33,11 @@ from kvell.simulator.hardware.model_cost import ModelCost, model_cost
 from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, DeviceProfile, load_profile
 from kvell.vocabulary import GIB, RequestId
 
-RESULTS = Path("bench", "results", "two_models.json")
+RESULTS = result_file.path_of("two_models", result_file.VIRTUAL)
 ELEMENT_BYTES = 2
 PAIRS = (("gemma3-27b", "llama3-8b"), ("qwen3-next", "ministral-8b"), ("jamba-mini", "gpt-oss-20b"))
 MEMORY_GIB = (16, 6, 2)
-"""Of each pair: so much that it, not the clients, bounds the batch."""
+"""Memory of each pair, small enough that it, not the clients, bounds the batch."""
 WAYS = ("kvell", "halves", "manual", "static")
 BUSY_CLIENTS, QUIET_CLIENTS = 48, 2
 PHASE_STEPS = 1_600
@@ -48,7 +48,7 @@ BATCHED_TOKENS = 8_192
 
 @dataclass(frozen=True)
 class Model:
-    """What one model stores and what its steps cost."""
+    """One model: what it stores and the cost of its steps."""
 
     name: str
     layers: tuple[LayerSpec, ...]
@@ -74,7 +74,7 @@ def engine_of(models: Sequence[Model], kv_bytes: int, manager: Manager) -> Engin
 
 
 def rules_of(model: Model, layout: Layout) -> ModelRules:
-    """Requests as long as the pool allows the model."""
+    """Rules of a model; its longest request is what the pool allows."""
     own, limits = layout.seen_by(model.name), Limits(BATCHED_TOKENS)
     longest = longest_request(own, model.max_model_len, limits.min_chunk_tokens)
     return ModelRules(model.name, replace(limits, max_model_len=longest), frozenset(), own)
@@ -105,7 +105,7 @@ class Phase:
 
 
 class Clients:
-    """Keep so many requests of each model under way; their lengths are the same each time."""
+    """Clients that keep a number of requests of each model under way; lengths are seeded."""
 
     def __init__(self, engines: Mapping[str, EngineCore]) -> None:
         self._engines = engines
@@ -114,13 +114,13 @@ class Clients:
         self._count = 0
 
     def ask(self, wanted: Mapping[str, int]) -> None:
-        """Send what is missing."""
+        """Submit requests until each model has the wanted number under way."""
         for name, count in wanted.items():
             while self._under_way[name] < count:
                 self._submit(name)
 
     def ended(self, events: Sequence[object]) -> None:
-        """Take answers in."""
+        """Count finished requests."""
         for event in events:
             if isinstance(event, Finished):
                 self._under_way[event.request_id.split("/")[0]] -= 1
@@ -139,7 +139,7 @@ class Clients:
 
 
 def run(pair: Sequence[Model], way: str, kv_bytes: int, phase_steps: int) -> list[dict[str, Any]]:
-    """Load on the first model, on the second, and on the first again; of each the second half."""
+    """Load the first model, the second, the first; figures are of each phase's second half."""
     if way == "halves":
         alone = {model.name: engine_of([model], kv_bytes // 2, "kvell") for model in pair}
         engines = alone
@@ -216,7 +216,7 @@ def table_of(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def over(result: dict[str, Any], way: str) -> float:
-    """The busy model's batch in one pool over that of another way, least of the phases."""
+    """The busy model's batch in one pool over that of another way: the least of the phases."""
     ways = result["ways"]
     batches = [[p["models"][p["busy"]]["batch"] for p in ways[w]] for w in ("kvell", way)]
     pairs = zip(*batches, strict=True)
@@ -242,8 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for result in results:
         ratios = ", ".join(f"{n:.2f} × {way}" for way, n in result["batch_over"].items())
         console.print(f"{' + '.join(result['pair'])}: the busy model's batch, at least {ratios}")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"results": results}, indent=1) + "\n")
+    result_file.write(options.json, {"results": results}, processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

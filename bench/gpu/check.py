@@ -1,4 +1,4 @@
-"""Everything of Kvell that runs on a GPU, checked and timed in one call; see README.md."""
+"""Check and time everything of Kvell that runs on a GPU; see README.md."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 
+from bench import result_file
 from bench.gpu import contract, engine, speed
 from bench.gpu.timing import copy_bandwidth, read_bandwidth
 from kvell.attention.triton.backend import TritonKernels
@@ -22,11 +23,11 @@ DECODE_SIZES = ((8, 2048), (32, 4096))
 LLAMA_SIZES = ((1, 2048), (1, 32_768), (8, 2048), (8, 8192), (32, 2048), (32, 8192), (64, 4096))
 PREFILL_SIZES = ((1, 2048), (4, 4096), (1, 16_384))
 GOAL = 0.8
-"""Part of the memory's bandwidth that decode at batch 8 and 2K tokens is to reach."""
+"""Part of the memory bandwidth that decode at batch 8 and 2K tokens must reach."""
 
 
 def worker(part: int, of: int) -> None:
-    """Every ``of``-th check, and as many kernels compiled for the timings."""
+    """Run every ``of``-th check, and compile every ``of``-th kernel for the timings."""
     rows = engine.checks(torch.device("cuda")) if part == 0 else contract.run(part - 1, of - 1)
     kernels = TritonKernels()
     for heads in (*speed.DECODES, *speed.PREFILLS)[part::of]:
@@ -72,7 +73,7 @@ def timings() -> Iterator[dict[str, Any]]:
 
 
 def line(row: dict[str, Any], read: float) -> str:
-    """A row of figures for people."""
+    """A row of figures as text."""
     kind = row["kind"]
     if kind == "memory":
         return f"memory: copy {row['copy'] / 1e9:.0f} GB/s, read {row['read'] / 1e9:.0f} GB/s"
@@ -105,7 +106,7 @@ def line(row: dict[str, Any], read: float) -> str:
 
 
 def goal_met(rows: list[dict[str, Any]]) -> bool:
-    """Does decode of the plain shape reach its part of the bandwidth?"""
+    """Whether decode of the plain shape reaches :data:`GOAL` of the bandwidth."""
     read = next(row["read"] for row in rows if row["kind"] == "memory")
     reached = [
         row["bytes_per_second"] / read
@@ -152,7 +153,7 @@ def main() -> int:
     print(f"{took:.0f} s")
     if options.out:
         said = {"machine": machine, "seconds": took, "checks": rows, "figures": figures}
-        options.out.write_text(json.dumps(said, indent=1) + "\n")
+        result_file.write(options.out, said, processor=machine["gpu"])
     return 1 if failed else 0
 
 

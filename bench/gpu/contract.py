@@ -43,7 +43,7 @@ ROUNDING = 1.6
 
 
 class OnGpu:
-    """Kernels of a GPU behind tensors of the CPU, as the cases have them."""
+    """GPU kernels over CPU tensors, which the cases have."""
 
     name = "triton"
 
@@ -53,7 +53,7 @@ class OnGpu:
     def write_kv(
         self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
     ) -> None:
-        """See the contract."""
+        """Write keys and values on the GPU."""
         there = replace(layer, pool=layer.pool.cuda())
         on_gpu = None if value is None else value.cuda()
         self._kernels.write_kv(there, _on_gpu(batch), key.cuda(), on_gpu)
@@ -62,7 +62,7 @@ class OnGpu:
     def attend(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> torch.Tensor:
-        """See the contract."""
+        """Compute attention on the GPU."""
         there = replace(layer, pool=layer.pool.cuda())
         return self._kernels.attend(
             there, _on_gpu(batch), query.cuda(), _sinks_on_gpu(params)
@@ -71,7 +71,7 @@ class OnGpu:
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """See the contract."""
+        """Compute partial attention on the GPU."""
         there, params = replace(layer, pool=layer.pool.cuda()), _sinks_on_gpu(params)
         part = self._kernels.attend_partial(there, _on_gpu(batch), query.cuda(), params)
         return Partial(part.output.cpu(), part.maximum.cpu(), part.denominator.cpu())
@@ -92,14 +92,14 @@ def _sinks_on_gpu(params: AttendParams) -> AttendParams:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that must hold; ``run`` returns a line that says how well, or raises."""
+    """A property that must hold; ``run`` returns a line that says how well, or raises."""
 
     name: str
     run: Callable[[AttentionKernels], str]
 
 
 def near(kernels: AttentionKernels, shape: Shape) -> str:
-    """Attention against its definition."""
+    """Check attention against its definition."""
     case = make_case(shape)
     output, exact = attend(kernels, case), dense_attention(case)
     tolerance = TOLERANCES[shape.dtype]
@@ -116,7 +116,7 @@ def near(kernels: AttentionKernels, shape: Shape) -> str:
 
 
 def alone(kernels: AttentionKernels, shape: Shape) -> str:
-    """Other requests and the place of pages change nothing."""
+    """Check that other requests and the placement of pages change nothing."""
     case = make_case(shape)
     together = torch.split(attend(kernels, case), [new for _, new in shape.requests])
     for i, (context, new) in enumerate(shape.requests):
@@ -126,7 +126,7 @@ def alone(kernels: AttentionKernels, shape: Shape) -> str:
 
 
 def chunked(kernels: AttentionKernels, shape: Shape) -> str:
-    """Prefill in chunks equals the whole prefill; decodes differ from it by rounding."""
+    """Check that chunked prefill equals whole prefill, and decodes differ only by rounding."""
     case = make_case(replace(shape, requests=((700, 700),)))
     whole = attend(kernels, case)
     ends = [33, 100, 117, 300, 563, 700]
@@ -141,7 +141,7 @@ def chunked(kernels: AttentionKernels, shape: Shape) -> str:
 
 
 def parts(kernels: AttentionKernels, shape: Shape) -> str:
-    """Partials over pieces of the context merge to the whole."""
+    """Check that partials over pieces of the context merge to the whole."""
     case = make_case(shape)
     stored = store(kernels, case)
     batch, query = stored.batch, new_queries(case)
@@ -163,7 +163,7 @@ def parts(kernels: AttentionKernels, shape: Shape) -> str:
 
 
 def same_bytes(kernels: AttentionKernels, shape: Shape) -> str:
-    """Quantised rows are stored as ``quantise`` makes them."""
+    """Check that quantised rows are stored as ``quantise`` makes them."""
     case = make_case(shape)
     stored = store(kernels, case)
     layer, page = stored.layer, int(stored.batch.page_ids[1])
@@ -177,7 +177,7 @@ def same_bytes(kernels: AttentionKernels, shape: Shape) -> str:
 
 
 def copies(kernels: AttentionKernels, page_bytes: int) -> str:
-    """Pages gathered, scattered and moved by the copy kernel."""
+    """Check pages gathered, scattered and moved by the copy kernel."""
     pool = torch.randint(0, 256, (64 * page_bytes,), dtype=torch.uint8, device="cuda")
     pages = torch.randperm(64, device="cuda")[:20]
     buffer = torch.zeros(20 * page_bytes, dtype=torch.uint8, device="cuda")
@@ -193,7 +193,7 @@ def copies(kernels: AttentionKernels, page_bytes: int) -> str:
 
 
 def checks() -> Iterator[Check]:
-    """All of them."""
+    """All checks."""
     for (name, shape), dtype in product(SHAPES.items(), PLAIN[:2]):
         yield _check(f"{name}, {dtype}", near, replace(shape, dtype=dtype))
     yield _check("float16", near, Shape(RAGGED, dtype=torch.float16))

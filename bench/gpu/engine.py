@@ -32,14 +32,14 @@ FAMILIES = (
     "Lfm2ForCausalLM",
 )
 TIGHT_BYTES = {"LlamaForCausalLM": 224 * KIB, "Gemma3ForCausalLM": 224 * KIB}
-"""Pools that three requests do not fit into."""
+"""Pool sizes that cannot hold three requests."""
 
 
 class _OnHost(Recorder):
-    """Remembers logits where the oracle is."""
+    """Records logits on the CPU, where the oracle is."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """See :class:`PagedModel`."""
+        """Run the model and record its logits; see :class:`PagedModel`."""
         logits = super().forward(batch)
         self.logits = logits.cpu()
         return logits
@@ -66,7 +66,7 @@ class OnDevice(Served):
 
 
 def answers(architecture: str, device: torch.device) -> str:
-    """A batch, a prefix that is found again, and a longer one."""
+    """Check a batch, a prefix that hits, and a longer prompt."""
     served = OnDevice(architecture, device)
     for name, length in (("a", 70), ("b", 9), ("c", 130)):
         served.submit(name, prompt_ids(length, seed=length), outputs=12)
@@ -82,7 +82,7 @@ def answers(architecture: str, device: torch.device) -> str:
 
 
 def preempted(architecture: str, device: torch.device) -> str:
-    """More requests than the pool holds: some wait, some are computed twice."""
+    """Check more requests than the pool holds: some wait, some are computed twice."""
     served = OnDevice(architecture, device, TIGHT_BYTES[architecture])
     for index in range(4):
         served.submit(str(index), prompt_ids(40, seed=index), outputs=60)

@@ -1,4 +1,4 @@
-"""Decode as a part of the memory's bandwidth, prefill beside torch's own attention."""
+"""Decode as a share of memory bandwidth, prefill beside torch's own attention."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from kvell.attention.quantised import is_quantised, quantise
 from kvell.attention.triton.copying import copy_pages
 
 CACHE_BYTES = 1 << 30
-"""Keys and values are spread over so much, so that no cache holds what is read next."""
+"""Bytes that keys and values are spread over, so that no cache holds what is read next."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ PREFILLS = (LLAMA, Heads("gemma 8/4 x 256", 8, 4, 256), Heads("gpt-oss 64/8 x 64
 
 @dataclass(frozen=True)
 class Step:
-    """A batch over layers that lie behind one another in each page, as in the engine."""
+    """A batch over layers that are contiguous within each page, as in the engine."""
 
     layers: list[LayerPages]
     batch: GroupBatch
@@ -131,7 +131,7 @@ def _batch(requests: int, context: int, new: int, pages: int) -> GroupBatch:
 
 
 def decode(kernels: AttentionKernels, heads: Heads, requests: int, context: int) -> dict[str, Any]:
-    """One new token each: bytes of keys and values over time.
+    """Time decodes of one new token each: bytes of keys and values over time.
 
     ``bytes_per_second`` is of captured graphs: the kernels alone, without Python.
     """
@@ -155,7 +155,7 @@ def decode(kernels: AttentionKernels, heads: Heads, requests: int, context: int)
 def prefill(
     kernels: AttentionKernels, heads: Heads, requests: int, context: int, alone: bool = False
 ) -> dict[str, Any]:
-    """Whole prompts, and torch's own attention unless ``alone``; flops of the causal half only."""
+    """Time whole prompts, and torch's attention unless ``alone``; FLOPs of the causal half only."""
     step = make_step(heads, requests, context, context, layers=2)
     flops = 4 * heads.heads * heads.head_size * requests * context * (context + 1) / 2
     own = timed(step.calls(kernels))
@@ -200,7 +200,7 @@ def _peers(heads: Heads, requests: int, context: int) -> Iterator[tuple[str, flo
 def short_chunk(
     kernels: AttentionKernels, heads: Heads, requests: int, context: int, new: int
 ) -> dict[str, Any]:
-    """A piece of a prompt behind a long context."""
+    """Time a piece of a prompt behind a long context."""
     step = make_step(heads, requests, context, new, layers=2)
     own = timed(step.calls(kernels))
     flops = 4 * heads.heads * heads.head_size * requests * new * (context - new / 2)
@@ -216,7 +216,7 @@ def short_chunk(
 
 
 def copying(page_bytes: int = 64 << 10, pages: int = 32_768) -> dict[str, Any]:
-    """Scattered pages gathered into a buffer: bytes read and written over time."""
+    """Time gathering scattered pages into a buffer: bytes read and written over time."""
     pool = torch.empty(2 * pages * page_bytes, dtype=torch.uint8, device="cuda")
     buffer = torch.empty(pages * page_bytes, dtype=torch.uint8, device="cuda")
     sources = torch.randperm(2 * pages, device="cuda")[:pages] * page_bytes

@@ -1,4 +1,4 @@
-"""Which block sizes are fastest on this GPU?  Prints a line for each; nothing is written."""
+"""Time block sizes on this GPU.  Prints a line for each; nothing is written."""
 
 import argparse
 import time
@@ -18,7 +18,7 @@ SIZES = ((8, 2048), (32, 4096), (8, 8192), (1, 32_768))
 
 
 def usual_blocks(heads: Heads) -> tuple[Blocks, Blocks]:
-    """What the kernels take by themselves."""
+    """The block sizes that the kernels choose themselves."""
     layer = one_layer(heads)
     shape = HeadShape.of(layer, heads.heads)
     return short_blocks(layer, shape, torch.bfloat16), long_blocks(layer, shape, torch.bfloat16)
@@ -51,7 +51,7 @@ def prefill_configs(heads: Heads) -> list[Config]:
 
 
 def run_decode(config: Config, heads: Heads, bandwidth: float, tiny: bool) -> str:
-    """Parts of the bandwidth."""
+    """Run decodes; return their shares of the bandwidth as text."""
     found = []
     for requests, context in ((2, 512),) if tiny else SIZES:
         row = decode(TritonKernels(config[1]), heads, requests, context)
@@ -63,7 +63,7 @@ def run_decode(config: Config, heads: Heads, bandwidth: float, tiny: bool) -> st
 
 
 def run_prefill(config: Config, heads: Heads, bandwidth: float, tiny: bool) -> str:
-    """TFLOP/s."""
+    """Run prefills; return their TFLOP/s as text."""
     requests, context = (1, 256) if tiny else (4, 4096)
     row = prefill(TritonKernels(config[1]), heads, requests, context)
     return "  ".join(f"{k} {v / 1e12:.0f}" for k, v in row.items() if isinstance(v, float))

@@ -1,4 +1,4 @@
-"""How near does a linear over few rows come to reading its weights at memory speed?
+"""Linears over few rows, as a share of reading their weights at memory speed.
 
 See README.md beside this file.  Prints one table; nothing is written.
 """
@@ -22,7 +22,7 @@ from kvell.models.forward.small_linear import (
 
 SMOLLM2 = "576x576,576x192,576x1536,1536x576,576x49152"
 CACHES_BYTES = 128 << 20
-"""Distinct weights of one shape that are walked in turn: no cache holds them."""
+"""Bytes of distinct weights of one shape, walked in turn, so that no cache holds them."""
 MOST_WINT8 = 210
 ROUNDS = 5
 
@@ -39,7 +39,7 @@ class Timing:
 
 
 def timed_in_turn(walks: dict[str, Callable[[], None]], rounds: int = ROUNDS) -> dict[str, Timing]:
-    """All ways in turn, so that a disturbance meets each of them; a warm-up comes first."""
+    """Time all ways in turn, so that a disturbance affects each; a warm-up comes first."""
     seconds: dict[str, list[float]] = {name: [] for name in walks}
     for measured in range(rounds + 1):
         for name, walk in walks.items():
@@ -51,7 +51,7 @@ def timed_in_turn(walks: dict[str, Callable[[], None]], rounds: int = ROUNDS) ->
 
 
 def make_weights(width: int, out: int) -> list[torch.Tensor]:
-    """Weights [out, width] in bf16, as many as no cache holds."""
+    """Weights [out, width] in bf16, more than any cache holds."""
     count = min(MOST_WINT8, max(3, CACHES_BYTES // (width * out * 2)))
     return [torch.randn(out, width, dtype=torch.bfloat16) for _ in range(count)]
 

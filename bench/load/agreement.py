@@ -1,6 +1,6 @@
-"""Does ``kvell bench serve`` say what a server took, and what other load tools say?
+"""Whether ``kvell bench serve`` reports the latencies that a server has and other tools report.
 
-Against a server whose latencies are known, and against Kvell and vLLM's CPU server with SmolLM2.
+It runs against a server of known latencies, and against Kvell and vLLM's CPU server with SmolLM2.
 See README.md.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.load import verdicts
 from bench.load.fixed_server import MODEL, Latencies
 from bench.load.tools import (
@@ -80,7 +80,7 @@ class Bench:
         self._weights = exported(resolve_model("smollm2", cache), cache / "smollm2-bfloat16")
 
     def tools(self) -> dict[str, Tool]:
-        """Ours first."""
+        """All tools, ours first."""
         options, there = self._options, self._directory
         found: dict[str, Tool] = {verdicts.OURS: Kvell(there)}
         if "vllm" in options.tools:
@@ -120,7 +120,7 @@ class Bench:
 def in_turn(
     bench: Bench, tools: Mapping[str, Tool], url: str, model: str, rounds: int, console: Console
 ) -> dict[str, list[Figures]]:
-    """All tools on one server, one after the other, round by round; a first run warms up."""
+    """Run all tools on one server, round by round; a first run warms up."""
     for tool in tools.values():
         whole_run(tool, url, model, bench.shape, 999, console.print)
     runs: dict[str, list[Figures]] = {name: [] for name in tools}
@@ -134,7 +134,7 @@ def in_turn(
 
 
 def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Every server, every tool; what is there is written after each server."""
+    """Run every tool on every server; the file is written after each server."""
     servers = _known_servers(options.json)
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(options, Path(directory))
@@ -151,12 +151,12 @@ def measured(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 "verdicts": [one.as_json() for one in judged(bench, name, runs)],
             }
             if options.json:
-                options.json.write_text(json.dumps({"servers": servers}, indent=1) + "\n")
+                result_file.write(options.json, {"servers": servers})
     return {"servers": {name: servers[name] for name in options.servers}}
 
 
 def _known_servers(path: Path | None) -> dict[str, Any]:
-    """Of earlier runs: each server is compared with itself only, so they may stay."""
+    """Servers of earlier runs, which stay: each is compared with itself only."""
     if path is None or not path.exists():
         return {}
     known: dict[str, Any] = json.loads(path.read_text())["servers"]
@@ -164,14 +164,14 @@ def _known_servers(path: Path | None) -> dict[str, Any]:
 
 
 def judged(bench: Bench, server: str, runs: verdicts.Runs) -> list[Verdict]:
-    """Against what is known where something is, against the other tools elsewhere."""
+    """Verdicts: against known latencies where there are any, else against the other tools."""
     if server == "fixed":
         return verdicts.against_known(runs, verdicts.known(bench.latencies, bench.shape))
     return verdicts.against_others(runs)
 
 
 def show(console: Console, found: dict[str, Any]) -> bool:
-    """A table; does ours agree everywhere?"""
+    """Print a table; return whether our tool agrees everywhere."""
     table = Table(title="load tools: medians of the runs' means")
     for column in verdicts.COLUMNS:
         table.add_column(column, justify="right" if column.endswith("ms") else "left")
@@ -193,7 +193,7 @@ def show(console: Console, found: dict[str, Any]) -> bool:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 1 if our tool differs."""
+    """Measure, print, write; return 1 if our tool differs."""
     options = arguments(given)
     try:
         found = measured(options, Console(stderr=True))

@@ -1,7 +1,8 @@
-"""A server behind OpenAI's API whose latencies are known: what a load tool must find.
+"""A server with OpenAI's API and known latencies, which a load tool must find.
 
 ``python -m bench.load.fixed_server --ttft 0.2 --tpot 0.02`` prints its address.  Token k of an
-answer is sent at (arrival + TTFT + k × TPOT), whoever else is served: nobody waits for anybody.
+answer is sent at (arrival + TTFT + k × TPOT), whatever else is served: requests never wait for
+each other.
 """
 
 import argparse
@@ -24,22 +25,22 @@ TOKEN = " word"
 
 @dataclass(frozen=True)
 class Latencies:
-    """How long things take, in seconds."""
+    """Latencies of the server, in seconds."""
 
     ttft_seconds: float
     tpot_seconds: float
 
     def token_seconds(self, index: int) -> float:
-        """When token ``index`` is sent, after the request came."""
+        """Seconds from a request's arrival until token ``index`` is sent."""
         return self.ttft_seconds + index * self.tpot_seconds
 
     def e2e_seconds(self, tokens: int) -> float:
-        """When the last of so many tokens is sent."""
+        """Seconds from a request's arrival until the last of ``tokens`` tokens is sent."""
         return self.token_seconds(tokens - 1)
 
 
 def build_app(latencies: Latencies) -> Starlette:
-    """The server."""
+    """The server's application."""
 
     async def completions(request: Request) -> Response:
         return await _answered(request, latencies, is_chat=False)
@@ -81,7 +82,7 @@ async def _answered(request: Request, latencies: Latencies, *, is_chat: bool) ->
 async def answer_events(
     arrived_seconds: float, latencies: Latencies, count: int, prompt_tokens: int, *, is_chat: bool
 ) -> AsyncGenerator[bytes, None]:
-    """The events of an answer, each at its time."""
+    """The events of an answer, each sent at its time."""
     loop = asyncio.get_running_loop()
     for index in range(count):
         due_seconds = arrived_seconds + latencies.token_seconds(index)
@@ -108,7 +109,7 @@ def _usage(prompt_tokens: int, count: int) -> dict[str, int]:
 
 
 def _prompt_tokens(asked: dict[str, Any]) -> int:
-    """Ids are counted, words of text are taken for tokens."""
+    """Number of prompt tokens: token ids, or words of a text."""
     prompt = asked.get("prompt", "")
     return len(prompt) if isinstance(prompt, list) else max(1, len(str(prompt).split()))
 

@@ -1,4 +1,4 @@
-"""What a streamed token costs the front, in time of its processor.
+"""CPU time that a streamed token costs the front.
 
 A server over an instance that has no model: each of its steps reads through memory, as a pass
 does, so that nothing of the front is in the caches when the next token comes.
@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.side_by_side.driving import drive, figures_of
 from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.scenarios import Scenario
@@ -36,11 +36,11 @@ READ_BYTES = 96 << 20
 CREDITS = 64
 PROMPT_TOKENS = 16
 LONGER = 5
-"""Of two kinds of requests that are compared, one has so many times as many tokens."""
+"""Ratio of tokens between the two kinds of requests that are compared."""
 
 
 class ReadingEngine(FakeEngine):
-    """Its steps read through memory."""
+    """A fake engine whose steps read through memory, as a forward pass does."""
 
     def __init__(self) -> None:
         super().__init__(credits=CREDITS)
@@ -53,7 +53,7 @@ class ReadingEngine(FakeEngine):
 
 
 def instance(socket_fd: int) -> None:
-    """Serve at an inherited socket."""
+    """Serve on an inherited socket."""
     with socket.socket(fileno=socket_fd) as sock:
         serve_instance(ReadingEngine(), sock)
 
@@ -66,13 +66,13 @@ def server() -> None:
 
 
 def computed_seconds(pid: int) -> float:
-    """Of a process's first thread, which is where an event loop runs."""
+    """CPU seconds of a process's first thread, which runs the event loop."""
     nanoseconds, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(nanoseconds) / 1e9
 
 
 def cost_seconds(url: str, pid: int, batch: int, tokens: int, turn: int) -> float:
-    """Of each token; what a request costs beside its tokens is taken off, with the counters'."""
+    """Seconds per token; a request's fixed cost, and that of reading counters, is subtracted."""
     spent = []
     for length in (tokens, LONGER * tokens):
         begin = computed_seconds(pid)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table)
     if options.json is not None:
         report = {"machine": machine.describe(), "seconds": costs}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        result_file.write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Load tools as processes: ``kvell bench serve`` and two that others wrote, asked for the same.
+"""Load tools as processes: ``kvell bench serve`` and two that others wrote, given the same load.
 
-Each sends requests of one shape at a constant rate, without waiting for answers, and says its own
-means.  What the others call by our names is not always the same; see README.md.
+Each sends requests of one shape at a constant rate, without waiting for answers, and reports its
+own means.  Other tools define some figures differently; see README.md.
 """
 
 import json
@@ -37,7 +37,7 @@ class ToolFailed(KvellError):  # noqa: N818 - it says what happened
 
 @dataclass(frozen=True)
 class Shape:
-    """What is sent: ``rate`` requests a second, evenly spaced."""
+    """The load: ``rate`` requests a second, evenly spaced."""
 
     requests: int
     rate: float
@@ -46,7 +46,7 @@ class Shape:
 
 
 class Tool(Protocol):
-    """Something that drives a server."""
+    """A load tool that drives a server."""
 
     def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
         """One run; another seed sends other prompts.
@@ -57,17 +57,17 @@ class Tool(Protocol):
 
 
 ATTEMPTS = 3
-"""A run in which another tool lost a request (GuideLLM's last one, now and then) says nothing."""
+"""Attempts per run: GuideLLM now and then loses its last request, and the run is repeated."""
 
 
 def whole_run(
     tool: Tool, base_url: str, model: str, shape: Shape, seed: int, told: Callable[[str], None]
 ) -> Figures:
-    """The first run of a tool in which every request has its answer.
+    """Repeat a tool's run until every request has its answer.
 
-    :param seed: of the first attempt; the others take seeds far from any first one.
-    :param told: hears of each attempt that failed.
-    :raises ToolFailed: if none of :data:`ATTEMPTS` is whole.
+    :param seed: of the first attempt; retries take seeds that no first attempt has.
+    :param told: called with each failed attempt.
+    :raises ToolFailed: if all :data:`ATTEMPTS` fail.
     """
     for attempt in range(ATTEMPTS - 1):
         try:
@@ -84,7 +84,7 @@ class Kvell:
     directory: Path
 
     def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
-        """See :class:`Tool`."""
+        """Run the tool once; see :class:`Tool`."""
         trace = self.directory / "trace.jsonl"
         write_trace(trace, even_rows(shape))
         command = [sys.executable, "-m", "kvell.cli.main", "bench", "serve", "--json", "-"]
@@ -106,7 +106,7 @@ class VllmBench:
     directory: Path
 
     def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
-        """See :class:`Tool`."""
+        """Run the tool once; see :class:`Tool`."""
         found = self.directory / "vllm_bench.json"
         options = {
             "--backend": "openai",
@@ -143,7 +143,7 @@ class GuideLlm:
     directory: Path
 
     def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
-        """See :class:`Tool`."""
+        """Run the tool once; see :class:`Tool`."""
         found = self.directory / "guidellm.json"
         lengths = f"prompt_tokens={shape.prompt_tokens},output_tokens={shape.output_tokens}"
         backend = f"kind=openai_http,target={base_url},model={model}"
@@ -183,8 +183,7 @@ def of_vllm(report: Mapping[str, Any], shape: Shape) -> Figures:
 
 
 def of_guidellm(report: Mapping[str, Any], shape: Shape) -> Figures:
-    """Figures of GuideLLM; its own TPOT has the first token in it, so its time between tokens
-    is taken."""
+    """Figures of GuideLLM: its inter-token latency, since its TPOT includes the first token."""
     metrics = report["benchmarks"][0]["metrics"]
     _require_all(metrics["request_totals"]["successful"], shape)
     return {
@@ -224,7 +223,7 @@ def _require_all(completed: int, shape: Shape) -> None:
 
 
 def _said(command: Sequence[str], options: Mapping[str, object]) -> str:
-    """Stdout of a tool."""
+    """Run a tool; return its stdout."""
     words = [word for name, value in options.items() for word in (name, str(value))]
     done = subprocess.run(
         [*command, *words],

@@ -1,4 +1,4 @@
-"""Do load tools agree?  Pure."""
+"""Verdicts on whether load tools agree.  Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from bench.load.fixed_server import Latencies
 from bench.load.tools import Figures, Shape
 
 KNOWN_TOLERANCE = 0.03
-"""Of what a server is known to take."""
+"""Tolerance against the known latencies of a server."""
 SPREADS = 2.0
-"""How many repeat spreads two tools may differ by on a server whose times are not known."""
+"""Repeat spreads by which two tools may differ on a server of unknown latencies."""
 OURS = "kvell"
 COLUMNS = (
     "server",
@@ -23,7 +23,7 @@ COLUMNS = (
     "allowed",
     "",
 )
-"""Of a table of verdicts, in the order of their fields."""
+"""Columns of a table of verdicts, in the order of their fields."""
 
 Runs = Mapping[str, Sequence[Figures]]
 """Tool to its runs on one server."""
@@ -31,13 +31,13 @@ Runs = Mapping[str, Sequence[Figures]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One figure, two sides.
+    """One figure of a tool against a reference.
 
-    :param tool: whose figure is judged; only ours counts, others show how hard it is.
+    :param tool: whose figure is judged; only ours counts, others show how hard the task is.
     :param found: median of a tool's runs, seconds.
-    :param reference: median of the other tool's, or what is known.
+    :param reference: median of the other tool, or the known value, seconds.
     :param difference: |found − reference| / reference.
-    :param allowed: at most so much.
+    :param allowed: largest difference allowed.
     """
 
     tool: str
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        """Is the difference allowed?"""
+        """Whether the difference is allowed."""
         return self.difference <= self.allowed
 
     def as_json(self) -> dict[str, object]:
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def known(latencies: Latencies, shape: Shape) -> Figures:
-    """What a tool must find at the fixed server."""
+    """Figures that a tool must find at the fixed server."""
     return {
         "ttft_seconds": latencies.ttft_seconds,
         "tpot_seconds": latencies.tpot_seconds,
@@ -68,7 +68,7 @@ def known(latencies: Latencies, shape: Shape) -> Figures:
 
 
 def against_known(runs: Runs, truth: Figures) -> list[Verdict]:
-    """Our tool, and each other tool, against what the server is known to take."""
+    """Judge our tool and each other tool against the server's known latencies."""
     return [
         _verdict(tool, figure, "known", _median(found, figure), value, KNOWN_TOLERANCE)
         for tool, found in runs.items()
@@ -77,7 +77,7 @@ def against_known(runs: Runs, truth: Figures) -> list[Verdict]:
 
 
 def against_others(runs: Runs) -> list[Verdict]:
-    """Our tool against each other one, within twice the larger repeat spread of the two."""
+    """Judge our tool against each other one, within twice the larger repeat spread of the two."""
     ours, verdicts = runs[OURS], list[Verdict]()
     for tool, theirs in runs.items():
         for figure in ours[0] if tool != OURS else ():

@@ -33,7 +33,7 @@ SHAPES = (
     "qwen3-next",
     "zamba2-7b",
 )
-"""All of ``bench/configs`` but the drafts and what is larger than a card."""
+"""All of ``bench/configs`` but the draft models and those larger than a card."""
 TRACES = {
     "azure-2023-code": 1000,
     "mooncake-synthetic": 500,
@@ -41,16 +41,16 @@ TRACES = {
     "mooncake-conversation": 500,
     "coding-assistant": 300,
 }
-"""Requests of each trace; those that take least time first."""
+"""Requests of each trace; the fastest to replay first."""
 SIZES = (8, 16, 32)
-"""Memory, in mean requests."""
+"""Memory sizes, in mean requests."""
 OURS: tuple[Manager, ...] = ("kvell", "jenga", "paged", "max-page", "static")
 VLLM = {"vllm": 0, "vllm-dense": None}
 """vLLM's two settings of ``prefix_cache_retention_interval``."""
 IDEAL = "ideal"
-"""A packer without pages, as a bound: on traces that share nothing, since it caches nothing."""
+"""A packer without pages, as a bound; only on traces without reuse, since it caches nothing."""
 ROOMY: tuple[Manager, ...] = ("paged", "kvell")
-"""Nobody's memory is too small for the longest request under these."""
+"""Every cell's memory holds the longest request under these managers."""
 WITHOUT_REUSE = ("azure-2023-code", "azure-2023-conv")
 MANAGERS = (*OURS, *VLLM, IDEAL)
 IMAGE_KINDS = frozenset({GroupKind.VISION})
@@ -71,12 +71,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For files and messages."""
+        """The cell's name, for files and messages."""
         return ".".join((self.shape, self.trace, str(self.size), self.manager))
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """What the managers of a comparison have in common."""
+        """Shape, trace and size, which all managers of a comparison share."""
         return self.shape, self.trace, self.size
 
 
@@ -102,10 +102,10 @@ def _is_asked(manager: str, shape: str, trace: str) -> bool:
 
 
 def memory_bytes(shape: Shape, rows: Sequence[TraceRow], size: int) -> int:
-    """So many mean requests as ``paged`` stores them, and room for the longest at least.
+    """Bytes of ``size`` mean requests under ``paged``, and at least of the longest request.
 
-    What a request takes is counted at its last token, in whole pages, padding included.  There is
-    room for the longest both under ``paged`` and under ``kvell``, whose pages are padded otherwise.
+    A request is counted at its last token, in whole pages, padding included.  The longest fits
+    under both ``paged`` and ``kvell``, whose pages are padded differently.
     """
     layers, limits = shape.description.layers, Limits()
     layout = plan_layout(layers, PLANNED_BYTES, manager="paged")
@@ -126,11 +126,11 @@ def _holds(
 
 
 def kinds(shape: Shape) -> list[str]:
-    """Kinds of layers that hold bytes where no request has an image; sorted."""
+    """Kinds of layers that hold bytes when no request has an image; sorted."""
     found = {layer.kind for layer in shape.description.layers} - IMAGE_KINDS
     return sorted(kind.value for kind in found)
 
 
 def is_refused(outcome: Mapping[str, Any]) -> bool:
-    """Did the manager not run this cell at all?"""
+    """Whether the manager refused to run this cell at all."""
     return "refused" in outcome

@@ -1,7 +1,7 @@
 """A cache of prompts' chunks, one request after the other: the yardstick's simulator.
 
 A chunk hits when all chunks before it in the prompt are cached; the running request's chunks
-stay.  What goes first is the difference between the two caches here.
+stay.  The caches here differ in what they evict first.
 """
 
 import heapq
@@ -25,7 +25,7 @@ class Prompt:
 
     @property
     def ends_partial(self) -> bool:
-        """Does the last key stand for less than a chunk?"""
+        """Whether the last key stands for less than a chunk."""
         return len(self.chain) * self.chunk_tokens > self.prompt_tokens
 
 
@@ -36,10 +36,10 @@ def prompt_of(row: TraceRow) -> Prompt:
 
 
 class ChunkCache(Protocol):
-    """What is cached, and who goes first."""
+    """A cache of chunks with an eviction order."""
 
     def __contains__(self, key: int) -> bool:
-        """Is the chunk cached?"""
+        """Whether the chunk is cached."""
         ...
 
     def serve(self, prompt: Prompt, index: int, capacity: int) -> None:
@@ -59,12 +59,12 @@ def hit_rate(prompts: Sequence[Prompt], capacity: int, cache: ChunkCache) -> flo
 
 
 def distinct_chunks(prompts: Sequence[Prompt]) -> int:
-    """Chunks that are not alike."""
+    """Number of distinct chunks."""
     return len({key for prompt in prompts for key in prompt.chain})
 
 
 class Ordered:
-    """Each access gives a chunk its place; the smallest goes first, the deepest among equals."""
+    """Each access gives a chunk a place; the smallest is evicted first, ties deepest first."""
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[int, int]] = {}
@@ -74,11 +74,11 @@ class Ordered:
         return key in self._places
 
     def places(self, prompt: Prompt, index: int) -> Sequence[int]:
-        """One for each chunk: least recently used."""
+        """Places of the prompt's chunks: least recently used."""
         return [index] * len(prompt.chain)
 
     def serve(self, prompt: Prompt, index: int, capacity: int) -> None:
-        """See :class:`ChunkCache`."""
+        """Cache a prompt's chunks; see :class:`ChunkCache`."""
         kept = prompt.chain[:capacity]
         mine = set(kept)
         excess = len(self._places) + sum(key not in self._places for key in kept) - capacity
@@ -93,7 +93,7 @@ class Ordered:
 
 
 class Belady(Ordered):
-    """What is used again the latest goes first: nobody could do better."""
+    """Evicts what is used again the latest, which is optimal."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         super().__init__()
@@ -106,13 +106,13 @@ class Belady(Ordered):
         self._next_uses.reverse()
 
     def places(self, prompt: Prompt, index: int) -> Sequence[int]:
-        """One for each chunk: how far its next use is off."""
+        """Places of the prompt's chunks: the latest next use first."""
         return [-use for use in self._next_uses[index]]
 
 
 @dataclass(eq=False)
 class _Queued:
-    """Chunks of one request and class, the deepest last; who was accessed since has left."""
+    """Chunks of one request and class, the deepest last; chunks accessed since have left."""
 
     time: int
     keys: list[int]
@@ -121,7 +121,7 @@ class _Queued:
 class ByHazard:
     """A queue for each class of :class:`kvell.prefix.eviction.hazard.HazardTable`, by time.
 
-    :param hints: for each request whether its client says that it will return; None: nobody says.
+    :param hints: for each request the client's hint that it will return; None: no hints.
     """
 
     def __init__(self, capacity: int, hints: Sequence[bool] | None = None) -> None:
@@ -134,7 +134,7 @@ class ByHazard:
         return key in self._where
 
     def serve(self, prompt: Prompt, index: int, capacity: int) -> None:
-        """See :class:`ChunkCache`."""
+        """Cache a prompt's chunks; see :class:`ChunkCache`."""
         kept = prompt.chain[:capacity]
         runs = self._table.access(
             prompt.chain,
@@ -144,7 +144,7 @@ class ByHazard:
             will_return=None if self._hints is None else self._hints[index],
         )
         excess = len(self._where) + sum(key not in self._where for key in kept) - capacity
-        for key in kept:  # whoever runs is in no queue
+        for key in kept:  # the running request is in no queue
             self._where.pop(key, None)
         self._evict(excess, index)
         start = 0

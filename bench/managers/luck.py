@@ -1,14 +1,13 @@
-"""Where the matrix says that another manager hits more or is done sooner: is that so, or luck?
+"""Whether a comparison that Kvell loses in the matrix is real, or luck of the memory size.
 
 Run from the repository's root: ``python -m bench.managers.luck --traces DIR``.  In a full pool one
-session's prefix more or less moves hits by whole points, and memory that is half a percent larger
-is another draw.  So each comparison of the committed matrix in which Kvell misses a clause is
-replayed in nine sizes of memory around its own, Kvell and whoever was best there (of ours: vLLM's
-manager takes minutes a cell), and means are compared.
+session's prefix moves hits by whole points, and memory that is half a percent larger acts as
+another draw.  So each comparison of the committed matrix in which Kvell misses a clause is
+replayed in nine sizes of memory around its own, with Kvell and the best of our other managers
+(vLLM's takes minutes a cell), and means are compared.
 """
 
 import argparse
-import json
 import math
 import multiprocessing
 import statistics
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench import result_file
 from bench.managers.cells import OURS, cells
 from bench.managers.matrix import RESULTS as MATRIX
 from bench.managers.matrix import Setting, bytes_of, found, judged, rows_of, shape_of
@@ -38,11 +38,11 @@ from bench.managers.verdicts import (
 from kvell.errors import ChangeSomething
 from kvell.memory import Manager
 
-RESULTS = Path("bench", "results", "managers_luck.json")
+RESULTS = result_file.path_of("managers_luck", result_file.VIRTUAL)
 FACTORS = tuple(1 + 0.005 * step for step in range(-4, 5))
-"""Of the cell's own memory."""
+"""Memory sizes, as multiples of the cell's own."""
 NEVER = 1 << 40
-"""Steps between two looks at what pages are used for."""
+"""Steps between two samples of the pages: none is taken."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ Pair = tuple[Figures, Figures]
 
 @dataclass(frozen=True)
 class Finding:
-    """What the means say.
+    """Means over the memory sizes of one case.
 
     :ivar matrix_behind: hit rate behind the rival, in the matrix.
     :ivar behind: the same on average, and its standard error.
     :ivar own_hits: Kvell's hit rate, on average.
-    :ivar own_spread: of it: the largest less the least.
+    :ivar own_spread: the largest of Kvell's hit rates less the smallest.
     :ivar own_steps: Kvell's, on average.
     :ivar steps: Kvell's over the rival's, on average.
     """
@@ -89,7 +89,7 @@ class Finding:
 
     @property
     def told(self) -> str:
-        """In a word or two."""
+        """The verdict in a word or two."""
         if self.steps > MOST_STEPS:
             return "later"
         if self.behind <= HIT_RATE_SLACK:
@@ -100,7 +100,7 @@ class Finding:
 
 
 def rivals(one: Comparison) -> Iterator[Manager]:
-    """Managers of ours beyond the slack of a clause: the best in hits, and the best in steps."""
+    """Our other managers that beat Kvell beyond a clause's slack: best in hits, best in steps."""
     own = one.complete[SELF]
     others = {name: one.others[name] for name in OURS if name in one.others}
     most_hits = max(others, key=lambda name: others[name]["hit_rate"])
@@ -131,7 +131,7 @@ def finding(case: Case, matrix_behind: float, pairs: Sequence[Pair]) -> Finding:
 
 
 def replay_pair(traces: Path, job: tuple[Case, float]) -> Pair | None:
-    """One case in one size of memory; None if somebody refuses a request there."""
+    """Replay one case in one memory size; None if a manager refuses a request there."""
     case, factor = job
     name, trace, size = case.place
     setting = Setting(traces, None, None)
@@ -182,7 +182,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def main() -> None:
-    """Replays every case, prints and writes what was found."""
+    """Replay every case, print and write the findings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument("--shapes", nargs="+", help="only these")
@@ -208,7 +208,7 @@ def main() -> None:
     findings = [finding(case, behind[case], each) for case, each in pairs.items() if len(each) > 1]
     Console(width=160).print(table(findings))
     told = [asdict(one) | {"told": one.told} for one in findings]
-    options.json.write_text(json.dumps(told, indent=1) + "\n")
+    result_file.write(options.json, told, processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from bench import result_file
 from bench.managers.bound import bound
 from bench.managers.cells import (
     IDEAL,
@@ -42,17 +43,17 @@ from kvell.errors import ChangeSomething
 from kvell.simulator.traces.rows import TraceRow
 from kvell.simulator.traces.trace import read_trace
 
-RESULTS = Path("bench", "results", "managers.json")
-QUICK_RESULTS = Path("bench", "results", "managers_quick.json")
+RESULTS = result_file.path_of("managers", result_file.VIRTUAL)
+QUICK_RESULTS = result_file.path_of("managers_quick", result_file.VIRTUAL)
 QUICK_REQUESTS = 60
 MOST_PROCESSES = 2
 SAMPLE_EVERY = 256
-"""vLLM's pages are looked at that seldom: it has no totals to ask for."""
+"""Steps between two samples of vLLM's pages, which are slow to scan: it keeps no totals."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a worker needs beside a cell.
+    """What a worker needs besides a cell.
 
     :param requests: of each trace; None for as many as the matrix says.
     :param vllm: environment of vLLM; None leaves its cells out.
@@ -91,7 +92,7 @@ def bytes_of(setting: Setting, shape: str, trace: str, size: int) -> int:
 
 @cache
 def peer(environment: Path) -> Peer:
-    """This worker's vLLM."""
+    """This worker's vLLM process."""
     return Peer(environment)
 
 
@@ -119,7 +120,7 @@ def run_cell(setting: Setting, cell: Cell) -> dict[str, Any]:
 
 
 def missing(setting: Setting, store: Store, asked: Iterable[Cell]) -> Iterator[Cell]:
-    """Cells that have no result yet, and can be run."""
+    """Cells that have no result yet and can be run."""
     for cell in asked:
         if cell.manager in VLLM and setting.vllm is None:
             continue
@@ -149,25 +150,25 @@ def run(setting: Setting, store: Store, todo: Sequence[Cell], processes: int) ->
 
 
 def found(store: Store, asked: Iterable[Cell]) -> dict[Cell, dict[str, Any]]:
-    """Results that there are, of whatever sources."""
+    """Existing results, of any sources."""
     results = ((cell, store.last(cell)) for cell in asked)
     return {cell: result for cell, result in results if result is not None}
 
 
 def stale(store: Store, results: Mapping[Cell, dict[str, Any]]) -> list[Cell]:
-    """Those that were measured with other sources than these."""
+    """Cells that were measured with other sources than today's."""
     return [cell for cell, one in results.items() if one["sources"] != store.sources(cell)]
 
 
 def judged(results: Mapping[Cell, dict[str, Any]]) -> tuple[list[Comparison], list[Verdict]]:
-    """What is compared, and what holds of it."""
+    """Comparisons and verdicts of results."""
     by_shape = {name: kinds(shape_of(name)) for name in {cell.shape for cell in results}}
     compared = comparisons(results, by_shape)
     return compared, verdicts(compared)
 
 
 def report(store: Store, asked: Sequence[Cell], out: Path) -> bool:
-    """Print what holds of the cells asked for, write all there are; does all that is asked hold?"""
+    """Print verdicts on the asked cells, write all cells; return whether all verdicts hold."""
     every = found(store, cells())
     compared, told = judged({cell: every[cell] for cell in asked if cell in every})
     console = Console(width=140)
@@ -176,12 +177,13 @@ def report(store: Store, asked: Sequence[Cell], out: Path) -> bool:
     others = stale(store, every)
     if others:
         console.print(f"{len(others)} of {len(every)} cells were measured with other sources")
-    out.write_text(written(every, *judged(every), len(others)))
+    about = result_file.run(result_file.VIRTUAL)
+    out.write_text(written(every, *judged(every), len(others), about))
     return all(one.holds for one in told)
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument("--vllm-env", type=Path, help="what bench.managers.environment made")

@@ -33,9 +33,9 @@ KEPT = (
     "manager_us_per_request_step",
     "wall_seconds",
 )
-"""What a cell keeps of a replay's report."""
+"""Figures that a cell keeps of a replay's report."""
 LOOK_EVERY = 16
-"""Steps of a cell between two looks at what its pages are used for: looking takes long."""
+"""Steps of a cell between two samples of its pages: sampling is slow."""
 
 
 class EqualSteps:
@@ -44,7 +44,7 @@ class EqualSteps:
     request_seconds = 0.0
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """See :class:`kvell.simulator.replay.runner.StepTimer`."""
+        """One second, whatever the plan."""
         return 1.0
 
 
@@ -61,14 +61,13 @@ def replayed(
     look_every: int = 1,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Replay:
-    """Replay rows that all wait at the start, sessions or not: vLLM's side knows none.
+    """Replay rows that all wait at the start, without sessions, as vLLM's side does.
 
-    Requests may be longer than the model was made for: some traces have one, and vLLM's side
-    serves it.
+    Requests may exceed the model's context: some traces have one, and vLLM's side serves it.
 
     :param limits_of: from pages and the longest request.
-    :param machine: how long steps take, where anybody wants to know; a second otherwise.
-    :param look_every: steps between two looks at what pages are used for.
+    :param machine: times steps; by default each takes a second.
+    :param look_every: steps between two samples of the pages.
     :raises ChangeSomething: if the memory holds no request of the shape under this manager.
     """
     layers = shape.description.layers
@@ -109,6 +108,6 @@ def outcome(
 
 
 def digest(requests: Sequence[RequestFigures]) -> str:
-    """Equal for two runs that hit, admitted, answered and finished everybody in the same steps."""
+    """A digest that is equal for runs with the same hits and the same steps of every request."""
     told = json.dumps([astuple(figures) for figures in requests])
     return hashlib.sha256(told.encode()).hexdigest()[:16]

@@ -7,7 +7,6 @@ asks vLLM's manager once in each order of scheduling, ``--whole`` replays whole 
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +15,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.managers.ours import outcome
 from bench.managers.peer.job import Order
 from bench.managers.theirs import PEER_SHAPES, Peer, peer_job
-from bench.replay.peers import AZURE, REQUESTS, US, VLLM
+from bench.replay.peers import AZURE, REQUESTS, ROWS, US
 from bench.replay.shapes import read_shape
 from kvell.simulator.traces.trace import read_trace
 from kvell.vocabulary import GIB
 
-RESULTS = Path("bench", "results", "managers_peers.json")
+RESULTS = result_file.path_of("managers_peers")
 LEAST_BATCH = {"nemotron-h-8b": 47, "qwen3-next": 80, "gemma3-27b": 48, "jamba-mini": 97}
 """On the Azure trace, means over all steps."""
 SLOW_US, OF_SLOW, OF_FAST = 20.0, 1 / 10, 1 / 3
-"""Where vLLM's manager takes so long for a request and step, ours takes so much of it at most."""
+"""Bounds on our CPU time: a tenth of vLLM's where that is 20 µs or more, else a third."""
 QUICK_REQUESTS = 60
 
 Figures = Mapping[str, Any]
@@ -51,17 +51,17 @@ class Row:
 
     @property
     def theirs_us(self) -> float:
-        """The best of theirs, in our order."""
+        """The best of vLLM's runs, in our order of scheduling."""
         return min(float(one[US]) for one in self.theirs["decodes-first"])
 
     @property
     def most_us(self) -> float:
-        """What ours may take."""
+        """Most µs that ours may take."""
         return self.theirs_us * (OF_SLOW if self.theirs_us >= SLOW_US else OF_FAST)
 
 
 def problems(rows: Sequence[Row]) -> Iterator[str]:
-    """Bounds that were not kept."""
+    """The bounds that were not kept."""
     for row in rows:
         name, batch = f"{row.shape} on {row.trace}", float(row.ours[0]["batch_mean"])
         if row.ours_us > row.most_us:
@@ -92,12 +92,12 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Row after row."""
+    """Measure row after row."""
     orders: tuple[Order, ...] = (
         ("decodes-first", "admission") if args.orders else ("decodes-first",)
     )
     with Peer(args.vllm_env) as peer:
-        for row in VLLM:
+        for row in ROWS:
             if (args.shape and row.shape not in args.shape) or row.trace in (args.without or ()):
                 continue
             shape, path = read_shape(row.shape), args.traces / f"{row.trace}.jsonl.gz"
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument(
@@ -138,7 +138,7 @@ def main() -> None:
         rows.append(row)
         missed = list(problems(rows))
         told = {"missed": missed, "rows": [vars(one) for one in rows]}
-        args.out.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+        result_file.write(args.out, told)
         print(f"{row.shape} {row.trace}: {row.ours_us:.2f} / {row.theirs_us:.1f} µs", flush=True)
     Console(width=150).print(table_of(rows))
     print("\n".join(missed) or "every bound is kept")

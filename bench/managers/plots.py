@@ -2,8 +2,8 @@
 
 Run from the repository's root: ``python -m bench.managers.plots``; ``--quick`` takes few
 requests.  It replays what the paper's figures show (generated traces, Ministral's shape), reads
-the cells of ``bench/results/managers.json`` for the bars, and writes pictures and a page of
-their figures beside it.
+the cells of ``bench/results/virtual/managers.json`` for the bars, and writes pictures and a page of
+their figures to ``bench/results``.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import result_file
 from bench.managers.cells import OURS, SHAPES
 from bench.managers.ours import replayed
 from bench.managers.pictures import Points, bars, lines
@@ -30,8 +31,8 @@ from kvell.simulator.report.timeline import Timeline
 from kvell.simulator.traces.generators import generate_trace
 from kvell.vocabulary import GIB
 
-RESULTS = Path("bench", "results")
-MATRIX, PAGE = RESULTS / "managers.json", RESULTS / "managers.md"
+RESULTS = result_file.RESULTS
+MATRIX, PAGE = result_file.path_of("managers", result_file.VIRTUAL), RESULTS / "managers.md"
 SHAPE, MEMORY_GIB, REQUESTS = "ministral-8b", 40, 20
 TRACES = ("ministral-static", "ministral-dynamic")
 MANAGERS: tuple[Manager, ...] = ("kvell", "jenga", "paged", "max-page", "static")
@@ -39,14 +40,14 @@ SHOWN: tuple[tuple[str, Manager], ...] = (
     ("ministral-dynamic", "kvell"),
     ("ministral-dynamic", "paged"),
 )
-"""Whose memory is drawn."""
+"""Runs whose memory is drawn."""
 ARTICLES = (1, 2, 3, 4, 6, 8, 12, 20)
 OF_ARTICLES: tuple[Manager, ...] = ("kvell", "paged")
-"""Whose hits by number of articles are shown: as in the paper, ours and one page size."""
+"""Managers whose hits by number of articles are shown, as in the paper."""
 QUESTIONS = 5
 HITS_MEMORY_GIB = 60
 RUNNING = {"one at a time": 1, "all wait at the start": 256}
-"""Of the questions about articles: how many requests may run at once."""
+"""Requests of the questions about articles that may run at once."""
 BARS_SIZE = 8
 ONE = dict[str, Any]
 Hits = dict[str, dict[str, Points]]
@@ -55,7 +56,7 @@ Hits = dict[str, dict[str, Points]]
 
 @dataclass(frozen=True)
 class Timed:
-    """One replay: its report, and what its memory was used for."""
+    """One replay: its report, and its memory over time."""
 
     report: ONE
     run: Run
@@ -74,7 +75,7 @@ def batches(run: Run) -> Points:
 
 
 def hits(manager: Manager, articles: int, running: int) -> ONE:
-    """Questions about so many articles, in random order, on Ministral's shape.
+    """Replay questions about ``articles`` articles, in random order, on Ministral's shape.
 
     :param running: requests at once at most; with one, the cache alone makes the difference.
     """
@@ -152,9 +153,9 @@ def hits_table(found: Hits) -> str:
 TEXT = f"""# Managers side by side
 
 Written by `python -m bench.managers.plots`. Batch and memory over time and by manager; the cells
-behind the bars are those of [managers.json](managers.json)
+behind the bars are those of [managers.json](virtual/managers.json)
 (`python -m bench.managers.matrix --traces DIR`), and what vLLM's manager takes beside ours is in
-[managers_peers.json](managers_peers.json). What the words mean:
+[managers_peers.json](zen5/managers_peers.json). What the words mean:
 [simulator](../../src/kvell/simulator/README.md), [managers](../managers/README.md).
 
 ## Batch over time

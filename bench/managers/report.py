@@ -12,7 +12,7 @@ LISTED = 40
 
 
 def printed(compared: Sequence[Comparison], told: Sequence[Verdict]) -> Iterator[Table]:
-    """Verdicts, what was missed, and steps by manager over all."""
+    """Tables of verdicts, missed clauses, and steps by manager."""
     yield table_of(told)
     missed = Table("clause", "cell", "found", title="Missed")
     for verdict in told:

@@ -1,7 +1,7 @@
-"""The file of the matrix' results: compact lines of JSON out, and outcomes of cells back in.
+"""The file of the matrix' results: one compact line of JSON per cell, written and read.
 
-A cell's line has what verdicts read, and by which sources it was measured: a fresh checkout
-knows from it what need not be measured again.
+A cell's line has the figures that verdicts read and the fingerprint of its sources, so a fresh
+checkout knows what need not be measured again.
 """
 
 import json
@@ -23,10 +23,10 @@ WRITTEN = (
     "requests_refused",
     "decisions",
 )
-"""Figures of a cell in the file, in this order, rounded; null where a manager has none."""
+"""Figures of a cell in the file, in this order, rounded; null where a manager lacks one."""
 DIGITS = 6
 MEMORY, SOURCES = "kv_memory_bytes", "sources"
-"""What follows them: the memory that was asked for, and the sources' place in the file's list."""
+"""Fields after the figures: the memory size, and the index of its sources in the file's list."""
 
 
 def written(
@@ -34,14 +34,16 @@ def written(
     compared: Sequence[Comparison],
     told: Sequence[Verdict],
     num_stale: int = 0,
+    run: Mapping[str, Any] | None = None,
 ) -> str:
     """One line for each cell, so that a change of one shows as one.
 
     :param results: as :class:`bench.managers.store.Store` keeps them.
     :param num_stale: how many of them were measured with other sources than these.
+    :param run: what :func:`bench.result_file.run` says.
     """
     sources = sorted({outcome["sources"] for outcome in results.values()})
-    head = {
+    head = ({"run": run} if run else {}) | {
         "cells": len(results),
         "cells_of_other_sources": num_stale,
         "comparisons": len(compared),

@@ -1,12 +1,11 @@
-"""What goes first, in pools of several groups: least recently used, learned, and with hints.
+"""Eviction rules in pools of several groups: least recently used, learned, and with hints.
 
 Run from the repository's root: ``python -m bench.managers.rules --traces DIR``.  The same rows,
-memory and scheduler; only the rule of eviction differs.  Memory is so many mean requests, as in
-the matrix.  Time is the CPU's inside the manager, the best of ``--times`` turns.
+memory and scheduler; only the rule of eviction differs.  Memory is in mean requests, as in the
+matrix.  Time is CPU time inside the manager, the best of ``--times`` turns.
 """
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.managers.cells import SIZES, memory_bytes
 from bench.managers.ours import replayed
 from bench.replay.shapes import Shape, read_shape
@@ -22,7 +22,7 @@ from kvell.simulator.traces.hints import hinted
 from kvell.simulator.traces.rows import TraceRow
 from kvell.simulator.traces.trace import read_trace
 
-RESULTS = Path("bench", "results", "eviction_pools.json")
+RESULTS = result_file.path_of("eviction_pools")
 SHAPES = ("llama3-8b", "gemma3-27b", "qwen3-next")
 TRACES = {
     "mooncake-conversation": 600,
@@ -36,7 +36,7 @@ RULES: dict[str, tuple[Eviction, float | None]] = {
     "hazard": ("hazard", None),
     "hazard + hints": ("hazard", WRONG_HINTS),
 }
-"""Of each the rule, and the part of the hints that is wrong."""
+"""By name, the rule and the part of hints that is wrong."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Outcome:
 def measured(
     shape: Shape, trace: str, rows: Sequence[TraceRow], size: int, times: int
 ) -> list[Outcome]:
-    """Every rule in one pool, in turns."""
+    """Run every rule in one pool, in turns."""
     pool_bytes = memory_bytes(shape, rows, size)
     found: dict[str, Outcome] = {}
     for _ in range(times):
@@ -145,7 +145,7 @@ def main() -> None:
                 outcomes += measured(read_shape(name), trace, rows, size, args.times)
                 Console(width=140).print(table_of(outcomes[-len(RULES) :]))
     Console(width=140).print(table_of(outcomes))
-    args.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1) + "\n")
+    result_file.write(args.json, [asdict(one) for one in outcomes])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Hits under pressure, as Jenga's slides and figure 17: what knowing the windows brings, and what
-protecting shared prefixes brings on top.
+"""Hits under pressure, as in Jenga's slides and figure 17: the gain of policies that know windows,
+and the further gain of protecting shared prefixes.
 
 Run from the repository's root: ``python -m bench.managers.shared_prefixes --traces DIR``.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench import result_file
 from bench.managers.ours import replayed
 from bench.replay.shapes import Shape, read_shape
 from kvell.cli.replay.command import replay_limits
@@ -26,7 +26,7 @@ from kvell.simulator.traces.rows import TraceRow, ideal_hit_rate
 from kvell.simulator.traces.trace import read_trace
 from kvell.vocabulary import GIB
 
-RESULTS = Path("bench", "results", "shared_prefixes.json")
+RESULTS = result_file.path_of("shared_prefixes", result_file.VIRTUAL)
 SHAPE = "gemma3-27b"
 ARTICLES, MOONCAKE = "arxiv-qa", "mooncake-conversation"
 MOONCAKE_REQUESTS = 1_000
@@ -34,18 +34,18 @@ MOST_ARTICLES = 20
 ARTICLE_POOLS_GIB = (56, 64, 72, 80, 96, 112, 128, 160)
 MOONCAKE_POOLS_GIB = (256, 384, 512, 768, 1024, 1280, 1536, 2048)
 FITTING_ARTICLES = 3
-"""As many articles fit where least recently used over all layers is to lose nothing."""
+"""Articles that fit a pool in which LRU over all layers loses nothing."""
 MOST_FITTING_GIB = 512
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked, in which pools.
+    """A workload and its pools.
 
-    :param slides: hit rate of "Full Attention" in Jenga's slides: the pool is chosen by it.
-    :param least: what knowing the windows must at least multiply it by; 0: it is reported.
-    :param max_num_seqs: requests at once. One at a time nobody who runs takes what could be kept.
+    :param slides: hit rate of "Full Attention" in Jenga's slides, by which the pool is chosen.
+    :param least: least gain of knowing the windows; 0: reported only.
+    :param max_num_seqs: requests at once. With one, running requests take no cached memory.
     """
 
     name: str
@@ -65,7 +65,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class Rule:
-    """What is compared: which manager, and whether shared prefixes are protected."""
+    """One side: a manager, and whether it protects shared prefixes."""
 
     name: str
     manager: Manager
@@ -93,7 +93,7 @@ class Pool:
     requests_refused: Mapping[str, int]
 
     def gain(self, rule: int) -> float:
-        """How many times the hits of the rule before it."""
+        """Hits of a rule over those of the rule before it."""
         before, after = (self.hits[RULES[i].name] for i in (rule - 1, rule))
         return after / before if before else float("inf")
 
@@ -109,7 +109,7 @@ class Sweep:
 
 
 def articles(count: int) -> list[TraceRow]:
-    """So many articles, five questions each, in random order."""
+    """``count`` articles, five questions each, in random order."""
     return generate_trace(ARTICLES, count * QUESTIONS_PER_ARTICLE, SEED)
 
 
@@ -148,7 +148,7 @@ def in_pool(
 
 
 def closest(pools: Sequence[Pool], rate: float) -> Pool:
-    """The pool that serves all, where the first rule hits most nearly as much as that."""
+    """Of the pools that refuse nobody, the one where the first rule's hit rate is closest."""
     serving = [pool for pool in pools if not any(pool.requests_refused.values())]
     return min(serving, key=lambda pool: abs(pool.hits[RULES[0].name] - rate))
 
@@ -156,7 +156,7 @@ def closest(pools: Sequence[Pool], rate: float) -> Pool:
 def fitting_pool_bytes(
     shape: Shape, rows: Sequence[TraceRow], most_gib: int, done: Callable[[], None]
 ) -> int:
-    """The least pool, in whole GiB, where the first rule loses nothing of few articles."""
+    """The smallest pool, in whole GiB, in which the first rule loses no hits."""
     low, high = 1, most_gib
     while low < high:
         middle = (low + high) // 2
@@ -213,7 +213,7 @@ def sweep_table(console: Console, sweeps: Sequence[Sweep]) -> None:
 
 
 def verdicts(chosen: Mapping[str, Pool], sweeps: Sequence[Sweep]) -> dict[str, bool]:
-    """What must hold, by what it says."""
+    """The bounds by their text, and whether each is kept."""
     few = [s for s in sweeps if s.articles <= FITTING_ARTICLES]
     plain, ours = RULES[0].name, RULES[1].name
     best = max(s.hits[ours] / s.hits[plain] if s.hits[plain] else float("inf") for s in sweeps)
@@ -271,7 +271,7 @@ def main() -> int:
         "articles": [asdict(each) for each in sweeps],
         "verdicts": held,
     }
-    options.out.write_text(json.dumps(written, indent=1) + "\n")
+    result_file.write(options.out, written, processor=result_file.VIRTUAL)
     return 0 if all(held.values()) else 1
 
 

@@ -1,8 +1,8 @@
 """Results of cells on disk, so that an interrupted run goes on, and only with what still holds.
 
-A result is found again only by the sources that made it: those that decide about memory, or
-for vLLM its driver.  What is new lies in ``.cache/``, which is not part of the repository;
-what was committed (:mod:`bench.managers.results`) is found in any checkout.
+A result is reused only with the sources that made it: those that decide about memory, or for
+vLLM its driver.  New results are kept in ``.cache/``, outside the repository; committed ones
+(:mod:`bench.managers.results`) are found in any checkout.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ SCHEDULING = (
     "bench/managers/ours.py",
     CONFIG,
 )
-DECIDING = (*SCHEDULING, "src/kvell/prefix/*.py", "csrc/memory/*")
-"""What a cell of ours depends on."""
+DECIDING = (*SCHEDULING, "src/kvell/prefix/**/*.py", "csrc/memory/*")
+"""Sources that a cell of ours depends on."""
 PACKING = (*SCHEDULING, "bench/managers/bound.py", "bench/replay/ideal.py")
-"""What a cell of the packer without pages depends on."""
+"""Sources that a cell of the packer without pages depends on."""
 DRIVING = ("bench/managers/peer/*.py", "bench/managers/environment.py", CONFIG)
-"""What a cell of vLLM's depends on."""
+"""Sources that a cell of vLLM's depends on."""
 
 
 def depends_on(manager: str) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Store:
     """One file for each cell, and a committed one for many.
 
     :param requests: an override of the number of requests, part of a cell's identity.
-    :param committed: a file of results that is looked into where the cache has none.
+    :param committed: a file of results, used where the cache has none.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class Store:
         return self._sources[which]
 
     def path(self, cell: Cell) -> Path:
-        """Where a cell's result lies, or will."""
+        """The path of a cell's result, existing or not."""
         return self._directory / self.sources(cell) / f"{cell.name}.json"
 
     def get(self, cell: Cell, memory_bytes: int | None = None) -> dict[str, Any] | None:
-        """A cell's result; None if there is none of these sources and this memory size."""
+        """A cell's result, or None if there is none for today's sources and this memory size."""
         found = self.last(cell)
         if found is None or found["sources"] != self.sources(cell):
             return None
         return found if memory_bytes in (None, found["asked_bytes"]) else None
 
     def last(self, cell: Cell) -> dict[str, Any] | None:
-        """A cell's result, of the sources that it names: these, or those it was committed with."""
+        """A cell's last result, of today's sources or of those that it was committed with."""
         try:
             found: dict[str, Any] = json.loads(self.path(cell).read_text())
         except (OSError, ValueError):
@@ -101,7 +101,7 @@ class Store:
         return found | {"sources": self.sources(cell)}
 
     def put(self, cell: Cell, memory_bytes: int, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Keep it, in one rename; returns what :meth:`get` will."""
+        """Store a result atomically; returns what :meth:`get` will."""
         path = self.path(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = outcome | {"asked_bytes": memory_bytes}

@@ -13,7 +13,7 @@ from bench.replay.shapes import SHAPES, Shape
 from kvell.memory import GroupKind, LayerSpec
 
 PEER_SHAPES = SHAPES
-"""What vLLM is asked to plan as its own models would: the shapes of the peers' table."""
+"""Shapes that vLLM plans as it would its own models: those of the peers' table."""
 CHECKPOINTS_IN_CHUNKS = frozenset({"nemotron_h"})
 """Model types whose backend in vLLM writes checkpoints of states inside a chunk (Mamba 2)."""
 KINDS: dict[GroupKind, Kind] = {
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class PeerFailedError(RuntimeError):
-    """The process ended in the middle of a job; its last words are the message."""
+    """The process ended in the middle of a job; the message is its last line of stderr."""
 
 
 def peer_job(shape: Shape, trace: Path, limit: int, memory_bytes: int, **more: Any) -> PeerJob:
@@ -47,7 +47,7 @@ class Peer:
     """One process for many jobs: it takes seconds to start.
 
     :param environment: directory that ``bench.managers.environment`` made.
-    :raises ChangeSomething: if it is none.
+    :raises ChangeSomething: if it is no such environment.
     """
 
     def __init__(self, environment: Path) -> None:
@@ -105,7 +105,7 @@ class Peer:
 
 
 def ended(errors: str) -> str:
-    """Why a process ended, from what it wrote."""
+    """Why a process ended, from its stderr."""
     last = errors.strip().splitlines()[-1:] or ["it said nothing"]
     return f"vLLM's process ended: {last[0]}"
 

@@ -1,4 +1,4 @@
-"""What must hold of the matrix, cell by cell; pure."""
+"""Clauses that must hold of the matrix, cell by cell; pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,34 +33,34 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The comparison's name, for tables."""
         return ".".join(map(str, self.place))
 
     @property
     def complete(self) -> dict[str, Outcome]:
-        """Managers that finished every request; others did less, and faster."""
+        """Managers that finished every request; those that did less are not comparable."""
         ran = {name: one for name, one in self.outcomes.items() if not is_refused(one)}
         return {name: one for name, one in ran.items() if not one["requests_refused"]}
 
     @property
     def others(self) -> dict[str, Outcome]:
-        """Complete ones beside ours; the ideal is none of them."""
+        """Complete managers other than ours and the ideal."""
         return {name: one for name, one in self.complete.items() if name not in (SELF, IDEAL)}
 
     @property
     def one_page_size(self) -> dict[str, Outcome]:
-        """Complete ones of one page size."""
+        """Complete managers with one page size."""
         return {name: one for name, one in self.others.items() if name in ONE_PAGE_SIZE}
 
     @property
     def is_heterogeneous(self) -> bool:
-        """Are there several kinds of layers?"""
+        """Whether there are several kinds of layers."""
         return len(self.kinds) > 1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A clause over all comparisons it speaks about.
+    """A clause, judged over the comparisons it applies to.
 
     :param missed: name and what was found, of every comparison in which it does not hold.
     :param required: part of them in which it must hold.
@@ -73,17 +73,17 @@ class Verdict:
 
     @property
     def part(self) -> float:
-        """Of the comparisons, in how many it holds."""
+        """Part of the comparisons in which it holds."""
         return 1 - len(self.missed) / max(1, self.compared)
 
     @property
     def holds(self) -> bool:
-        """In as many as it must, and there are some."""
+        """Whether it holds in the required part, of at least one comparison."""
         return self.compared > 0 and self.part >= self.required
 
 
 def comparisons(results: Results, kinds: Mapping[str, Sequence[str]]) -> list[Comparison]:
-    """By place, where all of our managers have been asked."""
+    """Comparisons by place, where all of our managers have a result."""
     by_place: dict[Place, dict[str, Outcome]] = {}
     for cell, outcome in results.items():
         by_place.setdefault(cell.place, {})[cell.manager] = outcome
@@ -95,7 +95,7 @@ def comparisons(results: Results, kinds: Mapping[str, Sequence[str]]) -> list[Co
 
 
 def verdicts(compared: Sequence[Comparison]) -> list[Verdict]:
-    """Every clause."""
+    """Judge every clause."""
     short = [one for one in compared if one.is_heterogeneous and _waits(one)]
     return [
         _verdict("kvell runs every cell, and refuses nobody", compared, _ran),
@@ -156,7 +156,7 @@ def _fewer(one: Comparison) -> str | None:
 
 
 def _could_be_fewer(one: Comparison) -> bool:
-    """Is the ideal known, and far enough ahead of one page size?"""
+    """Whether the ideal is known, and far enough ahead of one page size."""
     ideal, others = one.complete.get(IDEAL), one.one_page_size.values()
     if ideal is None:
         return False
@@ -190,7 +190,7 @@ def _same(one: Comparison) -> str | None:
 
 
 def refusals(compared: Sequence[Comparison]) -> Iterator[tuple[str, str, str]]:
-    """Who could not run what, and why: comparison, manager, reason."""
+    """Refusals: comparison, manager, reason."""
     for one in compared:
         for manager, outcome in one.outcomes.items():
             if is_refused(outcome):

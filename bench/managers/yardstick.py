@@ -5,7 +5,6 @@ come one after another; the cache holds a part of the trace's distinct chunks.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.managers.chunk_cache import (
     Belady,
     ByHazard,
@@ -25,7 +25,7 @@ from bench.managers.chunk_cache import (
 from kvell.simulator.traces.hints import is_wrong
 from kvell.simulator.traces.trace import read_trace
 
-RESULTS = Path("bench", "results", "eviction.json")
+RESULTS = result_file.path_of("eviction", result_file.VIRTUAL)
 TRACES = ("mooncake-conversation", "mooncake-synthetic", "coding-assistant")
 PERCENTS = (5, 10)
 WRONG_HINTS = 0.1
@@ -36,7 +36,7 @@ class Outcome:
     """Token hit rates in one cache.
 
     :param percent: of the trace's distinct chunks that the cache holds.
-    :param belady: of who evicts what is used again the latest.
+    :param belady: of the optimal policy, which evicts what is used again the latest.
     """
 
     trace: str
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def hints(prompts: Sequence[Prompt]) -> list[bool]:
-    """Is the last full chunk used by a later request? Wrong for one in ten, by index."""
+    """Hints whether a later request uses the last full chunk; one in ten, by index, is wrong."""
     later: set[int] = set()
     told: list[bool] = []
     for index in range(len(prompts) - 1, -1, -1):
@@ -67,7 +67,7 @@ def hints(prompts: Sequence[Prompt]) -> list[bool]:
 
 
 def measured(trace: str, prompts: Sequence[Prompt], percent: int) -> Outcome:
-    """All four in a cache of one size."""
+    """Run all four policies in a cache of one size."""
     capacity = -(-distinct_chunks(prompts) * percent // 100)
     return Outcome(
         trace,
@@ -115,7 +115,7 @@ def main() -> None:
         }
         for one in outcomes
     ]
-    args.json.write_text(json.dumps(written, indent=1) + "\n")
+    result_file.write(args.json, written, processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What does a 2 MiB chunk of host memory cost to map, touch and read, small pages or huge?
+"""The cost of mapping, touching and reading a 2 MiB chunk of host memory, small pages or huge.
 
 See README.md beside this file.  The range is a memfd, as the pool of the engine is.
 """
 
 import argparse
 import ctypes
-import json
 import mmap
 import os
 import statistics
@@ -17,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bench import result_file
 from kvell.vocabulary import KIB, MIB
 
 CHUNK_BYTES = 2 * MIB
 SMALL_PAGE_BYTES = 4 * KIB
 PIECE_BYTES = 16 * KIB
-"""What attention reads at once: one layer of one page, about."""
+"""About what attention reads at once: one layer of one page."""
 CACHED_PIECES = 16
 MADV_COLLAPSE = 25
 MAP_FIXED = 0x10
@@ -46,8 +46,10 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing over all rounds. A round's sample is the median over its chunks, so that what
-    else the machine does in between, which hits a few of them, does not count."""
+    """One figure over all rounds.
+
+    A round's sample is the median over its chunks: interruptions hit only a few of them.
+    """
 
     name: str
     unit: str
@@ -69,14 +71,14 @@ class Range:
         os.ftruncate(self.descriptor, self.size_bytes)
 
     def map(self, chunk: int) -> None:
-        """Map a chunk at its place."""
+        """Map a chunk at its own address."""
         flags = mmap.MAP_SHARED | MAP_FIXED
         offset = chunk * CHUNK_BYTES
         both = mmap.PROT_READ | mmap.PROT_WRITE
         _mmap(self.start + offset, CHUNK_BYTES, both, flags, self.descriptor, offset)
 
     def unmap(self, chunk: int) -> None:
-        """Back to the bare reservation."""
+        """Restore the bare reservation."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
         _mmap(self.start + chunk * CHUNK_BYTES, CHUNK_BYTES, 0, flags, -1, 0)
 
@@ -99,7 +101,7 @@ class Range:
         return np.ctypeslib.as_array(raw)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all memory."""
         LIBC.munmap(ctypes.c_void_p(self._reserved[0]), ctypes.c_size_t(self._reserved[1]))
         os.close(self.descriptor)
 
@@ -139,7 +141,7 @@ def _median_seconds(items: Iterable[int], call: Callable[[int], None]) -> float:
 
 
 def one_round(num_chunks: int, *, seed: int) -> dict[str, float]:
-    """Every figure once, over a fresh memfd: small pages first, then collapsed ones."""
+    """Measure every figure once over a fresh memfd: small pages, then collapsed ones."""
     area = Range(num_chunks)
     try:
         found = {"map, first time": per_chunk_us(area, area.map)}
@@ -153,7 +155,7 @@ def one_round(num_chunks: int, *, seed: int) -> dict[str, float]:
 
 
 def _lives(area: Range, pages: str, seed: int) -> dict[str, float]:
-    """A chunk that is mapped again after others had its addresses, and reads through it."""
+    """Map chunks again at addresses that had others, and read through them."""
     in_order = np.arange(area.size_bytes // PIECE_BYTES)
     shuffled = np.random.default_rng(seed).permutation(in_order)
     return {
@@ -166,12 +168,12 @@ def _lives(area: Range, pages: str, seed: int) -> dict[str, float]:
 
 
 def empty_call_us(calls: int = 1000) -> float:
-    """What Python adds to every call above: a system call that does nothing, through ctypes."""
+    """Microseconds of an empty system call through ctypes: the overhead of every call above."""
     return _median_seconds(range(calls), lambda _: LIBC.getppid()) * 1e6
 
 
 def figures(rounds: list[dict[str, float]]) -> list[Figure]:
-    """Best and median of the rounds; the best is the largest where more is better."""
+    """Best and median of the rounds; the best is the largest value where more is better."""
     result = []
     for name in rounds[0]:
         samples = [found[name] for found in rounds]
@@ -192,7 +194,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints best and median of all rounds."""
+    """Print best and median of all rounds."""
     args = arguments()
     call_us = empty_call_us()
     found = figures([one_round(args.chunks, seed=n) for n in range(args.rounds)])
@@ -202,7 +204,7 @@ def main() -> None:
         print(f"{figure.name:28} {figure.best:9.1f} {figure.median:9.1f} {figure.unit}")
     if args.json:
         result = {"chunks": args.chunks, "figures": [asdict(figure) for figure in found]}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        result_file.write(args.json, result)
 
 
 if __name__ == "__main__":

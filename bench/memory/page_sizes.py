@@ -1,15 +1,15 @@
-"""How large is the large page of real models, and what do other choices waste?
+"""The large page of real models, and the waste of other choices.
 
 See README.md beside this file.  Pure arithmetic of the memory core: no memory is touched.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from bench import result_file
 from kvell.memory import (
     GroupKind,
     GroupSpec,
@@ -37,7 +37,7 @@ class Shape:
     window_tokens: int
 
     def specs(self) -> list[LayerSpec]:
-        """What its layers store, in bf16."""
+        """Specs of its layers, in bf16."""
         return [self._spec(i, (i + 1) % self.full_every == 0) for i in range(self.layers)]
 
     def _spec(self, index: int, full: bool) -> LayerSpec:
@@ -57,8 +57,11 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The large page of one shape. Fractions: ``padding`` of the worst page; ``chunk_tied``
-    of the pool, were every large page whole chunks or every chunk whole large pages."""
+    """The large page of one shape.
+
+    Fractions: ``padding`` of the worst page; ``chunk_tied`` of the pool, if every large page had
+    to be whole chunks, or every chunk whole large pages.
+    """
 
     shape: str
     rule: str
@@ -91,7 +94,7 @@ class Waste:
 
 
 def sizes_of(shape: Shape, pool_bytes: int) -> Sizes:
-    """The large page that the sizing rule chooses, and what tying it to chunks would add."""
+    """The large page by the sizing rule, and the waste if it were tied to chunks."""
     layout = plan_layout(shape.specs(), pool_bytes)
     page_bytes = tuple(group.page_bytes for group in layout.groups)
     gcd = math.gcd(*page_bytes)
@@ -115,7 +118,7 @@ def chunk_tied_waste(large_page_bytes: int) -> float:
 
 
 def waste_of(shape: Shape, pool_bytes: int, tokens: int, requests: int) -> Waste:
-    """What each choice wastes when ``requests`` requests of ``tokens`` tokens decode."""
+    """Waste of each choice while ``requests`` requests of ``tokens`` tokens decode."""
     layout = plan_layout(shape.specs(), pool_bytes)
     needed_bytes = requests * sum(
         policy_of(group).live_tokens(tokens) * group.token_bytes for group in layout.groups
@@ -174,7 +177,7 @@ def waste_line(waste: Waste) -> str:
 
 
 def show(sizes: Sequence[Sizes], wastes: Sequence[Waste]) -> None:
-    """Both tables."""
+    """Print both tables."""
     print("shape         pages, KiB  large, KiB  count          rule  padding chunk-tied gcd cuts")
     for one in sizes:
         print(sizes_line(one))
@@ -194,7 +197,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints sizes per shape, then waste per shape, length and number of requests."""
+    """Print sizes per shape, then waste per shape, length and number of requests."""
     args = arguments()
     pool_bytes = int(args.pool_gib * GIB)
     sizes = [sizes_of(shape, pool_bytes) for shape in SHAPES]
@@ -211,7 +214,7 @@ def main() -> None:
             "sizes": [asdict(one) for one in sizes],
             "waste": [asdict(each) for each in wastes],
         }
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        result_file.write(args.json, result, processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

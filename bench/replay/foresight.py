@@ -1,10 +1,10 @@
-"""How much a cache that knew the future could hit: a bound that no eviction policy passes.
+"""Most tokens that a cache which knew the future could hit: a bound on any eviction policy.
 
-A linear program over a schedule, the one of a run with ample memory. Between two uses a block of
-a prompt, a window's part in it and a state after it are each kept or not, in fractions; at no step
-do they take more than the pool has beside what running requests need; pages have no size, and a
-state may be kept wherever a prompt passes. A prompt hits a block if all before it are kept, and
-what it resumes from. Whatever a real policy does is a solution; the best one is the bound.
+A linear program over the schedule of a run with ample memory. Between two uses, a block of a
+prompt, a window's part in it and a state after it may each be kept, also in fractions. At no step
+do they take more than the pool has beside what running requests need. Pages have no size, and a
+state may be kept at any token of a prompt. A prompt hits a block if all blocks before it and what
+it resumes from are kept. Any real policy is a feasible solution; the optimum is the bound.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ class Program:
     limits: list[float] = field(default_factory=list)
 
     def variable(self, gain: float = 0.0, most: float = 1.0) -> int:
-        """A new one; its number."""
+        """Add a variable; return its number."""
         self.gain.append(gain)
         self.most.append(most)
         return len(self.gain) - 1
@@ -75,7 +75,7 @@ class Foresight:
     """The program of one trace and schedule.
 
     :param groups: of the pool; full, window and state groups count.
-    :param free_bytes: int64 [steps + 1], by step: the pool without what running requests need.
+    :param free_bytes: int64 [steps + 1], by step: the pool less what running requests need.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Foresight:
         self._states: dict[int, tuple[int, int | None, int | None]] = {}
 
     def hit_tokens(self) -> float:
-        """No policy hits more on this schedule."""
+        """The bound: no policy hits more tokens on this schedule."""
         for index in sorted(range(len(self._rows)), key=lambda i: (self._lives[i].admitted, i)):
             self._hit(self._rows[index], self._lives[index])
             self._leave(self._rows[index], self._lives[index])
@@ -106,7 +106,7 @@ class Foresight:
         return self._program.best()
 
     def _hit(self, row: TraceRow, life: Life) -> None:
-        """What the request could hit, and what would have had to be kept for it."""
+        """Add what the request could hit, and what must be kept for that."""
         ids, sizes = row.block_ids.tolist(), _sizes(row, row.prompt_tokens - 1)
         pairs = enumerate(zip(ids, sizes, strict=True))
         known = next((i for i, (b, n) in pairs if not n or b not in self._held_until), len(ids))
@@ -136,7 +136,7 @@ class Foresight:
     def _resume_state(
         self, block: int, hit: int, ends: Iterable[tuple[int, float]], life: Life
     ) -> None:
-        """A state is there if it was kept since the last user, who had it or computed it."""
+        """A state can be resumed if it was kept since its last user, who had or computed it."""
         since, earlier, passed = self._states[block]
         kept = self._keep(min(since, life.admitted), life.admitted, self._state_bytes)
         self._program.at_most(0, *ends, (kept, -1))
@@ -145,13 +145,13 @@ class Foresight:
         self._states[block] = (life.answers, kept, hit)
 
     def _keep(self, start: int, end: int, taken_bytes: float) -> int:
-        """Something that may be kept between two steps, or a part of it."""
+        """Add something that may be kept between two steps, wholly or in part."""
         kept = self._program.variable()
         self._kept.append((start, end, kept, taken_bytes))
         return kept
 
     def _leave(self, row: TraceRow, life: Life) -> None:
-        """Until when the request holds its blocks itself: with windows, while they reach there."""
+        """Note until when the request holds its blocks; windows only while they reach there."""
         end = 0
         for block, size in zip(row.block_ids.tolist(), _sizes(row, row.prompt_tokens), strict=True):
             end += size
@@ -163,7 +163,7 @@ class Foresight:
                 self._windows_until[number, block] = max(before, min(left, life.ends))
 
     def _fill(self) -> None:
-        """At no time is more kept than there is room for, in units that suit the solver."""
+        """Bound what is kept at any time by the room, in units that suit the solver."""
         unit_bytes = max((taken for *_, taken in self._kept), default=1.0)
         times = sorted({time for start, end, *_ in self._kept for time in (start, end)})
         changes: dict[int, list[tuple[int, float]]] = {time: [] for time in times}
@@ -187,7 +187,7 @@ def _sizes(row: TraceRow, most_tokens: int) -> list[int]:
 
 
 def _window(group: GroupSpec, sizes: Sequence[int], depth: int) -> Iterable[tuple[int, float]]:
-    """Blocks, and the part of each, that one resumes from behind block ``depth``."""
+    """Blocks, and the part of each, that a window needs to resume after block ``depth``."""
     ends = np.cumsum(sizes[: depth + 1])
     start = policy_of(group).active_start(int(ends[-1]))
     for part, end in enumerate(ends.tolist()):
@@ -196,6 +196,6 @@ def _window(group: GroupSpec, sizes: Sequence[int], depth: int) -> Iterable[tupl
 
 
 def _behind_at(group: GroupSpec, end: int) -> int:
-    """Tokens computed when a window has left those up to ``end``."""
+    """Tokens computed when a window has moved past ``end``."""
     size = group.window_tokens
     return end + size if group.kind is GroupKind.SLIDING else -(-end // size) * size

@@ -4,7 +4,6 @@ Run from the repository's root: ``python -m bench.replay.hits --traces DIR``.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.replay.probes import probe
 from bench.replay.shapes import AMPLE_BYTES, SHAPES, Shape, layout_of, read_shape, replayed
 from kvell.memory import EVICTIONS, Eviction, GroupKind
@@ -19,11 +19,11 @@ from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow, ideal_hit_rate, ideal_hit_tokens
 from kvell.simulator.traces.trace import read_trace
 
-RESULTS = Path("bench", "results", "hits.json")
+RESULTS = result_file.path_of("hits", result_file.VIRTUAL)
 TREE, TREE_REQUESTS, TREE_SEED = "tree", 600, 1
 TRACES = {"mooncake-conversation": 600, "coding-assistant": 300}
 FULL_POOL = 4
-"""A full pool holds so many times what running requests need, on average, when all is ample."""
+"""A full pool is this multiple of what running requests need on average with ample memory."""
 YARDSTICK = "llama3-8b"
 """The attention-only shape whose hits a full pool is measured against."""
 
@@ -33,7 +33,7 @@ class Run:
     """One shape, one trace, one pool.
 
     :param hits_of_ideal: prefix-hit tokens, as a part of what a cache without end hits.
-    :param checkpoint_bytes_per_hit_token: bytes of states written on the way, for each.
+    :param checkpoint_bytes_per_hit_token: bytes of checkpointed states per hit token.
     """
 
     shape: str
@@ -65,7 +65,7 @@ def run(
     pool_bytes: int,
     eviction: Eviction = "lru",
 ) -> Run:
-    """Replay it."""
+    """Replay a trace in a pool."""
     layout = layout_of(shape, pool_bytes)
     report, replay = replayed(shape, layout, rows, eviction=eviction)
     totals = replay.totals()
@@ -86,7 +86,7 @@ def run(
 
 
 def full_pool_bytes(ample: Run) -> int:
-    """Of the full pool, from the run with memory to spare."""
+    """Bytes of the full pool, from the run with ample memory."""
     return int(FULL_POOL * ample.needed_bytes_mean)
 
 
@@ -149,7 +149,9 @@ def main() -> None:
         cells = (f"{ample.hits_of_ideal:.4f}", f"{ample.checkpoint_bytes_per_hit_token:,.0f}")
         table.add_row(ample.trace, ample.shape, *cells, f"{full.hit_rate:.4f}", f"{part:.3f}")
     console.print(table)
-    args.out.write_text(json.dumps({"probes": probes, "traces": results}, indent=1) + "\n")
+    result_file.write(
+        args.out, {"probes": probes, "traces": results}, processor=result_file.VIRTUAL
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from kvell.prefix.interface import CHECKPOINT_COLUMNS, COPY_COLUMNS, NEW_PAGE_CO
 
 @dataclass
 class Held:
-    """A holder: how far it has come, and how far it may go in this step."""
+    """A holder: tokens computed, and how far it may go in this step."""
 
     facts: Facts
     groups: tuple[int, ...]
@@ -39,13 +39,13 @@ class IdealCore:
         self._last_handle = 0
 
     def begin_step(self, step: int) -> None:
-        """See :class:`MemoryCore`, here and below."""
+        """Drop leases that have ended; see :class:`MemoryCore`, here and below."""
         for handle, held in list(self._held.items()):
             if held.lease_until is not None and held.lease_until < step:
                 del self._held[handle]
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        """Any size fits a counter."""
+        """Add groups; a counter fits any size."""
         more = tuple(map(_without_pages, groups))
         self.layout = replace(self.layout, groups=(*self.layout.groups, *more))
 
@@ -72,7 +72,7 @@ class IdealCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Begins with nothing."""
+        """Open a holder that starts with nothing computed."""
         own = tuple(i for i, group in enumerate(self.layout.groups) if group.model == model)
         self._last_handle += 1
         facts = facts_of(len(tokens), prompt_tokens, images)
@@ -80,7 +80,7 @@ class IdealCore:
         return self._last_handle
 
     def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
-        """It is no lease any more; what is expected needs nothing yet."""
+        """Turn a lease into a request; expected tokens reserve nothing."""
         self._held[handle].lease_until = None
 
     def hit_tokens(self, handle: int) -> int:
@@ -88,11 +88,11 @@ class IdealCore:
         return 0
 
     def receive(self, handle: int, computed: int) -> None:
-        """Nobody is swapped here."""
+        """Not supported: nothing is swapped here."""
         raise ValueError("there are no pages to receive")
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
-        """As long as there are bytes; there are no pages to tell of."""
+        """Grow holders in order while bytes are free; reports no pages."""
         served = 0
         for handle, length in zip(handles.tolist(), until.tolist(), strict=True):
             if self.largest(handle, length) < length:
@@ -102,7 +102,7 @@ class IdealCore:
         return served, _no_rows(NEW_PAGE_COLUMNS)
 
     def largest(self, handle: int, until: int) -> int:
-        """What the free bytes are enough for."""
+        """The longest length that the free bytes allow."""
         held, free_bytes = self._held[handle], self._free_bytes()
         low, high = held.computed, until
         while low < high:
@@ -118,14 +118,14 @@ class IdealCore:
     def fits(
         self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
     ) -> bool:
-        """Do the free bytes suffice for everybody's worst step?"""
+        """Whether the free bytes suffice for the worst step of all."""
         more = zip(others.tolist(), others_until.tolist(), strict=True)
         need_bytes = self._peak_bytes(handle, until, chunk_tokens)
         need_bytes += sum(self._peak_bytes(other, length, 1) for other, length in more)
         return need_bytes <= self._free_bytes()
 
     def may_fit(self) -> bool:
-        """Whoever wants to know may ask."""
+        """Always True: :meth:`fits` is cheap."""
         return True
 
     def copies(self) -> Ints:
@@ -141,20 +141,20 @@ class IdealCore:
         return _no_rows(NEW_PAGE_COLUMNS)
 
     def append(self, handles: Ints, tokens: Ints) -> None:
-        """What the tokens are makes no difference."""
+        """Ignore the token ids."""
 
     def advance(self, handles: Ints, computed: Ints) -> None:
-        """What no later step reads is free at once."""
+        """Note computed tokens; what no later step reads is free at once."""
         for handle, length in zip(handles.tolist(), computed.tolist(), strict=True):
             held = self._held[handle]
             held.computed, held.until = length, max(length, held.until)
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
-        """Its bytes are free."""
+        """Free the holder's bytes."""
         del self._held[handle]
 
     def empty_large_pages(self) -> int:
-        """Free bytes, of which each is a large page."""
+        """Free bytes; each counts as a large page."""
         return self._free_bytes()
 
     def evicted_pages(self) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class IdealCore:
         return sum(count * groups[index].page_stride_bytes for index, count in units)
 
     def _units_of(self, held: Held, until: int) -> Iterator[tuple[int, int]]:
-        """(group, tokens) that a step from what is computed up to ``until`` has to hold."""
+        """(group, tokens) that a step from the computed tokens up to ``until`` must hold."""
         for index in held.groups:
             group, facts = self.layout.groups[index], held.facts
             end = end_position(group, facts, until, held.computed)
@@ -199,7 +199,7 @@ class IdealCore:
             yield index, end - resumed_from(group, policy(group), facts, held.computed)
 
     def _peak_bytes(self, handle: int, until: int, chunk_tokens: int) -> int:
-        """Bytes beyond those that the holder has, group by group as pages would be asked for."""
+        """Bytes beyond those that the holder has, summed by group."""
         held, groups = self._held[handle], self.layout.groups
         return sum(
             groups[index].page_stride_bytes

@@ -1,35 +1,35 @@
-"""Which hits a full pool loses against attention alone, and to what.
+"""Hits that a full pool loses against an attention-only shape, by cause.
 
 For the pools of ``bench.replay.hits`` on mooncake-conversation, after it. A prompt's lost tokens
 count as *forked* if it parts from the one that it shares most with more than a block before that
-one's end: keys and values may be there, but nothing to resume from was kept so far from where a
-prompt ended. What else is lost, states and windows had displaced.
+one's end: keys and values may be cached, but no state or window to resume from is kept so far from
+a prompt's end. All other losses are *displaced*: states and windows took the room.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.replay.hits import YARDSTICK
 from bench.replay.room import TRACE, asked, rows_of
 from bench.replay.shapes import layout_of, read_shape, replayed
 from kvell.simulator.traces.rows import TraceRow
 
-RESULTS = Path("bench", "results", "losses.json")
+RESULTS = result_file.path_of("losses", result_file.VIRTUAL)
 LOSING = ("gemma3-27b", "qwen3-next", "nemotron-h-8b")
 
 
 @dataclass(frozen=True)
 class Losses:
-    """One shape's, as parts of what the yardstick hits.
+    """Losses of one shape, as parts of the yardstick's hits.
 
-    :param hits: what is hit.
+    :param hits: its hits.
     :param forked: lost by prompts that part from an earlier one in its midst.
-    :param forks: how many prompts those are.
+    :param forks: number of such prompts.
     :param displaced: lost by all others.
     """
 
@@ -41,7 +41,7 @@ class Losses:
 
 
 def is_fork(rows: Sequence[TraceRow], index: int) -> bool:
-    """Does the prompt part from each earlier one that it shares most with, in its midst?"""
+    """Whether the prompt parts in its midst from each earlier one that it shares most with."""
     ids = [row.block_ids.tolist() for row in rows[: index + 1]]
     shared = [_shared(ids[index], other) for other in ids[:index]]
     most = max(shared, default=0)
@@ -55,7 +55,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def hit_tokens(name: str, pool_bytes: int, rows: Sequence[TraceRow]) -> list[int]:
-    """Of each request, in a pool of that size."""
+    """Hit tokens of each request in a pool of that size."""
     shape = read_shape(name)
     _, run = replayed(shape, layout_of(shape, pool_bytes), rows)
     return [request.hit_tokens or 0 for request in run.requests]
@@ -90,7 +90,7 @@ def main() -> None:
         cells = (f"{one.hits:.3f}", f"{one.forked:.3f}", str(one.forks), f"{one.displaced:.3f}")
         table.add_row(one.shape, *cells)
     Console(width=120).print(table)
-    args.out.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    result_file.write(args.out, [asdict(one) for one in found], processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ MEMORY_GIB = (24, 40, 60)
 
 @dataclass(frozen=True)
 class Packed:
-    """The same draws on one memory size with one page size; means are over the draws.
+    """One manager on one memory size; means over the draws.
 
-    :param batch_saturated: over the steps that left a request waiting only.
+    :param batch_saturated: mean over the steps that left a request waiting.
     """
 
     manager: str
@@ -91,7 +91,7 @@ def replay_over(core: MemoryCore, shape: Shape, layout: Layout, seed: int) -> di
 
 
 def pack(eviction: Eviction) -> list[dict[str, Packed]]:
-    """By memory size: ours by a rule, ours in pages of 8 tokens, one page size, and the ideal."""
+    """By memory size: ours, ours with pages of 8 tokens, one page size, and the ideal."""
     shape = read_shape(SHAPE)
     return [
         {

@@ -1,4 +1,4 @@
-"""Single requests, one after the other, against an engine core with memory to spare."""
+"""Single requests, one after the other, against an engine core with ample memory."""
 
 from dataclasses import dataclass, field
 
@@ -34,7 +34,7 @@ class Server:
         )
 
     def serve(self, prompt: Tokens, answer_tokens: int) -> tuple[int, Tokens]:
-        """Tokens that the prompt hits, and prompt and answer together."""
+        """Serve a prompt; return its hit tokens, and prompt and answer joined."""
         self.served += 1
         name = RequestId(str(self.served))
         sampling = SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Is a full pool too small, or badly used? Hits beside what one that knew the future would hit.
+"""Hits of a full pool against those of one that knew the future: too small, or badly used.
 
 Run from the repository's root, after ``bench.replay.hits``:
 ``python -m bench.replay.room --traces DIR``.
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.replay.foresight import Foresight, Life, lives_of
 from bench.replay.hits import FULL_POOL, TRACES, YARDSTICK
 from bench.replay.hits import RESULTS as HITS
@@ -23,15 +24,15 @@ from kvell.memory import GroupKind, GroupSpec
 from kvell.simulator.traces.rows import TraceRow
 from kvell.simulator.traces.trace import read_trace
 
-RESULTS = Path("bench", "results", "room.json")
+RESULTS = result_file.path_of("room", result_file.VIRTUAL)
 TRACE = "mooncake-conversation"
 PARTS = (1, 4, 16)
-"""The bound is asked for all of the room that running requests leave, a fourth, a sixteenth."""
+"""Divisors of the room that running requests leave, for each of which the bound is computed."""
 
 
 @dataclass(frozen=True)
 class Ample:
-    """A run with memory to spare.
+    """A run with ample memory.
 
     :param needed_bytes: int64 [steps + 1], of running requests, by step.
     """
@@ -42,7 +43,7 @@ class Ample:
 
     @property
     def pool_bytes(self) -> int:
-        """A full pool."""
+        """Bytes of a full pool."""
         return int(FULL_POOL * self.needed_bytes[1:].mean())
 
 
@@ -51,9 +52,9 @@ class Room:
     """One shape in its full pool.
 
     :param of_yardstick: hit tokens, as a part of what the yardstick hits.
-    :param bounds: the most that they could be, with the future known, for each of ``PARTS``.
-    :param all_resumable: the bytes that it takes at the worst step to hold the history that the
-        yardstick holds, with what one resumes from for every prompt, as a part of the pool.
+    :param bounds: the most that they could be with the future known, for each of ``PARTS``.
+    :param all_resumable: bytes, as a part of the pool, to hold at the worst step the history that
+        the yardstick holds, with windows and states to resume every prompt.
     """
 
     shape: str
@@ -63,7 +64,7 @@ class Room:
 
 
 def ample(name: str, rows: Sequence[TraceRow]) -> Ample:
-    """Replay with memory to spare."""
+    """Replay with ample memory."""
     shape = read_shape(name)
     layout = layout_of(shape, AMPLE_BYTES)
     _, run = replayed(shape, layout, rows)
@@ -78,7 +79,7 @@ def bounds(run: Ample, rows: Sequence[TraceRow]) -> list[float]:
 
 
 def all_resumable(run: Ample, yardstick: Ample, rows: Sequence[TraceRow]) -> float:
-    """See :class:`Room`; ends of running prompts count for what their windows have left."""
+    """``all_resumable`` of :class:`Room`; running prompts count only what windows have left."""
     history = (yardstick.pool_bytes - yardstick.needed_bytes) / _token_bytes(yardstick.groups)
     prompt = sum(row.prompt_tokens for row in rows) / len(rows)
     most = 0.0
@@ -101,7 +102,7 @@ def _token_bytes(groups: Sequence[GroupSpec]) -> float:
 
 
 def _end_bytes(groups: Sequence[GroupSpec], most_tokens: float) -> float:
-    """States, and at most so many tokens of windows."""
+    """Bytes of states and of at most ``most_tokens`` tokens of windows."""
     found = 0.0
     for group in groups:
         if group.kind is GroupKind.STATE:
@@ -113,7 +114,7 @@ def _end_bytes(groups: Sequence[GroupSpec], most_tokens: float) -> float:
 
 
 def measure(names: Sequence[str], rows: Sequence[TraceRow], hits: Path) -> list[Room]:
-    """Each shape beside its bound."""
+    """Measure each shape against its bound."""
     runs = [pair["full"] for pair in json.loads(hits.read_text())["traces"]]
     rates = {run["shape"]: run["hit_rate"] for run in runs if run["trace"] == TRACE}
     yardstick = ample(YARDSTICK, rows)
@@ -128,7 +129,7 @@ def measure(names: Sequence[str], rows: Sequence[TraceRow], hits: Path) -> list[
 
 
 def asked(about: str | None, out: Path) -> argparse.Namespace:
-    """Arguments of benches that look at the full pools of ``bench.replay.hits``."""
+    """Arguments of the benches that use the full pools of ``bench.replay.hits``."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument("--shape", action="append", default=[], help="only this shape")
@@ -159,7 +160,7 @@ def main() -> None:
         cells = (f"{part:.3f}" for part in (room.of_yardstick, *room.bounds, room.all_resumable))
         table.add_row(room.shape, *cells)
     Console(width=120).print(table)
-    args.out.write_text(json.dumps([asdict(room) for room in found], indent=1) + "\n")
+    result_file.write(args.out, [asdict(room) for room in found], processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

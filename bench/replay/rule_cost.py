@@ -1,4 +1,4 @@
-"""What of the manager's time is the eviction rule that learns?
+"""The part of the manager's time that the learned eviction rule takes.
 
 Run from the repository's root: ``python -m bench.replay.rule_cost --traces DIR``.  Both rules
 replay the same trace side by side, some steps of the one and some of the other in turn: what the
@@ -6,11 +6,11 @@ machine's neighbours do for seconds falls on both.
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench import result_file
 from bench.replay.hits import TRACES, full_pool_bytes, run
 from bench.replay.shapes import AMPLE_BYTES, Shape, layout_of, read_shape, replay_of
 from kvell.memory import Eviction
@@ -18,7 +18,7 @@ from kvell.simulator.replay.replay import Replay
 from kvell.simulator.traces.rows import TraceRow
 from kvell.simulator.traces.trace import read_trace
 
-RESULTS = Path("bench", "results", "rule_cost.json")
+RESULTS = result_file.path_of("rule_cost")
 RULES: tuple[Eviction, ...] = ("lru", "hazard")
 SLICE_STEPS = 25
 SHAPES = ("llama3-8b", "gemma3-27b", "qwen3-next")
@@ -40,14 +40,14 @@ def measured(
 
 
 def side_by_side(runs: Sequence[Replay]) -> None:
-    """Some steps of each in turn, until all are done."""
+    """Run some steps of each in turn, until all are done."""
     left = list(runs)
     while left:
         left = [one for one in left if all(one.go_on() for _ in range(SLICE_STEPS))]
 
 
 def share(found: Mapping[Eviction, list[float]]) -> dict[str, float]:
-    """What the rule adds, as a part of the manager's time with it: best and middle rounds.
+    """The rule's cost as a part of the manager's time with it: best and middle rounds.
 
     Rules of one round ran side by side: their shares are compared, not their times.
     """
@@ -56,7 +56,7 @@ def share(found: Mapping[Eviction, list[float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints and writes every shape and trace."""
+    """Print and write every shape and trace."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="directory of the traces")
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
@@ -78,7 +78,7 @@ def main() -> None:
                 f"({100 * parts['best']:.1f} to {100 * parts['worst']:.1f} %)",
                 flush=True,
             )
-    options.json.write_text(json.dumps(told, indent=1) + "\n")
+    result_file.write(options.json, told)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shapes and memory for replays without a model: one place that every replay bench uses."""
+"""Shapes and memory for replays without a model, shared by all replay benches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,18 +19,18 @@ from kvell.vocabulary import GIB
 
 ELEMENT_BYTES = 2
 PLANNED_BYTES = 64 * GIB
-"""Pool for which page sizes are chosen where its size is not part of the question."""
+"""Pool for which page sizes are chosen where the pool's size does not matter."""
 AMPLE_BYTES = 4096 * GIB
 
 ATTENTION_SHAPES = ("llama3-8b", "gemma3-27b", "ministral-8b", "gpt-oss-20b", "llama4-scout")
 STATE_SHAPES = ("jamba-mini", "qwen3-next", "nemotron-h-8b")
 SHAPES = (*ATTENTION_SHAPES, *STATE_SHAPES)
-"""The shapes of the table of vLLM 0.32's manager."""
+"""The shapes that are compared with vLLM 0.32's manager."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A named config, read."""
+    """A named config and its description."""
 
     name: str
     config: Any
@@ -38,12 +38,12 @@ class Shape:
 
     @property
     def has_states(self) -> bool:
-        """Does a layer keep a state?"""
+        """Whether any layer keeps a state."""
         return any(layer.kind is GroupKind.STATE for layer in self.description.layers)
 
     @property
     def images_in_text(self) -> bool:
-        """Are an image's tokens tokens of the text?"""
+        """Whether an image's tokens are text tokens."""
         return all(layer.kind is not GroupKind.CROSS for layer in self.description.layers)
 
 
@@ -54,7 +54,7 @@ def read_shape(name: str) -> Shape:
 
 
 def layout_of(shape: Shape, pool_bytes: int, manager: Manager = "kvell") -> Layout:
-    """Pages as for :data:`PLANNED_BYTES`, and as many as fill the pool."""
+    """A layout with page sizes as for :data:`PLANNED_BYTES` and pages that fill the pool."""
     layout = plan_layout(shape.description.layers, PLANNED_BYTES, manager=manager)
     return replace(layout, num_large_pages=pool_bytes // layout.large_page_bytes)
 
@@ -66,7 +66,7 @@ def replay_of(
     *,
     eviction: Eviction = "lru",
 ) -> Replay:
-    """A replay of rows that all wait at the start, which has not begun."""
+    """A replay, not begun, of rows that all wait at the start."""
     machine = Machine(
         load_profile(DEFAULT_HARDWARE), model_cost(shape.config, shape.description, ELEMENT_BYTES)
     )

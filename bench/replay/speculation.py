@@ -1,9 +1,9 @@
-"""A draft model beside the model it guesses for, in one pool: by memory manager, in virtual time.
+"""A draft model and its target model in one pool, by memory manager, in virtual time.
 
 The set-up is that of Jenga §7.4, fig. 19: ``max-page`` has one page size, that of the larger
 model (vLLM-max); ``manual`` cuts memory at start by bytes per token and pages each model by
 itself (vLLM-manual, as SmartSpec does); ``kvell`` lets both models' groups share all of it.
-Guesses are drawn with one rate of acceptance for all, so that managers differ by memory alone.
+Draft tokens are accepted at one rate for all, so that managers differ by memory alone.
 """
 
 import statistics
@@ -47,16 +47,16 @@ AZURE_REQUESTS = 120
 REASONING = "reasoning"
 REASONING_REQUESTS = 48
 ANSWER_TOKENS = (500, 1_500)
-"""Long answers about documents: time goes into decoding, which is what guesses are for."""
+"""Long answers about documents: time goes into decoding, which draft tokens speed up."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A model, what guesses for it, and the memory of both.
+    """A model, its draft model, and the memory of both.
 
-    :param is_mixed: do the layers of the model differ in what they keep?
-    :param document_tokens: shortest and longest prompt of the drawn workload: beyond the
-        windows of the model's layers, where it has any.
+    :param is_mixed: whether the model's layers differ in what they keep.
+    :param document_tokens: shortest and longest prompt of the drawn workload, beyond the
+        windows of the model's layers.
     """
 
     model: str
@@ -114,7 +114,7 @@ def replayed(
 
 
 def measure(traces: Path | None, pairs: Sequence[Pair] = PAIRS) -> list[dict[str, Any]]:
-    """Every pair under every manager; on the drawn workload also without guesses."""
+    """Run every pair under every manager; on the drawn workload also without draft tokens."""
     results = []
     for pair in pairs:
         rows = reasoning(pair)
@@ -139,7 +139,7 @@ def ratio(result: dict[str, Any], manager: str, figure: str = "output_tokens_per
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the figures come to, by workload: ours over ``manual``, as means of ratios."""
+    """Means of ratios, ours over ``manual`` and ``max-page``, by workload."""
     return {
         workload: _means([r for r in results if r["workload"] == workload])
         for workload in dict.fromkeys(r["workload"] for r in results)
@@ -161,8 +161,8 @@ def _means(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def missed(results: Sequence[dict[str, Any]]) -> list[str]:
     """Bounds that were not kept: equal to ``manual`` within 1 % on plain pairs, else better.
 
-    Traces whose requests are shorter than the windows make plain pairs of mixed ones: there
-    it must not be worse.
+    On traces whose requests are shorter than the windows, mixed pairs act like plain ones: there
+    ours must not be worse.
     """
     lines = []
     for result in results:

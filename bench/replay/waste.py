@@ -1,11 +1,10 @@
-"""How much of the memory that requests take they do not need, and what batch that costs.
+"""Memory that requests hold but do not need (waste), and the batch that it costs.
 
 Run from the repository's root: ``python -m bench.replay.waste --traces DIR``.
 """
 
 import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -15,8 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench import result_file
 from bench.replay.packing import MEMORY_GIB, Packed, pack, table_of_packing
-from bench.replay.peers import AZURE, REQUESTS, VLLM, replay_like
+from bench.replay.peers import AZURE, PEERS, REQUESTS, ROWS, Row, replayed, vllm_figures
 from bench.replay.shapes import PLANNED_BYTES, Shape, layout_of, read_shape
 from kvell.memory import EVICTIONS, Eviction, Layout, Manager, create_core
 from kvell.simulator.replay.metered import MeteredCore
@@ -27,19 +27,19 @@ from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow, placed
 from kvell.simulator.traces.trace import read_trace
 
-RESULTS = Path("bench", "results", "waste.json")
+RESULTS = result_file.path_of("waste", result_file.VIRTUAL)
 MANAGERS_COMPARED: tuple[Manager, ...] = ("kvell", "paged")
 PAPER_PACKING = {"paged_waste": 0.382, "waste": 0.0004, "batch_of_paged": 1.95}
-"""What the Jenga paper says of such requests at 40 GiB."""
+"""The Jenga paper's figures for such requests at 40 GiB."""
 PAPER_DIGIT = 0.001
 MAX_PACKING_WASTE, MIN_BATCH_OF_PAGED, PAGED_GIB, MIN_BATCH_OF_IDEAL = 0.0004, 1.7, 40, 0.97
 MAX_WASTE, MAX_WASTE_MEAN, MAX_STRANDED = 0.025, 0.017, 0.05
-"""Bounds on the conversation trace, vLLM's being 0.6 to 12.2 % of waste."""
+"""Bounds on the conversation trace: of each row, of their mean, and of stranded memory."""
 
 
 @dataclass(frozen=True)
 class Longest:
-    """A shape whose waste the Jenga paper works out, at the length it does it for.
+    """A shape and length for which the Jenga paper computes the waste.
 
     :param paper: waste of a single page size.
     :param bound: most that Kvell may waste.
@@ -74,7 +74,7 @@ class EndOfPrompt:
 
 
 def end_of_prompt(longest: Longest, manager: Manager, eviction: Eviction) -> EndOfPrompt:
-    """Bring one request to the end of its prompt, in steps, and look at the pool."""
+    """Compute one request's prompt in steps, and sample the pool at its end."""
     shape = read_shape(longest.shape)
     layout = layout_of(shape, PLANNED_BYTES, manager)
     sample, tokens = compute_prompt(shape, layout, longest.row, eviction)
@@ -94,7 +94,7 @@ def end_of_prompt(longest: Longest, manager: Manager, eviction: Eviction) -> End
 def compute_prompt(
     shape: Shape, layout: Layout, row: TraceRow, eviction: Eviction
 ) -> tuple[Sample, int]:
-    """The pool when the row's whole prompt is computed, and the prompt's tokens."""
+    """A sample of the pool when the row's prompt is computed, and the prompt's tokens."""
     core = MeteredCore(create_core(layout, eviction=eviction))
     prompt = PromptMaker([row], shape.images_in_text).prompt(0)
     spans = placed(row, shape.images_in_text).images
@@ -114,12 +114,12 @@ def compute_prompt(
 
 
 def conversations(traces: Path, eviction: Eviction) -> list[dict[str, Any]]:
-    """The conversation trace on the peer's shapes and memory."""
+    """The conversation trace on the shapes and memory sizes of :mod:`bench.replay.peers`."""
     rows = read_trace(traces / f"{AZURE}.jsonl.gz", REQUESTS[AZURE])
     return [
-        {"vllm": asdict(peer), "kvell": replay_like(peer, rows, "kvell", eviction)}
-        for peer in VLLM
-        if peer.trace == AZURE
+        asdict(row) | {"kvell": replayed(row, rows, "kvell", eviction)}
+        for row in ROWS
+        if row.trace == AZURE
     ]
 
 
@@ -136,24 +136,26 @@ def table_of_ends(ends: Sequence[EndOfPrompt]) -> Table:
     return table
 
 
-def table_of_conversations(results: Sequence[dict[str, Any]]) -> Table:
-    """Ours beside vLLM's."""
+def table_of_conversations(
+    results: Sequence[dict[str, Any]], theirs: Mapping[Row, Mapping[str, float]]
+) -> Table:
+    """Ours beside vLLM's, where those were measured."""
     title = f"{AZURE}, first {REQUESTS[AZURE]} requests: Kvell / vLLM 0.32"
     columns = ("shape", "GiB", "waste %", "stranded %", "batch", "preemptions")
     table = Table(*columns, title=title)
     for result in results:
-        peer, ours = result["vllm"], result["kvell"]
+        ours = result["kvell"]
+        peer = theirs.get(Row(result["shape"], result["trace"], result["memory_gib"]))
+        waste, batch = (f"{100 * peer['waste']:.2f}", f"{peer['batch_mean']:.1f}") if peer else "––"
         table.add_row(
-            peer["shape"],
-            str(peer["memory_gib"]),
-            f"{100 * ours['waste']:.2f} / {100 * peer['waste']:.1f}",
+            result["shape"],
+            str(result["memory_gib"]),
+            f"{100 * ours['waste']:.2f} / {waste}",
             f"{100 * ours['stranded']:.2f}",
-            f"{ours['batch_mean']:.1f} / {peer['batch']}",
+            f"{ours['batch_mean']:.1f} / {batch}",
             str(ours["preemptions"]),
         )
-    ours_mean = mean(result["kvell"]["waste"] for result in results)
-    theirs_mean = mean(result["vllm"]["waste"] for result in results)
-    table.add_row("mean", "", f"{100 * ours_mean:.2f} / {100 * theirs_mean:.1f}")
+    table.add_row("mean", "", f"{100 * mean(one['kvell']['waste'] for one in results):.2f}")
     return table
 
 
@@ -166,7 +168,7 @@ def missed(
     checks = {
         **{f"{end.shape}, {end.manager}, at the end of the prompt": _as_told(end) for end in ends},
         **{f"{MEMORY_GIB[i]} GiB packed": _is_packed(size) for i, size in enumerate(sizes)},
-        **{result["vllm"]["shape"]: _is_tight(result["kvell"]) for result in results},
+        **{result["shape"]: _is_tight(result["kvell"]) for result in results},
         "mean waste": mean(result["kvell"]["waste"] for result in results) <= MAX_WASTE_MEAN,
     }
     return [name for name, kept in checks.items() if not kept]
@@ -208,7 +210,7 @@ def main() -> None:
     sizes = pack(args.eviction)
     console.print(table_of_packing(sizes))
     results = conversations(args.traces, args.eviction)
-    console.print(table_of_conversations(results))
+    console.print(table_of_conversations(results, vllm_figures(PEERS)))
     lines = missed(ends, sizes, results)
     console.print("\n".join(f"missed: {line}" for line in lines) or "All bounds are kept.")
     figures = {
@@ -218,8 +220,7 @@ def main() -> None:
         "conversations": results,
         "missed": lines,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(figures, indent=1) + "\n")
+    result_file.write(args.out, figures, processor=result_file.VIRTUAL)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import shlex
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.side_by_side import report
 from bench.side_by_side.cases import CASES, Case, cases_of, reason_of, vllm_source
 from bench.side_by_side.model_size import model_size
@@ -70,7 +69,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def scenarios_of(options: argparse.Namespace) -> list[Scenario]:
-    """What to ask."""
+    """The scenarios asked for."""
     found = batches(options.batch, options.prompt_tokens, options.max_tokens)
     found += [prefill(tokens) for tokens in options.prefill_tokens]
     if options.workload:
@@ -81,7 +80,7 @@ def scenarios_of(options: argparse.Namespace) -> list[Scenario]:
 def starters(
     options: argparse.Namespace, case: Case, model: Path, logs: Path
 ) -> dict[str, Callable[[], System]]:
-    """How each system is started, the first being compared with the others."""
+    """How each system is started; the first is compared with the others."""
 
     def vllm() -> System:
         python = vllm_python(options.vllm_env)
@@ -112,7 +111,7 @@ def starters(
 
 
 def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[str, Any]:
-    """Start all, take turns, end all; who does not start is said with its reason.
+    """Start all systems, run them in turn, end them; reports those that do not start, and why.
 
     :raises SystemFailed: if the first one does not start.
     """
@@ -162,7 +161,7 @@ def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    """Tables on stdout."""
+    """Print tables to stdout."""
     roofline, middle = found["roofline"], found["middle_roofline"]
     console.print(
         f"{found['model']}: read {roofline['read_bytes_per_second'] / 1e9:.1f} GB/s "
@@ -194,7 +193,7 @@ def main(given: Sequence[str] | None = None) -> int:
         show(Console(width=120), made[-1])
         if options.json:  # after each, so that what was measured is kept
             found = {"models": made} if options.models else made[0]
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+            result_file.write(options.json, found)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Models, each as every system serves it: under which flags, or why not at all."""
+"""Models, with the flags under which each system serves them, or why it does not."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from kvell.models.sources.source import resolve_model
 class Case:
     """One model.
 
-    :param name: of a shape of ``bench.cost.shapes``, or whatever ``--model`` takes.
-    :param four_bits: its weights in blocks of four bits, those that it was packaged with.
-    :param kvell: flags of ``kvell serve``; ``vllm`` those of vLLM's server.
-    :param unasked: systems that are not started, and why.
+    :param name: a shape of ``bench.cost.shapes``, or what ``--model`` takes.
+    :param four_bits: whether weights are the packaged blocks of four bits.
+    :param kvell: flags of ``kvell serve``; ``vllm`` has those of vLLM's server.
+    :param unasked: systems that are not started, with the reason.
     """
 
     name: str
@@ -53,12 +53,12 @@ CASES: Mapping[str, Case] = {
 
 
 def cases_of(names: Sequence[str]) -> list[Case]:
-    """In their order."""
+    """The cases of these names, in order."""
     return [CASES.get(name) or Case(name, name) for name in names]
 
 
 def vllm_source(case: Case, exported: Path) -> tuple[str, tuple[str, ...]]:
-    """What vLLM is told to serve, and the flags that say how.
+    """The model that vLLM serves, and its flags.
 
     :param exported: the model in bfloat16, whose tokenizer and config a file of blocks lacks.
     """
@@ -72,12 +72,12 @@ def vllm_source(case: Case, exported: Path) -> tuple[str, tuple[str, ...]]:
 
 
 SAID = ("Error: ", "Exception: ", "error: ")
-"""How a program's last complaint begins, somewhere in its line."""
+"""Marks of an error message within a line."""
 PATHS = re.compile(r"(?:/[\w.+-]+)+/([\w.+-]+)")
 
 
 def reason_of(words: str) -> str:
-    """The line of a system's last words that says why it ended; the last one if none does.
+    """The line of a system's last output that says why it ended; the last line if none does.
 
     Files are named without their directories.
     """

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 600.0
 
 
 def drive(base_url: str, scenario: Scenario, seed: int) -> Measured:
-    """All requests of a round, and what became of them."""
+    """Send all requests of a round; return their outcomes."""
     rows = scenario.rows(seed)
     prompts = made_prompts(rows, seed)
     load = Load(rows, [None] * len(rows), timeout_seconds=TIMEOUT_SECONDS)
@@ -35,16 +35,16 @@ def drive(base_url: str, scenario: Scenario, seed: int) -> Measured:
 
 
 def made_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[Any]:
-    """Token ids, which are exact; words where a turn goes on from an answer."""
+    """Prompts as token ids, which are exact; as text where a turn continues an answer."""
     if any(row.continues for row in rows):
         return text_prompts(rows, seed)
     return id_prompts(rows, seed, VOCAB_SIZE, lambda _text: [])
 
 
 def figures_of(measured: Measured) -> Figures:
-    """What systems are compared by.
+    """The figures that systems are compared by.
 
-    :raises RuntimeError: if a request has no whole answer; half a round compares nothing.
+    :raises RuntimeError: if a request lacks its whole answer.
     """
     outcomes: list[Outcome] = list(measured.outcomes)
     report: dict[str, Any] = summary(outcomes, Objectives())

@@ -1,4 +1,4 @@
-"""What a step of a model must read and multiply, from its files alone."""
+"""Bytes that a model's step must read and parameters it multiplies, from its files alone."""
 
 import json
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from safetensors import safe_open
 
 HEAD = "lm_head"
 LOOKED_UP = ("embed_tokens", HEAD)
-"""Weights of which a prompt's token takes a row, or that only its last token meets."""
+"""Weights of which a prompt token reads one row, or that only its last token multiplies."""
 
 
 FOUR_BITS, EIGHT_BITS = 20 / 32, 34 / 32
-"""Bytes of a number in blocks of 32, with their scales and minima."""
+"""Bytes per number in blocks of 32, scales and minima included."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Sizes of a text model of plain attention, served in two bytes an element.
+    """Sizes of a text model with plain attention.
 
-    :param weight_bytes: that a decode step reads: not an embedding beside the output matrix.
-    :param prefill_parameters: that multiply every prompt token.
+    :param weight_bytes: weights that a decode step reads; without a separate embedding.
+    :param prefill_parameters: parameters that multiply every prompt token.
     :param kv_token_bytes: keys and values of a token in all layers.
     """
 
@@ -30,9 +30,9 @@ class ModelSize:
 
 
 def model_size(directory: Path, element_bytes: int = 2, *, four_bits: bool = False) -> ModelSize:
-    """Of a transformers directory with safetensors.
+    """Sizes of a model in a transformers directory with safetensors.
 
-    :param four_bits: linears are kept in four bits, what is looked up in eight.
+    :param four_bits: linears are stored in four bits, embeddings in eight.
     """
     config = json.loads((directory / "config.json").read_text())
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]

@@ -1,4 +1,4 @@
-"""An offline system as a process: a line with prompts in, a line with its time out.
+"""An offline system as a process: it reads a line of prompts and writes a line with its time.
 
 ``python -m bench.side_by_side.offline_worker ENGINE MODEL``; lines are JSON.
 """
@@ -27,9 +27,9 @@ KV_BYTES = 512 * MIB
 
 
 def made(engine: str, model: str) -> System:
-    """The system of that name.
+    """The system of that name, loaded.
 
-    :raises SystemExit: if there is none.
+    :raises SystemExit: if there is no such system.
     """
     if engine == "kvell":
         return kvell_system(model, "bfloat16", Path(model).parent, KV_BYTES)

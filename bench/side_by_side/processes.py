@@ -1,4 +1,4 @@
-"""Processes of systems: started, stopped while another is measured, ended.
+"""Processes of systems: started, paused while another is measured, ended.
 
 ::
 
@@ -23,11 +23,11 @@ POLL_SECONDS = 0.25
 
 
 class SystemFailed(KvellError):  # noqa: N818 - it says what happened
-    """A system did not start, or is gone; the message has its last words."""
+    """A system did not start, or ended; the message has its last lines of output."""
 
 
 class SystemProcess:
-    """A process and its children, with what they say in a file.
+    """A process and its children; their output goes to a file.
 
     :param log: its stderr, and stdout unless that is a pipe.
     """
@@ -53,13 +53,13 @@ class SystemProcess:
             )
 
     def say(self, line: str) -> None:
-        """Write a line to it."""
+        """Write a line to its stdin."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        """The next line that it writes.
+        """The next line of its stdout.
 
         :raises SystemFailed: if it ends instead.
         """
@@ -70,7 +70,7 @@ class SystemProcess:
         return line
 
     def wait_for(self, url: str, within_seconds: float) -> None:
-        """Until ``url`` answers with 200.
+        """Wait until ``url`` answers with 200.
 
         :raises SystemFailed: if it ends, or takes longer.
         """
@@ -84,20 +84,20 @@ class SystemProcess:
         raise self.failed(f"does not answer within {within_seconds:g} s")
 
     def failed(self, problem: str) -> SystemFailed:
-        """What to raise: the problem, and what it said last."""
+        """An error with the problem and its last lines of output."""
         lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         return SystemFailed("\n".join([problem, *lines]))
 
     def pause(self) -> None:
-        """It computes nothing more, not even by waiting."""
+        """Stop it and its children (SIGSTOP), so that they take no CPU, not even by spinning."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """It goes on where it was."""
+        """Resume it and its children."""
         self._signal(signal.SIGCONT)
 
     def end(self, within_seconds: float = 30.0) -> None:
-        """It and its children are gone; those that do not go are killed."""
+        """End it and its children; those that do not end are killed."""
         family = {pid: birth(pid) for pid in descendants(self.process.pid)}
         self.resume()
         self.process.terminate()

@@ -1,4 +1,4 @@
-"""From rounds to medians, ratios and shares of what the machine allows; pure."""
+"""From rounds to medians, ratios and shares of the machine's limit; pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,12 @@ Rounds = Mapping[str, Sequence[Figures]]
 
 
 def summary(scenario: Scenario, rounds: Rounds, limit: float | None) -> dict[str, Any]:
-    """One scenario: of each system medians, spread, ratio to the first, share of the limit.
+    """Figures of one scenario by system: medians, spread, ratio to the first, share of the limit.
 
-    ``decode_share_of_limit`` is that of the tokens behind the first, by the clients' median
-    time per token: a prompt's own time is no part of it.  ``spread`` is (largest − smallest) /
-    median of the system's own rounds: what the machine does to a figure that does not change.
-    ``ratio`` is the median of the rounds' own ratios, so that what disturbs a round disturbs
-    both sides of it.
+    ``decode_share_of_limit`` counts only tokens after the first, by the clients' median time per
+    token, so prefill is excluded.  ``spread`` is (largest − smallest) / median of the system's
+    rounds: the machine's noise.  ``ratio`` is the median of the rounds' own ratios, so that a
+    disturbance of a round affects both sides.
     """
     first = next(iter(rounds))
     return {
@@ -53,13 +52,13 @@ def spread(values: Sequence[float]) -> float:
 
 
 def ratio(ours: Sequence[Figures], theirs: Sequence[Figures], figure: str) -> float:
-    """How many times as much the first system makes as this one."""
+    """The first system's figure over this one's: the median of the rounds."""
     pairs = zip(ours, theirs, strict=True)
     return statistics.median(mine[figure] / other[figure] for mine, other in pairs)
 
 
 def limit_of(scenario: Scenario, size: ModelSize, roofline: Roofline) -> float | None:
-    """What reading bytes (decode) or multiplying (prefill) alone would allow; None for a mix."""
+    """The limit by reading bytes (decode) or multiplying (prefill) alone; None for a mix."""
     if not scenario.is_rectangular:
         return None
     if scenario.figure == "prompt_tokens_per_second":

@@ -11,7 +11,7 @@ Told = Callable[[str], None]
 
 
 def order_of(round_number: int, names: Sequence[str]) -> list[str]:
-    """Whoever was first comes last in the next round, so that nobody always runs warm."""
+    """Rotate the order by one each round, so that no system always runs first."""
     start = round_number % len(names)
     return [*names[start:], *names[:start]]
 
@@ -23,9 +23,9 @@ def alternated(
     told: Told = lambda _doing: None,
     between: Callable[[], None] = lambda: None,
 ) -> Results:
-    """All rounds; systems are paused but for the one that is asked.
+    """Run all rounds; all systems but the measured one are paused.
 
-    :param between: called before each round, while nobody runs.
+    :param between: called before each round, while all are paused.
     """
     results: Results = {one.name: {} for one in scenarios}
     for system in systems.values():

@@ -1,4 +1,4 @@
-"""What every system is asked in a round: pure, and the same for all of them."""
+"""Scenarios of a round, the same for every system; pure."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow
 
 Figures = dict[str, float]
-"""Of one scenario in one round; names end in their unit."""
+"""Figures of one scenario in one round; names end in their unit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Scenario:
     rate: float = math.inf
 
     def rows(self, seed: int) -> list[TraceRow]:
-        """The requests of a round; another seed asks for other tokens."""
+        """The requests of a round; another seed draws other tokens."""
         if self.workload is None:
             row = TraceRow(0.0, self.prompt_tokens, self.output_tokens)
             return [row] * self.requests
@@ -39,7 +39,7 @@ class Scenario:
 
     @property
     def is_rectangular(self) -> bool:
-        """All requests are alike and come at once, so that one offline call can answer them."""
+        """Whether all requests are alike and arrive at once: one offline call can answer them."""
         return self.workload is None
 
     @property
@@ -50,7 +50,7 @@ class Scenario:
 
 
 def batches(sizes: Sequence[int], prompt_tokens: int, output_tokens: int) -> list[Scenario]:
-    """So many requests at once, for each size."""
+    """A scenario for each size: that many requests at once."""
     return [Scenario(f"batch {size}", size, prompt_tokens, output_tokens) for size in sizes]
 
 
@@ -60,5 +60,5 @@ def prefill(prompt_tokens: int) -> Scenario:
 
 
 def served(workload: str, rate: float, requests: int) -> Scenario:
-    """Clients that come when they come."""
+    """A workload with Poisson arrivals."""
     return Scenario(f"{workload} at {rate:g}/s", requests, workload=workload, rate=rate)

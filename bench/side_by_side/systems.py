@@ -19,15 +19,15 @@ FIRST_ID = 10
 
 
 class System(Protocol):
-    """Something that answers scenarios; idle between them."""
+    """A system that answers scenarios and is idle between them."""
 
     @property
     def process(self) -> SystemProcess:
-        """What runs it."""
+        """The process that runs it."""
         ...
 
     def run(self, scenario: Scenario, seed: int) -> Figures | None:
-        """A round; None if it cannot be asked such a thing."""
+        """Run a round; None if the system does not support the scenario."""
         ...
 
 
@@ -38,7 +38,7 @@ class ServerSystem:
         self.process, self.base_url = process, base_url
 
     def run(self, scenario: Scenario, seed: int) -> Figures:
-        """A round over HTTP."""
+        """Run a round over HTTP."""
         return figures_of(drive(self.base_url, scenario, seed))
 
 
@@ -49,7 +49,7 @@ class OfflineSystem:
         self.process = process
 
     def run(self, scenario: Scenario, seed: int) -> Figures | None:
-        """A round, timed by the process itself."""
+        """Run a round, timed by the process itself."""
         if not scenario.is_rectangular:
             return None
         draw = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ class OfflineSystem:
 
 
 def kvell_server(model: str, log: Path, flags: Sequence[str]) -> ServerSystem:
-    """``kvell serve`` with further flags, at a free port."""
+    """Start ``kvell serve`` with further flags, on a free port."""
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--model", model]
     command += ["--dtype", "bfloat16", "--port", "0", "--json", *flags]
     process = SystemProcess(command, log, {}, talks=True)
@@ -79,9 +79,9 @@ def kvell_server(model: str, log: Path, flags: Sequence[str]) -> ServerSystem:
 
 
 def vllm_server(python: Path, model: str, log: Path, flags: Sequence[str]) -> ServerSystem:
-    """vLLM's CPU server in its own environment, at a free port.
+    """Start vLLM's CPU server in its own environment, on a free port.
 
-    :raises SystemFailed: if it does not come up; it is gone then.
+    :raises SystemFailed: if it does not come up; it has been ended then.
     """
     port = free_port()
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
@@ -97,7 +97,7 @@ def vllm_server(python: Path, model: str, log: Path, flags: Sequence[str]) -> Se
 
 
 def offline_system(engine: str, model: Path, log: Path) -> OfflineSystem:
-    """``engine`` of :mod:`bench.side_by_side.offline_worker`."""
+    """Start ``engine`` of :mod:`bench.side_by_side.offline_worker`."""
     command = [sys.executable, "-m", "bench.side_by_side.offline_worker", engine, str(model)]
     process = SystemProcess(command, log, {}, talks=True)
     while process.hear().strip() != "ready":  # libraries may greet first
@@ -106,9 +106,9 @@ def offline_system(engine: str, model: Path, log: Path) -> OfflineSystem:
 
 
 def vllm_environment(python: Path) -> Mapping[str, str]:
-    """What its CPU backend must be told: both cores, a bounded cache, one OpenMP runtime.
+    """Settings of vLLM's CPU backend: both cores, a bounded cache, one OpenMP runtime.
 
-    Without its own runtime preloaded it keeps a core to itself.
+    Unless its own runtime is preloaded, it reserves a core.
     """
     runtime = python.parent.parent / "lib" / "libiomp5.so"
     return {
@@ -121,6 +121,6 @@ def vllm_environment(python: Path) -> Mapping[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at just now."""
+    """A free port."""
     with closing(create_server(("127.0.0.1", 0))) as listener:
         return int(listener.getsockname()[1])

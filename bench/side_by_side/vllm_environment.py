@@ -22,8 +22,10 @@ def vllm_python(directory: Path) -> Path:
 
 
 def exported(source: Path, target: Path) -> Path:
-    """``target`` with the model in bfloat16 and its tokenizer, written once; vLLM reads no
-    float32 weights without converting them at each start."""
+    """Write the model in bfloat16 and its tokenizer to ``target``, once.
+
+    vLLM would convert float32 weights at every start.
+    """
     if (target / "tokenizer.json").exists():
         return target
     from transformers import AutoModelForCausalLM, AutoTokenizer

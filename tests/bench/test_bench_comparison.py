@@ -1,4 +1,4 @@
-"""The comparison page: made of what is there, the same each time, plots beside it."""
+"""The comparison page: made from existing files, deterministic, with plots beside it."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.comparison.__main__ import RESULTS, SECTIONS, SUPERSEDED, sections_of, write
+from bench.comparison.__main__ import RESULTS, SECTIONS, sections_of, write
 from bench.comparison.memory import managers, peers_in_one_run
 from bench.comparison.page import page
 from bench.comparison.section import Bars, Section
@@ -141,16 +141,6 @@ def test_clauses_that_do_not_hold_are_marked() -> None:
     assert row == ("no more steps", "2", "50.0%", "100%", "**no**")
 
 
-def test_a_better_file_takes_the_place_of_another(results: Path) -> None:
-    titles = [section.source for section in sections_of(results)[0]]
-    assert "managers_peers.json" in titles
-    assert "replay_peers.json" not in titles
-    (results / "managers_peers.json").unlink()
-    sections, missing = sections_of(results)
-    assert "replay_peers.json" in [section.source for section in sections]
-    assert "managers_peers.json" in missing
-
-
 def test_a_page_names_its_sources_and_what_is_missing() -> None:
     bars = Bars("one", "a plot", "s", ["g"], {"x": [1.0]})
     section = Section("T", "a note", "a.json", "make a", ("k", "v"), [("a", "1")], [bars])
@@ -170,21 +160,22 @@ def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """The committed files, and one of each kind that may not be there yet."""
-    for file in RESULTS.glob("*.json"):
-        shutil.copy(file, tmp_path)
-    (tmp_path / "side_by_side.json").write_text(json.dumps(SIDE_BY_SIDE))
+    """The committed files; small ones in place of the large."""
+    for name in SECTIONS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(RESULTS / name, tmp_path / name)
+    (tmp_path / "zen5/side_by_side.json").write_text(json.dumps(SIDE_BY_SIDE))
     found = {"servers": {"fixed": {"rounds": 5, "verdicts": [VERDICT]}}}
-    (tmp_path / "managers_peers.json").write_text(json.dumps(PEERS))
-    (tmp_path / "managers.json").write_text(json.dumps(MATRIX))
-    (tmp_path / "load_agreement.json").write_text(json.dumps(found))
+    (tmp_path / "zen5/managers_peers.json").write_text(json.dumps(PEERS))
+    (tmp_path / "virtual/managers.json").write_text(json.dumps(MATRIX))
+    (tmp_path / "zen5/load_agreement.json").write_text(json.dumps(found))
     return tmp_path
 
 
 def test_the_committed_figures_make_a_page_with_every_section(results: Path) -> None:
     sections, missing = sections_of(results)
     assert missing == []
-    assert len(sections) == len(SECTIONS) - len(SUPERSEDED)
+    assert len(sections) == len(SECTIONS)
     text = write(results).read_text()
     for section in sections:
         assert all(len(row) == len(section.columns) for row in section.rows), section.title

@@ -1,11 +1,13 @@
-"""What the memory core's bench says of its figures."""
+"""Verdicts and tables of the memory core's benches."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.core.bounds import STEP_US, decode_row, over_rounds
-from bench.replay.peers import US, quickest
+from bench.replay.peers import AZURE, US, Row, quickest, table_of, vllm_figures
 
 
 def row(best: float, lengths: float, **others: Any) -> dict[str, Any]:
@@ -55,3 +57,27 @@ def test_a_trace_keeps_its_quickest_round_and_the_median() -> None:
     assert quickest(rounds) == {"kvell": {US: 0.3, "steps": 7}, "median_us": 0.4}
     refused = [{"refused": "too large"}] * 3
     assert quickest(refused) == {"refused": "too large"}
+
+
+OURS = {"batch_mean": 2.0, "hit_rate": 0.5, "waste": 0.01, "stranded": 0.0, US: 0.25}
+RESULT = {"shape": "llama3-8b", "trace": AZURE, "memory_gib": 16, "median_us": 0.3}
+
+
+def test_vllms_figures_are_those_that_its_bench_wrote(tmp_path: Path) -> None:
+    file, runs = tmp_path / "managers_peers.json", [OURS | {US: us} for us in (30.0, 20.0)]
+    peers = {"shape": "llama3-8b", "trace": AZURE, "memory_gib": 16}
+    refused = peers | {"shape": "qwen3-next", "theirs": {"decodes-first": [{"refused": "no"}]}}
+    file.write_text(json.dumps({"rows": [peers | {"theirs": {"decodes-first": runs}}, refused]}))
+    found = vllm_figures(file)
+    assert found == {
+        Row("llama3-8b", AZURE, 16): {"batch_mean": 2.0, "hit_rate": 0.5, "waste": 0.01, US: 20.0}
+    }
+    assert vllm_figures(tmp_path / "none.json") == {}
+
+
+def test_a_row_without_a_peer_is_shown_alone() -> None:
+    result: dict[str, Any] = RESULT | {"kvell": OURS | {"preemptions": 3}}
+    alone = table_of([result], {})
+    assert list(alone.columns[3].cells) == ["2.0 / –"]
+    beside = table_of([result], {Row("llama3-8b", AZURE, 16): {"batch_mean": 1.5}})
+    assert list(beside.columns[3].cells) == ["2.0 / 1.5"]

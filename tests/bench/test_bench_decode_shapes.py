@@ -1,4 +1,4 @@
-"""Head shapes of the configs, and what a run of each reads."""
+"""Head shapes of the configs, and the bytes that a run of each reads."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""The contract's bench: what it asks, what it sees, and what it calls kept."""
+"""The contract's bench: its load, its samples and its verdicts."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ class Client:
 
 class TestMixedLoad:
     def run(self, client: Client, workers: int = 3, seconds: float = 4.0) -> Tally:
-        """In virtual time: some hundreds of requests."""
+        """Run some hundreds of requests in virtual time."""
         load = MixedLoad(client, "m", Mix(1, LONGEST, 1000))
         return run_virtually(load.run(workers, seconds))
 

@@ -1,4 +1,4 @@
-"""Sides in turn: a clock of its own for each, a step of each, and no sudden ending."""
+"""Sides in turn: each has its own clock, steps alternate, and early endings raise."""
 
 import time
 
@@ -28,7 +28,7 @@ class TestSideClock:
 
 
 class Counted:
-    """A side of so many steps that notes when it has one."""
+    """A side with a number of steps, which notes when it runs one."""
 
     def __init__(self, name: str, steps: int, log: list[str]) -> None:
         self._name, self._left, self._log = name, steps, log

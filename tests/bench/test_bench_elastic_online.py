@@ -84,7 +84,9 @@ def test_a_case_is_written_beside_the_others(tmp_path: Path) -> None:
     file = tmp_path / "online.json"
     for number, rate in ((2, 1.0), (0, 2.0), (2, 3.0)):
         write_case(number, {"rate": rate}, file)
-    assert json.loads(file.read_text()) == {"cases": {"0": {"rate": 2.0}, "2": {"rate": 3.0}}}
+    written = json.loads(file.read_text())
+    assert written["cases"] == {"0": {"rate": 2.0}, "2": {"rate": 3.0}}
+    assert written["run"]["processor"] == "virtual"
 
 
 def test_a_run_is_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Requests that come to sides in turn: what they are, and what the verdicts say."""
+"""Requests that arrive at sides in turn: their lengths, and the verdicts."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Where a step's time goes, by a clock that goes on a second whenever somebody looks at it."""
+"""Parts of a step's time, by a clock that advances a second at every reading."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tests.models.fused_models import fused_model
 
 
 class Looked:
-    """A clock that counts how often it was looked at."""
+    """A clock that counts its readings."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -48,7 +48,7 @@ def run(engine: Engine) -> Shares:
 
 
 def test_of_a_step_without_mapping_a_third_is_the_models() -> None:
-    """Looked at four times: at both ends, and around what the runner does."""
+    """The clock is read four times: at both ends, and around the runner."""
     engine = engine_over(wide_module(), EngineOptions(64 * MIB, 1024, 512))
     shares = run(engine)
     assert shares.steps > 3
@@ -63,7 +63,7 @@ def test_calls_of_the_device_are_mapping_and_not_scheduling() -> None:
     counts, device = elastic_of(engine).counts, elastic_of(engine).device
     assert counts.mapped and isinstance(device, TimedChunks)
     assert 0 < shares.mapping < shares.scheduling
-    # Each call looks twice: a second of its own, and one more that is nobody's but the loop's.
+    # Each call reads the clock twice: one second is its own, one more is the loop's.
     total = shares.steps * shares.step_seconds
     calls = shares.mapping * total
     assert total == pytest.approx(3 * shares.steps + 2 * calls)

@@ -1,4 +1,4 @@
-"""Large pages of both sizes over one trace: the same work, and fewer prompts that cannot go on."""
+"""Large pages of both sizes over one trace: the same work, fewer prompts cut."""
 
 import pytest
 

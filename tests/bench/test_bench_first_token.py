@@ -1,4 +1,4 @@
-"""What the bench of starts reads from the system, and what it makes of it."""
+"""The bench of starts: what it reads from /proc, and its figures."""
 
 import json
 import os

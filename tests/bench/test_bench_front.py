@@ -1,4 +1,4 @@
-"""What the bench of the front counts, and that it runs."""
+"""The front's bench: what it counts, and that it runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The fixed server keeps its times, tools' reports are read, and verdicts are just."""
+"""The fixed server keeps its times; tools' reports are read; verdicts follow the bounds."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which hits are lost to what, on rows made by hand."""
+"""Lost hits by cause, on handmade rows."""
 
 import numpy as np
 import pytest

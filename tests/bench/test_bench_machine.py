@@ -1,4 +1,4 @@
-"""What the machine can do, and what follows from it."""
+"""The machine's measured limits, and rates derived from them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the perplexity bench counts."""
+"""Figures of the perplexity bench."""
 
 import math
 

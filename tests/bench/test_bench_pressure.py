@@ -1,4 +1,4 @@
-"""Memory pressure: pools for a quarter of the batch, ratios, and what decodes."""
+"""Memory pressure: pools for a quarter of the batch, ratios, and decode steps."""
 
 import numpy as np
 import pytest

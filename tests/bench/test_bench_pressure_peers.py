@@ -1,4 +1,4 @@
-"""Both servers are asked the same under the same memory, and refusals are said, not skipped."""
+"""Both servers get the same load and memory; refusals are reported."""
 
 from io import StringIO
 from pathlib import Path
@@ -14,7 +14,7 @@ from kvell.models.config.description import describe
 
 
 def compared(shape: str, ours: float, theirs: float) -> dict[str, Any]:
-    """What :func:`peers.measured` finds, with these rates in every round."""
+    """The result of :func:`peers.measured` with these rates in every round."""
     [case] = peers.cases([shape])
     rounds = {
         name: [

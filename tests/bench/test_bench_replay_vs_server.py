@@ -1,4 +1,4 @@
-"""How replays and servers are held against each other."""
+"""How replays and servers are compared."""
 
 import pytest
 

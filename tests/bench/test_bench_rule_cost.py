@@ -1,4 +1,4 @@
-"""Two rules side by side do what each does alone; what a rule costs is a part of its own time."""
+"""Two rules side by side do what each does alone; a rule's cost is a part of the time with it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Seams between steps: spans, whose time is whose, what counts as a round."""
+"""Seams between steps: spans, nested stages, and rounds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from bench.engine.seams.timeline import (
 
 
 def ticking(step: float = 1.0) -> Callable[[], float]:
-    """A clock that moves at every look."""
+    """A clock that advances at every reading."""
     now = 0.0
 
     def clock() -> float:
@@ -30,7 +30,7 @@ def ticking(step: float = 1.0) -> Callable[[], float]:
 
 
 class Loop:
-    """Something to watch."""
+    """An object whose calls are watched."""
 
     def run(self, value: int) -> int:
         return value + self.inner()

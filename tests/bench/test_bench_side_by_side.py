@@ -1,4 +1,4 @@
-"""Side by side: turns, ratios, limits, and processes that stand still."""
+"""Side by side: turns, ratios, limits, and paused processes."""
 
 import json
 import math
@@ -161,7 +161,7 @@ class TestCases:
 
 
 class StoppedProcess:
-    """Notes when it runs."""
+    """A system that notes when it runs."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name

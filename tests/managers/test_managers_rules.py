@@ -36,6 +36,6 @@ def test_the_command_writes_what_it_measured(
         args = ["rules", "--traces", str(tmp_path), "--trace", "talks", "--shape", "gemma3-27b"]
         patch.setattr("sys.argv", [*args, "--size", "4", "--json", str(out)])
         main()
-    written = json.loads(out.read_text())
+    written = json.loads(out.read_text())["figures"]
     assert [one["rule"] for one in written] == list(RULES)
     assert "gemma3-27b" in capsys.readouterr().out

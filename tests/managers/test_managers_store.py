@@ -11,7 +11,7 @@ from bench.managers import matrix
 from bench.managers.cells import OURS, SHAPES, Cell, cells, memory_bytes
 from bench.managers.matrix import Setting, found, missing, report, stale
 from bench.managers.results import read, written
-from bench.managers.store import Store, fingerprint
+from bench.managers.store import DECIDING, DRIVING, PACKING, Store, fingerprint
 from bench.managers.verdicts import verdicts
 from bench.replay.shapes import read_shape
 from tests.managers.outcomes import PLACE, compared, ran, refused
@@ -200,3 +200,8 @@ class TestReport:
         assert "4 of 5 cells" in capsys.readouterr().out
         assert json.loads(file.read_text())["cells_of_other_sources"] == 4
         assert {one["sources"] for one in read(file).values()} > {"old"}
+
+
+@pytest.mark.parametrize("pattern", sorted({*DECIDING, *PACKING, *DRIVING}))
+def test_patterns_follow_the_sources(pattern: str) -> None:
+    assert any(Path().glob(pattern.format(shape="llama3-8b"))), "a module was moved"

@@ -132,6 +132,6 @@ def test_the_command_writes_what_it_measured(
     command = ["yardstick", "--traces", str(tmp_path), "--trace", "small", "--json", str(out)]
     monkeypatch.setattr("sys.argv", command)
     main()
-    written = json.loads(out.read_text())
+    written = json.loads(out.read_text())["figures"]
     assert [one["percent"] for one in written] == [5, 10]
     assert all(one["least_recently_used"] <= one["belady"] for one in written)

@@ -10,7 +10,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.engine.pressure import real, small, virtual, vision
 from bench.engine.pressure.cases import Case
 from bench.engine.pressure.figures import (
@@ -32,7 +31,6 @@ from bench.engine.pressure.figures import (
 )
 from kvell.memory import Manager
 
-RESULTS = Path("bench", "results")
 LEAST = {"virtual": 1.8, "real": 1.3}
 """Decode tokens per second under pressure, Kvell over ``paged``, geometric mean."""
 MANAGERS: tuple[Manager, ...] = ("kvell", "paged")
@@ -44,17 +42,17 @@ Found = dict[str, dict[str, Rounds]]
 
 
 def in_virtual_time(case: Case, pressed: bool) -> dict[str, dict[str, list[Figures]]]:
-    """One round: it always comes out the same."""
+    """Measure in virtual time; one round, since it is deterministic."""
     return {"virtual": {m: [virtual.measured(case, m, pressed=pressed)] for m in MANAGERS}}
 
 
 def for_real(rounds: int) -> Measure:
-    """So many rounds."""
+    """Measure for real, ``rounds`` rounds of each manager."""
     return lambda case, pressed: real.alternated(case, rounds, pressed=pressed)
 
 
 def measured(cases: Sequence[Case], measure: Measure, told: Console) -> dict[str, Found]:
-    """Every case, pressed and not; by clock."""
+    """Measure every case, pressed and ample; by clock."""
     found: dict[str, Found] = {}
     for case in cases:
         for pool in POOLS:
@@ -102,7 +100,7 @@ def show_sweep(console: Console, sweep: Sequence[vision.AtRate]) -> None:
 
 
 def verdicts(kind: str, found: Found) -> dict[str, bool]:
-    """What must hold."""
+    """The bounds, and whether each is kept."""
     wanted, slower = LEAST[kind], slower_without_pressure(found["ample"])
     return {
         f"decode under pressure at least {wanted}": mean_ratio(found["pressed"]) >= wanted,
@@ -144,9 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"geometric mean under pressure: {both}")
     for verdict, holds in verdicts(kind, found).items():
         console.print(f"{verdict}: {'yes' if holds else 'no'}")
-    path = options.json or RESULTS / f"pressure_{kind}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report | {"verdicts": verdicts(kind, found)}, indent=1) + "\n")
+    processor = result_file.VIRTUAL if options.virtual else None
+    path = options.json or result_file.path_of(f"pressure_{kind}", processor)
+    result_file.write(path, report | {"verdicts": verdicts(kind, found)}, processor=processor)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is asked under memory pressure: lengths, and pools too small for them."""
+"""Cases of the pressure benches: request lengths, and pools too small for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from kvell.memory import LayerSpec, plan_layout, request_bytes
 WANTED = 16
 """Requests that may decode at once."""
 HELD = 4
-"""So many of them a pressed pool holds under one page size for all layers: a quarter."""
+"""Requests that a pressed pool holds under one page size for all layers: a quarter."""
 EASE = 1.5
-"""A pool without pressure has so many times what all wanted requests take."""
+"""An ample pool has this multiple of what all wanted requests take."""
 
 
 @dataclass(frozen=True)
 class Case:
     """Requests that all wait at the start and share nothing.
 
-    :param prompt_tokens: shortest and longest; even between them.
+    :param prompt_tokens: shortest and longest; uniform between them.
     :param output_tokens: of each.
     :param why: where these lengths come from.
     """
@@ -38,17 +38,17 @@ class Case:
 
     @property
     def mean_tokens(self) -> int:
-        """Of a request at its last token."""
+        """Mean length of a request at its last token."""
         return sum(self.prompt_tokens) // 2 + self.output_tokens
 
     @property
     def most_tokens(self) -> int:
-        """Of the longest request at its last token."""
+        """Length of the longest request at its last token."""
         return self.prompt_tokens[1] + self.output_tokens
 
 
 def pool_bytes(layers: Sequence[LayerSpec], case: Case, requests: float) -> int:
-    """A pool that holds so many mean requests under ``paged``, in whole pages of that layout."""
+    """Bytes for ``requests`` mean requests under ``paged``, in whole pages of that layout."""
     least = request_bytes(plan_layout(layers, 1 << 50, manager="paged"), case.mean_tokens)
     wanted = int(requests * least)
     layout = plan_layout(layers, wanted, manager="paged")
@@ -58,10 +58,10 @@ def pool_bytes(layers: Sequence[LayerSpec], case: Case, requests: float) -> int:
 
 
 def pressed_bytes(layers: Sequence[LayerSpec], case: Case) -> int:
-    """A pool for a quarter of the wanted batch under ``paged``."""
+    """Bytes of a pool for a quarter of the wanted batch under ``paged``."""
     return pool_bytes(layers, case, HELD)
 
 
 def ample_bytes(layers: Sequence[LayerSpec], case: Case) -> int:
-    """A pool in which nobody waits for memory, whoever manages it."""
+    """Bytes of a pool in which no request waits for memory, under either manager."""
     return pool_bytes(layers, case, EASE * WANTED)

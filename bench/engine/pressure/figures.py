@@ -1,15 +1,15 @@
-"""Figures of runs, their ratios, and what must hold of them."""
+"""Figures of runs, their ratios and bounds."""
 
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean, median
 
 Figures = dict[str, float]
-"""Of one run; names end in their unit."""
+"""Figures of one run; names end in their unit."""
 Rounds = Mapping[str, Sequence[Figures]]
 """By manager, round by round."""
 LATENCIES = ("ttft_seconds", "tpot_seconds")
 WITHIN = 0.03
-"""Kvell's latencies without pressure, over those of ``paged``, less one."""
+"""Most by which Kvell's latencies without pressure may exceed those of ``paged``."""
 
 
 def ratio(rounds: Rounds, figure: str) -> float:
@@ -19,7 +19,7 @@ def ratio(rounds: Rounds, figure: str) -> float:
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Of each figure over the rounds."""
+    """The median of each figure over the rounds."""
     return {name: median(one[name] for one in rounds) for name in rounds[0]}
 
 

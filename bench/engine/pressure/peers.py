@@ -1,7 +1,7 @@
 """Memory pressure beside vLLM's CPU server: the same shapes, weights, prompts and bytes for KV.
 
 Run from the repository's root: ``python -m bench.engine.pressure.peers --vllm-env DIR``.  Requests
-share nothing, and prefix caching is off in vLLM, which has none for the hybrid.
+share nothing; prefix caching is off in vLLM, which does not support it for the hybrid.
 """
 
 from kvell.cli.terminal.environment import prepare_process
@@ -9,7 +9,6 @@ from kvell.cli.terminal.environment import prepare_process
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
 import argparse
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.cost.shapes import TOKENIZER_FILES, VOCAB_SIZE
 from bench.engine.pressure.cases import WANTED, Case, pressed_bytes
 from bench.engine.pressure.small import CASES, config_of
@@ -38,11 +37,11 @@ from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.source import resolve_model
 from kvell.simulator.traces.rows import TraceRow
 
-RESULTS = Path("bench", "results", "pressure_peers.json")
+RESULTS = result_file.path_of("pressure_peers")
 LEAST = {"gemma3-27b": 1.0, "falcon-h1-7b": 1.3}
 """Output tokens per second, Kvell over vLLM."""
 OUTPUT_TOKENS = 128
-"""Of each request: more than in :mod:`bench.engine.pressure.small`, as here prefill counts."""
+"""Output tokens of each request: more than in ``small``, since prefill counts here."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +51,29 @@ class Pressed(Scenario):
     case: Case = CASES[0]
 
     def rows(self, seed: int) -> list[TraceRow]:
-        """Lengths are the case's."""
+        """Requests with the case's lengths."""
         lengths = self.case.prompts(seed)
         return [TraceRow(0.0, tokens, self.case.output_tokens) for tokens in lengths]
 
     @property
     def is_rectangular(self) -> bool:
-        """Lengths differ."""
+        """Always False: lengths differ."""
         return False
 
     @property
     def figure(self) -> str:
-        """What answers are made of."""
+        """The name of the compared figure."""
         return "output_tokens_per_second"
 
 
 def cases(names: Sequence[str]) -> list[Case]:
-    """Those that vLLM's CPU build runs, with long answers."""
+    """The cases that vLLM's CPU build runs, with long answers."""
     known = [case for case in CASES if case.shape in (names or LEAST)]
     return [replace(case, output_tokens=OUTPUT_TOKENS) for case in known]
 
 
 def written(case: Case, directory: Path) -> Path:
-    """The case's shape with random weights, and SmolLM2's tokenizer."""
+    """Write the case's shape with random weights and SmolLM2's tokenizer."""
     config = config_of(case.shape)
     config.vocab_size = VOCAB_SIZE
     write_random_model(directory, config, seed=0, dtype=torch.bfloat16, scale=1.0)
@@ -85,7 +84,7 @@ def written(case: Case, directory: Path) -> Path:
 
 
 def starters(case: Case, model: Path, vllm: Path, logs: Path) -> dict[str, Callable[[], System]]:
-    """Both servers, with as many bytes for KV as ``paged`` needs for a quarter of the requests."""
+    """How both servers are started: KV bytes that ``paged`` needs for a quarter of the requests."""
     kv_bytes = pressed_bytes(describe(config_of(case.shape), torch.bfloat16.itemsize).layers, case)
     same = ["--max-num-seqs", str(WANTED), "--max-model-len", str(case.most_tokens)]
     same += ["--max-num-batched-tokens", "512"]
@@ -99,7 +98,7 @@ def starters(case: Case, model: Path, vllm: Path, logs: Path) -> dict[str, Calla
 
 
 def measured(case: Case, vllm: Path, rounds: int, told: Callable[[str], None]) -> dict[str, Any]:
-    """Both in turn; a server that does not start is said."""
+    """Measure both in turn; names a server that does not start."""
     with ExitStack() as ends:
         scratch = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         model, systems = written(case, scratch / case.shape), dict[str, System]()
@@ -139,7 +138,7 @@ def table_of(found: Sequence[dict[str, Any]]) -> Table:
 
 
 def is_kept(one: dict[str, Any]) -> bool:
-    """Is a shape's bound met?"""
+    """Whether a shape's bound is met."""
     return "refused" not in one and one["systems"]["vllm"]["ratio"] >= LEAST[one["shape"]]
 
 
@@ -157,7 +156,7 @@ def main(given: Sequence[str] | None = None) -> None:
     console.print(machine.describe(), table_of(found))
     console.print("all bounds kept" if all(map(is_kept, found)) else "a bound is missed")
     report = {"machine": machine.describe(), "rounds": options.rounds, "cases": found}
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    result_file.write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,11 @@ from kvell.models.loading.random_model import random_paged_model
 from kvell.vocabulary import RequestId
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""The second counts what this process computed, on all its threads."""
+"""``cpu`` counts the CPU time of this process, on all its threads."""
 BATCHED_TOKENS = 512
 FIRST_ID = 10
 WARM_TOKENS, WARM_SEED = 4, 1 << 20
-"""Of a first round that touches all memory and does not count."""
+"""Seed of a first round, which touches all memory and does not count."""
 
 
 class PlanWatch:
@@ -40,14 +40,14 @@ class PlanWatch:
         self.plan = StepPlan(step=0)  # type: ignore[arg-type]
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See :class:`Runner`."""
+        """Run a plan and remember it."""
         self.plan = plan
         return self._runner.run(plan)
 
 
 @dataclass
 class Served:
-    """What a run has seen, by one clock."""
+    """Times and tokens of a run, by one clock."""
 
     decode_seconds: float = 0.0
     decode_tokens: int = 0
@@ -56,20 +56,20 @@ class Served:
     last_seconds: dict[str, float] = field(default_factory=dict)
 
     def told(self, events: list[Event], now: float) -> None:
-        """Note tokens' times, from the start."""
+        """Note when tokens came, in seconds from the start."""
         for event in events:
             if isinstance(event, Tokens):
                 self.first_seconds.setdefault(event.request_id, now)
                 self.last_seconds[event.request_id] = now
 
     def decoded(self, tokens: int, seconds: float) -> None:
-        """A step that did nothing else."""
+        """Count a step that only decoded."""
         self.decode_seconds += seconds
         self.decode_tokens += tokens
         self.decode_steps += 1
 
     def figures(self, case: Case) -> Figures:
-        """Of the whole run; latencies are means."""
+        """Figures of the whole run; latencies are means."""
         firsts, ends = self.first_seconds, self.last_seconds
         spans = [ends[name] - first for name, first in firsts.items()]
         return {
@@ -82,7 +82,7 @@ class Served:
 
 
 class Contender:
-    """One manager's engine for one case, with a model of its own."""
+    """One manager's engine for one case, with its own model."""
 
     def __init__(self, case: Case, manager: Manager, *, pressed: bool) -> None:
         kernels = choose_kernels(torch.device("cpu"))
@@ -103,7 +103,7 @@ class Contender:
         self._runs = self._left = 0
 
     def begin(self, case: Case, seed: int) -> None:
-        """All requests of a round at once."""
+        """Submit all requests of a round."""
         self._submit(case, seed)
         self._case, self._left = case, case.requests
         self._seen = {name: Served() for name in CLOCKS}
@@ -111,11 +111,11 @@ class Contender:
 
     @property
     def is_done(self) -> bool:
-        """Is every request of the round answered?"""
+        """Whether every request of the round is answered."""
         return self._left == 0
 
     def step(self) -> None:
-        """One step; time stands still for this engine while others step."""
+        """Run one step; this engine's clock stands still while others step."""
         before = {name: clock() for name, clock in CLOCKS.items()}
         events = self._engine.step()
         took = {name: clock() - before[name] for name, clock in CLOCKS.items()}
@@ -128,7 +128,7 @@ class Contender:
         self._left -= sum(isinstance(event, Finished) for event in events)
 
     def figures(self) -> dict[str, Figures]:
-        """Of a round that is done, by clock."""
+        """Figures of a finished round, by clock."""
         return {name: served.figures(self._case) for name, served in self._seen.items()}
 
     def _submit(self, case: Case, seed: int) -> None:
@@ -145,7 +145,7 @@ class Contender:
 
 
 def alternated(case: Case, rounds: int, *, pressed: bool) -> dict[str, dict[str, list[Figures]]]:
-    """By clock and manager, round by round; both step in turn, so that both meet every disturbance.
+    """Figures by clock and manager, round by round; both step in turn, so a disturbance hits both.
 
     A first round touches all memory and does not count.
     """
@@ -165,7 +165,7 @@ def alternated(case: Case, rounds: int, *, pressed: bool) -> dict[str, dict[str,
 
 
 def in_turn(contenders: Collection[Contender], case: Case, seed: int) -> None:
-    """One round of all, a step of each at a time."""
+    """Run one round of all engines, a step of each in turn."""
     for contender in contenders:
         contender.begin(case, seed)
     while not all(contender.is_done for contender in contenders):

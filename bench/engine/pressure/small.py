@@ -1,4 +1,4 @@
-"""The four shapes scaled down: which layers have a window or a state stays as it is.
+"""The four shapes scaled down; the layers that have a window or a state stay the same.
 
 Windows and prompts shrink together, so that a prompt is as many windows long as at full size.
 """

@@ -27,7 +27,7 @@ CASES = (
 
 
 class DecodeWatch:
-    """A machine, and how much of its time went to steps that decode and do nothing else."""
+    """A machine that also sums the time of steps that only decode."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -37,7 +37,7 @@ class DecodeWatch:
         self.steps = 0
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """The machine's own seconds."""
+        """The machine's seconds for a step."""
         seconds = self._machine.step_seconds(plan)
         if is_decode(plan):
             self.seconds += seconds
@@ -47,14 +47,14 @@ class DecodeWatch:
 
 
 def is_decode(plan: StepPlan) -> bool:
-    """Does every request of the step compute one token and yield the next?"""
+    """Whether every request of the step computes one token and yields the next."""
     return bool(plan.work) and all(work.count == 1 and work.samples for work in plan.work)
 
 
 def replayed(
     shape: Shape, manager: Manager, kv_bytes: int, rows: Sequence[TraceRow], max_num_seqs: int
 ) -> tuple[Replay, DecodeWatch]:
-    """A run that is over."""
+    """Replay the rows to their end."""
     description = shape.description
     layout = plan_layout(description.layers, kv_bytes, manager=manager)
     cost = model_cost(shape.config, description, ELEMENT_BYTES)
@@ -77,7 +77,7 @@ def replayed(
 
 
 def figures(run: Replay, watch: DecodeWatch, rows: Sequence[TraceRow]) -> Figures:
-    """Of one run; latencies are means."""
+    """Figures of one run; latencies are means."""
     report = run.report()
     return {
         "decode_tokens_per_second": watch.tokens / watch.seconds if watch.seconds else 0.0,
@@ -90,13 +90,13 @@ def figures(run: Replay, watch: DecodeWatch, rows: Sequence[TraceRow]) -> Figure
 
 
 def first_token_seconds(one: RequestFigures) -> float:
-    """From its sending to its first token."""
+    """Seconds from a request's arrival to its first token."""
     assert one.first_token_seconds is not None and one.came_seconds is not None
     return one.first_token_seconds - one.came_seconds
 
 
 def token_seconds(one: RequestFigures, row: TraceRow) -> float:
-    """Of each token behind the first."""
+    """Mean seconds per token after the first."""
     assert one.first_token_seconds is not None and one.finish_seconds is not None
     return (one.finish_seconds - one.first_token_seconds) / max(1, row.output_tokens - 1)
 

@@ -19,10 +19,10 @@ from kvell.simulator.traces.rows import TraceRow
 SHAPE = "llama-3.2-11b-vision"
 DEVICE_BYTES = 80 * 10**9
 KV_SHARE = 0.9
-"""Of what the weights leave."""
+"""Part of the memory that weights leave, which KV gets."""
 SEQS = 256
 PARTS = (0.5, 0.9, 1.1, 1.5, 2.0, 3.0)
-"""Rates, over what ``paged`` answers."""
+"""Rates, as multiples of the throughput of ``paged``."""
 PAPER = {"latency": 2.24, "ttft": 29.43}
 """The Jenga paper's largest ratios."""
 
@@ -41,7 +41,7 @@ class AtRate:
 
 
 def swept(requests: int, seed: int = 0) -> list[AtRate]:
-    """All rates."""
+    """Run all rates."""
     shape = read_shape(SHAPE)
     kv_bytes = pool_bytes(shape)
     rows = generate_trace("mmmu-pro", requests, seed)
@@ -69,13 +69,13 @@ def at_rate(
 
 
 def pool_bytes(shape: Shape) -> int:
-    """What a device of 80 GB has left beside the weights."""
+    """KV bytes on a device of 80 GB beside the weights."""
     cost = model_cost(shape.config, shape.description, ELEMENT_BYTES)
     return int(KV_SHARE * (DEVICE_BYTES - cost.weight_bytes))
 
 
 def as_json(sweep: list[AtRate]) -> dict[str, object]:
-    """For the file of results."""
+    """The sweep as plain data."""
     return {
         "shape": SHAPE,
         "hardware": HARDWARE,

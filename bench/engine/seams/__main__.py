@@ -1,10 +1,10 @@
-"""What a served step loses between its last operator and the next step's first.
+"""Time that a served step loses between its last operator and the next step's first (the seam).
 
 A real server at batch 32, streaming over HTTP: the front in its own process, the instance in
 another, whose loop is watched.  Every other forward pass calls callbacks that do nothing at each
 layer, so their cost is that of neighbouring steps of one run.
 
-The loop's own clock does not count what neighbours on its cores took, the front among them.
+The loop's own clock excludes time that other processes on its cores took, the front included.
 """
 
 from kvell.cli.terminal.environment import prepare_process
@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine
+from bench import machine, result_file
 from bench.engine.seams.recorder import Record
 from bench.engine.seams.timeline import Step, callbacks_cost, medians, rounds_of
 from bench.side_by_side.driving import drive, figures_of
@@ -31,14 +31,14 @@ from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.scenarios import Scenario
 from kvell.models.config.quantization import QUANTIZATIONS
 
-RESULTS = Path("bench", "results", "seams.json")
+RESULTS = result_file.path_of("seams")
 MOST_SHARE = 0.05
-"""Of a step's wall time, from its last operator to the next one's first."""
+"""Most part of a step's wall time that the seam may take."""
 MOST_CALLBACKS = 0.02
 
 
 def served(options: argparse.Namespace, directory: Path) -> Record:
-    """Rounds against a fresh server; the record of its instance."""
+    """Run rounds against a fresh server; return the record of its instance."""
     path, log = directory / "record.json", directory / "log"
     command = [sys.executable, "-m", "bench.engine.seams.watched_server", options.model]
     command += [options.quantization, str(options.kv_memory_mib), str(path)]
@@ -57,7 +57,7 @@ def served(options: argparse.Namespace, directory: Path) -> Record:
 
 
 def figures(steps: Sequence[Step]) -> dict[str, Any]:
-    """Of one round."""
+    """Figures of one round."""
     return {
         "steps": len(steps),
         "share": median(step.share for step in steps),
@@ -84,7 +84,7 @@ def over_rounds(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def verdicts(middle: dict[str, Any]) -> dict[str, bool]:
-    """What must hold."""
+    """The bounds, and whether each is kept."""
     return {
         f"seam at most {MOST_SHARE:.0%} of a step": middle["share"] <= MOST_SHARE,
         f"callbacks at most {MOST_CALLBACKS:.0%}": middle["callbacks_cost"] <= MOST_CALLBACKS,
@@ -136,9 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"callbacks that do nothing: {middle['callbacks_cost']:+.2%}")
     for verdict, holds in verdicts(middle).items():
         console.print(f"{verdict}: {'yes' if holds else 'no'}")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     report = {"machine": about, "batch": options.batch, "median": middle, "rounds": rounds}
-    options.json.write_text(json.dumps(report | {"verdicts": verdicts(middle)}, indent=1) + "\n")
+    result_file.write(options.json, report | {"verdicts": verdicts(middle)})
 
 
 if __name__ == "__main__":

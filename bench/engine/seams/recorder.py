@@ -1,4 +1,4 @@
-"""What an instance's loop does when: spans of named stages."""
+"""A record of an instance's loop: spans of named stages."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 OPERATORS = "operators"
-"""All of a forward pass that is compiled: from a step's first operator to its last."""
+"""Stage of the compiled forward pass, from a step's first operator to its last."""
 Span = tuple[str, float, float]
 """Stage, begin, end; in seconds."""
 Plan = tuple[int, int]
@@ -18,7 +18,7 @@ Plan = tuple[int, int]
 
 @dataclass
 class Record:
-    """All that was seen, in order of ending.
+    """All recorded spans, ordered by their ends.
 
     :param own: begin and end of each step's operators, by the clock of the loop's thread.
     :param plans: of each step.
@@ -31,12 +31,12 @@ class Record:
     with_callbacks: list[bool] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the record as JSON."""
         path.write_text(json.dumps(vars(self)))
 
     @classmethod
     def read(cls, path: Path) -> "Record":
-        """What :meth:`write` wrote."""
+        """Read what :meth:`write` wrote."""
         raw = json.loads(path.read_text())
         return cls(
             [(str(stage), float(begin), float(end)) for stage, begin, end in raw["spans"]],
@@ -49,7 +49,7 @@ class Record:
 class Recorder:
     """Times calls of one thread; a call costs it about a microsecond.
 
-    Its own clock is asked at operators only: that is a call of the system, and takes several.
+    The thread's own clock is read at operators only: that is a system call, and takes several.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Recorder:
         self._wall, self._own = wall, own
 
     def watch(self, owner: Any, name: str, stage: str) -> None:
-        """From now on, calls of an attribute (a class's or a module's) are spans of a stage."""
+        """Record calls of an attribute (of a class or a module) as spans of a stage from now on."""
         setattr(owner, name, self.timed(getattr(owner, name), stage))
 
     def watch_operators(self, owner: Any, name: str) -> None:
-        """The same for what computes; by both clocks."""
+        """Record calls that compute operators, by both clocks."""
         inner, own = self.timed(getattr(owner, name), OPERATORS), self._own
         append = self.record.own.append
 
@@ -79,7 +79,7 @@ class Recorder:
         setattr(owner, name, watched)
 
     def timed(self, call: Callable[..., Any], stage: str) -> Callable[..., Any]:
-        """The same call, timed; also if it raises."""
+        """Wrap a call so that it is timed, also if it raises."""
         wall, append = self._wall, self.record.spans.append
 
         @functools.wraps(call)

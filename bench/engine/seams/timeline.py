@@ -1,4 +1,4 @@
-"""From a record to figures: where the time between two steps goes, what callbacks cost.
+"""From a record to figures: where the time between two steps goes, and the callbacks' cost.
 
 ::
 
@@ -15,13 +15,13 @@ from statistics import median
 from bench.engine.seams.recorder import OPERATORS, Record, Span
 
 MIN_STEPS = 16
-"""A round is at least so many steps in a row with the whole batch decoding."""
+"""Least number of consecutive steps of a round, with the whole batch decoding."""
 ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a whole batch that decodes, and the seam behind it; in seconds.
+    """One decode step of the whole batch, and the seam after it; in seconds.
 
     :param own_operators: by the clock of the loop's thread, as is ``own_seam``.
     """
@@ -44,7 +44,7 @@ class Step:
 
     @property
     def own_share(self) -> float:
-        """The same by the thread's clock, for which others that took its core do not count."""
+        """The share by the thread's clock, which excludes time that others took its core."""
         return self.own_seam / (self.own_operators + self.own_seam)
 
 
@@ -61,7 +61,7 @@ def rounds_of(record: Record, batch: int) -> list[list[Step]]:
 
 
 def _step(record: Record, here: int, after: int, number: int) -> Step:
-    """Spans are in order of ending: what surrounds the next operators ends behind them."""
+    """Build a step; spans are ordered by end: calls around the next operators follow them."""
     around = [*record.spans[here : after + 1], *_unfinished(record.spans, after)]
     _, begin, end = record.spans[here]
     (own_begin, own_end), (own_next, _) = record.own[number : number + 2]
@@ -85,7 +85,7 @@ def _unfinished(spans: Sequence[Span], after: int) -> Iterator[Span]:
 
 
 def stages_between(spans: Sequence[Span], begin: float, end: float) -> dict[str, float]:
-    """Seconds of each stage in an interval; calls inside a call count for themselves alone."""
+    """Seconds of each stage in an interval; a nested call counts for its own stage only."""
     inside = [(s, max(b, begin), min(e, end)) for s, b, e in spans if b < end and e > begin]
     inside.sort(key=lambda span: (span[1], -span[2]))
     found: dict[str, float] = {}
@@ -118,6 +118,6 @@ def callbacks_cost(steps: Sequence[Step]) -> float:
 
 
 def medians(steps: Sequence[Step]) -> dict[str, float]:
-    """Of each stage over the steps, in seconds."""
+    """Median seconds of each stage over the steps."""
     names = {name for one in steps for name in one.stages}
     return {name: median(one.stages.get(name, 0.0) for one in steps) for name in sorted(names)}

@@ -1,6 +1,6 @@
-"""Which calls of the instance's loop are watched, and under which name.
+"""The calls of the instance's loop that are watched, and their stage names.
 
-They are put in place from outside, so that the served code knows nothing of it.
+Watches are installed from outside; the served code knows nothing of them.
 """
 
 import selectors
@@ -21,7 +21,7 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 
 
 class NoCallbacks:
-    """Seams at which nothing happens."""
+    """Callbacks that do nothing."""
 
     def after_kv_write(self, layer: int) -> None:
         """Nothing."""
@@ -34,7 +34,7 @@ class NoCallbacks:
 
 
 def watch_loop(recorder: Recorder) -> None:
-    """Put all watches in place."""
+    """Install all watches."""
     watch = recorder.watch
     recorder.watch_operators(_forward.Forward, "run")
     _alternate_callbacks(recorder)
@@ -54,7 +54,7 @@ def watch_loop(recorder: Recorder) -> None:
 
 
 def _alternate_callbacks(recorder: Recorder) -> None:
-    """Every other pass calls callbacks that do nothing at each layer."""
+    """Make every other pass call empty callbacks at each layer."""
     forward, nothing, passes = PagedModel.forward, NoCallbacks(), recorder.record.with_callbacks
 
     def alternating(model: PagedModel, batch: ForwardBatch, callbacks: Any = None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""``kvell instance`` with watches in its loop; at its end it writes what they saw.
+"""``kvell instance`` with watches in its loop; writes their record when it ends.
 
 ``python -m bench.engine.seams.watched_instance RECORD instance FLAGS…``
 """
@@ -16,7 +16,7 @@ from kvell.cli.main import main as kvell
 
 
 def main() -> None:
-    """Run the command line behind the file's name."""
+    """Run the command line that follows the record's path."""
     path, recorder = Path(sys.argv.pop(1)), Recorder()
     watch_loop(recorder)
     try:

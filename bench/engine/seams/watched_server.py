@@ -21,7 +21,7 @@ def watched_command(settings: EngineSettings, record: Path) -> list[str]:
 
 
 def main() -> None:
-    """``MODEL QUANTIZATION KV_MIB RECORD [ahead]``: print the address, serve."""
+    """Serve; arguments are ``MODEL QUANTIZATION KV_MIB RECORD [ahead]``; prints the address."""
     prepare_process()
     model, quantization, kv_mib, record, *ahead = sys.argv[1:]
     settings = EngineSettings(
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def announce(url: str) -> None:
-    """As ``kvell serve --json`` does."""
+    """Print the address as ``kvell serve --json`` does."""
     print(json.dumps({"url": url}), flush=True)
 
 

@@ -1,0 +1,108 @@
+"""Result files: each records its run, lies in its machine's folder, and has a reader."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import result_file
+from bench.result_file import FIELDS, RESULTS, VIRTUAL, path_of, processor_name, slug, write
+
+READERS = ("README.md", "CHANGELOG.md", "docs", "bench", "scripts", "tests")
+FILES = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.json"))
+OPTIONAL = re.compile(r"\[(_\w+)\]")
+"""A command of two files names both at once: ``seams[_ahead].json``."""
+AMD = {"vendor_id": "AuthenticAMD", "model name": "AMD EPYC", "cpu family": "25", "model": "17"}
+INTEL = {"vendor_id": "GenuineIntel", "model name": "Intel(R) Xeon(R)", "flags": "avx2 avx512f"}
+
+
+@cache
+def readers() -> str:
+    """All text outside ``bench/results``, with and without optional parts of names."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in reading_files())
+    return OPTIONAL.sub("", text) + "\n" + OPTIONAL.sub(r"\1", text)
+
+
+def reading_files() -> Iterator[Path]:
+    for name in READERS:
+        root = Path(name)
+        for path in [root] if root.is_file() else sorted(root.rglob("*")):
+            is_text = path.suffix in {".md", ".py"} or path.parent.name == "scripts"
+            if path.is_file() and is_text and RESULTS not in path.parents:
+                yield path
+
+
+def run_of(name: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))["run"]
+    return told
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_records_its_run(name: str) -> None:
+    run = run_of(name)
+    for field in FIELDS:
+        assert run[field] or (run[field] is None and run["note"]), field
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_named_outside_the_results(name: str) -> None:
+    assert re.search(rf"(?<![\w-]){re.escape(name)}", readers()), "nobody reads it: delete it"
+
+
+def test_files_lie_by_machine() -> None:
+    assert FILES
+    assert {name.count("/") for name in FILES} == {1}
+    virtual = {name for name in FILES if name.startswith(f"{VIRTUAL}/")}
+    assert virtual == {name for name in FILES if run_of(name)["processor"] == VIRTUAL}
+
+
+def test_what_is_written_records_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python3", "-m", "bench.x", "--json", "a b"])
+    file = tmp_path / "new" / "x.json"
+    write(file, [1, 2])
+    written = json.loads(file.read_text())
+    assert written["figures"] == [1, 2]
+    assert written["run"]["command"] == "python -m bench.x --json 'a b'"
+    write(file, {"rate": 1.5}, processor=VIRTUAL)
+    written = json.loads(file.read_text())
+    assert written.pop("run")["processor"] == VIRTUAL
+    assert written == {"rate": 1.5}
+
+
+def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_file, "REPOSITORY", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    run = result_file.run()
+    assert run["commit"] is None
+    assert run["note"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (AMD, "zen4"),
+        (AMD | {"model": "1"}, "zen3"),
+        (AMD | {"cpu family": "26", "model": "2"}, "zen5"),
+        (INTEL, "xeon"),
+        (INTEL | {"flags": "avx512f amx_tile"}, "amx"),
+        (INTEL | {"flags": "avx2", "model name": "Intel(R) Core i5"}, "intel_r_core_i5"),
+    ],
+)
+def test_a_machine_has_a_short_name(facts: dict[str, str], expected: str) -> None:
+    assert slug(facts) == expected
+
+
+def test_a_processor_is_named_with_family_and_model() -> None:
+    assert processor_name(AMD) == "AMD EPYC (family 25, model 17)"
+    assert processor_name({}), "there is always a name"
+
+
+def test_a_result_goes_to_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_file, "processor_facts", lambda: AMD)
+    assert path_of("seams") == RESULTS / "zen4" / "seams.json"
+    assert path_of("hits", VIRTUAL) == RESULTS / "virtual" / "hits.json"
