@@ -111,12 +111,12 @@ class MemoryCore(Protocol):
         ...
 
     def receive(self, handle: int, computed: int) -> None:
-        """Take the state of the first ``computed`` tokens from elsewhere.
+        """Resume after the first ``computed`` tokens, whose contents come from elsewhere.
 
-        A holder just opened continues after them, and needs pages only for what a later step reads.
-        The pages of its prefix hit that are still read stay.  :meth:`grow` gives the others; the
-        caller fills them, and the states, before the step that continues.  Nothing that was
-        received is published before that step's :meth:`advance`, whatever happens.
+        The holder was just opened; it needs pages only for what a later step reads.  The pages of
+        its prefix hit that are still read stay.  :meth:`grow` gives the others; the caller fills
+        them, and the states, before the step that continues.  Nothing that came is published before
+        that step's :meth:`advance`, whatever happens.
 
         :raises ValueError: if the holder is a lease, was given pages, has images or drops tokens;
             if ``computed`` is less than its hit, or not less than the tokens it knows.
@@ -187,7 +187,8 @@ class MemoryCore(Protocol):
         ...
 
     def advance(self, handles: Ints, computed: Ints) -> None:
-        """Set the tokens each holder has computed: publish full pages, leave those behind windows."""
+        """Set the tokens that each holder has computed: publish full pages, leave windows behind.
+        """
         ...
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
@@ -200,7 +201,7 @@ class MemoryCore(Protocol):
         ...
 
     def empty_large_pages(self) -> int:
-        """Return how many large pages nobody uses and cache nothing; constant time, for every step."""
+        """Return how many large pages nobody uses and cache nothing; constant time."""
         ...
 
     def evicted_pages(self) -> tuple[int, ...]:
@@ -208,7 +209,7 @@ class MemoryCore(Protocol):
         ...
 
     def totals(self) -> PoolTotals:
-        """Return how the pool is divided now, and counters so far; linear in the large pages only."""
+        """Return how the pool is divided now, and counters so far; linear in large pages only."""
         ...
 
     def snapshot(self) -> PoolSnapshot:

@@ -21,7 +21,7 @@ class GroupPolicy(Protocol):
         ...
 
     def active_start(self, num_tokens: int) -> int:
-        """Return the first token that a later step may still read once ``num_tokens`` are computed."""
+        """Return the first token that a later step may still read after ``num_tokens``."""
         ...
 
     def kept_start(self, num_tokens: int) -> int:

@@ -221,7 +221,7 @@ class RadixTree:
         return child
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut ``node`` after prefix ``length``; it keeps the lower part.  Returns the upper part."""
+        """Cut ``node`` after prefix ``length``: it keeps the lower part.  Returns the upper."""
         parent, cut = node.parent, length - node.start
         if parent is None:
             raise AssertionError("a root has no tokens to cut")
