@@ -187,8 +187,7 @@ class MemoryCore(Protocol):
         ...
 
     def advance(self, handles: Ints, computed: Ints) -> None:
-        """Set the tokens that each holder has computed: publish full pages, leave windows behind.
-        """
+        """Set the tokens each holder has computed: publish full pages, leave windows behind."""
         ...
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:

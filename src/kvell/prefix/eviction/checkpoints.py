@@ -119,8 +119,7 @@ def cuts(
 
 
 def prompt_end(prompt_tokens: int, alignment: int) -> int:
-    """Return the cut that stands for a prompt's end: its last multiple of 512, or of 64 below that.
-    """
+    """Return the cut that stands for a prompt's end: its last multiple of 512, below that of 64."""
     unit = CUT_TOKENS if prompt_tokens >= CUT_TOKENS else END_TOKENS
     return _aligned(prompt_tokens // unit * unit, alignment)
 

@@ -72,8 +72,7 @@ class PoolPlan:
 
 
 def pool_cost(layout: Layout, chunk_tokens: int = CHUNK_TOKENS) -> PoolCost:
-    """Return what prefixes cost in this layout; ``chunk_bytes`` is 0 if no group keeps all tokens.
-    """
+    """Return what prefixes cost in this layout; ``chunk_bytes`` is 0 if no group keeps all."""
     tokens = LONG_CHUNKS * chunk_tokens
     long, longer = request_bytes(layout, tokens), request_bytes(layout, 2 * tokens)
     chunk_bytes = (longer - long) // LONG_CHUNKS
@@ -175,8 +174,7 @@ class CommonPool:
     # ------------------------------------------------------------------ deciding
 
     def plan(self, reached: Sequence[Chain] = ()) -> PoolPlan:
-        """Decide which leases to give up and take, now that the ``reached`` prefixes are computed.
-        """
+        """Decide which leases to give up and take once the ``reached`` prefixes are computed."""
         before = dict(self._protected)
         for chain in reached:
             self._consider(chain)

@@ -221,8 +221,7 @@ class Evictor:
         heapq.heappush(self._large[self._rule.eviction_class(key)], (key, large))
 
     def youngest(self, large: int) -> Key:
-        """Return the key that places an evictable large page: that of its page to be evicted last.
-        """
+        """Return the key that places an evictable large page: that of its last page to go."""
         pool = self._require_pool()
         indexed = pool.indexed[pool.group[large]]
         return max((indexed[page] for page in pool.cached_in(large)), key=self.place)

@@ -157,7 +157,7 @@ class HazardTable:
             bucket, part = bucket - 1, part + 1
         after = row[min(bucket + 1, AGES - 1)]
         part = min(max(part, 0.0), 1.0)
-        return max(after, row[bucket] + part * (after - row[bucket]))  # rounding must not make it less
+        return max(after, row[bucket] + part * (after - row[bucket]))  # rounding: no less
 
     def access(
         self,

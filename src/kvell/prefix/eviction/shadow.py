@@ -114,8 +114,7 @@ def shared_chunks(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def renewed(value: float | None, now: float) -> float:
-    """Return the value after one more use: log2 of the sum of 2^time over all uses, in half-lives.
-    """
+    """Return the value after one more use: log2 of the sum of 2^time of all uses (half-lives)."""
     return now if value is None else now + log2(1 + 2 ** (value - now))
 
 
@@ -177,8 +176,7 @@ class ShadowCache:
         return True
 
     def _displace(self, value: float) -> bool:
-        """Stop protecting the least key; of equal values the deepest, so that prefixes stay whole.
-        """
+        """Stop protecting the least key; of equals the deepest, so that prefixes stay whole."""
         while self._heap and self._protected.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if not self._heap or value < self._heap[0][0] + MARGIN:

@@ -57,8 +57,7 @@ def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
 
 
 def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
-    """Return the pool that one request of ``tokens`` tokens needs, in large pages of this layout.
-    """
+    """Return the pool that one request of ``tokens`` tokens needs, in whole large pages."""
     return large_pages_needed(layout, tokens, 1, chunk_tokens) * layout.large_page_bytes
 
 
@@ -81,8 +80,7 @@ def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> lis
 def _large_pages(
     group: GroupSpec, facts: Facts, tokens: int, requests: int, chunk_tokens: int
 ) -> int:
-    """Return the large pages of a group; a moving window may straddle one more than its pages fill.
-    """
+    """Return large pages of a group; a moving window may straddle one more than it fills."""
     per_large = group.pages_per_large
     moves_on = group.kind in WINDOWS and policy_of(group).most_kept_tokens(tokens) < tokens
     pages = requests * peak_pages(group, facts, tokens, chunk_tokens)

@@ -135,8 +135,7 @@ def _consumed_pages(group: GroupSpec, facts: Facts, computed: int) -> int:
 
 
 def _pages_near(group: GroupSpec, facts: Facts, until: int, chunk_tokens: int) -> Iterator[int]:
-    """Yield for each image its pages and those of the images that a chunk from its end on reaches.
-    """
+    """Yield for each image its pages and those of images that a chunk after it reaches."""
     for first in facts.begun(until):
         near = (i for i in facts.begun(until) if first.start <= i.start < first.end + chunk_tokens)
         yield sum(image_pages(group, image) for image in near)
