@@ -3,7 +3,7 @@ find_package(OpenMP)
 
 # Flags and libraries of everything that computes.
 function(kvell_set_up name)
-  target_compile_options(${name} PRIVATE -O3 -Wno-psabi)
+  target_compile_options(${name} PRIVATE -Wno-psabi)
   if(OpenMP_CXX_FOUND)
     target_link_libraries(${name} PRIVATE OpenMP::OpenMP_CXX)
   endif()
@@ -48,14 +48,14 @@ function(kvell_add_kernel_objects name)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
     CXX_VISIBILITY_PRESET hidden)
-  kvell_set_flags(${name})
+  kvell_set_flags(${name} -O3)
   kvell_set_up(${name})
   kvell_add_backends(${name})
 endfunction()
 
 # An extension module.
 function(kvell_add_module name destination)
-  kvell_add_extension(${name} ${destination} ${ARGN})
+  kvell_add_extension(${name} ${destination} -O3 ${ARGN})
   kvell_set_up(${name})
 endfunction()
 
