@@ -68,7 +68,7 @@ class OneLayer:
         table = torch.tensor([0, 1], dtype=torch.int32)
         page = torch.zeros(tokens, dtype=torch.int32)
         offsets = torch.arange(tokens, dtype=torch.int32)
-        pointers = [address(each) for each in (starts, lengths, table, page, page)]
+        tables = (address(starts), address(lengths), address(table))
         workspace = torch.empty(self.forward.workspace_bytes(tokens, 0), dtype=torch.uint8)
         scratch_bytes = self.forward.attention_bytes(threads, tokens)
         scratch = torch.empty(scratch_bytes + 4096, dtype=torch.uint8)
@@ -76,7 +76,13 @@ class OneLayer:
         self.forward.run(
             (tokens, address(ids), address(positions)),
             (0, 0),
-            [((1, *pointers, 1, tokens), address(page), address(offsets))],
+            [
+                (
+                    (1, *tables, address(page), address(page), 1, tokens),
+                    address(page),
+                    address(offsets),
+                )
+            ],
             [],
             (address(workspace), workspace.nbytes),
             (-(-address(scratch) // 4096) * 4096, scratch_bytes),
