@@ -65,7 +65,7 @@ def test_images_are_forgotten_when_the_answers_are_there(llm: LLM, architecture:
 
 def test_a_prompt_that_does_not_fit_its_images_is_refused(llm: LLM, architecture: str) -> None:
     prompt = asked(pictured(architecture, text(7), 0))
-    with pytest.raises(ChangeSomething, match="images stand for"):
+    with pytest.raises(ChangeSomething, match="that its images need"):
         llm.generate([prompt, prompt | {"prompt_token_ids": text(9)}], GREEDY)
     assert llm.engine.images is not None
     assert not llm.engine.images._spans

@@ -93,7 +93,7 @@ def test_a_model_that_is_not_there_is_named(smollm2_path: Path, small: Path) -> 
     [
         (
             {"speculative_model": MODEL_NAME, "num_speculative_tokens": 2},
-            "guesses for one model only",
+            "proposes draft tokens for one model only",
         ),
         ({"kv_budget": "128"}, "which is served alone"),
     ],

@@ -47,7 +47,7 @@ __all__ = ["DTYPES", "EngineOptions", "build_engine", "load_model", "make_limits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STORED = DTYPES | {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-"""What each name of ``--kv-cache-dtype`` means to torch."""
+"""The torch dtype of each name of ``--kv-cache-dtype``."""
 MIN_MODEL_LEN = 2
 """A prompt of one token and one token of output."""
 
@@ -66,10 +66,10 @@ def load_model(
 
     :param kv_cache_dtype: one of ``kv_dtypes.KV_DTYPES``, or ``auto`` for the model's own.
     :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
-    :param enforce_eager: run transformers' own code, although the model has a fused pass.
+    :param enforce_eager: run transformers' own code, even if the model has a fused pass.
     :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a fused pass.
-    :raises ChangeSomething: for a device that is not there, a dtype that is not
-        served, or whatever is wrong with the model's files.
+    :raises ChangeSomething: for a missing device, a dtype that is not served, or anything wrong
+        with the model's files.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ChangeSomething("--device", device, "has no GPU that torch can use", "use cpu")
@@ -103,15 +103,15 @@ def build_engine(
     floor_bytes: int = 0,
     clock: Clock | None = None,
 ) -> Engine:
-    """An engine over a loaded model, its pool attached.
+    """Build an engine over a loaded model, with its pool attached.
 
-    :param draft: a smaller model that guesses for it; its groups lie in the same pool.
+    :param draft: its draft model, which is smaller; its groups lie in the same pool.
     :param beside: further models, independent of it, that share its pool and its steps.
-    :param floor_bytes: what the process took before it loaded anything, for the contract.
-    :param clock: tells how long requests wait and who is late; the machine's own if not given.
+    :param floor_bytes: of the process before it loaded anything, for the contract.
+    :param clock: times requests and their lateness; the machine's own if not given.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
-        draft model cannot guess for this one, models cannot be served side by side, or there
-        are objectives and nothing that could be done for them.
+        draft model does not suit this one, models cannot be served side by side, or objectives
+        could have no effect.
     """
     clock = clock or MonotonicClock()
     check_objectives(options)
@@ -201,7 +201,7 @@ def _rules(
     draft: PagedModel | None,
     layers: Sequence[LayerSpec],
 ) -> list[ModelRules]:
-    """Of each model; a length that the user gives is the first one's, and the others' at most."""
+    """The rules of each model; a given ``max_model_len`` is the first's, and a cap for others."""
     found, layout = [], sizes.promised
     flag = flag_of(sizes, options)
     for index, (name, model, eos) in enumerate((s.name, s.model, s.eos_token_ids) for s in served):
@@ -222,12 +222,12 @@ def make_limits(
     layers: Sequence[LayerSpec] | None = None,
     flag: PoolFlag | None = None,
 ) -> Limits:
-    """The constants of a run; ``max_model_len`` from the pool unless it is given.
+    """The constants of a run; ``max_model_len`` follows from the pool unless it is given.
 
     :param name: which of the pool's models it is, if there are several.
-    :param layers: all that the pool holds; the model's own and its draft's if not given.
+    :param layers: all layers in the pool; the model's own and its draft's if not given.
     :param flag: what to change if the pool is too small; ``--kv-memory`` if not given.
-    :raises ChangeSomething: if a given ``max_model_len`` cannot be had.
+    :raises ChangeSomething: if a given ``max_model_len`` is not possible.
     """
     own = min(one.description.max_model_len for one in (model, draft) if one is not None)
     if options.max_model_len is not None and options.max_model_len > own:
@@ -276,7 +276,10 @@ def make_limits(
 def _enough_bytes(
     layout: Layout, layers: Sequence[LayerSpec], manager: Manager, limits: Limits, name: str
 ) -> int:
-    """A pool for one request of ``max_model_len``: a larger pool may have larger pages."""
+    """Bytes of a pool that fits one request of ``max_model_len``.
+
+    A larger pool may have larger pages, so the layout is planned again until it fits.
+    """
     wanted, chunk = limits.max_model_len, limits.min_chunk_tokens
     enough_bytes = pool_bytes_for(layout, wanted, chunk)
     while True:
@@ -289,7 +292,7 @@ def _enough_bytes(
 
 
 def _dtype(name: str) -> torch.dtype:
-    """A named dtype; ``auto`` is bfloat16, which is what models are made for."""
+    """A dtype by name; ``auto`` is bfloat16, for which models are made."""
     if name == "auto":
         return torch.bfloat16
     if name not in DTYPES:

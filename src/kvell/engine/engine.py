@@ -1,8 +1,8 @@
 """One engine behind the instance protocol: commands in, events out, a step at a time.
 
 At depth 0 a step is planned, run and committed in turn.  At depth 1 steps run on a thread of
-their own, in order, while this one plans the next and commits the one before: compiled passes
-hold no lock of Python's.
+their own, in order, while this one plans the next step and commits the one before: compiled
+passes release Python's lock.
 """
 
 from collections import deque
@@ -39,10 +39,10 @@ from kvell.engine.setup.warmer import Warmer
 from kvell.models.images.image_store import ImageStore
 
 WARMING_SECONDS = 0.5
-"""A step that has nothing to compute while the pool still warms waits so long at most."""
+"""Longest wait of a step that has nothing to compute while the pool is still being committed."""
 
 CREDITS = 1024
-"""Requests a front may have submitted and not seen finished."""
+"""Most unfinished requests of a front."""
 
 
 class Engine:
@@ -63,13 +63,13 @@ class Engine:
         cold: ChunkDevice | None = None,
         objectives: ObjectiveWatch | None = None,
     ) -> None:
-        """:param activations: what a step needs of the reserve, where it has no slot.
-        :param images: of requests in flight, which whoever submits prompts with images
-        has put there; None if the model takes text only.
-        :param clock: tells how long requests wait, prefill and decode.
-        :param warmer: puts memory behind the pool while steps run; None if it has all of it.
-        :param cold: what the pool lies in, if only a first touch puts memory there.
-        :param objectives: tells the core after every step who is late; None if nobody ever is."""
+        """:param activations: bytes that a step needs of the reserve, where it has no slot.
+        :param images: of requests in flight, put there by the caller that submits prompts with
+        images; None if the model takes text only.
+        :param clock: times how long requests wait, prefill and decode.
+        :param warmer: commits the pool's memory while steps run; None if all is committed.
+        :param cold: the pool's chunks, if only a first touch commits them.
+        :param objectives: says after every step whether requests are late; None: never."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -87,10 +87,11 @@ class Engine:
         self._running: deque[Future[StepResult]] = deque()
 
     def warm(self) -> Warmer | None:
-        """Put memory behind the whole pool, in a thread and in huge pages, where else each prompt
-        would wait for its pages' first touch; for those who stay, as servers do.
+        """Commit the whole pool in a thread and in huge pages, for long-lived engines (servers).
 
-        :returns: the thread, to wait for; None if there was nothing to do.
+        Otherwise each prompt would wait for the first touch of its pages.
+
+        :returns: the warmer, to wait for; None if there was nothing to do.
         """
         if self._cold is not None:
             self._behind = Warmer(self._cold, range(self._cold.num_chunks), is_patient=True)
@@ -126,18 +127,18 @@ class Engine:
         return self._times.told(events)
 
     def _knows_images(self, command: Submit) -> bool:
-        """Has somebody said what the prompt's images are?"""
+        """Whether the image store knows the content of all images of the prompt."""
         prompt = np.frombuffer(command.prompt, "<i4")
         ends = [start + tokens - 1 for start, tokens, _ in command.images]
         contents = [int(prompt[end]) for end in ends if end in range(len(prompt))]
         return not contents or (self.images is not None and self.images.knows(contents))
 
     def has_work(self) -> bool:
-        """Is any request waiting or running, or a result to come?"""
+        """Whether any request waits or runs, or any result is pending."""
         return self.core.has_work
 
     def step(self) -> list[Event]:
-        """One plan, its run and its commit; with overlap the commit is that of the step before."""
+        """Plan, run and commit a step; at depth 1, commit the oldest one and plan ahead."""
         if self._behind is None:
             return self._stepped()
         self._behind.computes(True)
@@ -171,13 +172,13 @@ class Engine:
         return plan
 
     def _prepared(self, plan: StepPlan, begun: Callable[[], None]) -> Callable[[], StepResult]:
-        """What is left to do when the step before has run."""
+        """Prepare a step; returns what is left to do once the step before has run."""
         if isinstance(self.runner, PreparingRunner):
             return self.runner.prepare(plan, begun)
         return partial(self.runner.run, plan)
 
     def _run(self, plan: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
-        """Steps run one after the other, so that one reserve serves them all."""
+        """Run a step in its slot or in the reserve, which steps use one after the other."""
         if plan.slot is not None:
             return compute()
         need_bytes = self._need_bytes(plan)
@@ -195,7 +196,7 @@ class Engine:
         return self._times.told(events)
 
     def _note(self, late: Lateness) -> None:
-        """Who is late, while the core's window of steps has anybody who was."""
+        """Tell the core of lateness, until its window of steps holds no late request any more."""
         if late.ttft_late or late.tpot_late:
             self._notes_due = WINDOW_ITERATIONS + 1
         if self._notes_due:
@@ -203,7 +204,7 @@ class Engine:
             self._told.note(late)
 
     def _take_warm(self) -> None:
-        """Memory that has come since the last step is the pool's."""
+        """Tell the core how many chunks were committed since the last step."""
         if self._warmer is None:
             return
         is_done = self._warmer.is_done
@@ -225,6 +226,6 @@ def _without_images(command: Submit) -> Finished:
         command.attempt,
         "refused",
         len(command.prompt) // 4,
-        message="images: nobody has said what the prompt's are; give them with the prompt",
+        message="images: those of the prompt are unknown; give them with the prompt",
         field="images",
     )

@@ -1,1 +1,1 @@
-"""From a config to layer groups, from a directory to weights, and the forward pass over pages."""
+"""Model descriptions from configs, weights from directories, and the forward pass over pages."""

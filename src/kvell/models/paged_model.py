@@ -1,4 +1,4 @@
-"""A causal LM over paged memory: by a compiled pass, or by transformers' own modules.
+"""A causal LM over paged memory, run by a compiled pass or by transformers' own modules.
 
 A step's requests are flattened to one row of tokens with their own positions.
 """
@@ -25,7 +25,7 @@ __all__ = ["ForwardBatch", "PagedModel"]
 
 
 class PagedModel:
-    """Runs steps; knows nothing of requests beyond the rows of a batch.
+    """Runs steps of a causal LM; knows requests only as rows of a batch.
 
     Not for concurrent use: one forward pass at a time.
     """
@@ -40,10 +40,10 @@ class PagedModel:
     ) -> None:
         """Take over a transformers causal LM (its attention implementation is set here).
 
-        :param description: of the module's config, with the sizes of ``kv_dtype``.
-        :param kv_dtype: of stored keys and values; the module's own if not given.
-        :param fused: a compiled pass that has taken over the module's weights, and computes
-            every step in its place.
+        :param description: describes the module's config, with the sizes of ``kv_dtype``.
+        :param kv_dtype: dtype of stored keys and values; the module's own if not given.
+        :param fused: a compiled pass that has taken over the module's weights and computes
+            every step instead of it.
         """
         self.module = module.eval()
         self.description = description
@@ -52,16 +52,16 @@ class PagedModel:
         self.fused = fused
         self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
-        self._last: ForwardBatch | None = None  # that a compiled pass computed
+        self._last: ForwardBatch | None = None  # the last one that a compiled pass computed
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return torch.device(self.module.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights and activations are stored in."""
+        """Dtype of weights and activations."""
         return torch.empty(0, dtype=self.module.dtype).dtype
 
     @property
@@ -73,8 +73,10 @@ class PagedModel:
 
     @property
     def activations(self) -> ActivationNeed:
-        """What a step takes beside weights and pages: exact where a compiled pass computes it,
-        else an estimate from the config."""
+        """Memory that a step needs besides weights and pages.
+
+        Exact for a compiled pass, otherwise an estimate from the config.
+        """
         return self._modules.activations if self._modules else self._fused.buffers
 
     @property
@@ -83,10 +85,10 @@ class PagedModel:
         return self._modules.images if self._modules else None
 
     def attach(self, layout: Layout, pool: torch.Tensor) -> None:
-        """Say where K and V are kept, before the first step; may be called again.
+        """Set where K and V are stored; call before the first step, and again to move them.
 
         :param pool: uint8 [≥ layout.pool_bytes] on the model's device.
-        :raises ValueError: if layout, description and pool do not fit each other.
+        :raises ValueError: if layout, description and pool do not match.
         """
         latent_sizes = self._modules.latent_sizes if self._modules else {}
         shapes = self._modules.state_shapes if self._modules else self._fused.state_shapes
@@ -104,10 +106,10 @@ class PagedModel:
         self._memory = memory
 
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
-        """Compute a step; returns logits, float32 [rows, vocab].
+        """Compute a step and return logits, float32 [rows, vocab].
 
         :raises RuntimeError: if no memory is attached, or if the model's code did not
-            call attention exactly once per layer, with the window the description says.
+            call attention exactly once per layer, with the description's window.
         """
         if self._memory is None:
             raise RuntimeError("attach() memory before the first forward pass")
@@ -119,9 +121,10 @@ class PagedModel:
         return self._fused.forward(batch, callbacks)
 
     def largest(self, batch: ForwardBatch) -> list[int] | None:
-        """Where each row's logits are largest, first of equals, if a compiled pass found it.
+        """Return the index of each row's largest logit, the first of equal ones.
 
-        :param batch: of the step; None is answered unless it was the last, and wanted it.
+        None if modules computed the step, or ``batch`` is not the last one or did not set
+        ``wants_largest``.
         """
         if self._last is not batch or not batch.wants_largest:
             return None
@@ -136,7 +139,7 @@ class PagedModel:
 def _module_pass(
     module: Any, description: ModelDescription, kernels: AttentionKernels
 ) -> "ModulePass":
-    # Imported here: it brings transformers' modelling code, which takes seconds.
+    # Imported here: transformers' modelling code takes seconds to import.
     from kvell.models.forward.module_pass import ModulePass
 
     return ModulePass(module, description, kernels)

@@ -309,7 +309,7 @@ def test_text_is_planned_ahead() -> None:
 def test_what_follows_from_the_step_before_is_not() -> None:
     layout = make_layout((0, 9))
     drafting = Limits(num_speculative_tokens=2)
-    assert "guesses" in overlap_problem(drafting, layout, shares_pool=False, swaps=False)
+    assert "draft tokens" in overlap_problem(drafting, layout, shares_pool=False, swaps=False)
     assert "share the pool" in overlap_problem(Limits(), layout, shares_pool=True, swaps=False)
     assert "CPU buffer" in overlap_problem(Limits(), layout, shares_pool=False, swaps=True)
 
@@ -336,7 +336,7 @@ def test_a_depth_that_nobody_can_plan_is_refused(depth: int) -> None:
 
 def test_a_core_refuses_a_depth_that_its_limits_do_not_allow() -> None:
     layout = make_layout((0,))
-    with pytest.raises(ValueError, match="depth=1: guesses"):
+    with pytest.raises(ValueError, match="depth=1: draft tokens"):
         EngineCore(create_core(layout), Limits(depth=1, num_speculative_tokens=1), frozenset({EOS}))
 
 

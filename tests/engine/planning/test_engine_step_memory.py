@@ -210,7 +210,7 @@ def test_where_no_more_memory_comes_a_request_has_what_there_is_to_itself() -> N
 
 
 def test_draft_tokens_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="guesses"):
+    with pytest.raises(ValueError, match="draft tokens"):
         Shared(full(8), replace(limits(), num_speculative_tokens=2), ActivationModel(0, 1, 0))
 
 

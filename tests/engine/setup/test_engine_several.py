@@ -185,7 +185,7 @@ def test_shares_that_were_cut_bind_each_model() -> None:
     [
         (("a", "a"), EngineOptions(), GroupKind.FULL, False, "is the name of two models"),
         (("a", ""), EngineOptions(), GroupKind.FULL, False, "names no model"),
-        (("a", "b"), EngineOptions(), GroupKind.FULL, True, "guesses for one model only"),
+        (("a", "b"), EngineOptions(), GroupKind.FULL, True, "draft tokens for one model only"),
         (("a", "b"), EngineOptions(common_pool=True), GroupKind.FULL, False, "protects"),
         (("a", "b"), EngineOptions(), GroupKind.VISION, False, "takes images, which is served"),
         (("a", "b"), EngineOptions(), GroupKind.CROSS, False, "takes images, which is served"),

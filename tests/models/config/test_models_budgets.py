@@ -116,8 +116,8 @@ def test_a_pyramid_over_them_keeps_its_mean() -> None:
         ("512 ", "is no budget"),
         ("cone:512", "is no budget"),
         ("pyramid:", "is no budget"),
-        ("8", "keeps nothing beside the 8 tokens that choose"),
-        ("pyramid:0", "keeps nothing"),
+        ("8", "keeps no token besides the last 8, which always stay"),
+        ("pyramid:0", "keeps no token"),
     ],
 )
 def test_budgets_that_are_none(budget: str, problem: str) -> None:

@@ -104,7 +104,7 @@ def test_who_sees_an_image_is_told_to_the_layers() -> None:
 
 def test_a_layer_that_no_module_is_known_for_is_refused() -> None:
     module = copy.deepcopy(picture_module(CROSS))
-    with pytest.raises(ChangeSomething, match=r"attends across in layers \[1, 2, 3\]"):
+    with pytest.raises(ChangeSomething, match=r"has cross-attention in layers \[1, 2, 3\]"):
         place_cross(module, frozenset({2}), CROSS_MODULES, PortableKernels())
 
 
@@ -115,7 +115,7 @@ def test_layers_that_attend_across_come_in_their_turn() -> None:
     for slot in slots:
         slot.layer = 3
     served.say("q", pictured(CROSS, 0, text(3)))
-    with pytest.raises(RuntimeError, match="layer 3 attends across"):
+    with pytest.raises(RuntimeError, match="layer 3 cross-attends out of turn"):
         served.step()
 
 

@@ -106,7 +106,7 @@ def test_pieces_of_an_image_are_counted_as_transformers_makes_them(seed: int) ->
 @every_family
 def test_a_prompt_without_its_placeholders_is_refused(architecture: str) -> None:
     prompt = pictured(architecture, text(5), 0)
-    with pytest.raises(ChangeSomething, match=r"prompt=.*its images stand for"):
+    with pytest.raises(ChangeSomething, match=r"prompt=.*its images need"):
         store_of(architecture).take(np.delete(ids_of(prompt), 5), prompt.tensors)
 
 
@@ -186,7 +186,7 @@ def test_equal_patches_in_another_grid_are_another_image() -> None:
 def test_a_film_is_refused_by_the_name_of_its_tensor(architecture: str) -> None:
     prompt = pictured(architecture, 0)
     film = {"pixel_values_videos": torch.zeros(2, 3)}
-    with pytest.raises(ChangeSomething, match=r"images.pixel_values_videos=\(2, 3\): is of a film"):
+    with pytest.raises(ChangeSomething, match=r"pixel_values_videos=\(2, 3\): is of a video"):
         store_of(architecture).take(ids_of(prompt), prompt.tensors | film)
 
 

@@ -1,17 +1,17 @@
-"""Cached prefixes in the CPU buffer: a second tier behind what the pool caches itself.
+"""Cached prefixes in the CPU buffer: a second tier behind the pool's own cache.
 
 ::
 
-    request ends ──► its pages are cached in the pool, it is remembered here
-                        │ memory runs short: copied out, those that ended longest ago first,
-                        ▼ before the evictor takes them
+    request ends ──► its pages are cached in the pool, the request is remembered here
+                        │ memory runs short: pages are copied out, those of requests that
+                        ▼ ended longest ago first, before they are evicted
                      in the buffer, page by page (:mod:`kvell.engine.cpu_buffer.prefix_pages`)
-                        │ a request begins like that, further than the pool knows
+                        │ a request hits a longer prefix here than in the pool,
                         ▼ and copying is quicker than computing
                      copied in with the plan that admits it, and cached in the pool again
 
-Whoever is preempted goes before prefixes, which give way.  What is copied is a copy: pages stay
-here when they are fetched, and stay in the pool when they go out.
+Prefixes give way to preempted requests.  Pages are copied, not moved: they stay here when they
+are fetched, and stay in the pool when they are copied out.
 """
 
 from collections import deque
@@ -30,13 +30,13 @@ from kvell.memory import GroupKind, MemoryCore
 from kvell.vocabulary import MIB, RequestId
 
 SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
-"""A state that is cached is no page of whoever looks it up, but what its own is copied from."""
+"""States are left out: a request does not hold the cached state itself, but a copy of it."""
 MOST_REMEMBERED = 256
-"""Requests that ended, at most."""
+"""Most ended requests to remember."""
 AHEAD_SHARE = 8
-"""One large page in so many is empty, or cached and copied out: what a step may evict."""
+"""One large page in 8 is kept empty, or cached and copied out: a step may evict it."""
 MOST_BYTES = 32 * MIB
-"""Copied out by one plan; a prefix of more goes out with several."""
+"""Most bytes copied out by one plan; several plans copy a larger prefix."""
 
 Moves = list[tuple[int, int, int]]
 
@@ -53,16 +53,16 @@ class _Ended:
 
 @dataclass(frozen=True)
 class _Found:
-    """What there is for a request: its first ``computed`` tokens."""
+    """The prefix of a request that is in the buffer: its first ``computed`` tokens."""
 
     digests: PrefixDigests
     computed: int
 
 
 class BufferedPrefixes:
-    """What of the cache is in the buffer; pure, asked by :class:`.swapping.Swapping`.
+    """The cached prefixes in the buffer; pure, used by :class:`.swapping.Swapping`.
 
-    :ivar hit_tokens: that requests found here and not in the pool, so far.
+    :ivar hit_tokens: tokens that requests have hit here and not in the pool, so far.
     """
 
     def __init__(self, core: MemoryCore, buffer: PageBuffer, rule: SwapRule) -> None:
@@ -72,25 +72,25 @@ class BufferedPrefixes:
         self._core, self._rule = core, rule
         self._groups = core.layout.groups
         self._ended: deque[_Ended] = deque(maxlen=MOST_REMEMBERED)
-        self._coming: tuple[RequestId, _Found] | None = None  # for who was opened last
+        self._coming: tuple[RequestId, _Found] | None = None  # for the request opened last
         self._asked: tuple[RequestId, int, int] | None = None
         self._found: _Found | None = None
         self._copied_bytes = self._evicted_bytes = 0
 
     def begin(self) -> None:
-        """A plan is made."""
+        """Begin a plan."""
         self.pages.begin()
         self._coming = None
 
     def let_go(self) -> None:
-        """Nothing is kept any more, nor remembered."""
+        """Drop all pages and forget all ended requests."""
         self._ended.clear()
         self.pages.clear()
 
     # --------------------------------------------------------------------------- out
 
     def ended(self, request: Request) -> None:
-        """The request is over, and is about to leave its pages in the cache."""
+        """Remember an ended request that is about to leave its pages in the cache."""
         if not request.settled or not self._serves(request):
             return
         tokens = request.tokens(0, min(request.num_tokens, request.settled + 1)).copy()
@@ -98,9 +98,9 @@ class BufferedPrefixes:
         self._ended.append(_Ended(tokens, request.cache_root, request.model, prompt_tokens))
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Before a plan takes memory: what it may evict [m, 3], group, page, page of the buffer.
+        """Pages to copy out before a plan may evict them [m, 3]: group, page, page of the buffer.
 
-        :param wanted_large: large pages that it is about to ask for.
+        :param wanted_large: large pages that the plan is about to ask for.
         """
         if not self._ended:
             return _rows([])
@@ -118,11 +118,11 @@ class BufferedPrefixes:
             prefix_bytes, new_bytes = self._copy_prefix(ended, left_bytes, rows)
             short_bytes, left_bytes = short_bytes - prefix_bytes, left_bytes - new_bytes
             if left_bytes <= 0:
-                self._ended.appendleft(ended)  # there may be more of it
+                self._ended.appendleft(ended)  # some of its pages may be left
         return _rows(rows)
 
     def _ahead_bytes(self, evicted_pages: Sequence[int]) -> int:
-        """Of what was copied out, so much is not evicted yet, if all that was is of it."""
+        """Bytes copied out and not evicted yet, assuming that all evicted pages were copied out."""
         pairs = zip(evicted_pages, self._groups, strict=True)
         evicted_bytes = sum(count * group.page_stride_bytes for count, group in pairs)
         gone_bytes, self._evicted_bytes = evicted_bytes - self._evicted_bytes, evicted_bytes
@@ -130,8 +130,10 @@ class BufferedPrefixes:
         return self._copied_bytes
 
     def _copy_prefix(self, ended: _Ended, most_bytes: int, rows: Moves) -> tuple[int, int]:
-        """Add what of it is cached still, its beginning first; bytes of all of that, and of what
-        was not here yet."""
+        """Add the pages of an ended request that are still cached, first ones first, to ``rows``.
+
+        Returns the bytes of all of them, and of those that were not in the buffer yet.
+        """
         length, held = self._cached(ended)
         digests = PrefixDigests(ended.tokens, _root(ended.model, ended.root))
         cached = [
@@ -149,7 +151,7 @@ class BufferedPrefixes:
         return all_bytes, new_bytes
 
     def _cached(self, ended: _Ended) -> tuple[int, NewPages]:
-        """How much of it the pool has, up to where pages of all groups end; and its pages there
+        """Length of its prefix in the pool, which ends at page ends of all groups; and the pages
         [m, 3]: group, position, page."""
         step, most = self.pages.step(self._own(ended.model)), len(ended.tokens) - 1
         while most > 0:
@@ -166,14 +168,14 @@ class BufferedPrefixes:
         return 0, _rows([])
 
     def _begin_of(self, row: tuple[int, int, int]) -> int:
-        """Where a page's tokens begin."""
+        """Position of a page's first token."""
         group, position, _ = row
         return position * self._groups[group].page_tokens
 
     def _taken(
         self, cached: Sequence[tuple[Key, int]], most_bytes: int
     ) -> Iterator[tuple[int, int, int]]:
-        """Pages of the buffer for those that are not here, as far as there are any."""
+        """Take pages of the buffer for those not in it yet, while there are any."""
         for key, page in cached:
             if key in self.pages:
                 continue
@@ -187,8 +189,8 @@ class BufferedPrefixes:
     # ---------------------------------------------------------------------------- in
 
     def resume(self, request: Request) -> None:
-        """The request was opened: it goes on behind what is here, if that is further than its
-        hit and quicker than computing.  Who runs alone starts from nothing."""
+        """Resume an opened request after its prefix here, if that is longer than its hit and
+        quicker to copy than to compute.  A request that runs alone starts from nothing."""
         self._coming = None
         if not len(self.pages) or request.runs_alone or not self._serves(request):
             return
@@ -207,7 +209,7 @@ class BufferedPrefixes:
             self._coming = request.request_id, found
 
     def copy_in(self, request: Request, before: NewPages) -> NewPages:
-        """The request has its pages and runs [m, 3]: group, page of the buffer, page.
+        """Pages to fetch for a request that now runs [m, 3]: group, page of the buffer, page.
 
         :param before: rows that it held when it was opened; these are not fetched.
         """
@@ -231,7 +233,7 @@ class BufferedPrefixes:
         return _rows(rows)
 
     def _found_for(self, request: Request, own: Sequence[int]) -> _Found:
-        """What there is for it; for whoever waits it is looked up again when pages come or go."""
+        """Look up the request's prefix; the answer is kept until pages come or go."""
         asked = (request.request_id, request.num_tokens, self.pages.version)
         if self._found is None or self._asked != asked:
             tokens = request.tokens(0, request.num_tokens)
@@ -245,7 +247,7 @@ class BufferedPrefixes:
         return [index for index, group in enumerate(self._groups) if group.model == model]
 
     def _serves(self, request: Request) -> bool:
-        """Kinds whose pages tell all there is to know; a draft model's would be missed."""
+        """Whether pages hold all of the request's KV, and none is a draft model's or an image's."""
         groups = (self._groups[index] for index in self._own(request.model))
         is_plain = all(group.kind in SERVED_KINDS and not group.is_draft for group in groups)
         return is_plain and not request.image_rows

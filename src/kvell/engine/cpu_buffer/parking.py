@@ -1,20 +1,21 @@
 """Prefills ahead of decodes: eLLM's Algorithm 1 where KV runs short, sized by its Algorithm 2.
 
-A prompt that finds no room is computed all the same, if the CPU buffer's logical size allows:
-whoever came last and decodes by now gives its pages to the buffer.  So the KV of a prefill goes
-to the buffer behind its first token, unless somebody finishes meanwhile, and comes back when its
-decode is scheduled::
+A prompt that finds no room is computed all the same, if the CPU buffer's logical size allows: the
+decodes that arrived last move their pages to the buffer.  So the KV of a prefill goes to the
+buffer after its first token, unless a request finishes meanwhile, and comes back when its decode
+is scheduled::
 
     RUNNING, decodes ──a prompt finds no room──► PARKED ──it fits, with room to grow──► RUNNING
          └────────────preempted, in the buffer─────▲
 
-Whoever came first decodes first: it is parked last and comes back first, so a request goes to the
-buffer about once, and the longest wait is the shortest that can be had.  While the buffer may
-hold no more, or the first has lain there for long, those in it come back before any prompt is
-admitted: else small prompts could take for ever what a large request waits for.
+The request that arrived first decodes first: it is parked last and comes back first, so a request
+goes to the buffer about once, and the longest wait is as short as possible.  While the buffer's
+logical size is used up, or the first parked request has waited for long, parked requests come back
+before any prompt is admitted: else small prompts could forever take the pages that a large request
+waits for.
 
-Our pages hold all layers of a group, so pages are chosen by request and not by layer: a prompt
-needs its pages on the device while it is computed.
+Our pages hold all layers of a group, so whole requests are parked and not layers: a prompt needs
+its pages on the device while it is computed.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,18 +27,18 @@ from kvell.memory import MemoryCore, pool_bytes_for
 from kvell.vocabulary import RequestId
 
 ROOM_TOKENS = 64
-"""Who comes back finds room for so many tokens of everybody: else it would soon leave again."""
+"""Room for a parked request to come back, in tokens per request: else it would soon leave again."""
 
 MOST_STEPS_PARKED = 16_384
-"""After so many, no prompt is admitted until who came first is back."""
+"""After this many steps, no prompt is admitted until the first parked request is back."""
 
 
 class Parking:
-    """Who is parked, and who may be.
+    """The parked requests, and the choice of decodes to park.
 
     :param sizes: the buffer's logical size, in its large pages.
-    :ivar parked: in the order in which they came.
-    :ivar count: how often anybody gave way.
+    :ivar parked: in order of arrival.
+    :ivar count: how often a request was parked for a prompt.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class Parking:
         self._step = 0
 
     def begin(self, step: int) -> None:
-        """The next step is planned."""
+        """Begin to plan the next step."""
         self._step = step
 
     @property
     def comes_first(self) -> bool:
-        """Must those that are parked come back before a prompt is admitted?"""
+        """Whether parked requests must come back before a prompt is admitted."""
         if not self.parked:
             return False
         steps = self._step - self._since[self.parked[0].request_id]
@@ -66,11 +67,11 @@ class Parking:
     def give_way(
         self, request: Request, running: Sequence[Request], admitted: Collection[RequestId]
     ) -> list[Request]:
-        """Requests that may be parked so that this one finds pages and a seat, youngest first.
+        """Requests to park so that this one finds pages and a seat, youngest first.
 
-        None unless they are enough, and the buffer may hold them.
+        Empty unless they free enough and the buffer may hold them.
 
-        :param running: in the order in which they came.
+        :param running: in order of arrival.
         """
         need_bytes, larges = self._missing_bytes(request), 0
         chosen = list[Request]()
@@ -92,7 +93,10 @@ class Parking:
         return chosen if is_enough and self._swapping.has_room(chosen) else []
 
     def park(self, request: Request, size_bytes: int, *, gave_way: bool = True) -> None:
-        """The request's pages are in the buffer, so many bytes."""
+        """Park a request whose pages are in the buffer.
+
+        :param gave_way: whether it made way for a prompt, rather than being preempted.
+        """
         self.count += gave_way
         self._last_key += 1
         self.sizes.hold(self._last_key, self._larges(size_bytes), whatever_size=True)
@@ -104,7 +108,7 @@ class Parking:
         self.parked.insert(place, request)
 
     def leave(self, request: Request) -> None:
-        """It runs again, or is over."""
+        """Note that the request runs again, or has ended."""
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             del self._since[request.request_id]
@@ -112,7 +116,7 @@ class Parking:
             self.parked.remove(request)
 
     def _missing_bytes(self, request: Request) -> int:
-        """What its prompt needs beside what is empty."""
+        """Bytes that its prompt needs beyond the empty large pages."""
         layout = self._core.layout
         is_shared = len({group.model for group in layout.groups}) > 1
         seen = layout.seen_by(request.model) if is_shared else layout

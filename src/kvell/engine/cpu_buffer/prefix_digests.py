@@ -1,4 +1,4 @@
-"""Names for beginnings of texts: equal names, equal tokens (but for 1 in 2¹²⁸ pairs)."""
+"""Digests of prefixes: equal digests mean equal tokens (but for 1 in 2¹²⁸ pairs)."""
 
 import hashlib
 
@@ -8,14 +8,14 @@ import numpy.typing as npt
 Digest = bytes
 SIZE_BYTES = 16
 EVERY_TOKENS = 64
-"""A beginning is hashed from the last of these places before its end."""
+"""Stride of the saved hash states; a prefix is hashed from the last one before its end."""
 
 
 class PrefixDigests:
-    """Of one text: every beginning by its length.
+    """Digests of one text's prefixes, by length.
 
-    :param tokens: int32 [n]; must stay as they are.
-    :param root: where the text belongs; texts of different roots have no name in common.
+    :param tokens: int32 [n]; must not change.
+    :param root: the text's cache root; texts of different roots have no digest in common.
     """
 
     def __init__(self, tokens: npt.NDArray[np.int32], root: str) -> None:
@@ -28,9 +28,9 @@ class PrefixDigests:
         return len(self._tokens)
 
     def of(self, length: int) -> Digest:
-        """The name of the first ``length`` tokens.
+        """The digest of the first ``length`` tokens.
 
-        :raises ValueError: if there are not so many.
+        :raises ValueError: if the text is shorter.
         """
         if not 0 <= length <= len(self._tokens):
             raise ValueError(f"a text of {len(self._tokens)} tokens has no {length} first ones")

@@ -1,8 +1,8 @@
-"""Pages of cached prefixes in the CPU buffer, by the tokens that they end with; and who reads what.
+"""Pages of cached prefixes in the CPU buffer, indexed by the text up to their end.
 
-A page's name is the digest of all tokens up to its end, so prefixes that begin alike share pages.
-Prefixes end where a page of every group does.  The longest unused page goes first; of one prefix
-its end.
+A page's key has the digest of all tokens up to its end, so prefixes that begin alike share pages.
+Prefixes end where a page of every group ends.  Pages are dropped least recently used first; within
+a prefix, from its end.
 """
 
 from collections import OrderedDict
@@ -18,10 +18,10 @@ from kvell.engine.requests.plan import NewPages
 from kvell.memory import GroupKind, GroupSpec, policy_of
 
 FIRST_HOLDER = 1 << 40
-"""Names of holders here; those of preempted requests are below."""
+"""First holder id used here; those of preempted requests are below it."""
 
 Key = tuple[int, Digest]
-"""Group; digest of the tokens that end with the page."""
+"""Group; digest of all tokens up to the page's end."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class _Page:
 
 
 class PrefixPages:
-    """An index over a part of the buffer.
+    """An index of the buffer's pages that hold cached prefixes.
 
     :ivar version: changes when pages come or go.
     """
@@ -56,21 +56,21 @@ class PrefixPages:
         return key in self._pages
 
     def begin(self) -> None:
-        """A plan is made: what it copies must stay until it has run."""
+        """Begin a plan; pages that it copies stay until it has run."""
         self._plan += 1
 
     def key(self, group: int, position: int, digests: PrefixDigests) -> Key:
-        """Of a page of a text."""
+        """The key of a text's page."""
         return group, digests.of((position + 1) * self._groups[group].page_tokens)
 
     def step(self, own: Sequence[int]) -> int:
-        """Prefixes of some groups end at multiples of so many tokens."""
+        """Prefixes of the groups ``own`` end at multiples of this many tokens."""
         return lcm(*(self._groups[index].page_tokens for index in own))
 
     # ---------------------------------------------------------------- coming and going
 
     def put(self, key: Key) -> int | None:
-        """A page of the buffer for a page that is not here; None if there is no room."""
+        """Take a page of the buffer for a page that is not in it; None if there is no room."""
         need = [0] * len(self._groups)
         need[key[0]] = 1
         self.make_room(need)
@@ -84,21 +84,21 @@ class PrefixPages:
         return page
 
     def page(self, key: Key) -> int:
-        """Where a page is in the buffer.
+        """The page of the buffer that holds a page.
 
-        :raises KeyError: if it is not there.
+        :raises KeyError: if none does.
         """
         return self._pages[key].page
 
     def touch(self, keys: Iterable[Key]) -> None:
-        """They are used now, the last of them latest."""
+        """Mark pages as used now, the last of them most recently."""
         for key in keys:
             if key in self._pages:
                 self._pages.move_to_end(key)
                 self._pages[key].used = self._plan
 
     def make_room(self, need: Sequence[int]) -> None:
-        """Let pages go until so many of each group fit, or none may go any more."""
+        """Drop pages until ``need`` pages of each group fit, or no more may be dropped."""
         while not self._buffer.has_room(need):
             key = next(iter(self._pages), None)
             if key is None or self._pages[key].used == self._plan:
@@ -106,7 +106,7 @@ class PrefixPages:
             self._drop(key)
 
     def clear(self) -> None:
-        """Nothing is kept any more."""
+        """Drop all pages."""
         for key in list(self._pages):
             self._drop(key)
 
@@ -118,7 +118,7 @@ class PrefixPages:
     # ---------------------------------------------------------------------- looking up
 
     def longest(self, digests: PrefixDigests, own: Sequence[int]) -> int:
-        """The longest beginning of a text whose pages are all here; its last token is left out.
+        """Length of a text's longest prefix whose pages are all here, without its last token.
 
         :param own: the groups that read it.
         """
@@ -130,7 +130,7 @@ class PrefixPages:
         return 0
 
     def needed(self, own: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
-        """(group, position) of all that is read behind the first ``end`` tokens."""
+        """(group, position) of all pages that tokens after the first ``end`` read."""
         for index in own:
             spec = self._groups[index]
             start = policy_of(spec).active_start(end)
@@ -138,7 +138,7 @@ class PrefixPages:
             yield from ((index, position) for position in positions)
 
     def _whole(self, index: int, digests: PrefixDigests, most: int) -> NewPages:
-        """For each position of a group, how many of the pages before it are here, int32 [n + 1]."""
+        """How many of a group's pages before each position are here, int32 [n + 1]."""
         spec = self._groups[index]
         size = spec.page_tokens
         is_here = np.zeros(most // size + 1, np.int32)
@@ -149,7 +149,7 @@ class PrefixPages:
         return np.cumsum(is_here, dtype=np.int32)
 
     def _reaches(self, index: int, end: int, whole: NewPages) -> bool:
-        """Has a group all that a request which resumes at ``end`` reads of it?"""
+        """Whether all pages of a group that a request resumed at ``end`` reads are here."""
         spec = self._groups[index]
         first, last = policy_of(spec).active_start(end) // spec.page_tokens, end // spec.page_tokens
         return bool(whole[last] - whole[first] == last - first)

@@ -1,4 +1,4 @@
-"""Preempted requests in the CPU buffer: pages out, pages in, and what of it can be relied on.
+"""Preempted requests in the CPU buffer: which pages go out, and which come back.
 
 ::
 
@@ -10,8 +10,8 @@
                                  ▼
                        RUNNING: pages in with the plan that computes its next token
 
-A plan's pages go out before anything else is done, and come in before anything is copied or
-computed.  What is cached on the device when the request comes back is not fetched.
+A plan copies pages out before it does anything else, and in before it copies or computes anything
+on the device.  Pages cached on the device when the request comes back are not fetched.
 """
 
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ from kvell.memory import GroupKind, GroupSpec, MemoryCore
 from kvell.vocabulary import RequestId
 
 SWAPPABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
-"""Kinds whose pages tell all there is to know of the tokens computed."""
+"""Kinds whose pages are all there is to save of the computed tokens."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the buffer has of a request.
+    """A request's pages in the buffer.
 
-    :param computed: tokens that it stands for.
-    :param repeats: right guesses among what follows (see :class:`Request`).
+    :param computed: tokens whose KV or state they hold.
+    :param repeats: accepted draft tokens to compute again (see :class:`Request`).
     :param pages: (group, position) → page of the buffer.
     """
 
@@ -47,9 +47,9 @@ class Saved:
 
 
 class Swapping:
-    """Who is in the buffer; asked by the scheduler, and pure like it.
+    """The requests in the buffer; used by the scheduler, and pure like it.
 
-    :param prefixes: cached there too, where requests leave room; None keeps preempted ones only.
+    :param prefixes: cached there too, where requests leave room; None: requests only.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Swapping:
         self._next_holder = 1
 
     def begin(self) -> None:
-        """A step is planned: what the one before has read of the buffer is free."""
+        """Begin to plan a step; buffer pages that the step before fetched become free."""
         self.buffer.settle()
         if self.prefixes is not None:
             self.prefixes.begin()
 
     def has(self, request: Request) -> bool:
-        """Is the request in the buffer?"""
+        """Whether the request is in the buffer."""
         return request.request_id in self._saved
 
     def size_bytes(self, request: Request) -> int:
-        """What the request would take in the buffer; 0 if it cannot go there."""
+        """Bytes that the request would take in the buffer; 0 if it cannot go there."""
         return self.buffer.size_bytes(self._need([request]))
 
     def has_room(self, requests: Sequence[Request]) -> bool:
-        """Could the buffer take them all? Prefixes give way."""
+        """Whether the buffer can take them all, after prefixes have given way."""
         need = self._need(requests)
         self._make_room(need)
         return self.buffer.has_room(need)
@@ -93,11 +93,12 @@ class Swapping:
         return need
 
     def save(self, request: Request, *, asks: bool = True) -> NewPages:
-        """Pages of a request that is about to lose them [m, 3]: group, page, page of the buffer.
+        """Save a request that is about to lose its pages.
 
-        None where it had better compute its tokens again, or the buffer is full.
+        Returns the pages to copy out [m, 3]: group, page, page of the buffer.  Empty where
+        recomputing is quicker or the buffer is full.
 
-        :param asks: the rule; False for a request that the buffer shall have in any case.
+        :param asks: whether to ask the rule; False: copy even if recomputing is quicker.
         """
         rows = self._worth_keeping(request)
         groups = self._core.layout.groups
@@ -130,7 +131,7 @@ class Swapping:
             self.prefixes.pages.make_room(need)
 
     def _worth_keeping(self, request: Request) -> NewPages:
-        """(group, position, page) of all that its next token needs; none if more would be."""
+        """(group, position, page) of the pages to save; none if the request cannot be swapped."""
         if not self._can_swap(request):
             return _no_rows()
         rows = self._core.held_pages(request.handle)[:, 1:]
@@ -140,15 +141,15 @@ class Swapping:
         return kept
 
     def _can_swap(self, request: Request) -> bool:
-        """Has it computed more than it hit, in pages of kinds that can be moved?"""
+        """Whether it has computed more than it hit, and only in pages that can be moved."""
         own = [g for g in self._core.layout.groups if g.model == request.model]
         is_plain = all(g.kind in SWAPPABLE for g in own) and not request.image_rows
         return is_plain and request.computed > self._core.hit_tokens(request.handle)
 
     def resume(self, request: Request) -> None:
-        """The request was opened again: it goes on where it was, if that is further than its hit.
+        """Resume a reopened request where it was, if that is beyond its hit.
 
-        What it has computed is not there yet: :meth:`fetch` says where it comes from.
+        Its pages are not on the device yet: :meth:`fetch` says where they come from.
         """
         saved = self._saved.get(request.request_id)
         if saved is None and self.prefixes is not None:
@@ -159,8 +160,7 @@ class Swapping:
         request.computed, request.repeats = saved.computed, saved.repeats
 
     def fetch(self, request: Request, before: NewPages) -> NewPages:
-        """The request has its pages and runs: what comes back [m, 3]: group, page of the buffer,
-        page.
+        """Pages to fetch for a request that now runs [m, 3]: group, page of the buffer, page.
 
         :param before: rows that it held when it was opened; these are not fetched.
         """
@@ -190,12 +190,12 @@ class Swapping:
         return not spec.kind.counts_tokens or position * spec.page_tokens < saved.computed
 
     def ended(self, request: Request) -> None:
-        """The request is over, and its pages are about to be cached on the device."""
+        """Note an ended request whose pages are about to be cached on the device."""
         if self.prefixes is not None:
             self.prefixes.ended(request)
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Cached pages that this plan may evict, copied before that [m, 3]: group, page, page of
+        """Cached pages to copy out before this plan may evict them [m, 3]: group, page, page of
         the buffer.
 
         :param wanted_large: large pages that the plan is about to ask for.
@@ -207,11 +207,11 @@ class Swapping:
         return found
 
     def counters(self) -> dict[str, int]:
-        """How often each way was gone."""
+        """Counters of swaps, recomputations, and prefixes copied out and in."""
         return self.rungs | (self.prefixes.rungs if self.prefixes else {})
 
     def figures(self) -> dict[str, int]:
-        """The buffer's, with the requests in it, and the pages of prefixes beside them."""
+        """The buffer's figures, the number of requests in it, and the pages of prefixes."""
         found = self.buffer.figures() | {"holders": len(self._saved)}
         if self.prefixes is None:
             return found
@@ -222,12 +222,12 @@ class Swapping:
         return found | cached
 
     def let_go(self) -> None:
-        """Cached prefixes are kept no more."""
+        """Drop all cached prefixes."""
         if self.prefixes is not None:
             self.prefixes.let_go()
 
     def forget(self, request: Request) -> None:
-        """The request is over, or will not be fetched."""
+        """Drop a request that has ended or will not be fetched."""
         saved = self._saved.pop(request.request_id, None)
         if saved is not None:
             self.buffer.release(saved.holder)

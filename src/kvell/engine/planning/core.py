@@ -1,11 +1,11 @@
 """The engine without a model: events in, plans out, results in, events out.
 
-A plan sees the results up to ``depth`` steps back: at depth 0 ``plan`` and ``commit`` alternate,
-at depth 1 step n+1 is planned while n runs, and results are committed in order.  What a step may
-still touch is released only with its result (the fence): a request that is cancelled in flight
-keeps its pages until then, and so does one that ended while the next step computes it already.
-Deterministic: the same inputs in the same order give the same plans, which is
-what the journal relies on, and what the simulator runs.
+A plan may lack the results of the last ``depth`` steps: at depth 0 ``plan`` and ``commit``
+alternate; at depth 1 step n+1 is planned while n runs, and results are committed in order.  Memory
+that a step may still touch is released only with its result (the fence): a request that is
+cancelled in flight keeps its pages until then, and so does one that ended while the next step
+already computes it.  Deterministic: the same inputs in the same order give the same plans.  The
+journal relies on that, and the simulator runs this code.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ MOST_STEPS_PUT_OFF = 64
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A step whose result is to come, and whose tokens it computes."""
+    """A step whose result is pending, and the requests of its work."""
 
     plan: StepPlan
     requests: list[Request]
@@ -68,9 +68,9 @@ class EngineCore:
         swapping: Swapping | None = None,
         parking: Parking | None = None,
     ) -> None:
-        """:param models: one for each of several models, the first of which has these limits.
+        """:param models: rules of each of several models; the first has these limits.
         :param swapping: over the same core; None without a CPU buffer.
-        :param parking: over that, where prompts may go ahead of decodes.
+        :param parking: over ``swapping``, if prompts may go ahead of decodes.
         :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
         """
         require_depth(
@@ -95,7 +95,7 @@ class EngineCore:
     # ------------------------------------------------------------------- inputs
 
     def submit(self, command: Submit) -> list[Event]:
-        """Queue a request; refused at once if it can never be served."""
+        """Queue a request; refuse it at once if it can never be served."""
         prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
         model = command.model or self._first
         if problem := self._problem(command, prompt, model):
@@ -120,7 +120,7 @@ class EngineCore:
         return []
 
     def cancel(self, command: Cancel) -> list[Event]:
-        """End a request; its pages go at once, or with the result of the step in flight."""
+        """End a request; release its pages at once, or with the result of the step in flight."""
         request = self._requests.get(command.request_id)
         if request is None or request.finish_reason is not None:
             return []
@@ -129,20 +129,20 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Is any request waiting or running, or a result to come?"""
+        """Whether any request waits or runs, or any result is pending."""
         return bool(self._requests) or bool(self._in_flight)
 
     # -------------------------------------------------------------- plan, commit
 
     @property
     def may_plan(self) -> bool:
-        """Is it time for the next plan, or must a result come first?"""
+        """Whether the next step may be planned before another result is committed."""
         if not self._in_flight:
             return bool(self._requests)
         return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
 
     def plan(self) -> StepPlan:
-        """The next step; at most ``limits.depth`` results may be owed when it is asked for.
+        """Plan the next step; at most ``limits.depth`` results may be pending.
 
         :raises RuntimeError: if more are.
         """
@@ -158,7 +158,7 @@ class EngineCore:
         return plan
 
     def commit(self, result: StepResult) -> list[Event]:
-        """Take a step's tokens: publish what was computed, finish what is done.
+        """Commit a step's tokens: publish what it computed, finish requests that are done.
 
         :raises ValueError: if the result is not that of the oldest plan in flight.
         """
@@ -175,7 +175,7 @@ class EngineCore:
         return events
 
     def _refuse_youngest(self) -> Event:
-        """The device has refused memory for so long that waiting is no answer any more."""
+        """Refuse the youngest request, since the device refuses memory step after step."""
         youngest = self._scheduler.running[-1]
         youngest.finish_reason = "refused"
         self._scheduler.steps_put_off = 0
@@ -185,24 +185,28 @@ class EngineCore:
         return replace(finished, message=why, try_later=True)
 
     def note(self, late: Lateness) -> None:
-        """Who was late in the last step, as told by whoever has a clock."""
+        """Take in whether requests were late in the last step, from the caller's clock."""
         parking = self._scheduler.parking
         if parking is not None:
             parking.sizes.note_iteration(ttft_late=late.ttft_late, tpot_late=late.tpot_late)
 
     def warm(self, chunks: int) -> None:
-        """Further chunks of the pool have memory now: the next so many."""
+        """Note that the next ``chunks`` chunks of the pool have memory; 0: no more will."""
         self.step_memory.warm(chunks)
 
     def _take_tokens(
         self, plan: StepPlan, requests: list[Request], yields: list[tuple[int, ...]]
     ) -> list[Event]:
-        """Right guesses are computed already, but for states; each work's last token is not."""
+        """Append each work's tokens to its request; advance and publish what is computed.
+
+        Accepted draft tokens are computed already, except in models with states; the last token
+        of each work is not.
+        """
         events: list[Event] = []
         draft_tokens: list[tuple[int, int]] = []
         newest: list[tuple[int, int]] = []
         for work, request, tokens in zip(plan.work, requests, yields, strict=True):
-            if len(tokens) == 1 and not work.proposed:  # of most steps all are so
+            if len(tokens) == 1 and not work.proposed:  # the common case
                 if request.finish_reason is None:
                     events.append(self._take_token(request, tokens[0]))
                 newest.append((work.handle, tokens[0]))
@@ -234,7 +238,7 @@ class EngineCore:
         self.memory.append(np.array(handles, np.int32), np.array(ids, np.int32))
 
     def _take_yield(self, request: Request, tokens: tuple[int, ...]) -> list[Event]:
-        """The tokens one by one, up to where the request ends."""
+        """Take the tokens one by one, up to where the request ends."""
         events: list[Event] = []
         for token in tokens:
             if request.finish_reason is None:
@@ -257,7 +261,7 @@ class EngineCore:
         return "length" if len(request.output) >= request.max_tokens else None
 
     def _end(self, request: Request) -> list[Event]:
-        """Say so, once; what a step in flight may touch is given back with its result."""
+        """Report the end once; release pages unless a step in flight may touch them."""
         is_told = self._requests.get(request.request_id) is not request
         if not self._is_in_flight(request):
             self._scheduler.finish(request)
@@ -280,7 +284,7 @@ class EngineCore:
     # ------------------------------------------------------------------ checking
 
     def rules(self, model: str = "") -> ModelRules:
-        """What a model asks of its requests; "" is the first.
+        """The rules of a model; "" is the first.
 
         :raises ChangeSomething: if no model has that name.
         """
@@ -307,8 +311,7 @@ class EngineCore:
         return any(request is one for step in self._in_flight for one in step.requests)
 
     def let_go(self) -> None:
-        """Protect no prefix any more: what nobody runs on becomes cache again. Nor keep any in the
-        CPU buffer."""
+        """Give up all protected prefixes, which become plain cache, and those in the CPU buffer."""
         self._scheduler.protected.yield_all()
         if self._scheduler.swapping is not None:
             self._scheduler.swapping.let_go()
@@ -317,7 +320,7 @@ class EngineCore:
 
     @property
     def step_memory(self) -> StepMemory:
-        """What says how much a step may compute."""
+        """How much a step may compute."""
         return self._scheduler.memory
 
     def _count(self, plan: StepPlan) -> None:
@@ -350,12 +353,12 @@ class EngineCore:
         return sum(1 for request in self._scheduler.running if request.is_decoding)
 
     def num_waiting(self) -> int:
-        """Requests that hold nothing yet, or no longer."""
+        """Requests that hold no pages: queued or parked."""
         parking = self._scheduler.parking
         return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
 
     def num_queued(self) -> int:
-        """Requests that wait in line; those in the CPU buffer ahead of others do not."""
+        """Requests in the waiting queue; parked ones are not in it."""
         return len(self._scheduler.waiting)
 
     def num_running(self) -> int:
@@ -408,7 +411,7 @@ class EngineCore:
 
 
 def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
-    """What each group has of the pool, and its sizes."""
+    """Pages and sizes of each group."""
     return tuple(
         GroupStats(
             group.name,
@@ -428,9 +431,9 @@ def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
 
 
 def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
-    """What each work of the plan yields; nothing for a prefill that goes on."""
+    """The tokens that each work of the plan yields; none for a prefill that is not done."""
     is_even = not result.counts and len(result.token_ids) == len(plan.work) == plan.num_logits
-    if is_even and all(work.samples for work in plan.work):  # so each has one
+    if is_even and all(work.samples for work in plan.work):  # each yields one token
         return [(token,) for token in result.token_ids]
     yields = iter(result.by_work())
     most = [work.num_logits for work in plan.work]
@@ -453,7 +456,7 @@ def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
 
 
 def _with_seed(command: Submit) -> SamplingParams:
-    """A request without a seed draws from its name: a replay draws the same."""
+    """The sampling with a seed; where none is given, one made of the request id, for replays."""
     if command.sampling.seed is not None or command.sampling.temperature == 0:
         return command.sampling
     digest = hashlib.blake2b(command.request_id.encode(), digest_size=7).digest()

@@ -1,8 +1,8 @@
 """The journal: every input of the engine, in order; replayed, it gives the same plans.
 
-An input is a command, a request for a plan, a result, or news that more of the pool has memory.
-Nothing else reaches the deciding part of the engine, so the journal is all there is to know (but
-for what a device refuses to map: a replay's refuses nothing).
+An input is a command, a request for a plan, a result, news that more of the pool has memory, or
+which requests were late.  Nothing else reaches the deciding part of the engine, so the journal is
+complete, except for memory that a device refuses to map: in a replay it refuses none.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ class PlanAsked:
 
 @dataclass(frozen=True)
 class Warmed:
-    """So many further chunks of a shared pool have memory; with 0, no more will come."""
+    """The next ``chunks`` chunks of a shared pool have memory; 0: no more will."""
 
     chunks: int
 
@@ -37,7 +37,7 @@ class Journal:
 
 
 class JournaledCore:
-    """An engine core that writes down what it is told before it acts on it."""
+    """An engine core that records each input before it acts on it."""
 
     def __init__(self, core: EngineCore, journal: Journal | None = None) -> None:
         self.core = core
@@ -49,12 +49,12 @@ class JournaledCore:
         return self.core.submit(entry) if isinstance(entry, Submit) else self.core.cancel(entry)
 
     def warm(self, chunks: int) -> None:
-        """Tell the core that so many further chunks have memory."""
+        """Tell the core that the next ``chunks`` chunks have memory; 0: no more will."""
         self._note(Warmed(chunks))
         self.core.warm(chunks)
 
     def note(self, late: Lateness) -> None:
-        """Tell the core who was late in the last step."""
+        """Tell the core whether requests were late in the last step."""
         self._note(late)
         self.core.note(late)
 
@@ -76,7 +76,7 @@ class JournaledCore:
 def replay(
     entries: Iterable[Entry], core: EngineCore, each: Callable[[EngineCore], None] | None = None
 ) -> list[StepPlan]:
-    """Feed a journal to a fresh core; returns its plans. ``each`` looks after every entry."""
+    """Feed a journal to a fresh core; returns its plans. ``each`` is called after every entry."""
     plans: list[StepPlan] = []
     for entry in entries:
         if isinstance(entry, Submit):

@@ -1,9 +1,9 @@
-"""Which requests are late, step by step: what Algorithm 2 of eLLM is told.
+"""Which requests are late, step by step: the input of eLLM's Algorithm 2.
 
-A request is late with its first token while that has not come in time, and with its others while
-their mean time is above the target, taken over as many tokens as answers usually have: who waits
-after its first token may still keep to its mean.  Whoever has a clock tells the deciding part,
-through the journal.
+A request is late with its first token while that is overdue.  It is late with the others while
+their mean time is above the target; the mean is taken over as many tokens as answers usually have,
+so a request that pauses after its first token may still meet it.  The caller with a clock tells
+the deciding part, through the journal.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,15 @@ from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.vocabulary import RequestId
 
 EARLY_TTFT, EARLY_TPOT = 0.08, 0.7
-"""Parts of the objectives that Algorithm 2 is told of.  Of first tokens 0.08: of 25 times what
-one takes alone that is twice, so whoever waits at all, since a larger buffer costs nothing while
-nobody's tokens are slow.  Of the others 0.7, to stop before they are missed."""
+"""Fractions of the objectives at which Algorithm 2 calls a request late.  For TTFT 0.08: with an
+objective of 25 times the TTFT of a lone request, that is twice that TTFT, so any request that
+waits at all is late; a larger buffer costs nothing while no answer is slow.  For TPOT 0.7, to stop
+before the objective is missed."""
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """Of one step: is any first token late, is any answer slow?"""
+    """Whether, after one step, any first token is late and any answer is slow."""
 
     ttft_late: bool
     tpot_late: bool
@@ -35,10 +36,10 @@ class _Answer:
 class LatenessWatch:
     """Requests in flight, and when their tokens came.
 
-    :param ttft_seconds: from submission to the first token, at most.
-    :param tpot_seconds: between tokens, on average, at most.
-    :param expected_tokens: of an answer, or as many as the longest has so far; once some have
-        ended, as many as those had on average.
+    :param ttft_seconds: longest time from submission to the first token.
+    :param tpot_seconds: longest mean time between tokens.
+    :param expected_tokens: of an answer, until some have ended; raised to those of the longest
+        answer so far.  After that, the mean of the ended ones counts.
     """
 
     def __init__(self, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1) -> None:
@@ -52,15 +53,15 @@ class LatenessWatch:
     def ahead_of(
         cls, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1
     ) -> "LatenessWatch":
-        """A watch that sees requests late before they miss these objectives."""
+        """A watch that calls requests late before they miss these objectives."""
         return cls(EARLY_TTFT * ttft_seconds, EARLY_TPOT * tpot_seconds, expected_tokens)
 
     def submitted(self, request_id: RequestId, now_seconds: float) -> None:
-        """A request came."""
+        """Note a submitted request."""
         self._waiting[request_id] = now_seconds
 
     def step(self, events: Iterable[Event], now_seconds: float) -> Lateness:
-        """A step's events are there."""
+        """Take in a step's events; return whether requests are late."""
         oldest = min(self._waiting.values(), default=now_seconds)
         for event in events:
             if type(event) is Tokens:

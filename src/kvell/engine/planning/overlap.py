@@ -6,8 +6,8 @@
     depth 1   plan 1 ─ run 1 ──────────┬─ run 2 ──────────────────┬─ run 3 …
                        plan 2          └─ commit 1 ─ plan 3       └─ commit 2 ─ plan 4
 
-What plan n+1 does not know yet is who ended in step n, and which tokens it drew: the runner puts
-those in.  Where a plan is made of more than that, steps are planned one after the other.
+Plan n+1 does not know which requests ended in step n, nor which tokens it drew: the runner fills
+those in.  Where a plan depends on more of the step before, steps are planned one after the other.
 """
 
 from dataclasses import replace
@@ -23,16 +23,16 @@ _TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 def overlap_problem(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> str:
     """Why steps of this configuration cannot be planned ahead; empty if they can.
 
-    :param shares_pool: activations are slots of the pool, which the next plan gives to others.
-    :param swaps: pages of requests that give way go to the CPU buffer.
+    :param shares_pool: activations are slots of the pool, which the next plan releases.
+    :param swaps: pages of preempted or parked requests go to the CPU buffer.
     """
     kinds = {group.kind for group in layout.groups}
     if limits.num_speculative_tokens:
-        return "guesses follow from tokens that the step before draws"
+        return "draft tokens follow from tokens that the step before draws"
     if shares_pool:
         return "activations share the pool with KV, and the next plan gives theirs back"
     if swaps:
-        return "what goes to the CPU buffer is what the step before has computed"
+        return "pages for the CPU buffer hold what the step before has computed"
     if GroupKind.STATE in kinds:
         return "states are kept at places that the step before decides"
     if GroupKind.DROPPING in kinds:
@@ -45,7 +45,7 @@ def overlap_problem(limits: Limits, layout: Layout, *, shares_pool: bool, swaps:
 def chosen_depth(
     limits: Limits, layout: Layout, *, wanted: bool, shares_pool: bool, swaps: bool
 ) -> tuple[Limits, str]:
-    """The limits with the depth that they will have, and what a start says of it."""
+    """The limits with the depth to use, and what the startup message says about it."""
     problem = ""
     if wanted:
         problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
@@ -56,7 +56,7 @@ def chosen_depth(
 
 
 def require_depth(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> None:
-    """Make sure that steps can be planned as far ahead as the limits say.
+    """Check that steps can be planned as far ahead as ``limits.depth`` says.
 
     :raises ValueError: if they cannot.
     """

@@ -1,4 +1,4 @@
-"""A step plan in the making: what the scheduler has decided of it so far."""
+"""A step plan under construction: what the scheduler has decided so far."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,10 +11,10 @@ from kvell.vocabulary import RequestId
 
 
 class PlanDraft:
-    """A step plan in the making.
+    """A step plan under construction.
 
     :param budget: tokens that the step may still compute.
-    :ivar prompt_tokens: of its prefill chunks.
+    :ivar prompt_tokens: tokens of its prefill chunks.
     """
 
     def __init__(self, budget: int) -> None:
@@ -30,7 +30,7 @@ class PlanDraft:
         self._fetches: list[NewPages] = []
 
     def add_work(self, request: Request, count: int) -> None:
-        """The request computes its next ``count`` tokens."""
+        """Add work for the request's next ``count`` tokens."""
         start = request.computed
         self.work.append(
             TokenWork(
@@ -51,7 +51,7 @@ class PlanDraft:
         self.budget -= count
 
     def add_decodes(self, requests: Sequence[Request]) -> None:
-        """Each computes its newest token; quicker than one by one, for most work is this."""
+        """Add work for each request's newest token; the common case, so done in bulk."""
         newest = np.array([r.newest_token for r in requests], np.int32)
         for index, request in enumerate(requests):
             if request.repeats:
@@ -83,7 +83,7 @@ class PlanDraft:
         return sum(1 + work.proposed for work in self.work if work.sampling is not None)
 
     def add_draft_tokens(self, index: int, tokens: NewPages) -> None:
-        """Work number ``index`` computes these behind its own tokens."""
+        """Append draft tokens to work number ``index``."""
         if not len(tokens):
             return
         work, count = self.work[index], len(tokens)
@@ -96,39 +96,39 @@ class PlanDraft:
         self.budget -= count
 
     def add_pages(self, rows: NewPages, handles: Sequence[int]) -> None:
-        """Rows as the memory core gives them: they name holders by index into ``handles``."""
+        """Add rows of the memory core, which name holders by index into ``handles``."""
         if len(rows):
             named = rows.copy()
             named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
             self._pages.append(named)
 
     def add_moved(self, rows: NewPages) -> None:
-        """Rows that name holders by their handles."""
+        """Add rows that name holders by their handles."""
         if len(rows):
             self._pages.append(rows)
 
     def offload(self, rows: NewPages) -> None:
-        """These pages go to the CPU buffer [m, 3]."""
+        """Add pages that go to the CPU buffer [m, 3]."""
         if len(rows):
             self._offloads.append(rows)
 
     def fetch(self, rows: NewPages) -> None:
-        """These come back [m, 3]."""
+        """Add pages that come back from it [m, 3]."""
         if len(rows):
             self._fetches.append(rows)
 
     @property
     def offloads(self) -> NewPages:
-        """All that go [m, 3]: group, page, page of the buffer."""
+        """All pages that go out [m, 3]: group, page, page of the buffer."""
         return _joined(self._offloads)
 
     @property
     def fetches(self) -> NewPages:
-        """All that come [m, 3]: group, page of the buffer, page."""
+        """All pages that come back [m, 3]: group, page of the buffer, page."""
         return _joined(self._fetches)
 
     def cut(self, ends: Collection[tuple[int, int]]) -> None:
-        """The work of a handle must be able to give its state after so many tokens."""
+        """Cut the handles' work at ``ends``, (handle, tokens), where it must yield its state."""
         cuts: dict[int, list[int]] = {}
         for handle, end in sorted(ends):
             cuts.setdefault(handle, []).append(end)
@@ -138,11 +138,11 @@ class PlanDraft:
         ]
 
     def put_off_last(self) -> None:
-        """The work planned last is not done in this step; its request keeps its new pages."""
+        """Take the work planned last out of this step; its request keeps its new pages."""
         self.budget += self.work.pop().count
 
     def forget(self, request: Request) -> None:
-        """A preempted request computes nothing in this step and gets no pages."""
+        """Remove all work and new pages of a preempted or parked request from this step."""
         self.forgotten.add(request.handle)
         gone = [work for work in self.work if work.handle == request.handle]
         self.work = [work for work in self.work if work.handle != request.handle]

@@ -1,10 +1,9 @@
-"""Speculation without a draft model: guess the next tokens by looking them up, then verify.
+"""Speculation without a draft model: look draft tokens up in the text, then verify them.
 
-A guess is what followed the last time the text ended like this.  A step computes the
-guesses behind the newest token; each is right if it is the very token that the model
-yields there, drawn as it would have been without guesses (the chance of a token is a
-function of seed and output position alone).  So tokens do not change, only how many a
-step yields.
+Draft tokens are what followed the last time the text ended like this.  A step computes them
+after the newest token.  A draft token is accepted if it is the very token that the model draws
+there, as it would have without speculation (a draw's random number is a function of seed and
+output position alone).  So speculation never changes tokens, only how many a step yields.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,18 @@ import numpy.typing as npt
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 
 LOOKUP_WINDOW_TOKENS = 32_768
-"""Guesses are looked up in so many of the newest tokens: a look-up takes 0.1 ms at most."""
+"""Draft tokens are looked up in this many newest tokens: a look-up takes 0.1 ms at most."""
 TOKEN_BYTES = 4
 
 Ints = npt.NDArray[np.int32]
 
 
 def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints:
-    """Up to ``count`` tokens that may follow, int32; none if the text never ended like this.
+    """Propose up to ``count`` draft tokens, int32; none if the text never ended like this before.
 
     They are what followed the most recent earlier occurrence of the longest suffix of
-    ``shortest`` to ``longest`` tokens.  Where that reaches the text's end it goes on with
-    itself, as a text that repeats itself would.  Tokens of images (negative) end it.
+    ``shortest`` to ``longest`` tokens.  Where that reaches the end of the text it starts over,
+    as a text that repeats itself would.  Tokens of images (negative) end it.
 
     :param history: the text's token ids, little-endian int32.
     """
@@ -34,7 +33,7 @@ def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints
     for size in range(shortest, longest + 1):
         start = _earlier(history, size)
         if start is None:
-            break  # nor does anything longer
+            break  # then no longer suffix occurs either
         following = start + size
     if following is None:
         return np.empty(0, np.int32)
@@ -44,9 +43,9 @@ def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints
 
 
 def verified(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
-    """What a step yields: of each work the tokens up to the first that was guessed wrong.
+    """What a step yields: each work's tokens up to and with the first that differs from its draft.
 
-    :param sampled: the token drawn from each of the step's logits, in their order.
+    :param sampled: the token drawn from each row of the step's logits, in order.
     """
     if not any(work.proposed for work in plan.work):
         return StepResult(plan.step, tuple(sampled))
@@ -72,14 +71,14 @@ def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:
 
 
 def _earlier(history: bytearray, size: int) -> int | None:
-    """Where the last ``size`` tokens occur last before the end; occurrences may overlap it."""
+    """Where the last ``size`` tokens last occurred before; that occurrence may overlap them."""
     width, end = size * TOKEN_BYTES, len(history)
     if size * TOKEN_BYTES >= end:
         return None
     suffix = history[end - width :]
     low = max(0, end - LOOKUP_WINDOW_TOKENS * TOKEN_BYTES)
     found = history.rfind(suffix, low, end - TOKEN_BYTES)
-    while found > 0 and found % TOKEN_BYTES:  # bytes of two tokens that look like one
+    while found > 0 and found % TOKEN_BYTES:  # a match across token boundaries
         found = history.rfind(suffix, low, found + width - 1)
     return found // TOKEN_BYTES if found >= 0 else None
 

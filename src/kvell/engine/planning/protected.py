@@ -1,8 +1,8 @@
 """Leases on prefixes that several requests share, as the common page pool decides.
 
-A lease's pages are used, so nothing evicts them.  They are a reserve all the same: the
-scheduler lets go of them before anybody is preempted or put off for want of pages, and of
-all of them before a request is left waiting while none runs.
+A lease's pages count as used, so nothing evicts them.  They are a reserve all the same: the
+scheduler gives leases up before it preempts or puts off a request for want of pages, and all of
+them before it leaves a request waiting while none runs.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from kvell.prefix.eviction.common_pool import CommonPool, pool_cost
 from kvell.prefix.eviction.shadow import Chain, PastRequest, chain_of
 
 FOR_GOOD = (1 << 31) - 1
-"""Leases end when they are given up."""
+"""The last step of a lease: leases never expire, they are given up."""
 
 
 class ProtectedPrefixes:
@@ -33,16 +33,17 @@ class ProtectedPrefixes:
 
     @property
     def prefixes(self) -> int:
-        """Prefixes that are protected."""
+        """Number of protected prefixes."""
         return len(self._leases)
 
     @property
     def tokens(self) -> int:
-        """Tokens that are protected, shared ones once."""
+        """Number of protected tokens; shared ones count once."""
         return self._policy.protected_tokens
 
     def admitted(self, request: Request, expected_output: int, unfinished: int) -> None:
-        """A request runs for the first time; images are left out: their pages are their own."""
+        """Note a request that runs for the first time; requests with images are left out, since
+        their pages are their own."""
         if not self._limits.common_pool or request.images is not None:
             return
         chain = chain_of(request.prompt, request.cache_root, self._limits.common_pool_chunk_tokens)
@@ -53,7 +54,7 @@ class ProtectedPrefixes:
             self._computing.append((request, shared))
 
     def renew(self, running: Sequence[Request]) -> None:
-        """Take and give up leases, before the step's pages are taken."""
+        """Take leases and give some up, before the step takes its pages."""
         if not self._limits.common_pool:
             return
         computing, self._computing = self._computing, []
@@ -71,13 +72,13 @@ class ProtectedPrefixes:
         opens = {chain[-1] for chain in plan.opens}
         for request, chain in reached:
             self._keep(chain, request, lease=chain[-1] in opens)
-            opens.discard(chain[-1])  # others may reach it in the same step: the first decides
+            opens.discard(chain[-1])  # if several reach it in one step, the first decides
 
     def _keep(self, chain: Chain, request: Request, *, lease: bool) -> None:
-        """Hold where prefixes part, or look there at least: what layers with windows have there
-        is otherwise the first to go, and nobody could resume from the rest.
+        """Lease a prefix up to where requests diverge, or at least renew its pages there.
 
-        One more token is asked for: the core leaves the last one to compute.
+        Otherwise the pages of windowed layers there are evicted first, and nobody could resume
+        from the rest.  One more token is asked for: the core leaves the last one to compute.
         """
         length = self._tokens_of(chain)
         handle = self._core.open(request.tokens(0, length + 1), request.cache_root, FOR_GOOD)
@@ -90,7 +91,7 @@ class ProtectedPrefixes:
             self._policy.remove(chain)
 
     def yield_least(self) -> bool:
-        """Give up what is worth least; False if nothing is protected."""
+        """Give up the lease that is worth least; False if nothing is protected."""
         if not self._leases:
             return False
         chain = self._policy.least()
@@ -100,7 +101,7 @@ class ProtectedPrefixes:
         return True
 
     def yield_all(self) -> bool:
-        """Give up everything; False if nothing is protected."""
+        """Give up all leases; False if nothing is protected."""
         count = len(self._leases)
         while self.yield_least():
             pass

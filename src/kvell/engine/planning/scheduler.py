@@ -9,14 +9,15 @@ Pure: no clock, no I/O, no torch.  One step is planned as
 3. admissions, first come first served, none in a step that preempted: a request
    is admitted when its whole remaining prompt fits beside what the running ones
    still need;
-4. guesses of the next tokens (:mod:`kvell.engine.planning.speculation`), with what is left.
+4. draft tokens (:mod:`kvell.engine.planning.speculation`), with what is left.
 
-Prefixes that several requests share may be protected (:mod:`kvell.engine.planning.protected`): that
-gives way before anybody is preempted or put off, and before a request waits while none runs.
+Prefixes that several requests share may be protected (:mod:`kvell.engine.planning.protected`).
+Protection is given up before a request is preempted or put off, and before one waits while none
+runs.
 
-A request that runs out of pages with nobody else running is held up by how its own
-pages lie: it starts again from nothing and alone, which the contract's page counts
-(:mod:`kvell.prefix.groups.capacity`) promise to be enough.
+A request that runs out of pages while nobody else runs is blocked by the way its own pages are
+scattered over large pages.  It starts again from nothing and runs alone, for which the contract's
+page counts (:mod:`kvell.prefix.groups.capacity`) promise enough pages.
 """
 
 from collections import deque
@@ -38,16 +39,16 @@ from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
 from kvell.vocabulary import StepNumber
 
 INITIAL_EXPECTED_OUTPUT = 128
-"""Output tokens expected of a request before any has finished."""
+"""Output tokens expected of a request until one has finished."""
 
 COMPACT_LARGE_PAGES = 4
-"""Large pages into which scattered pages are gathered in one step, at most."""
+"""Most large pages into which one step gathers scattered pages."""
 
 DROPPING_ROOT = "\0dropping"
-"""A root without prefixes: no salt leads to it."""
+"""A cache root without prefixes; no salt maps to it."""
 
 MAX_HELD_BACK = 16
-"""Requests that may wait for a prefix while others are admitted past them."""
+"""Most requests that wait for a prefix while others are admitted past them."""
 
 
 class Scheduler:
@@ -62,7 +63,7 @@ class Scheduler:
         parking: Parking | None = None,
     ) -> None:
         """:param swapping: the CPU buffer; None if preempted requests lose what they computed.
-        :param parking: over it, if prompts may go ahead of decodes."""
+        :param parking: over ``swapping``, if prompts may go ahead of decodes."""
         self.core, self.swapping, self.parking = core, swapping, parking
         self.limits = limits
         self.memory: StepMemory = memory or RigidMemory(core)
@@ -80,21 +81,21 @@ class Scheduler:
         }
         self.must_settle = False
         self._in_flight = 0
-        self.steps_put_off = 0  # so many of the last ones had work and no memory for any of it
+        self.steps_put_off = 0  # latest steps in a row that had work but no memory for any of it
         self._finished_outputs: dict[str, tuple[int, int]] = {}
         self._released: list[int] = []
         self._lends = memory is not None
         self._turned_away: Request | None = None
         self._made_way_in_vain: Request | None = None
         if memory is not None and self._speculation.is_on:
-            raise ValueError("guesses have no activations of their own in a shared pool yet")
+            raise ValueError("draft tokens have no activations of their own in a shared pool yet")
 
     # ------------------------------------------------------------------ planning
 
     def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
         """Decide step ``step``; pages are taken, nothing is computed yet.
 
-        :param in_flight: so many steps have been planned whose results are still to come.
+        :param in_flight: number of planned steps whose results are pending.
         """
         self._in_flight, self.must_settle = in_flight, False
         self.core.begin_step(step)
@@ -136,9 +137,9 @@ class Scheduler:
 
     @property
     def may_plan_ahead(self) -> bool:
-        """Is there anything to plan before the results of steps in flight are there?
+        """Whether there is anything to plan before the results of steps in flight arrive.
 
-        Not while memory is short: nobody is preempted or put off for want of pages that a
+        False while memory is short: nobody is preempted or put off for want of pages that a
         result may free.
         """
         if self.must_settle:
@@ -147,15 +148,15 @@ class Scheduler:
 
     @property
     def num_wanting(self) -> int:
-        """Running requests that have anything left to compute, or compute it in this step."""
+        """Number of running requests that still have tokens to compute, this step included."""
         return len(self._wanting())
 
     def _wanting(self) -> list[Request]:
-        """Running requests that have anything left to compute; all, if no step is in flight."""
+        """Running requests that still have tokens to compute; all if no step is in flight."""
         return [r for r in self.running if r.wants_work] if self._in_flight else self.running
 
     def _grant(self, step: StepNumber, draft: PlanDraft) -> None:
-        """Activations for all of it; what the device refuses waits for the next step."""
+        """Get activations for the whole step; work that the device refuses is put off."""
         planned = len(draft.work)
         while not self.memory.grant(step, self._tokens(draft), draft.num_logits):
             draft.put_off_last()
@@ -192,7 +193,7 @@ class Scheduler:
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
 
     def _decodes(self, budget: int) -> list[Request]:
-        """As many as the budget has tokens for, in order of admission."""
+        """The decodes that the budget has tokens for, in order of admission."""
         decodes = []
         for request in self._wanting():
             if request.is_decoding:
@@ -204,14 +205,17 @@ class Scheduler:
 
     def _plan_prefills(self, draft: PlanDraft) -> None:
         if len(draft.work) == len(self.running):
-            return  # all of them decode
+            return  # every running request decodes
         for request in [r for r in self._wanting() if not r.is_decoding]:
             if self._prompt_budget(draft) <= 0:
                 return
             self._plan_chunk(request, draft)
 
     def _prompt_budget(self, draft: PlanDraft, *, parks: bool = False) -> int:
-        """Tokens that the step may still compute of a prompt; ``parks``: if it parks decodes."""
+        """Prompt tokens that the step may still compute.
+
+        :param parks: whether the step parks decodes for them.
+        """
         most = [draft.budget]
         enough, crowded = self.limits.enough_prompt_tokens, self.limits.crowded_prompt_tokens
         if enough is not None and draft.prompt_tokens:
@@ -221,12 +225,12 @@ class Scheduler:
         return min(most)
 
     def _is_crowded(self) -> bool:
-        """Are decodes parked for want of pages, not of seats? Then a step reads a full pool."""
+        """Whether decodes are parked for want of pages, not of seats: a step reads a full pool."""
         has_seats = len(self.running) < self.limits.max_num_seqs
         return has_seats and self.parking is not None and bool(self.parking.parked)
 
     def _plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
-        """As much of the request's known tokens as budget and memory allow."""
+        """Plan as many of the request's known tokens as budget and memory allow."""
         budget = draft.budget if request.is_decoding else self._prompt_budget(draft)
         wanted = request.computed + min(request.remaining, budget)
         until = self._largest(request, wanted, draft)
@@ -247,7 +251,7 @@ class Scheduler:
         return True
 
     def _draft_token(self, draft: PlanDraft) -> None:
-        """Decodes compute guesses behind their token, with what all others have left."""
+        """Add draft tokens to decodes, with what all other work has left."""
         decoding = {request.handle: request for request in self.running if request.is_decoding}
         most = min(draft.budget, self.limits.max_step_draft_tokens)
         new_pages = bool(decoding) and most > 0 and self._may_grow_for_draft_tokens(draft)
@@ -268,7 +272,8 @@ class Scheduler:
         return self.limits.max_num_batched_tokens - draft.budget
 
     def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
-        """How far memory allows, up to ``wanted``; what must be computed at once is not cut."""
+        """How far memory allows, up to ``wanted``; never inside tokens that one step must compute
+        together."""
         tokens, rows = self._tokens(draft), len(draft.work)
         until = self.memory.largest(request.handle, request.computed, wanted, tokens, rows)
         if self.limits.whole_images:
@@ -280,24 +285,27 @@ class Scheduler:
         return until
 
     def _drops(self, request: Request) -> bool:
-        """Will it keep a part of its prompt only?"""
+        """Whether the request will keep only a part of its prompt."""
         return self._budget_tokens is not None and len(request.prompt) > self._budget_tokens
 
     def _root(self, request: Request) -> str:
-        """Where its prefix is looked for. Who drops tokens finds none, since its last tokens
-        must all be computed to choose; and nobody is cached under the root of those who drop."""
+        """The cache root of a request's prefix.
+
+        A request that drops tokens hits no prefix, since its last tokens must all be computed to
+        choose what to keep; nothing is ever cached under the root of such requests.
+        """
         if self._drops(request):
             return DROPPING_ROOT
         own = request.cache_root
         return DROPPING_ROOT[0] + own if own.startswith(DROPPING_ROOT[0]) else own
 
     def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:
-        """Copies that this step's pages begin with; a preempted request's are not made."""
+        """Copy-on-write copies of this step, without those of preempted requests."""
         rows = self.core.copies().tolist()
         return tuple(PageCopy(*row[1:]) for row in rows if row[0] not in draft.forgotten)
 
     def _checkpoints(self, draft: PlanDraft) -> NewPages:
-        """States to keep on the way, when everything else has its pages; says so to the work."""
+        """Plan state checkpoints, once all else has its pages, and cut the work there."""
         if not self._has_states:
             return np.empty((0, 5), np.int32)
         decoding = {request.handle for request in self.running if request.is_decoding}
@@ -336,7 +344,7 @@ class Scheduler:
         return any(request.runs_alone for request in self.running)
 
     def _unpark(self, draft: PlanDraft) -> None:
-        """Decodes come before prompts, each with its fetch; who came first before others."""
+        """Readmit parked decodes before any prompt, each with its fetch, in order of arrival."""
         while self.parking is not None and self.parking.parked and self._has_seats(draft):
             request = self.parking.parked[0]
             if not self._admit_one(request, draft, ROOM_TOKENS if self.running else 0):
@@ -349,7 +357,7 @@ class Scheduler:
         return self._admit_ahead(request, draft)
 
     def _admit_ahead(self, request: Request, draft: PlanDraft) -> bool:
-        """Decodes go to the CPU buffer, and the request's prompt ahead of them."""
+        """Park decodes in the CPU buffer until the request's prompt can go ahead of them."""
         if self.parking is None or self.swapping is None or self._is_swapped(request):
             return False
         if request is self._made_way_in_vain or self._prompt_budget(draft, parks=True) <= 0:
@@ -363,11 +371,15 @@ class Scheduler:
             draft.parked.append(other.request_id)
             if self._admit_one(request, draft):
                 return True
-            self._made_way_in_vain = request  # until somebody ends: else they come and go
+            # Not again until a request ends: else decodes would go out and come back in vain.
+            self._made_way_in_vain = request
         return False
 
     def _admit_one(self, request: Request, draft: PlanDraft, room_tokens: int = 0) -> bool:
-        """:param room_tokens: that everybody shall have beside what the next step needs."""
+        """Admit the request if it fits; return whether it was admitted.
+
+        :param room_tokens: tokens of room for every request, beyond what the next step needs.
+        """
         if self.running and request is self._turned_away and not self.core.may_fit():
             return False
         tokens = request.tokens(0, request.num_tokens)
@@ -396,11 +408,11 @@ class Scheduler:
             return self._admit_one(request, draft)
         if self.running or request.runs_alone or not self.memory.is_complete:
             return False
-        request.runs_alone = True  # what it would reuse lies in its way
+        request.runs_alone = True  # the cached pages that it would reuse are in its way
         return self._admit_one(request, draft)
 
     def _wanted_large(self) -> int:
-        """Large pages that the first in line will ask for, at most."""
+        """Most large pages that the first waiting request will ask for."""
         if not self.waiting:
             return 0
         first = self.waiting[0]
@@ -432,7 +444,10 @@ class Scheduler:
         return True
 
     def _enter(self, request: Request) -> None:
-        """Who runs last gives way first: the one admitted last; with parking, who came last."""
+        """Insert the request into ``running``, whose last one gives way first.
+
+        Requests are in order of admission; with parking, in order of arrival.
+        """
         place = len(self.running)
         while (
             self.parking is not None and place and self.running[place - 1].number > request.number
@@ -441,7 +456,7 @@ class Scheduler:
         self.running.insert(place, request)
 
     def _fits(self, request: Request, draft: PlanDraft, room_tokens: int) -> bool:
-        """The whole remaining prompt, beside what every running request needs next."""
+        """Whether the whole remaining prompt fits beside what running requests need next."""
         others = _ints(r.handle for r in self.running)
         until = _ints(r.num_tokens + 1 + room_tokens for r in self.running)
         chunk = min(request.remaining, self.limits.min_chunk_tokens)
@@ -450,7 +465,7 @@ class Scheduler:
         return self.core.fits(request.handle, wanted, chunk, others, until)
 
     def _waits_for_prefix(self, request: Request) -> bool:
-        """Is a running request about to publish more of this prompt than is cached?"""
+        """Whether a running request is about to publish more of this prompt than is cached."""
         if request.prefix_wait_steps >= self.limits.max_prefix_wait_steps:
             return False
         if self._is_swapped(request):
@@ -475,7 +490,7 @@ class Scheduler:
         )
 
     def _shared_ahead(self, request: Request, other: Request) -> int:
-        """Tokens of ``request`` that ``other`` has yet to compute part of; 0 if none."""
+        """Length of the prefix that both share, if ``other`` has not computed it all; else 0."""
         if other.settled >= len(other.prompt) or other.cache_root != request.cache_root:
             return 0
         if other.model != request.model:
@@ -494,7 +509,7 @@ class Scheduler:
     # ------------------------------------------------------------------- release
 
     def finish(self, request: Request) -> None:
-        """The request is over, whatever its state: its pages are given back."""
+        """End the request, whatever its state, and give its pages back."""
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
             if self.swapping is not None:
@@ -512,7 +527,7 @@ class Scheduler:
         self._finished_outputs[request.model] = (count + 1, total + len(request.output))
 
     def _preempt_youngest(self, draft: PlanDraft) -> Request:
-        """The youngest request gives its pages up, maybe to the CPU buffer, and waits."""
+        """Preempt the youngest request: its pages are freed, maybe copied to the CPU buffer."""
         victim = self.running.pop()
         size_bytes = 0
         if self.swapping is not None:
@@ -531,14 +546,14 @@ class Scheduler:
         return victim
 
     def _give_up(self, request: Request, draft: PlanDraft) -> None:
-        """It runs no more, and has no pages."""
+        """Take a request off the step and close its pages; it is waiting again."""
         draft.forget(request)
         self._close(request, returns=True)
         request.state = RequestState.WAITING
         request.computed = request.settled = request.repeats = 0
 
     def _unstick(self, draft: PlanDraft) -> None:
-        """Requests that wait for each other's pages: the youngest gives way."""
+        """Preempt the youngest while running requests block each other for want of pages."""
         if self._in_flight:
             self.must_settle |= not draft.work
             return

@@ -1,16 +1,16 @@
-"""Which running requests guess their next tokens, and how many: what nobody else wants.
+"""Which running requests get draft tokens, and how many: speculation uses only what is left over.
 
-Guesses are planned when all other work of a step is.  They take what is left of the token
-budget, and new pages only where every running request could still go on and nobody waits
-for memory: nobody is preempted, put off or refused for a guess.  The pages are those
-that the request's next tokens need anyway, if fewer of them are right then a little later.
+Draft tokens are planned after all other work of a step.  They take the rest of the token budget,
+and new pages only if every running request could still continue and nobody waits for memory:
+nobody is preempted, put off or refused for a draft token.  The request's next tokens need those
+pages anyway; if draft tokens are rejected, they need them a little later.
 
-A state cannot go back to before a wrong guess.  So states go on over known tokens only: a
-step computes guesses with them, and forgets what that made of them.  The tokens of right guesses
-are computed once more, in the next step, beside the newest one.
+A state cannot be rolled back to before a rejected draft token.  So states advance over known
+tokens only: a step computes draft tokens from them, and discards the states that result.  Accepted
+draft tokens are computed once more in the next step, beside the newest token.
 
-A request that runs alone guesses nothing: it was promised memory for itself only.
-Groups whose positions are not the text's take no pages for guesses when memory is short.
+A request that runs alone gets no draft tokens: it was promised memory for itself only.
+Groups whose positions are not the text's take no pages for draft tokens when memory is short.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
 class Speculation:
-    """Guesses of one step after the other over one memory core."""
+    """Plans the draft tokens of each step over one memory core."""
 
     def __init__(self, core: MemoryCore, limits: Limits) -> None:
         groups = [g for g in core.layout.groups if g.kind is not GroupKind.STATE]
@@ -38,7 +38,8 @@ class Speculation:
         self._page_tokens = sorted({group.page_tokens for group in groups})
 
     def has_room(self, running: Sequence[Request]) -> bool:
-        """Could every request guess in new pages, and still go on when all guesses are wrong?"""
+        """Whether every request could take new pages for draft tokens, and still continue if all
+        of them are rejected."""
         if any(request.runs_alone for request in running):
             return False
         most = self._limits.num_speculative_tokens + 1
@@ -52,10 +53,10 @@ class Speculation:
         )
 
     def draft_tokens(self, request: Request, most: int, new_pages: bool) -> tuple[Ints, NewPages]:
-        """Tokens to compute behind the newest, and the pages that are new for them.
+        """Draft tokens to compute after the newest token, and the new pages they take.
 
         :param most: tokens that the step has left.
-        :param new_pages: may pages be taken?
+        :param new_pages: whether pages may be taken.
         """
         count = min(
             most,
@@ -82,7 +83,7 @@ class Speculation:
         return propose(request.history(), count, limits.prompt_lookup_max, limits.prompt_lookup_min)
 
     def _held_until(self, num_tokens: int) -> int:
-        """Tokens for which a request has pages when it has them for ``num_tokens``."""
+        """Tokens that fit into the pages that hold ``num_tokens``."""
         if not self._is_text:
             return num_tokens
         ends = (-(-num_tokens // size) * size for size in self._page_tokens)

@@ -1,14 +1,15 @@
-"""How much a step may compute, given that KV cache and activations share one pool.
+"""How much a step may compute, given its KV cache and its activations.
 
-The scheduler asks here what it used to ask the memory core alone.  Two answer: over a pool that
-is KV's alone (activations have a reserve beside it), and over one pool for both, where KV and
-activations of a step are granted together or not at all (eLLM §4.4.1)::
+The scheduler asks a :class:`StepMemory`.  There are two: :class:`RigidMemory` for a pool of KV
+alone, where activations have a reserve beside it; and :class:`SharedMemory` for one pool of both,
+where a step's KV and activations are granted together or not at all (eLLM §4.4.1)::
 
     begin ─► decodes: inflate for their growth ─► prefill chunks: the largest for which KV and
-             activations are both there ─► grant: one slot for all that the step computes
+             activations both fit ─► grant: one slot for the activations of the whole step
 
-The slot is released when the next step is planned: then the result is there, and no kernel
-touches it any more.  What the device refuses is no error: the step computes less, or nothing.
+The slot is released when the next step is planned: by then the result has arrived, and no kernel
+touches the slot any more.  If the device refuses memory, that is no error: the step computes less,
+or nothing.
 """
 
 from collections import Counter
@@ -25,28 +26,30 @@ from kvell.memory import GroupKind, MemoryCore
 from kvell.vocabulary import StepNumber
 
 CLOSENESS = 64
-"""A prefill chunk that memory cuts is found up to one part in so many."""
+"""The search for a prefill chunk that fits stops within one part in 64 of the largest."""
 
 
 class StepMemory(Protocol):
-    """Memory of one step; ``tokens`` and ``rows`` are what it computes so far."""
+    """Memory of one step; ``tokens`` and ``rows`` (of logits) are those planned so far."""
 
     rungs: dict[str, int]
 
     slot: StepSlot | None
-    """Where the activations of the step that was granted last are; None in a reserve."""
+    """Activations of the step granted last; None if they have a reserve."""
 
     def begin(self, step: StepNumber) -> None:
-        """A step is planned; the one before is completed."""
+        """Begin to plan a step; the one before is completed."""
         ...
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
-        """Requests of these lengths are about to grow by their newest token; have they
-        activations?"""
+        """Prepare to grow requests of these lengths by their newest token.
+
+        Return whether their activations fit.
+        """
         ...
 
     def give(self, tokens: int, rows: int) -> bool:
-        """KV is at its end: has it more now?"""
+        """Return whether KV, which ran out of pages, has got more."""
         ...
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
@@ -54,20 +57,20 @@ class StepMemory(Protocol):
         ...
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
-        """A request whose first chunk has so many tokens is about to be admitted, if it fits."""
+        """Prepare to admit a request whose first chunk has ``chunk_tokens``, if it fits."""
         ...
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """The step is planned: has it its activations? False if the device refuses."""
+        """Give the planned step its activations; False if the device refuses them."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Has all of the pool that will ever have memory got it?"""
+        """Whether no further chunk of the pool will get memory."""
         ...
 
     def warm(self, count: int) -> None:
-        """Further chunks of the pool have memory now: the next ``count``; 0: no more will come."""
+        """Note that the next ``count`` chunks of the pool have memory; 0: no more will."""
         ...
 
     def figures(self) -> dict[str, int]:
@@ -76,7 +79,7 @@ class StepMemory(Protocol):
 
 
 class RigidMemory:
-    """A pool of KV alone: :class:`StepMemory` where activations have their own reserve."""
+    """:class:`StepMemory` of a pool of KV alone: activations have their own reserve."""
 
     def __init__(self, core: MemoryCore) -> None:
         self.rungs: dict[str, int] = {}
@@ -87,41 +90,41 @@ class RigidMemory:
         """Nothing to do."""
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
-        """Any number has."""
+        """Always True: the reserve was sized for any step."""
         return True
 
     def give(self, tokens: int, rows: int) -> bool:
-        """There is no more."""
+        """Always False: the pool never grows."""
         return False
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """As the core says."""
+        """How far the core has pages."""
         return self._core.largest(handle, wanted)
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
         """Nothing to do."""
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """The reserve was sized for any step."""
+        """Always True: the reserve was sized for any step."""
         return True
 
     @property
     def is_complete(self) -> bool:
-        """From the start."""
+        """Always True: the pool has all its memory from the start."""
         return True
 
     def warm(self, count: int) -> None:
-        """It has had all its memory from the start."""
+        """Nothing to do."""
 
     def figures(self) -> dict[str, int]:
-        """Nothing is shared."""
+        """Empty: nothing is shared."""
         return {}
 
 
 class SharedMemory:
-    """One pool for both: :class:`StepMemory` over a balloon.
+    """:class:`StepMemory` of one pool for KV and activations, over a balloon.
 
-    :param core: what the scheduler drives; the balloon lends its large pages.
+    :param core: the scheduler's memory core; the balloon lends its large pages.
     """
 
     def __init__(self, core: MemoryCore, memory: ElasticMemory, model: NeedModel) -> None:
@@ -143,7 +146,7 @@ class SharedMemory:
         self._step = StepNumber(0)
 
     def begin(self, step: StepNumber) -> None:
-        """See :class:`StepMemory`."""
+        """Release the slot of the step before, and tend the balloon."""
         if self._slot is not None:
             self.memory.release(self._slot, self._step)
             self._slot = self.slot = None
@@ -152,7 +155,7 @@ class SharedMemory:
         self._growth_large = self._decodes = 0
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
-        """See :class:`StepMemory`; inflation comes before anything cached is evicted."""
+        """Inflate KV for the decodes' growth, before anything cached is evicted."""
         self._decodes = len(lengths)
         self._growth_large = sum(
             groups * sum(length % page_tokens == 1 % page_tokens for length in lengths)
@@ -164,11 +167,11 @@ class SharedMemory:
         return self._ensure(chunks) >= chunks
 
     def give(self, tokens: int, rows: int) -> bool:
-        """See :class:`StepMemory`."""
+        """Inflate KV by all that the step's activations leave."""
         return self._inflate(self._layout.num_large_pages, self._need.chunks(tokens, rows)) > 0
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """See :class:`StepMemory`."""
+        """The most tokens for which both KV and activations fit."""
         count = self._affordable(wanted - computed, tokens, rows)
         if count <= 0:
             return computed
@@ -179,13 +182,13 @@ class SharedMemory:
         return until
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
-        """See :class:`StepMemory`; all that its first chunk does not need is KV's."""
+        """Give KV all chunks that the activations of the first chunk leave."""
         kept = self._kept(tokens + chunk_tokens, rows)
         self._ensure(kept)
         self._inflate(self._layout.num_large_pages, kept)
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """See :class:`StepMemory`."""
+        """Grant the step one slot; False, and counted, if the device refuses it."""
         chunks = self._need.chunks(tokens, rows)
         if not chunks:
             return True
@@ -200,22 +203,22 @@ class SharedMemory:
 
     @property
     def is_complete(self) -> bool:
-        """See :class:`StepMemory`."""
+        """Whether no further chunk of the pool will get memory."""
         return self._has_ended or not len(self.memory.balloon.uncommitted_chunks)
 
     def warm(self, count: int) -> None:
-        """See :class:`StepMemory`."""
+        """Note that the next ``count`` chunks of the pool have memory; 0: no more will."""
         self._has_ended |= not count
         self.memory.warm(count)
 
     def figures(self) -> dict[str, int]:
-        """See :class:`StepMemory`."""
+        """Chunks by owner and state now, counters so far, and the largest step's chunks."""
         return self.memory.figures() | {"largest_step_chunks": self.most_activation_chunks}
 
     # ------------------------------------------------------------------- chunk sizes
 
     def _affordable(self, count: int, tokens: int, rows: int) -> int:
-        """Tokens that could have activations if KV needed nothing."""
+        """How many of ``count`` tokens could have activations if KV needed nothing."""
         idle = self._ensure(self._kept(tokens + count, rows))
         if idle >= self._kept(tokens + count, rows):
             return count
@@ -232,9 +235,11 @@ class SharedMemory:
     def _balanced(
         self, handle: int, computed: int, bounds: tuple[int, int], tokens: int, rows: int
     ) -> int:
-        """Fewer tokens need fewer activations, which leaves more for KV: the most that both allow.
+        """The most tokens that KV and activations both allow, by bisection.
 
-        :param bounds: a count for which there is enough, and one for which there is not.
+        Fewer tokens need fewer activations, which leaves more chunks for KV.
+
+        :param bounds: a count that fits, and one that does not.
         """
         low, high = bounds
         while high - low > max(1, high // CLOSENESS):
@@ -244,20 +249,20 @@ class SharedMemory:
             else:
                 high = middle
         self._share(tokens + low, rows)
-        # The chunks that went back and forth may lie under other large pages than before.
+        # Chunks were lent back and forth and may now lie under other large pages: ask again.
         return self._core.largest(handle, computed + low)
 
     def _reaches(self, handle: int, until: int) -> bool:
         return self._core.largest(handle, until) == until
 
     def _share(self, tokens: int, rows: int) -> bool:
-        """Activations get what a step of so many tokens needs, KV the rest."""
+        """Give activations what a step of ``tokens`` needs, KV the rest; whether that fits."""
         kept = self._kept(tokens, rows)
         self._inflate(self._layout.num_large_pages, kept)
         return self._ensure(kept) >= kept
 
     def _kept(self, tokens: int, rows: int) -> int:
-        """Chunks for a step of so many tokens with one request more, and θ if any decodes."""
+        """Chunks for a step of ``tokens`` with one more request, plus θ if any request decodes."""
         chunks = self._need.chunks(tokens, rows + 1)
         if not self._decodes:
             return chunks
@@ -267,7 +272,7 @@ class SharedMemory:
         return chunks + threshold_chunks(growth, total)
 
     def _large_pages(self, tokens: int) -> int:
-        """Large pages that so many tokens more of one request may fill."""
+        """Large pages that ``tokens`` more of one request may fill, at most."""
         return sum(
             -(-tokens // (group.page_tokens * group.pages_per_large)) + 1
             for group in self._layout.groups
@@ -276,7 +281,10 @@ class SharedMemory:
     # ----------------------------------------------------------------------- moving
 
     def _inflate_for(self, num_large: int, keep_chunks: int) -> None:
-        """More than is short, up to 50 MB ahead: the next steps then find it there (eLLM §5.1)."""
+        """Inflate to ``num_large`` empty large pages, or by 50 MB if that is more (eLLM §5.1).
+
+        The next steps then find their pages there.
+        """
         short = num_large - self._core.empty_large_pages()
         if short > 0:
             ahead = AHEAD_BYTES // self._layout.large_page_bytes

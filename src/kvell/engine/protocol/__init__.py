@@ -1,1 +1,1 @@
-"""Everything that a front and an instance say to each other, and the loop that answers."""
+"""The protocol between a front and an instance, and the loop that serves it."""

@@ -17,13 +17,13 @@ from kvell.errors import ChangeSomething, KvellError
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 64 << 20
-"""Largest body either side accepts: a prompt of 16 million tokens."""
+"""Largest body that either side accepts: room for a prompt of 16 million tokens."""
 
 Message = Command | Event
 
 
 class ProtocolError(KvellError):
-    """The peer sent bytes that are not the instance protocol; the connection is of no more use."""
+    """The peer sent bytes that are not the instance protocol; the connection is unusable."""
 
 
 def _by_name(types: Iterable[Any]) -> dict[str, tuple[Any, frozenset[str]]]:
@@ -54,7 +54,7 @@ _TOKENS_HEAD = _ENCODER.encode((protocol.Tokens.__name__,))[1:]
 
 
 def encode_frame(message: Message) -> bytes:
-    """One message as a whole frame.
+    """Encode one message as a whole frame.
 
     :raises ProtocolError: when the body would exceed ``MAX_FRAME_BYTES``.
     """
@@ -64,7 +64,7 @@ def encode_frame(message: Message) -> bytes:
 
 
 def decode_command(body: bytes) -> Command:
-    """The command in a frame's body.
+    """Decode the command in a frame's body.
 
     :raises ProtocolError: on anything that is not exactly one well-typed command.
     """
@@ -73,11 +73,11 @@ def decode_command(body: bytes) -> Command:
 
 
 def decode_event(body: bytes) -> Event:
-    """The event in a frame's body.
+    """Decode the event in a frame's body.
 
     :raises ProtocolError: on anything that is not exactly one well-typed event.
     """
-    if body.startswith(_TOKENS_HEAD, 1):  # nearly all are: in one go, unless something is wrong
+    if body.startswith(_TOKENS_HEAD, 1):  # the common case: one call, unless it is malformed
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             return _TOKENS.decode(body)[1]
     event: Event = _decode(body, _EVENTS, "event")
@@ -110,13 +110,13 @@ class FrameReader:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a frame that has begun but not ended."""
+        """Bytes received of an unfinished frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received bytes; return the bodies that are now whole, in order.
+        """Add received bytes; return the bodies that are now complete, in order.
 
-        :raises ProtocolError: as soon as a header announces too long a body.
+        :raises ProtocolError: as soon as a header announces a body that is too long.
         """
         self._buffer += data
         bodies: list[bytes] = []

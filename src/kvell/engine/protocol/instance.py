@@ -80,7 +80,7 @@ class CommandGate:
         return self._after(self._engine.step())
 
     def cancel_all(self) -> None:
-        """Release everything that is in flight; nobody listens any more."""
+        """Cancel all requests in flight; nobody listens any more."""
         for request_id in sorted(self._in_flight):
             self._engine.handle(Cancel(request_id))
         self._in_flight.clear()
@@ -99,7 +99,7 @@ class CommandGate:
         for event in events:
             if isinstance(event, Finished):
                 self._in_flight.discard(event.request_id)
-        # Drained ends the process, so it is said here, once, whenever the engine says it.
+        # Drained ends the process, so it is sent from here, once, and never passed on.
         kept: list[Event] = [event for event in events if not isinstance(event, Drained)]
         if self._draining and not self.drained and not self._engine.has_work():
             self.drained = True
@@ -139,7 +139,7 @@ class _PeerClosed(Exception):  # noqa: N818 - not an error: how a serving loop m
 
 
 class _Channel:
-    """A non-blocking socket with a send buffer that says when it is full."""
+    """A non-blocking socket with a send buffer of limited size."""
 
     def __init__(self, sock: socket.socket, outgoing_limit_bytes: int) -> None:
         sock.setblocking(False)
@@ -237,7 +237,7 @@ def _interest(channel: _Channel) -> int:
 
 @contextlib.contextmanager
 def _sigterm_as_readable() -> Iterator[socket.socket]:
-    """A socket that becomes readable on SIGTERM; outside the main thread it never does."""
+    """Yield a socket that becomes readable on SIGTERM; outside the main thread it never does."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 

@@ -1,6 +1,6 @@
-"""The instance protocol: everything a front and an instance say to each other.
+"""The instance protocol: all messages between a front and an instance.
 
-Frozen records, encoded as msgpack between processes and passed as they are
+Frozen records, encoded as msgpack between processes and passed as objects
 inside one.  Commands go to the instance, events come back::
 
     front                                   instance
@@ -39,11 +39,11 @@ class Submit:
     submits the same request again after an instance died.
 
     ``images`` are (first token in the prompt, tokens there, image tokens), in order.  The
-    tokens of an image in the prompt have negative ids, which tell its content.
+    tokens of an image in the prompt have negative ids, which identify its content.
 
     ``model`` is one of several that the instance serves; "" is the first.
 
-    ``sampling.n`` is 1: a front sends one of these for each answer
+    ``sampling.n`` is 1: a front submits each answer on its own
     (:meth:`SamplingParams.choices`).
 
     :raises ChangeSomething: if it asks for several answers.
@@ -59,7 +59,7 @@ class Submit:
 
     def __post_init__(self) -> None:
         if self.sampling.n != 1:
-            raise ChangeSomething("n", self.sampling.n, "is of a prompt", "submit each answer")
+            raise ChangeSomething("n", self.sampling.n, "is not 1", "submit each answer on its own")
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class AskStats:
 
 @dataclass(frozen=True)
 class Drain:
-    """Finish what was submitted, refuse what comes after, then end."""
+    """Finish all submitted requests, refuse later ones, then end."""
 
 
 @dataclass(frozen=True)
 class Ready:
     """First event of an instance: it can serve now.
 
-    ``beside`` has the name and ``max_model_len`` of every further model, in order; ``memory``
-    has the parts of its memory contract in bytes, and ``contract_bytes`` of the process.
+    ``beside`` maps every further model's name to its ``max_model_len``, in order; ``memory``
+    has the parts of the memory contract in bytes, and their sum, ``contract_bytes``.
     """
 
     schema_version: int
@@ -115,11 +115,10 @@ class Finished:
     """The request is over and holds nothing any more.
 
     For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
-    and ``try_later`` says that nothing must: there was no room just now.
+    and ``try_later`` says that nothing must be: there was just no room.
 
-    The seconds it waited, computed its prompt and decoded in the instance are told by
-    whoever has a clock (:class:`.stage_times.StageTimes`), and make no two ends
-    different.
+    The seconds that it waited, prefilled and decoded in the instance are filled in by
+    :class:`.stage_times.StageTimes`, which has a clock; comparisons ignore them.
     """
 
     request_id: RequestId
@@ -139,11 +138,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Pages of one layer group, in small pages; tokens of cached pages that requests took.
+    """Page counts of one layer group, in small pages; ``hit_tokens`` are those found in its cache.
 
     ``unwritten_pages`` and ``stranded_pages`` lie in large pages with a used page, see
-    :class:`kvell.memory.PoolTotals`; ``most_pages`` would be the group's if the whole pool
-    were its own.
+    :class:`kvell.memory.PoolTotals`; ``most_pages`` is what the group would have if the whole
+    pool were its own.
     """
 
     name: str
@@ -164,11 +163,11 @@ class Stats:
     """Counters and gauges of one instance; counters never fall within an incarnation.
 
     ``steps_by_size`` counts steps by the buckets of
-    :data:`~kvell.engine.requests.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` is what they
-    computed.
+    :data:`~kvell.engine.requests.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` are the tokens
+    they computed.
     ``memory`` has the chunks of a shared pool by owner and state, and how many moved; empty
     where KV cache and activations share none.  ``buffer`` has large pages and holders of the CPU
-    buffer, and what went out and came in; empty without one.
+    buffer, and pages copied out and in; empty without one.
     """
 
     incarnation: int
@@ -201,7 +200,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Drained:
-    """All work is done; the instance ends after this."""
+    """All work is done; the last event of an instance."""
 
 
 Command = Submit | Cancel | AskStats | Drain

@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn; validated once, at the edge."""
+"""A request's sampling parameters; validated once, at the edge."""
 
 from dataclasses import dataclass, replace
 
@@ -10,22 +10,22 @@ MAX_CHOICES = 128
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """vLLM's names and defaults, as far as they are built.
+    """Sampling parameters, with vLLM's names and defaults as far as they are implemented.
 
     :param temperature: 0 is greedy; otherwise logits are divided by it.
     :param top_k: keep the k most likely tokens; 0 or -1 keeps all.
     :param top_p: keep the smallest set whose probability reaches it, in (0, 1].
     :param seed: with it, output token i is a function of (seed, i) and the logits alone;
         None lets the front draw one.
-    :param max_tokens: output tokens at most; None means up to the model's limit.
+    :param max_tokens: most output tokens; None: up to the model's limit.
     :param stop: the front ends a request before the first of these strings.
     :param stop_token_ids: the engine ends a request after any of these tokens.
     :param ignore_eos: go on past the model's end-of-sequence token.
-    :param n: answers to one prompt; each is a request of its own, and they share the
-        prompt's pages.
-    :param will_return: a hint that changes no answer: will a later prompt begin with this one
-        (the conversation goes on)? False ends a session; None says nothing. What returns is
-        kept longer, where eviction learns who does.
+    :param n: number of answers; each is a request of its own, and they share the prompt's
+        pages.
+    :param will_return: a hint that changes no answer: whether a later prompt will begin with
+        this one (the conversation continues).  False ends a session; None says nothing.
+        Prefixes expected to return are kept longer, where eviction learns which do.
     :raises ChangeSomething: naming the field that is out of range.
     """
 

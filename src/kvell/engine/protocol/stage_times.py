@@ -1,4 +1,4 @@
-"""How long requests wait, prefill and decode in an instance; the loop's clock, not the core's.
+"""How long requests wait, prefill and decode in an instance, by the loop's clock.
 
 ::
 
@@ -33,7 +33,7 @@ class _Stages:
 
 
 class StageTimes:
-    """Watches what goes in and out of a core."""
+    """Times requests by the commands and events of a core."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,13 +41,13 @@ class StageTimes:
         self._without_token = 0
 
     def submitted(self, request_id: RequestId) -> None:
-        """A request comes; one that is in flight already keeps its time."""
+        """Note a submitted request; one that is in flight already keeps its time."""
         if request_id not in self._stages:
             self._stages[request_id] = _Stages(self._clock.now_seconds())
             self._without_token += 1
 
     def admitted(self, request_ids: Iterable[RequestId]) -> None:
-        """A step that begins now computes something of these for the first time, or again."""
+        """Note requests admitted by the step that begins now; only the first admission counts."""
         now = self._clock.now_seconds()
         for request_id in request_ids:
             stages = self._stages.get(request_id)
@@ -55,7 +55,7 @@ class StageTimes:
                 stages.admitted_seconds = now
 
     def told(self, events: list[Event]) -> list[Event]:
-        """The same events; the ends of requests with their times."""
+        """The same events, with times in those that end requests."""
         if not self._without_token and not any(type(event) is Finished for event in events):
             return events
         now = self._clock.now_seconds()

@@ -1,1 +1,1 @@
-"""The words of the engine: a request, its limits, the plan of one step."""
+"""The engine's vocabulary: a request, its limits, the plan of one step."""

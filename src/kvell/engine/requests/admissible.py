@@ -1,4 +1,4 @@
-"""Which prompts can be served at all: asked at the edge and by the engine alike."""
+"""Which prompts can be served at all; the front and the engine both check here."""
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ def request_problem(
 ) -> ChangeSomething | None:
     """What the user must change about a prompt, with images or without; None if it can be served.
 
-    :param max_tokens: of output, at most.
+    :param max_tokens: most output tokens.
     """
     if not images:
         return prompt_problem(prompt, limits)

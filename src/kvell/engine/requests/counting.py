@@ -1,13 +1,13 @@
-"""Counters of an engine that are more than one number; deterministic, as the core is."""
+"""Engine counters with more than one number; deterministic, like the core."""
 
 from bisect import bisect_left
 
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Upper bounds of the sizes of steps, those of vLLM's ``iteration_tokens_total``."""
+"""Upper bounds of step-size buckets, as in vLLM's ``iteration_tokens_total``."""
 
 
 class StepSizes:
-    """How many steps computed how many tokens.
+    """A histogram of steps by the number of tokens computed.
 
     :ivar tokens: of all steps together.
     """
@@ -17,17 +17,17 @@ class StepSizes:
         self._counts = [0] * (len(STEP_TOKENS_BUCKETS) + 1)
 
     def add(self, tokens: int) -> None:
-        """A step computes so many tokens."""
+        """Count a step that computes ``tokens``."""
         self.tokens += tokens
         self._counts[bisect_left(STEP_TOKENS_BUCKETS, tokens)] += 1
 
     def by_size(self) -> tuple[int, ...]:
-        """Steps of each bucket, not cumulative; the last are those above all bounds."""
+        """Number of steps in each bucket, not cumulative; the last bucket is above all bounds."""
         return tuple(self._counts)
 
 
 class DraftTokens:
-    """Steps of requests with guesses, and how many of these were right, by position."""
+    """Steps of requests with draft tokens, and how many of these were accepted, by position."""
 
     def __init__(self) -> None:
         self.drafts = 0
@@ -35,7 +35,7 @@ class DraftTokens:
         self._accepted: list[int] = []
 
     def add(self, proposed: int, accepted: int) -> None:
-        """A request's step verified ``proposed`` guesses, the first ``accepted`` were right."""
+        """Count ``proposed`` draft tokens of a request's step, the first ``accepted`` accepted."""
         if not proposed:
             return
         self.drafts += 1
@@ -46,9 +46,9 @@ class DraftTokens:
 
     @property
     def accepted_tokens(self) -> int:
-        """Guesses that were right."""
+        """Number of accepted draft tokens."""
         return sum(self._accepted)
 
     def accepted_by_position(self) -> tuple[int, ...]:
-        """Right guesses at each place behind the newest token."""
+        """Accepted draft tokens at each position after the newest token."""
         return tuple(self._accepted)

@@ -1,10 +1,10 @@
-"""What a step and a request may at most be."""
+"""Upper limits of a step and a request."""
 
 from dataclasses import dataclass
 
 MAX_STEP_DRAFT_TOKENS = 256
-"""Every guess has a row of logits, which takes memory; and guesses only save time while a
-step is so small that it waits for memory."""
+"""Every draft token has a row of logits, which takes memory; and draft tokens save time only
+while a step is small enough to be memory-bound."""
 
 
 @dataclass(frozen=True)
@@ -18,22 +18,24 @@ class Limits:
     :param min_chunk_tokens: a prefill is admitted only if chunks of this size would fit.
     :param max_prefix_wait_steps: steps a request waits for another to compute its prefix.
     :param common_pool: protect prefixes that several requests share.
-    :param common_pool_chunk_tokens: a protected prefix is a multiple of so many tokens.
-    :param common_pool_share: part of the pool that may be; None: as replayed history says.
-    :param num_speculative_tokens: tokens that a request may guess in one step (0: none).
-    :param has_drafter: a draft model says the guesses when a step runs; else they are looked
-        up in the text when it is planned.
-    :param prompt_lookup_max: longest end of a text whose earlier occurrence gives guesses.
+    :param common_pool_chunk_tokens: length of a protected prefix is a multiple of it.
+    :param common_pool_share: part of the pool that may be protected; None: as replayed history
+        says.
+    :param num_speculative_tokens: draft tokens of a request in one step, at most (0: none).
+    :param has_drafter: a draft model proposes draft tokens when a step runs; else they are
+        looked up in the text when it is planned.
+    :param prompt_lookup_max: longest suffix of a text to look up for draft tokens.
     :param prompt_lookup_min: shortest one.
     :param whole_images: an image's tokens in the text are computed in one step.
-    :param enough_prompt_tokens: prompts are computed one after another: a further one joins a
-        step only up to so many prompt tokens, which keep the device busy.  None: as many as the
-        step may compute, which all have their first tokens when the last is done.
-    :param crowded_prompt_tokens: of a step while decodes are parked for want of pages: as many
-        as are computed in the time in which the other decodes read a full pool.  None: no bound.
-    :param observing_tokens: the last ones of a prompt, computed in one step where they choose
+    :param enough_prompt_tokens: prompt tokens that keep the device busy: another prompt joins a
+        step only up to this number, so prompts are computed one after another.  None: up to the
+        step's budget; prompts that share a step then all get their first tokens at its end.
+    :param crowded_prompt_tokens: most prompt tokens of a step while decodes are parked for want
+        of pages: as many as are computed while the other decodes read a full pool.  None: no
+        bound.
+    :param observing_tokens: last tokens of a prompt, computed in one step because they choose
         the tokens that its layers keep (0: none do).
-    :param depth: results that a plan does not see yet (0: plan, run, commit in turn).
+    :param depth: pending results that a plan does without (0: plan, run, commit in turn).
     """
 
     max_num_batched_tokens: int = 2048
@@ -57,10 +59,10 @@ class Limits:
 
     @property
     def max_step_draft_tokens(self) -> int:
-        """Guesses of all requests in one step at most."""
+        """Most draft tokens of all requests in one step."""
         return max_step_draft_tokens(self.max_num_seqs, self.num_speculative_tokens)
 
 
 def max_step_draft_tokens(max_num_seqs: int, num_speculative_tokens: int) -> int:
-    """Guesses of all requests in one step at most."""
+    """Most draft tokens of all requests in one step."""
     return min(max_num_seqs * num_speculative_tokens, MAX_STEP_DRAFT_TOKENS)

@@ -1,4 +1,4 @@
-"""What one of several models of an engine asks of its requests; knows no model itself."""
+"""The rules that one of an engine's models has for its requests; knows no model itself."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,5 +23,5 @@ class ModelRules:
 
     @cached_property
     def has_states(self) -> bool:
-        """Has it layers that cannot go back to before a guess?"""
+        """Whether it has state layers, which cannot be rolled back past a draft token."""
         return any(group.kind is GroupKind.STATE for group in self.layout.groups)

@@ -1,8 +1,8 @@
-"""What one step does, decided before anything is done; and what came of it.
+"""The plan of one step, decided before anything is done, and its result.
 
 A :class:`StepPlan` holds everything that touches memory, in order; a runner
-carries it out and answers with a :class:`StepResult`.  Plans are equal when they
-would do the same: replaying a journal must give equal plans.
+carries it out and answers with a :class:`StepResult`.  Plans are equal if they
+do the same: replaying a journal must give equal plans.
 """
 
 from collections.abc import Iterable
@@ -20,25 +20,25 @@ from kvell.vocabulary import RequestId, StepNumber
 NewPages = npt.NDArray[np.int32]
 
 TO_DRAFT = -1
-"""Stands for a guess in a plan that a draft model says only when the step runs."""
+"""Stands for a draft token that a draft model proposes when the step runs."""
 
 PENDING = -(1 << 31)
-"""Stands for a token that the step before draws: the runner knows it when the step runs."""
+"""Stands for a token that the step before draws; the runner fills it in when the step runs."""
 
 
 class TokenWork(Struct, frozen=True, eq=False, gc=False):
     """Compute tokens ``start … start+count-1`` of a request.
 
     :param handle: names the request's tables; never reused.
-    :param token_ids: int32 [count], the tokens themselves, TO_DRAFT for guesses, or PENDING.
+    :param token_ids: int32 [count], the tokens themselves, TO_DRAFT for draft tokens, or PENDING.
     :param sampling: how the last known of them yields a token; None if it yields none.
     :param output_index: output position of that token.
     :param cuts: positions at which state groups must be able to give their state.
-    :param proposed: so many of the tokens, the last ones, are guesses; each yields a token
-        too, which counts if all guesses before it are right.
+    :param proposed: number of draft tokens at the end of the tokens; each yields a token too,
+        which counts if it and all draft tokens before it are accepted.
     :param images: of the request's prompt: (first token, tokens there, image tokens).
     :param image_ids: the ids that stand for them in the prompt.
-    :param embedded: so many of them, the first ones, have their embeddings in pages already.
+    :param embedded: number of leading images whose embeddings are in pages already.
     :param prompt_tokens: length of the request's prompt.
     :param model: which of several models computes them.
     """
@@ -60,17 +60,17 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def known(self) -> int:
-        """How many of its tokens, the first ones, are no guesses."""
+        """Number of tokens before its draft tokens."""
         return self.count - self.proposed
 
     @property
     def samples(self) -> bool:
-        """Does the work yield a token?"""
+        """Whether the work yields a token."""
         return self.sampling is not None
 
     @property
     def num_logits(self) -> int:
-        """How many of its tokens, the last ones, must give logits."""
+        """Number of tokens at its end that must give logits."""
         return 0 if self.sampling is None else 1 + self.proposed
 
     def __eq__(self, other: object) -> bool:
@@ -99,10 +99,10 @@ class LargePageMove:
 
 @dataclass(frozen=True)
 class StepSlot:
-    """Where a step's activations are, if they share a pool with KV: chunks of their own range.
+    """A step's activations where they share a pool with KV: chunks of the activation range.
 
-    Granted with the plan; whoever plans the next step may give it to others, so the step's
-    result is the fence.
+    Granted with the plan and released when the next step is planned, so the step's result is the
+    fence.
 
     :param start: position of its first chunk.
     """
@@ -119,14 +119,14 @@ class StepPlan:
     :param offloads: int32 [m, 3], pages copied to the CPU buffer before anything else is done:
         (group, page, page of the buffer).
     :param moves: large pages that change their slot.
-    :param fetches: int32 [m, 3], pages copied back from there: (group, page of the buffer, page).
+    :param fetches: int32 [m, 3], pages copied back from it: (group, page of the buffer, page).
     :param copies: pages copied before they are written (copy-on-write).
     :param new_pages: int32 [m, 4]: (handle, group, page position, logical page).
     :param work: decodes first, then prefill chunks in order of admission.
     :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
         state stands for, slice of the state, page).
     :param preempted: requests that lost their pages to this plan.
-    :param parked: requests whose pages went to the CPU buffer, so that a prompt goes ahead.
+    :param parked: requests whose pages went to the CPU buffer and that now wait there.
     :param admitted: requests that run from this step on.
     :param slot: memory for the activations of ``work``; None where they have a reserve.
     """
@@ -152,7 +152,7 @@ class StepPlan:
 
     @cached_property
     def num_logits(self) -> int:
-        """Rows of logits that the step draws from."""
+        """Number of logit rows that the step draws from."""
         return sum(work.num_logits for work in self.work)
 
     def __eq__(self, other: object) -> bool:

@@ -33,12 +33,12 @@ class RequestState(StrEnum):
 class Request:
     """Tokens, progress, and the handle of its pages while it runs.
 
-    :ivar number: requests that came before it.
+    :ivar number: number of requests submitted before it.
     :ivar model: which of several models computes it.
-    :ivar computed: tokens that are computed, or are by a step in flight.
+    :ivar computed: tokens that are computed, or will be by steps in flight.
     :ivar settled: those of them whose step has its result.
-    :ivar drawing: tokens that steps in flight draw, which nobody knows yet.
-    :ivar repeats: right guesses that are computed again, since states do not go on over guesses.
+    :ivar drawing: pending tokens, which steps in flight draw.
+    :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
     request_id: RequestId
@@ -68,53 +68,53 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens, with those that steps in flight draw."""
+        """Prompt and output tokens, pending ones included."""
         return len(self.prompt) + len(self.output) + self.drawing
 
     @property
     def num_output(self) -> int:
-        """Output tokens, with those that steps in flight draw."""
+        """Output tokens, pending ones included."""
         return len(self.output) + self.drawing
 
     @property
     def newest_token(self) -> int:
-        """The last of a request that decodes; PENDING if a step in flight draws it."""
+        """The last token of a decoding request; PENDING if a step in flight draws it."""
         return PENDING if self.drawing else self.output[-1]
 
     @property
     def wants_work(self) -> bool:
-        """Is there anything to compute that no step in flight computes?"""
+        """Whether the request goes on after the steps in flight."""
         return self.finish_reason is None and self.num_output < self.max_tokens
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute; while decoding the newest, and those it repeats."""
+        """Tokens left to compute; while decoding, the newest and those to repeat."""
         return len(self.prompt) + len(self.output) + self.drawing - self.computed
 
     @property
     def is_decoding(self) -> bool:
-        """Is only the newest token left to compute for the first time, and was it sampled?"""
+        """Whether all tokens but the newest, sampled one have been computed once."""
         made = len(self.output) + self.drawing
         return made > 0 and len(self.prompt) + made - self.computed == 1 + self.repeats
 
     def begin(self, until: int, draws: bool) -> None:
-        """A step is planned that computes the tokens before ``until``, and may draw the next."""
+        """Note a planned step that computes the tokens before ``until``, and may draw the next."""
         self.computed = until
         self.drawing += draws
 
     def settle(self, until: int, draws: bool) -> None:
-        """That step has its result; right guesses were computed beside its tokens."""
+        """Note that step's result; ``until`` includes accepted draft tokens."""
         self.settled = until
         self.computed = max(self.computed, until)
         self.drawing -= draws
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:
-        """What stands for its images at their ends in the prompt."""
+        """The id at the end of each image in the prompt, which tells its content."""
         return tuple(int(self.prompt[start + tokens - 1]) for start, tokens, _ in self.image_rows)
 
     def history(self) -> bytearray:
-        """All tokens as little-endian int32, to search in; grows with every call, is not copied."""
+        """All tokens as little-endian int32, to search in; one buffer, extended at every call."""
         known = len(self._history) // 4
         self._history += self.tokens(known, self.num_tokens).astype("<i4").tobytes()
         return self._history

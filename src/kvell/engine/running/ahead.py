@@ -1,4 +1,4 @@
-"""Steps on a thread of their own, in order.
+"""Runs steps on a thread of their own, in order.
 
 ::
 
@@ -6,9 +6,9 @@
                     │         ├ result 1
     loop            ┘ waits   └ commit 1 ─ plan 3 ─
 
-Two threads share Python's lock, and a compiled pass holds it not.  Who waits for step 1 would
-wake when it ends and take the lock just when step 2 needs it to begin.  So results are given
-when the next step computes, some tenths of a millisecond later.
+Two threads share Python's lock, which a compiled pass releases.  A thread that waits for step 1
+would wake when it ends, and take the lock just when step 2 needs it to begin.  So a result is
+handed over only when the next step computes, some tenths of a millisecond later.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from kvell.engine.requests.plan import StepResult
 
 
 class StepsAhead:
-    """Runs what it is asked, one after the other; asked from one thread."""
+    """Runs steps one after the other; :meth:`ask` is called from one thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
@@ -26,14 +26,14 @@ class StepsAhead:
         self._kept: tuple[Future[StepResult], StepResult] | None = None
 
     def ask(self, run: Callable[[], StepResult]) -> Future[StepResult]:
-        """Run a step after all that were asked before; its result, or what it raised."""
+        """Run a step after all earlier ones; the future has its result, or what it raised."""
         answer: Future[StepResult] = Future()
         self._asked += 1
         self._thread.submit(self._answer, run, answer)
         return answer
 
     def begun(self) -> None:
-        """The running step goes on without Python: whoever waits for the one before may wake."""
+        """Hand over the result of the step before: the running step no longer needs the lock."""
         kept, self._kept = self._kept, None
         if kept is not None:
             answer, result = kept

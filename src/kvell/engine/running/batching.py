@@ -1,4 +1,4 @@
-"""From a step plan to the arrays of a forward pass: tables, positions, where to write."""
+"""From a step plan to the arrays of a forward pass: page tables, positions, write locations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from kvell.memory import GroupKind, GroupSpec, SlotTable, policy_of
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 FEW_ROWS = 64
-"""New pages that are put one by one sooner than sorted."""
+"""Up to this many new pages, storing them one by one is faster than sorting them."""
 FIELDS = HostGroupBatch.MADE
 
 
@@ -23,11 +23,11 @@ class GroupArrays(HostRows):
 
     @cached_property
     def fields(self) -> dict[str, Ints]:
-        """By name, in order."""
+        """The arrays by name, in order."""
         return dict(zip(FIELDS, self.arrays, strict=True))
 
     def __getattr__(self, name: str) -> Ints:
-        """One of the fields."""
+        """Return one of the fields."""
         if name not in FIELDS:
             raise AttributeError(name)
         return self.fields[name]
@@ -47,10 +47,10 @@ class StateArrays:
 
 
 class WorkRows:
-    """What every group of a step needs to know of its work: numbers of each, in order.
+    """The work of a step as every group needs it: one number for each work, in order.
 
-    :ivar handles: whose tables each has.
-    :ivar starts: where it starts; ``counts`` its tokens.
+    :ivar handles: the holder of each work's page tables.
+    :ivar starts: position of its first token; ``counts`` its number of tokens.
     """
 
     def __init__(self, handles: list[int], starts: list[int], counts: list[int]) -> None:
@@ -58,28 +58,28 @@ class WorkRows:
 
     @classmethod
     def of(cls, work: Sequence[TokenWork]) -> "WorkRows":
-        """Of a step's work."""
+        """Make the rows of a step's work."""
         return cls([w.handle for w in work], [w.start for w in work], [w.count for w in work])
 
     def begun_at(self, starts: list[int]) -> "WorkRows":
-        """The same work, in the tokens that a group has."""
+        """The same work with other start positions, for a group that has dropped tokens."""
         return WorkRows(self.handles, starts, self.counts)
 
     @cached_property
     def positions(self) -> Longs:
-        """int64 [T], of all tokens."""
+        """Positions of all tokens, int64 [T]."""
         return token_positions(np.array(self.starts, np.int64), np.array(self.counts, np.int64))
 
     @cached_property
     def query_starts(self) -> Ints:
-        """int32 [n+1], where each work's tokens start among all."""
+        """Index of each work's first token among all, int32 [n+1]."""
         return _starts(self.counts)
 
 
 class PageTables:
-    """Which logical page holds which position, per holder and group; fed by plans.
+    """The logical page of each position, per holder and group; updated from plans.
 
-    The obvious way, and so what the compiled tables are held to; it serves where no compiler was.
+    The reference that the compiled tables must match; also used where no compiler was available.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
@@ -89,7 +89,7 @@ class PageTables:
         self._tables: dict[int, list[Ints]] = {}
 
     def update(self, plan: StepPlan) -> None:
-        """Take in what a plan released and allocated."""
+        """Apply a plan's releases and new pages."""
         for handle in plan.released:
             self._tables.pop(handle, None)
         rows = plan.new_pages
@@ -113,10 +113,9 @@ class PageTables:
     ) -> GroupArrays:
         """The group's metadata for this work, with physical page ids.
 
-        Positions count the tokens that the group has: of a prompt that was cut to a budget,
-        those that were kept.
+        Positions count the tokens that the group has: of a prompt cut to a budget, the kept ones.
 
-        :param rows: of this work, if somebody has made them.
+        :param rows: of this work, if they exist already.
         """
         group = self.groups[group_index]
         rows = WorkRows.of(work) if rows is None else rows
@@ -129,7 +128,7 @@ class PageTables:
     ) -> HostRows:
         """Token ids [T], their positions [T], and rows whose logits are wanted [R]; int64.
 
-        :param num_logits: how many of each work's tokens, the last ones, give logits.
+        :param num_logits: number of tokens at the end of each work that give logits.
         :param token_ids: of each work.
         """
         logits = np.array(num_logits, np.int64)
@@ -153,7 +152,7 @@ class PageTables:
         """A state group's metadata, with physical page ids.
 
         :param checkpoints: the plan's; those of other groups are left out.
-        :param rows: of this work, if somebody has made them.
+        :param rows: of this work, if they exist already.
         :raises ValueError: if a checkpoint is of no token of this step.
         """
         group = self.groups[group_index]
@@ -185,7 +184,7 @@ class PageTables:
             ),
         )
 
-    # -------------------------------------------------- what the compiled one does otherwise
+    # ------------------------------------------------------ overridden by the compiled tables
 
     def _pages(self, handle: int, group_index: int) -> Ints:
         """Logical page ids of a holder in a group, by position."""
@@ -208,12 +207,12 @@ class PageTables:
         return GroupArrays.of(fields, np.int32)
 
     def _put(self, rows: NewPages) -> None:
-        """Rows of one holder and one group."""
+        """Store new pages of one holder and one group."""
         end = int(rows[:, 2].max()) + 1
         self._table_with(int(rows[0, 0]), int(rows[0, 1]), end)[rows[:, 2]] = rows[:, 3]
 
     def _table_with(self, handle: int, group: int, length: int) -> Ints:
-        """A holder's table of a group, at least so long."""
+        """A holder's table of a group, grown to at least ``length``."""
         tables = self._tables.get(handle)
         if tables is None:
             tables = self._tables[handle] = [np.full(16, -1, np.int32) for _ in self.groups]
@@ -244,7 +243,7 @@ def token_positions(starts: Longs, counts: Longs) -> Longs:
 
 
 def _checkpoints_of(rows: NewPages, group: int, slices: int) -> npt.NDArray[np.int32]:
-    """One group's rows [c, slices, 5], a state after the other, slices in order."""
+    """One group's rows [c, slices, 5], one state after another, slices in order."""
     own = rows[rows[:, 1] == group]
     ordered: npt.NDArray[np.int32] = own[np.lexsort((own[:, 3], own[:, 2], own[:, 0]))]
     return ordered.reshape(-1, slices, 5)
@@ -253,7 +252,7 @@ def _checkpoints_of(rows: NewPages, group: int, slices: int) -> npt.NDArray[np.i
 def _states_before_draft_tokens(
     work: Sequence[TokenWork], running: Sequence[Ints], group: int
 ) -> npt.NDArray[np.int32]:
-    """A running state goes on over the known tokens only: rows as of checkpoints, its own pages."""
+    """Checkpoint rows that save running states, in their own pages, before any draft token."""
     slices = len(running[0]) if running else 0
     rows = [
         [(w.handle, group, w.start + w.known, part, page) for part, page in enumerate(pages)]

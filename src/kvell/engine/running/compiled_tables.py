@@ -1,7 +1,7 @@
 """Page tables in compiled code (csrc/batching): a step's metadata in one call for each group.
 
-Between two passes nothing of Python's is in the caches any more, so what counts is how much code
-runs, not how often: the same in numpy takes a third of a millisecond for a single request.
+A forward pass evicts Python from the CPU caches, so the cost is how much code runs cold, not how
+often it runs: the same in numpy takes a third of a millisecond for a single request.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from kvell.memory import GroupKind, GroupSpec, SlotTable
 
 
 class CompiledTables(PageTables):
-    """The same answers, to the number."""
+    """Compiled page tables that answer exactly as :class:`PageTables` does."""
 
     def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
         super().__init__(groups, slots)
         self._compiled = _tables.PageTables([_rules(group) for group in groups])
 
     def update(self, plan: StepPlan) -> None:
-        """Take in what a plan released and allocated."""
+        """Apply a plan's releases and new pages."""
         if plan.released or len(plan.new_pages):
             self._compiled.update(plan.released, plan.new_pages)
 
     def token_rows(
         self, rows: WorkRows, num_logits: list[int], token_ids: Sequence[Ints]
     ) -> HostRows:
-        """See :class:`PageTables`."""
+        """Token ids [T], positions [T], rows of logits [R]; see :meth:`PageTables.token_rows`."""
         found = _tables.token_rows(rows.starts, rows.counts, num_logits, token_ids)
         tokens, wanted = sum(rows.counts), sum(num_logits)
         return HostRows(*found, [tokens, tokens, wanted])
 
     def running_states(self, group_index: int, rows: WorkRows) -> HostRows:
-        """See :class:`PageTables`."""
+        """``query_starts``, ``starts`` and ``page_ids`` of a state group's running states."""
         slices, requests = self.groups[group_index].slices, len(rows.handles)
         found = self._compiled.states(
             group_index, rows.handles, rows.starts, rows.counts, self.slots.moved, slices
@@ -56,7 +56,7 @@ class CompiledTables(PageTables):
 
 
 def _rules(group: GroupSpec) -> tuple[int, int, int, int]:
-    """Tokens of a page, pages of a large one, and what of the tokens a window or chunk reads."""
+    """Tokens per page, pages per large page, and window and attention chunk in tokens (0: none)."""
     window = group.window_tokens if group.kind is GroupKind.SLIDING else 0
     chunk = group.window_tokens if group.kind is GroupKind.CHUNKED else 0
     return group.page_tokens, group.pages_per_large, window, chunk

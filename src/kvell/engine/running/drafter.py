@@ -1,20 +1,20 @@
-"""Speculation with a draft model: it says the guesses of a step, before the step verifies them.
+"""Speculation with a draft model: it proposes a step's draft tokens before the step verifies them.
 
 ::
 
-    plan ──► pass 0: known tokens ──► first guesses
-             pass 1: first guesses ──► second ones
+    plan ──► pass 0: known tokens ──► first draft tokens
+             pass 1: first draft tokens ──► second ones
              …
-             pass n: the last guesses, for their keys and values only
-    plan with guesses ──► the model computes and verifies all in one pass
+             pass n: the last draft tokens, for their keys and values only
+    plan with draft tokens ──► the model computes and verifies all in one pass
 
-The drafter computes whatever the model computes, chunk by chunk, into pages of its own groups
-that the same requests hold.  So what is computed, published, hit or preempted is so for
-both; the drafter keeps nothing else, and one instance serves any request at any time.
+The drafter computes all that the model computes, chunk by chunk, into pages of its own groups,
+which the same requests hold.  So tokens are computed, published, hit and preempted for both models
+at once.  The drafter keeps nothing else, and one instance serves any request at any time.
 
-With states, in either model, draft tokens are not computed for good
-(:mod:`kvell.engine.planning.speculation`):
-each pass begins again after the known tokens, and the last one is not needed.
+If either model has states, these do not advance over draft tokens
+(:mod:`kvell.engine.planning.speculation`): each pass starts again after the known tokens, and the
+last pass is not needed.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 
 
 class Drafter:
-    """A draft model over the pool of the model that it guesses for.
+    """A draft model over the pool of the model that it drafts for.
 
     :param layout: of the whole pool.
     :param batches: of the drafter's groups.
@@ -44,7 +44,7 @@ class Drafter:
         self._again = any(group.kind is GroupKind.STATE for group in layout.groups)
 
     def with_draft_tokens(self, plan: StepPlan) -> StepPlan:
-        """The plan with tokens in place of ``TO_DRAFT``; what it computes is in the pages."""
+        """The plan with tokens in place of ``TO_DRAFT``; their KV is in the drafter's pages."""
         drafting = [_Drafting(work) for work in plan.work if work.proposed]
         self._first_pass(plan, drafting)
         most = max((one.work.proposed for one in drafting), default=0)
@@ -59,7 +59,7 @@ class Drafter:
         self._run(self._batches.batch(known, plan.checkpoints, wants), drafting)
 
     def _pass(self, drafting: Sequence["_Drafting"], count: int) -> None:
-        """Compute the guesses number ``count``; those that want more get one."""
+        """Compute draft token number ``count`` of each; propose the next where one is wanted."""
         if self._again:
             drafting = [one for one in drafting if one.work.proposed > count]
         work = [one.step(count, again=self._again) for one in drafting]
@@ -75,15 +75,15 @@ class Drafter:
 
 @dataclass
 class _Drafting:
-    """One request's work, and the guesses so far."""
+    """One request's work, and its draft tokens so far."""
 
     work: TokenWork
     draft_tokens: list[int] = field(default_factory=list)
 
     def step(self, count: int, *, again: bool) -> TokenWork:
-        """Work that computes guess number ``count``, or all guesses up to it once more.
+        """Work that computes draft token number ``count``; with ``again``, all up to it.
 
-        States forget guesses, so to them these are still proposed.
+        States discard draft tokens, so with ``again`` all of them count as proposed.
         """
         first = 0 if again else count - 1
         return structs.replace(
@@ -95,13 +95,13 @@ class _Drafting:
         )
 
     def filled(self) -> TokenWork:
-        """The work with its guesses."""
+        """The work with its draft tokens filled in."""
         known: Ints = self.work.token_ids[: self.work.known]
         draft_tokens = np.asarray(self.draft_tokens, np.int32)
         return structs.replace(self.work, token_ids=np.concatenate([known, draft_tokens]))
 
 
 def _known(work: TokenWork) -> TokenWork:
-    """The part of a work that is no guess."""
+    """The part of a work before its draft tokens."""
     tokens = work.token_ids[: work.known]
     return structs.replace(work, count=work.known, token_ids=tokens, proposed=0)

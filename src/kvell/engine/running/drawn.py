@@ -1,4 +1,4 @@
-"""Tokens that a plan does not know yet, since the step before draws them: put in when it runs."""
+"""Pending tokens of a plan: the step before draws them, and they are filled in when it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from kvell.engine.requests.plan import PENDING, StepPlan, StepResult, TokenWork
 
 @dataclass(frozen=True)
 class Pending:
-    """Where tokens are missing in the row of all tokens of some work, and whose they are."""
+    """Rows of pending tokens among all tokens of some work, and the handles they belong to."""
 
     rows: tuple[int, ...]
     handles: tuple[int, ...]
@@ -19,7 +19,7 @@ NOTHING = Pending((), ())
 
 
 def pending(work: Sequence[TokenWork]) -> Pending:
-    """What the step before draws of this work: last tokens only."""
+    """Find the work whose last token the step before draws; no other token can be pending."""
     if all(one.token_ids.item(-1) != PENDING for one in work):
         return NOTHING
     ends = accumulate(one.count for one in work)
@@ -32,19 +32,19 @@ def pending(work: Sequence[TokenWork]) -> Pending:
 
 
 class DrawnBefore:
-    """The tokens of one step, for the next; steps run in order."""
+    """The tokens drawn by one step, for the next; steps run in order."""
 
     def __init__(self) -> None:
         self._last: tuple[StepPlan, StepResult] | None = None
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """A step has run."""
+        """Note the result of a step that has run."""
         self._last = plan, result
 
     def newest(self, handles: Sequence[int]) -> list[int]:
-        """The last token that each of these drew in the step before.
+        """The last token drawn for each handle in the step before.
 
-        :raises KeyError: if one drew none.
+        :raises KeyError: if none was drawn for one of them.
         """
         drawn = self._drawn() if handles else {}
         return [drawn[handle] for handle in handles]

@@ -1,4 +1,4 @@
-"""What one model computes in a pass, as tensors: the work of a plan over that model's groups."""
+"""One model's forward batch as tensors: the work of a plan over that model's groups."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,9 +25,10 @@ NO_CHECKPOINTS = np.empty((0, 5), np.int32)
 
 
 class ForwardBatches:
-    """Batches for one model; tables are those of the whole pool.
+    """Builds batches for one model.
 
-    :param groups: which groups of the pool are the model's, in the order in which it knows them.
+    :param tables: of the whole pool.
+    :param groups: indices of the model's groups in the pool, in the model's order.
     :param images: of requests in flight, if the model takes any.
     """
 
@@ -59,9 +60,9 @@ class ForwardBatches:
     ) -> ForwardBatch:
         """The work as one ragged batch.
 
-        :param num_logits: how many of each work's tokens, the last ones, give logits; as many
-            as the work says if it is not given.
-        :param wants_largest: is it asked where each row's logits are largest?
+        :param num_logits: number of tokens at the end of each work that give logits; by default
+            the work's own.
+        :param wants_largest: whether the argmax of each row's logits is wanted.
         :param begun: called when the pass begins to compute.
         """
         rows = WorkRows.of(work)
@@ -78,7 +79,7 @@ class ForwardBatches:
         return ForwardBatch(ids, positions, groups, wanted, seen, ends, wants_largest, begun)
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
-        """Requests whose prompts end here, where layers then drop tokens."""
+        """Indices of work that ends a prompt, if layers then drop tokens; else none."""
         if not self._drops:
             return ()
         ends = enumerate(w.start + w.count - w.proposed == w.prompt_tokens for w in work)
@@ -102,7 +103,7 @@ class ForwardBatches:
 
 
 def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
-    """Pages to where the pool is; what cuts scans stays on the CPU."""
+    """Copy page ids to the pool's device; the arrays that cut scans stay on the CPU."""
     ends = None if arrays.end_page_ids is None else torch.from_numpy(arrays.end_page_ids)
     return StateBatch(
         query_starts=torch.from_numpy(arrays.query_starts),
@@ -116,7 +117,7 @@ def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
 
 
 def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
-    """In one transfer."""
+    """Copy all arrays of a group to the device in one transfer."""
     if device.type == "cpu":
         return HostGroupBatch(arrays)
     there = torch.from_numpy(arrays.flat).to(device)
@@ -124,7 +125,7 @@ def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
 
 
 def _lengths(arrays: GroupArrays) -> HostLengths:
-    """What kernels on a GPU cut their launches by."""
+    """Lengths in host memory, by which GPU kernels size their launches."""
     return HostLengths(
         query_starts=torch.from_numpy(arrays.query_starts),
         context_lens=torch.from_numpy(arrays.context_lens),

@@ -1,4 +1,4 @@
-"""Images of a step: which are encoded, which tokens take an embedding, which images they see."""
+"""Images of a step: which to encode, which tokens take an embedding, which images tokens see."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,7 @@ Rows = list[tuple[Ints, Ints]]
 
 
 class ImageBatcher:
-    """From the work of a step to its :class:`ImageBatch`."""
+    """Builds the :class:`ImageBatch` of a step's work."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ImageBatcher:
         tables: PageTables,
         store: ImageStore,
     ) -> None:
-        """:param own: the model's groups; the first that holds what its encoder makes is used."""
+        """:param own: the model's groups; the first that holds its encoder's output is used."""
         self._index = next(
             i for i in own if groups[i].kind in IMAGE_KINDS or groups[i].holds_embeddings
         )
@@ -49,9 +49,9 @@ class ImageBatcher:
         return ids
 
     def batch(self, works: Sequence[TokenWork], device: torch.device) -> ImageBatch | None:
-        """None if no request of the step has images.
+        """Build the step's image batch; None if no request of the step has images.
 
-        :raises RuntimeError: if a step cuts a span that must be computed in one.
+        :raises RuntimeError: if a step cuts a span that must be computed whole.
         """
         if not any(work.images for work in works):
             return None
@@ -70,17 +70,17 @@ class ImageBatcher:
         )
 
     def _positions(self, works: Sequence[TokenWork], device: torch.device) -> torch.Tensor:
-        """Of all tokens of the step, by the images of their whole prefix."""
+        """Positions of all tokens of the step, given the images of their whole prefix."""
         positions = [grid_positions(w.start, w.count, self._grids(w)) for w in works]
         return torch.from_numpy(np.concatenate(positions, axis=1)).to(device)
 
     def _grids(self, work: TokenWork) -> list[Grid]:
-        """Images that have begun, those before the work's own tokens among them."""
+        """Grids of all images that have begun, also of those before the work's first token."""
         spans = ((x.start, self._store.span(work.image_ids[i])) for i, x in _numbered(work))
         return [Grid(at, *image.grid) for at, span in spans for image in span.images if image.grid]
 
     def _begun(self, work: TokenWork, device: torch.device) -> Iterator[tuple[Span, PageRows]]:
-        """Images whose first token is in the work, and where all of their tokens go."""
+        """Images to encode, whose first token is in the work, and the rows for their tokens."""
         for number, image in _numbered(work):
             is_first = work.start <= image.start < work.start + work.count
             if is_first and number >= work.embedded:
@@ -104,8 +104,8 @@ class ImageBatcher:
     def _places(
         self, work: TokenWork, number: int, indices: Ints, positions: npt.NDArray[np.int64]
     ) -> tuple[Ints, Ints]:
-        """Pages, and rows of them, of an image's tokens: by their index in the image, or by
-        their position in the text where keys and values will take their place."""
+        """Pages of an image's tokens, and rows inside them: by index in the image, or by position
+        in the text if embeddings wait in pages that keys and values will overwrite."""
         size = self._group.page_tokens
         at = positions if self._group.holds_embeddings else indices
         first = 0 if self._group.holds_embeddings else self._first_page(work, number)
@@ -113,7 +113,7 @@ class ImageBatcher:
         return table[first + at // size], (at % size).astype(np.int32)
 
     def _first_page(self, work: TokenWork, number: int) -> int:
-        """Each image has pages of its own, one image after the other."""
+        """Position of an image's first page; images have pages of their own, in order."""
         return sum(-(-tokens // self._group.page_tokens) for _, _, tokens in work.images[:number])
 
     def _span(self, image: ImageSpan, work: TokenWork) -> Span:
@@ -126,7 +126,7 @@ class ImageBatcher:
     def _seen(
         self, begins: npt.NDArray[np.int64], works: Sequence[TokenWork], device: torch.device
     ) -> tuple[SeenImages, ...]:
-        """A token sees the last image before it, and those right before that one."""
+        """For each token the last image before it, and those directly before that one."""
         layers: list[list[tuple[int, Ints, int]]] = []
         for begin, work in zip(begins.tolist(), works, strict=False):
             tables = [self._image_table(work, number) for number, _ in _numbered(work)]
@@ -145,9 +145,9 @@ class ImageBatcher:
 
 
 def seen_images(images: Sequence[tuple[int, int, int]], position: int) -> list[int]:
-    """Which images the token at a position of the text attends to across, the last one first.
+    """Images that the token at a position cross-attends to, the last one first.
 
-    Those whose placeholders stand together, up to the last that has begun.
+    These are the last image that has begun and those whose placeholders directly precede it.
     """
     begun = [number for number, image in enumerate(images) if image[0] <= position]
     seen: list[int] = []
@@ -176,7 +176,7 @@ def _seen_at(tokens: list[tuple[int, Ints, int]], device: torch.device) -> SeenI
 
 
 def _numbered(work: TokenWork) -> Iterator[tuple[int, ImageSpan]]:
-    """The images that have begun when the work is done."""
+    """The images that have begun by the end of the work."""
     spans = (ImageSpan(*row) for row in work.images)
     return ((i, span) for i, span in enumerate(spans) if span.start < work.start + work.count)
 
@@ -193,7 +193,7 @@ def _prefix(work: TokenWork) -> int:
     """Tokens at the work's start that read each other in both directions."""
     tokens = work.images[0][1] if work.images and not work.start else 0
     if tokens > work.count:
-        raise RuntimeError(f"a prompt of {tokens} tokens that is one is cut after {work.count}")
+        raise RuntimeError(f"a prompt of {tokens} tokens for one step is cut after {work.count}")
     return tokens
 
 

@@ -1,7 +1,7 @@
 """Moves the bytes of pages: within the pool, out to the CPU buffer, and back in.
 
-On a GPU the copies go through the stream on which the step computes, and the buffer is pinned:
-what a plan copies out is there before a later plan's copies in, without anybody waiting.
+On a GPU the copies run on the stream on which the step computes, and the buffer is pinned: pages
+that a plan copies out are complete before a later plan copies them in, and no thread waits.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class PageMover:
             self._move(rows[:, 0], rows[:, 2], rows[:, 1], is_out=False)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """All bytes of pages to others of their groups, in order."""
+        """Copy whole pages onto others of their groups, in order."""
         for copy in copies:
             group = self._layout.groups[copy.group]
             pages = np.asarray([copy.source, copy.target], np.int32)

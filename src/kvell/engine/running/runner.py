@@ -23,10 +23,10 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 
 
 class Runner(Protocol):
-    """Carries out plans. The simulator's answers from a trace; this file's from a model."""
+    """Carries out plans; this file's runs a model, the simulator's answers from a trace."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Do everything the plan says, in its order; returns the tokens it sampled."""
+        """Do everything the plan says, in order; returns the sampled tokens."""
         ...
 
 
@@ -37,18 +37,18 @@ class PreparingRunner(Runner, Protocol):
     def prepare(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
     ) -> Callable[[], StepResult]:
-        """All that needs neither the pool nor what the step before draws.
+        """Do all that needs neither the pool nor the tokens that the step before draws.
 
-        What is returned does the rest, once, after the step before; on any thread.
+        Returns a function that does the rest: call it once, after the step before, on any thread.
 
-        :param begun: called by that when nothing but computing is left; maybe several times.
+        :param begun: called by that function when only computation is left; maybe several times.
         """
         ...
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one model computes of a step."""
+    """One model's part of a step."""
 
     batch: ForwardBatch
     rows: list[RowSampling]
@@ -58,10 +58,10 @@ class _Part:
 class ModelRunner:
     """Models over one pool (uint8 [bytes], on the models' device).
 
-    :param draft: a model that guesses for the first, attached to the same pool.
+    :param draft: a draft model for the first, attached to the same pool.
     :param name: of the first model; "" if it is the only one.
     :param beside: further models by name, attached to the same pool.
-    :param lends: gives models the slot of a step, where activations share the pool.
+    :param lends: lends a step's slot to the models, where activations share the pool.
     :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
     """
 
@@ -92,13 +92,18 @@ class ModelRunner:
             self._drafter = Drafter(draft, layout, batches)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See :class:`Runner`."""
+        """Do everything the plan says, in order; returns the sampled tokens."""
         return self.prepare(plan)()
 
     def prepare(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
     ) -> Callable[[], StepResult]:
-        """See :class:`PreparingRunner`."""
+        """Update the page tables and build the batches; the function returned does the rest.
+
+        With a draft model batches are built later, when the draft tokens are known.
+
+        :raises RuntimeError: if the plan moves large pages.
+        """
         if plan.moves:
             raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
@@ -123,7 +128,7 @@ class ModelRunner:
         return result
 
     def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
-        """By model, for those that have a part."""
+        """The parts by model, for models that have work."""
         if len(self._models) == 1 and plan.work:
             (name,) = self._models
             return {name: self._part(name, plan.work, plan, begun)}
@@ -144,7 +149,7 @@ class ModelRunner:
         return _Part(batch, rows, pending(work))
 
     def _draw(self, name: str, part: _Part) -> list[int]:
-        """One model computes its part of a step; a token for each of the part's logits."""
+        """Compute one model's part of a step; returns a token for each row of its logits."""
         model, _ = self._models[name]
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
@@ -159,7 +164,7 @@ class ModelRunner:
 
 
 def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
-    """Compiled, where a compiler was."""
+    """Compiled tables; those in Python where no compiler was available."""
     try:
         from kvell.engine.running.compiled_tables import CompiledTables
     except ImportError:
@@ -174,7 +179,7 @@ def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
 
 
 def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
-    """How each of the work's logits is drawn from, in their order."""
+    """How to draw from each row of the work's logits, in order."""
     return [
         _row(one.sampling, one.output_index + index)
         for one in work

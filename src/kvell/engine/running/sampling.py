@@ -16,7 +16,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class RowSampling:
-    """How one row is drawn.  Values are those that ``SamplingParams`` accepts.
+    """How to draw one row's token.  Values are those that ``SamplingParams`` accepts.
 
     :param temperature: 0 is greedy.
     :param top_k: 0 or less keeps all tokens.
@@ -33,11 +33,11 @@ class RowSampling:
 
 
 GREEDY = RowSampling(0.0)
-"""The most likely token, whatever seed and position."""
+"""Takes the most likely token, whatever seed and position."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
-    """One token id per row.
+    """Draw one token id per row.
 
     :param logits: float32 [n, vocabulary]; ``-inf`` excludes a token.
     :param rows: n of them.
@@ -59,7 +59,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
 def largest(logits: torch.Tensor) -> list[int]:
     """The first of the largest logits of each row [n, vocabulary].
 
-    On a CPU by numpy, which is some ten times faster at it than torch.
+    On a CPU it uses numpy, which is some ten times faster here than torch.
     """
     if logits.device.type != "cpu":
         return [int(token) for token in logits.argmax(-1).tolist()]
@@ -91,7 +91,7 @@ def _draw(logits: torch.Tensor, row: RowSampling) -> int:
     total = cumulative[-1]
     point = total * uniform(row.seed, row.position)
     index = torch.searchsorted(cumulative, point, right=True)
-    # Rounding may carry the point up to the total: the last token of weight takes it.
+    # Rounding may raise the point to the total: then take the last token with any weight.
     last = torch.searchsorted(cumulative, total)
     return int(tokens[torch.minimum(index, last)])
 

@@ -1,4 +1,4 @@
-"""The activation range as torch sees it: lends a step's slot to the passes that compute in it."""
+"""The activation range as a tensor: lends a step's slot to the passes that compute in it."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from kvell.models.fused.decoder import FusedDecoder
 
 
 class SlotMemory:
-    """Lends slots; nothing is mapped or granted here.
+    """Lends slots that plans have granted; maps and grants nothing itself.
 
-    :param area: uint8 [bytes of the range]; only slots of it may be touched.
-    :param decoders: passes that compute in what a plan grants, one after the other.
+    :param area: uint8 [bytes of the range]; only granted slots may be touched.
+    :param decoders: fused passes that compute in a slot, one after the other.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class SlotMemory:
         self._area, self._chunk_bytes, self._decoders = area, chunk_bytes, decoders
 
     def lend(self, slot: StepSlot) -> None:
-        """The passes compute in this slot until the next one is lent."""
+        """Let the passes compute in this slot until the next one is lent."""
         begin = slot.start * self._chunk_bytes
         lent = self._area[begin : begin + slot.num_chunks * self._chunk_bytes]
         for decoder in self._decoders:

@@ -1,1 +1,1 @@
-"""What an engine is made of: options, sizes, the memory contract, what is refused."""
+"""Setting up an engine: options, sizes, the memory contract, and which options are refused."""

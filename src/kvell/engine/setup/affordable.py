@@ -12,13 +12,13 @@ from kvell.vocabulary import MIB
 def check_affordable(
     options: EngineOptions, pool_bytes: int, reserve_bytes: int, free_bytes: int, host_bytes: int
 ) -> None:
-    """Check a KV pool, its reserve and a CPU buffer against what is free; weights are loaded.
+    """Check a KV pool, its reserve and a CPU buffer against free memory, weights being loaded.
 
     :param pool_bytes: of the pool that is about to be reserved.
     :param reserve_bytes: of activations beside it.
     :param free_bytes: free now on the device that holds the pool.
     :param host_bytes: free now in host memory; the same number where the host is the device.
-    :raises ChangeSomething: naming the flag, and the largest value that would do.
+    :raises ChangeSomething: naming the flag, and the largest value that fits.
     """
     if pool_bytes + reserve_bytes > free_bytes:
         raise _too_much("--kv-memory", pool_bytes, free_bytes, reserve_bytes)
@@ -28,7 +28,7 @@ def check_affordable(
 def check_buffer(options: EngineOptions, left_bytes: int) -> None:
     """Check a CPU buffer against the host memory that the pool leaves.
 
-    :raises ChangeSomething: naming the largest buffer that would do.
+    :raises ChangeSomething: naming the largest buffer that fits.
     """
     if options.cpu_buffer_bytes and options.cpu_buffer_bytes > left_bytes:
         raise _too_much("--cpu-buffer", options.cpu_buffer_bytes, left_bytes, 0)

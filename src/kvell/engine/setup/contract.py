@@ -1,8 +1,8 @@
-"""The memory contract: where every byte goes, said before the first request.
+"""The memory contract: where every byte goes, stated before the first request.
 
 With ``--kv-memory`` the KV pool has a size of its own, and activations a reserve beside it; with
-``--memory`` both share what weights leave.  ``contract_bytes`` is what the process then takes at
-most: what it was before it loaded anything, and an allowance for what nobody counts.
+``--memory`` both share what weights leave.  ``contract_bytes`` is the most that the process takes:
+all of these, its size before it loaded anything, and an allowance for what is not counted.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from kvell.vocabulary import GIB, KIB, MIB
 EXAMPLE_TOKENS = (1024, 4096, 16384)
 LEAST_ALLOWANCE_BYTES = 64 * MIB
 ALLOWANCE_PERCENT = 3
-"""Of what is counted: buffers of libraries, tables, messages, the allocator's holes."""
+"""Of the counted bytes, for library buffers, tables, messages, allocator fragmentation."""
 
 Fitting = Callable[[Layout, int], int]
-"""How many requests of so many tokens decode at once over a layout."""
+"""From a layout and a length in tokens: how many requests of that length decode at once."""
 
 
 @dataclass(frozen=True)
 class GroupContract:
-    """What one layer group costs."""
+    """Sizes of one layer group."""
 
     name: str
     layers: int
@@ -36,30 +36,31 @@ class GroupContract:
 
 @dataclass(frozen=True)
 class ModelShare:
-    """What one of several models can do with the pool while the others leave it alone."""
+    """What one of several models can serve while it has the pool to itself."""
 
     model: str
     max_model_len: int
     requests_that_fit: tuple[tuple[int, int], ...]
 
     def line(self, title: str) -> str:
-        """Its longest request, and how many of which length fit."""
+        """A line with its longest request, and how many requests of each length fit."""
         fits = ", ".join(f"{count} of {tokens:,}" for tokens, count in self.requests_that_fit)
         return f"  {title:<18}  {self.max_model_len:,} tokens; at once: {fits} tokens"
 
 
 @dataclass(frozen=True)
 class MemoryContract:
-    """What is taken, and what fits into it.
+    """The memory an engine takes, and the requests that fit into it.
 
-    :param kv_pool_bytes: of KV cache at most.
+    :param kv_pool_bytes: most bytes of KV cache.
     :param activation_reserve_bytes: beside it; 0 where activations share the pool.
     :param shared_bytes: of the pool that both share; 0 if they share none.
     :param floor_bytes: of the process before it loaded anything.
-    :param cpu_buffer_bytes: of host memory for pages that are not on the device; it is the
-        process's too, whether or not the device is a CPU.
-    :param steps: what is to say of how steps are planned.
-    :param beside: further models that share the pool; lengths above are of the first one's.
+    :param cpu_buffer_bytes: of host memory for pages that are not on the device; part of the
+        process, whether or not the device is a CPU.
+    :param steps: a remark on how steps are planned; "" for none.
+    :param beside: further models that share the pool; ``max_model_len`` and
+        ``requests_that_fit`` are the first one's.
     """
 
     model: str
@@ -85,17 +86,17 @@ class MemoryContract:
 
     @property
     def allowance_bytes(self) -> int:
-        """For what is not counted one by one."""
+        """Allowance for memory that is not counted one by one."""
         return max(LEAST_ALLOWANCE_BYTES, self.total_bytes * ALLOWANCE_PERCENT // 100)
 
     @property
     def contract_bytes(self) -> int:
-        """What the process takes at most."""
+        """The most that the process takes."""
         counted_bytes = self.total_bytes + self.cpu_buffer_bytes
         return counted_bytes + self.floor_bytes + self.allowance_bytes
 
     def parts(self) -> dict[str, int]:
-        """Every part in bytes, by name, and what they come to."""
+        """Every part in bytes, by name, and their sum."""
         return {
             "weights_bytes": self.weights_bytes,
             "kv_pool_bytes": self.kv_pool_bytes,
@@ -108,11 +109,11 @@ class MemoryContract:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """The contract as JSON-ready values."""
         return {**asdict(self), **self.parts(), "total_bytes": self.total_bytes}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The contract as lines of text for users."""
         own = ModelShare(self.model, self.max_model_len, self.requests_that_fit)
         models = (own, *self.beside)
         return [
@@ -145,7 +146,7 @@ class MemoryContract:
 def model_share(
     model: str, layout: Layout, max_model_len: int, fitting: Fitting = requests_that_fit
 ) -> ModelShare:
-    """What one of several models can do with the pool."""
+    """What one of several models can serve while it has the pool to itself."""
     fits = requests_by_length(layout.seen_by(model), max_model_len, fitting)
     return ModelShare(model, max_model_len, fits)
 
@@ -174,10 +175,10 @@ def make_contract(
 ) -> MemoryContract:
     """The contract of an engine that is about to serve.
 
-    :param layout: of the whole pool; groups carry the names of several models.
+    :param layout: of the whole pool; with several models, groups carry their names.
     :param shared_bytes: of the pool, if activations share it; there is no reserve then.
     :param floor_bytes: of the process before it loaded anything.
-    :param steps: what is to say of how steps are planned.
+    :param steps: a remark on how steps are planned; "" for none.
     """
     own = layout.seen_by(model) if beside else layout
     return MemoryContract(
@@ -210,7 +211,7 @@ def make_contract(
 
 
 def size(num_bytes: int) -> str:
-    """Right-aligned, three digits: `` 256.0 MiB``."""
+    """A size in its largest unit, right-aligned, with one decimal: `` 256.0 MiB``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:7.1f} {name}"

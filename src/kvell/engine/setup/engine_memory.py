@@ -1,4 +1,4 @@
-"""An engine's memory: the KV region, and where activations are."""
+"""Builds an engine's memory: the KV region, activations, and the CPU buffer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ from kvell.vocabulary import MIB
 
 @dataclass(frozen=True)
 class Memory:
-    """An engine's memory, as each of its parts sees it.
+    """An engine's memory, as each part of the engine sees it.
 
     :param pool: uint8 [bytes], the KV region.
-    :param chunks: behind the pool, where nothing but a first touch puts memory there.
+    :param chunks: the pool's chunks, if only a first touch commits them.
     """
 
     pool: torch.Tensor
@@ -46,10 +46,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class CpuBuffer:
-    """Host memory beside the pool, and who decides what goes there.
+    """Host memory beside the pool, and the policies that use it.
 
     :param memory: uint8 [bytes].
-    :param parking: lets prompts go ahead of decodes, if anybody may be late.
+    :param parking: lets prompts go ahead of decodes; None without objectives.
     """
 
     swapping: Swapping
@@ -60,9 +60,9 @@ class CpuBuffer:
 def cpu_buffer_of(
     core: MemoryCore, every: Sequence[PagedModel], options: EngineOptions, limits: Limits
 ) -> CpuBuffer | None:
-    """The CPU buffer, in whole large pages; None without one.
+    """Build the CPU buffer, in whole large pages; None without one.
 
-    :raises ChangeSomething: if it would not hold one large page, or the host has not so much.
+    :raises ChangeSomething: if it would not hold one large page, or the host lacks the memory.
     """
     if options.cpu_buffer_bytes is None:
         return None
@@ -92,8 +92,10 @@ def cpu_buffer_of(
 def memory_of(
     sizes: Sizes, core: LendingCore, every: Sequence[PagedModel], options: EngineOptions
 ) -> Memory:
-    """The pool, and activations in it or beside it; nothing is attached to models yet, but
-    where their compiled passes compute."""
+    """Build the pool, and activations in it or beside it.
+
+    Models are not attached yet; only fused passes already have their activation memory.
+    """
     layout, place = sizes.layout, every[0].device
     decoders = [one.fused for one in every if one.fused]
     if not sizes.shared_chunks:
@@ -115,7 +117,7 @@ def memory_of(
 
 
 def _lend_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:
-    """The arena's memory for fused passes; committed where a step first touches it."""
+    """Allocate the reserve for fused passes; the first touch by a step commits its memory."""
     if decoders:
         buffer = torch.empty(reserve_bytes, dtype=torch.uint8)
         for decoder in decoders:

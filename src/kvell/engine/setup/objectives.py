@@ -1,7 +1,7 @@
-"""What first tokens and further ones may take (``--slo-ttft``, ``--slo-tpot``), and who is late.
+"""Latency objectives (``--slo-ttft``, ``--slo-tpot``), and whether requests are late.
 
-The deciding part knows no clock: the loop looks at its own after every step and says who is late,
-through the journal, so that a replay decides the same.
+The deciding part knows no clock: after every step the loop looks at its own, and says through the
+journal whether requests are late, so that a replay decides the same.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from kvell.errors import ChangeSomething
 
 
 def check_objectives(options: EngineOptions) -> None:
-    """Refuse objectives that nothing could be done for.
+    """Refuse objectives that could have no effect.
 
     :raises ChangeSomething: for one that is not above 0, or without a CPU buffer.
     """
@@ -32,15 +32,15 @@ def check_objectives(options: EngineOptions) -> None:
 
 
 class ObjectiveWatch:
-    """Looks at the clock when requests come and steps end."""
+    """Reads the clock when requests arrive and steps end."""
 
     def __init__(self, watch: LatenessWatch, clock: Clock) -> None:
         self._watch, self._clock = watch, clock
 
     def heard(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
-        """A command was taken; ``events`` answer it at once, if it needs no step.
+        """Note a command; ``events`` are its immediate answers, if it needs no step.
 
-        Who is refused was never late; who was cancelled is late no more.
+        A refused request is never late; a cancelled one is late no more.
         """
         now_seconds = self._clock.now_seconds()
         if isinstance(command, Cancel):
@@ -49,14 +49,15 @@ class ObjectiveWatch:
             self._watch.submitted(command.request_id, now_seconds)
 
     def after_step(self, events: Sequence[Event]) -> Lateness:
-        """A step's events are there: is anybody late?"""
+        """Take in a step's events; return whether requests are late."""
         return self._watch.step(events, self._clock.now_seconds())
 
 
 def watch_of(options: EngineOptions, clock: Clock) -> ObjectiveWatch | None:
-    """For the objectives of an engine; None if it has none. One that is not given is never missed.
+    """The watch for an engine's objectives; None if it has none.
 
-    An answer is taken to have as many tokens as the scheduler expects of one.
+    An objective that is not given is never missed.  An answer is taken to have as many tokens as
+    the scheduler expects of one.
     """
     ttft, tpot = options.slo_ttft_seconds, options.slo_tpot_seconds
     if ttft is None and tpot is None:

@@ -1,4 +1,4 @@
-"""What an engine is made with, by the names of the flags."""
+"""The options of an engine, named like the flags."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,16 @@ from kvell.memory import Embeddings, Manager
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is made with; the names are the flags'.
+    """The options of an engine, named like the flags.
 
     :param memory_bytes: of weights, KV cache and activations together; None bounds KV alone.
-    :param cpu_buffer_bytes: of the host's memory, for pages of preempted requests; None for none.
-    :param slo_ttft_seconds: to a request's first token, at most; with either of these, prompts go
-        ahead of decodes, as far into the CPU buffer as lateness says. None asks nothing.
-    :param slo_tpot_seconds: for each further token on average, at most.
-    :param async_scheduling: plan a step while the one before runs, where that can be.
+    :param cpu_buffer_bytes: host memory for pages of preempted requests and cached prefixes; None
+        for none.
+    :param slo_ttft_seconds: longest time to a request's first token; None: no objective.  With
+        either objective, prompts may go ahead of decodes, which are parked in the CPU buffer;
+        lateness sets how much of it they may use.
+    :param slo_tpot_seconds: longest mean time per further token.
+    :param async_scheduling: plan a step while the one before runs, where that is possible.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
     """
@@ -38,12 +40,12 @@ class EngineOptions:
 
     @property
     def has_objectives(self) -> bool:
-        """Is anybody ever late?"""
+        """Whether a latency objective is given."""
         return self.slo_ttft_seconds is not None or self.slo_tpot_seconds is not None
 
     @property
     def max_step_logits(self) -> int:
-        """Rows of logits that a step has at most."""
+        """Most rows of logits of a step."""
         return self.max_num_seqs + max_step_draft_tokens(
             self.max_num_seqs, self.num_speculative_tokens
         )

@@ -17,12 +17,12 @@ UNSERVED = {
     GroupKind.VISION: "takes images",
     GroupKind.DROPPING: "keeps a budget of a prompt's tokens",
 }
-"""Kinds of memory that a model beside others may not have, and what they are for."""
+"""Group kinds that a model served beside others may not have, and what they are for."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model, and what requests call it.
+    """A model, and the name by which requests ask for it.
 
     :param name: "" where an engine has one model only.
     """
@@ -32,12 +32,12 @@ class ServedModel:
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
 
     def layers(self) -> tuple[LayerSpec, ...]:
-        """What it stores, under its name."""
+        """Its layers, marked with its name."""
         return tuple(replace(one, model=self.name) for one in self.model.description.layers)
 
 
 def check_several(models: Sequence[ServedModel], options: EngineOptions, has_draft: bool) -> None:
-    """Refuse what cannot share an engine with another model.
+    """Refuse models and options that cannot share an engine with another model.
 
     :raises ChangeSomething: for two models of one name, a draft model, images, budgets of
         prompts, or protected prefixes beside a second model.
@@ -50,7 +50,7 @@ def check_several(models: Sequence[ServedModel], options: EngineOptions, has_dra
             problem = "is the name of two models" if name else "names no model"
             raise ChangeSomething("model", name or "''", problem, "name each: --model NAME=PATH")
     if has_draft:
-        raise _refusal("--speculative-model", "given", "guesses for one model only")
+        raise _refusal("--speculative-model", "given", "proposes draft tokens for one model only")
     if options.common_pool:
         raise _refusal("common_pool", True, "protects the prefixes of one model only")
     for one in models:

@@ -1,8 +1,8 @@
-"""``--memory``: one bound for weights, KV cache and activations, and what is made of it.
+"""``--memory``: one bound for weights, KV cache and activations, and how it is divided.
 
-Where a compiled pass computes every step, KV cache and activations share one pool of chunks, and
-each step's activations are a slot of it.  Elsewhere torch allocates activations as it likes:
-their reserve is taken off, and KV has the rest for good.
+Where a fused pass computes every step, KV cache and activations share one pool of chunks, and each
+step's activations are a slot of it.  Elsewhere torch allocates activations as it likes: they get a
+fixed reserve, and KV has the rest for good.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
 
 CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
-"""Managers whose shares are for good."""
+"""Managers that divide the pool among groups for good."""
 WARM_CHUNKS = 32
-"""Have memory before the first request; the others come behind it."""
+"""Chunks that get memory before the first request; the others get it later, in a thread."""
 
 
 def can_share(models: Sequence[PagedModel], options: EngineOptions, *, has_draft: bool) -> bool:
-    """May KV cache and activations share a pool?
+    """Whether KV cache and activations may share a pool.
 
-    Not with guesses, whose activations nobody plans yet; nor in a pool that is cut at start.
+    Not with draft tokens, whose activations are not planned yet; nor in a pool divided at start.
     """
     draft_tokens = has_draft or options.num_speculative_tokens > 0
     is_fused = all(model.fused is not None for model in models)
@@ -38,7 +38,7 @@ def can_share(models: Sequence[PagedModel], options: EngineOptions, *, has_draft
 
 @dataclass(frozen=True)
 class Bound:
-    """What ``--memory`` leaves.
+    """``--memory`` and what is taken from it.
 
     :param memory_bytes: as the user gave it.
     :param weights_bytes: of all models.
@@ -51,14 +51,15 @@ class Bound:
 
     @property
     def taken_bytes(self) -> int:
-        """By what never gives way."""
+        """Bytes that the pool never gets: weights and reserve."""
         return self.weights_bytes + self.reserve_bytes
 
     def pool_bytes(self, kv_memory_bytes: int | None, available_bytes: int) -> int:
-        """The pool's.
+        """Size of the pool.
 
-        :param kv_memory_bytes: where KV is to begin, or to stay if it has its own pool.
-        :raises ChangeSomething: if nothing is left, or less than is asked, or than there is.
+        :param kv_memory_bytes: KV's share at first, or for good if it has its own pool.
+        :raises ChangeSomething: if nothing is left for the pool, less than ``kv_memory_bytes``, or
+            more than the machine has free.
         """
         left_bytes = self.memory_bytes - self.taken_bytes
         if left_bytes < MIB:
@@ -91,9 +92,9 @@ class Bound:
 def beside_activations(
     layout: Layout, need: ActivationNeed, chunk_bytes: int, tokens: int, rows: int
 ) -> Layout:
-    """What of a shared pool KV can have while a step of such a size computes.
+    """The part of a shared pool left to KV while a step of ``tokens`` and ``rows`` computes.
 
-    Large pages may straddle the chunks at both ends of what activations hold.
+    Large pages may straddle the chunks at both ends of the activations.
     """
     chunks = -(-need.need_bytes(tokens, rows) // chunk_bytes)
     lost = -(-(chunks + 2) * chunk_bytes // layout.large_page_bytes) + 1
@@ -102,14 +103,14 @@ def beside_activations(
 
 @dataclass(frozen=True)
 class SharedPool:
-    """One pool of chunks, and what plans with it."""
+    """One pool of chunks for KV and activations, and its :class:`SharedMemory`."""
 
     device: ChunkDevice
     elastic: ElasticMemory
     steps: SharedMemory
 
     def warmer(self) -> Warmer | None:
-        """Puts memory behind what has none yet; None if all has."""
+        """A warmer that commits the chunks without memory; None if all have it."""
         cold = self.elastic.balloon.uncommitted_chunks
         return Warmer(self.device, cold) if cold else None
 
@@ -122,11 +123,11 @@ def share_pool(
     kv_memory_bytes: int | None = None,
     committed_chunks: int | None = WARM_CHUNKS,
 ) -> SharedPool:
-    """KV cache in a device's chunks, and activations in those that KV can spare.
+    """Put KV cache into a device's chunks, and activations into those that KV can spare.
 
     :param core: an empty memory core over the layout.
     :param kv_memory_bytes: KV's share at first; None for all of it.
-    :param committed_chunks: have memory before this returns; None: all.
+    :param committed_chunks: number of chunks that get memory before this returns; None: all.
     """
     size, num_chunks = device.chunk_bytes, device.num_chunks
     tiled = Tiling(num_chunks, size, layout.large_page_bytes, layout.num_large_pages)

@@ -1,4 +1,4 @@
-"""How large an engine's pool is, and what of it one request may count on."""
+"""How large an engine's pool is, and how much of it is promised to one request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from kvell.memory import LayerSpec, Layout, plan_layout, requests_that_fit
 from kvell.models.paged_model import PagedModel
 
 FEWEST_LARGE = 16
-"""Large pages of a pool that activations share: with fewer, they are not made larger for it."""
+"""Fewest large pages that a shared pool may have for them to be enlarged to whole chunks."""
 GPU_KV_SHARE = 0.9
 """Part of a GPU's free memory, after weights and reserve, that becomes the KV pool."""
 
@@ -30,7 +30,7 @@ class Sizes:
 
     :param reserve_bytes: for activations beside the pool; 0 where they share it.
     :param shared_chunks: of the pool, where activations share it; else 0.
-    :param promised: what of the pool one request may count on.
+    :param promised: the part of the pool that one request may count on.
     """
 
     weights_bytes: int
@@ -42,7 +42,7 @@ class Sizes:
     memory_bytes: int | None = None
 
     def fitting(self, layout: Layout, tokens: int) -> int:
-        """Requests that decode at once, with their activations."""
+        """How many requests of ``tokens`` decode at once, with their activations."""
         count = requests_that_fit(layout, tokens)
         if not self.shared_chunks or not count:
             return count
@@ -57,7 +57,10 @@ def sizes_of(
     *,
     has_draft: bool,
 ) -> Sizes:
-    """From ``--memory``, ``--kv-memory``, or what the machine has."""
+    """Divide memory by ``--memory``, ``--kv-memory``, or what the machine has.
+
+    :raises ChangeSomething: for ``--memory`` on a GPU, or more memory than the machine has.
+    """
     need = LargestNeed(tuple(one.activations for one in every))
     weights_bytes = sum(one.weight_bytes for one in every)
     reserve_bytes = need.need_bytes(options.max_num_batched_tokens, options.max_step_logits)
@@ -89,7 +92,7 @@ def sizes_of(
 
 @dataclass(frozen=True)
 class PoolFlag:
-    """The flag that says how large the pool is, its value, and what else is in that."""
+    """The flag that sets the pool's size, its value, and the bytes in it beside the pool."""
 
     name: str
     value_bytes: int
@@ -97,7 +100,7 @@ class PoolFlag:
 
 
 def flag_of(sizes: Sizes, options: EngineOptions) -> PoolFlag:
-    """What a user would change for a larger pool."""
+    """The flag to change for a larger pool."""
     layout = sizes.layout
     if sizes.memory_bytes is None or (options.kv_memory_bytes and not sizes.shared_chunks):
         return PoolFlag("--kv-memory", layout.pool_bytes)
@@ -114,7 +117,7 @@ def layout_of(
     options: EngineOptions,
     large_page_bytes: int | None = None,
 ) -> Layout:
-    """Embeddings wait in pages of their own where no token's keys and values have room for one."""
+    """Plan the layout; embeddings get pages of their own if a token's KV has no room for one."""
     plan = partial(
         plan_layout, layers, kv_bytes, manager=options.manager, large_page_bytes=large_page_bytes
     )
@@ -127,9 +130,9 @@ def layout_of(
 
 
 def shared_layout(layers: Sequence[LayerSpec], pool_bytes: int, options: EngineOptions) -> Layout:
-    """A pool that activations share: its large pages hold whole chunks, if it is not too small.
+    """The layout of a pool that activations share: whole chunks in large pages, unless it is small.
 
-    Else a chunk lies under many large pages, and one used page of any keeps it (ADR 14).
+    Otherwise many large pages lie in a chunk, and one used page in any of them keeps it (ADR 14).
     """
     own = layout_of(layers, pool_bytes, options)
     large_bytes = covering_bytes(own.large_page_bytes, CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""Which draft model may guess for which model."""
+"""Which draft model may propose draft tokens for which model."""
 
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
@@ -10,22 +10,23 @@ IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
 
 
 def check_speculation(model: PagedModel, draft: PagedModel | None, options: EngineOptions) -> None:
-    """Refuse what cannot guess.
+    """Refuse options under which speculation cannot work.
 
-    :raises ChangeSomething: for a draft model of another vocabulary, one beside images, one
-        that shall guess nothing, or lengths to look up that contradict each other.
+    :raises ChangeSomething: for a draft model of another vocabulary, with images, or without a
+        number of draft tokens; or for look-up lengths that contradict each other.
     """
     _check_counts(options)
     if draft is None:
         return
     if not options.num_speculative_tokens:
-        problem = "guesses nothing without a number of tokens to guess"
+        problem = "proposes nothing without a number of draft tokens"
         raise ChangeSomething(FLAG, _name(draft), problem, "use --num-speculative-tokens 4")
     check_vocabularies(model.description.vocab_size, draft.description.vocab_size, _name(draft))
     kinds = {layer.kind for one in (model, draft) for layer in one.description.layers}
     if kinds & IMAGE_KINDS:
-        problem = "cannot guess where a model reads images"
-        raise ChangeSomething(FLAG, _name(draft), problem, "leave it out: guesses are looked up")
+        problem = "cannot propose draft tokens where a model reads images"
+        remedy = "leave it out: draft tokens are looked up"
+        raise ChangeSomething(FLAG, _name(draft), problem, remedy)
 
 
 def _check_counts(options: EngineOptions) -> None:
@@ -34,7 +35,7 @@ def _check_counts(options: EngineOptions) -> None:
             "--num-speculative-tokens",
             options.num_speculative_tokens,
             "is below 0",
-            "use 0 to guess nothing",
+            "use 0 for no draft tokens",
         )
     shortest, longest = options.prompt_lookup_min, options.prompt_lookup_max
     if not 1 <= shortest <= longest:

@@ -1,8 +1,8 @@
-"""Puts memory behind a pool's chunks while the first requests are served already.
+"""Commits a pool's chunks in a thread while the first requests are served already.
 
-The first touch of a chunk costs milliseconds, once: a large pool would keep the first request
-waiting for seconds.  A thread does it, from the first chunk to the last; whoever plans asks
-between steps how many have come, and is told through the journal.
+The first touch of a chunk costs milliseconds, once: touching all of a large pool would delay the
+first request by seconds.  The thread goes from the first chunk to the last.  Between steps the
+engine's loop asks how many have memory now, and tells the core through the journal.
 """
 
 import os
@@ -16,19 +16,19 @@ from kvell.device.chunks import ChunkDevice, Ints
 from kvell.errors import TryLater
 
 PATIENT = 19
-"""The kindest priority: what is left of a core."""
+"""The lowest priority, for idle core time only."""
 BATCH_CHUNKS = 4
-"""Committed before anyone is told; some 20 ms."""
+"""Chunks committed before progress is reported; some 20 ms."""
 REST_SECONDS = 0.5
-"""From one chunk to the next of a patient one, while somebody computes.  The kindest thread still
-takes its core for milliseconds from those who wait for each other several times in one: at a
-twentieth of the time it made steps twice as long."""
+"""A patient warmer's pause between chunks while a step computes.  Even at the lowest priority it
+takes a core for milliseconds from compute threads that meet at barriers several times per
+millisecond: working a twentieth of the time, it made steps twice as long."""
 
 
 class Warmer:
-    """A thread that commits chunks in order; ends with them, or when nobody holds it any more.
+    """A thread that commits chunks in order; ends with them, or when this object is dropped.
 
-    :param chunks: that have no memory yet, in the order in which the pool wants them.
+    :param chunks: those without memory, in the order in which the pool wants them.
     """
 
     def __init__(
@@ -39,31 +39,31 @@ class Warmer:
         is_patient: bool = False,
         rest_seconds: float = REST_SECONDS,
     ) -> None:
-        """:param is_patient: nobody waits for it, so it leaves the cores to whoever computes.
-        :param rest_seconds: from a chunk to the next, while somebody does.
+        """:param is_patient: nobody waits for it, so it leaves the cores to steps that compute.
+        :param rest_seconds: a patient warmer's pause between chunks while a step computes.
         """
         self._progress = _Progress()
         self._told = 0
         rest = rest_seconds if is_patient else None
         arguments = (device, np.asarray(chunks, np.int32), self._progress, rest)
         self._thread = threading.Thread(target=_warm, args=arguments, daemon=True)
-        # Also at exit: a thread that comes back from the system while Python ends would abort it.
+        # Also runs at exit: a thread returning from a system call during shutdown aborts Python.
         weakref.finalize(self, _stop, self._progress, self._thread)
         self._thread.start()
 
     def take(self) -> int:
-        """Chunks that have memory since the last call."""
+        """Number of chunks committed since the last call."""
         done = self._progress.done
         new, self._told = done - self._told, done
         return new
 
     @property
     def is_done(self) -> bool:
-        """Will there be no more than :meth:`take` gives now?"""
+        """Whether no more chunks will come than :meth:`take` returns now."""
         return self._progress.is_over
 
     def computes(self, is_computing: bool) -> None:
-        """Does somebody compute now? A patient one then hardly does anything."""
+        """Say whether a step computes now; a patient warmer then rests between chunks."""
         progress = self._progress
         if progress.is_disturbing != is_computing:
             with progress.changed:
@@ -71,20 +71,20 @@ class Warmer:
                 progress.changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until there are more, or none will come, or so long."""
+        """Wait until more chunks are committed or none will come, for ``seconds`` at most."""
         with self._progress.changed:
             self._progress.changed.wait_for(
                 lambda: self._progress.done > self._told or self._progress.is_over, seconds
             )
 
     def finish(self) -> None:
-        """Wait until no more will come."""
+        """Wait until no more chunks will come."""
         with self._progress.changed:
             self._progress.changed.wait_for(lambda: self._progress.is_over)
 
 
 class _Progress:
-    """What the thread and its owner both see."""
+    """State shared by the thread and its owner."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -94,7 +94,7 @@ class _Progress:
         self.is_disturbing = False
 
     def rest(self, seconds: float) -> None:
-        """So long, or until nobody is disturbed."""
+        """Wait until no step computes or the warmer stops, for ``seconds`` at most."""
         with self.changed:
             self.changed.wait_for(lambda: self.stops or not self.is_disturbing, seconds)
 
@@ -106,7 +106,7 @@ class _Progress:
 
 
 def _stop(progress: _Progress, thread: threading.Thread) -> None:
-    """After the batch that is being committed."""
+    """Stop the thread after the batch it is committing, and wait for it."""
     with progress.changed:
         progress.stops = True
         progress.changed.notify_all()
@@ -117,7 +117,10 @@ def _stop(progress: _Progress, thread: threading.Thread) -> None:
 def _warm(
     device: ChunkDevice, chunks: Ints, progress: _Progress, rest_seconds: float | None
 ) -> None:
-    """:param rest_seconds: None if it never rests."""
+    """Commit the chunks in order.
+
+    :param rest_seconds: pause between chunks; None: no pause, and normal priority.
+    """
     if rest_seconds is not None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENT)
     step = BATCH_CHUNKS if rest_seconds is None else 1

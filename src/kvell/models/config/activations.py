@@ -1,4 +1,4 @@
-"""How much memory a forward pass of transformers' own code takes beside weights and KV."""
+"""Estimates the memory of transformers' own forward pass besides weights and KV."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ HIDDEN_COPIES = 12
 INTERMEDIATE_COPIES = 3
 """Gate, up and their product."""
 PROJECTED_COPIES = 4
-"""Rows of the text's hidden size that a projector and what packs its output keep alive."""
+"""Rows of the text's hidden size kept alive by a projector and by packing its output."""
 CHANNELS = 3
 
 
 def activation_model(config: Any) -> ActivationModel:
-    """The fixed reserve's model, from a config alone; counted in float32 throughout."""
+    """Return the model behind the fixed reserve, from a config alone; counts in float32."""
     text = text_config(config)
     hidden = int(text.hidden_size) * (optional_size(text, ("altup_num_inputs",)) or 1)
     intermediate = _widest(getattr(text, "intermediate_size", None)) or 4 * hidden
@@ -33,11 +33,11 @@ def activation_model(config: Any) -> ActivationModel:
 
 
 def encoder_bytes(config: Any) -> int:
-    """What encoding one image of the largest size takes, and embeddings that are kept.
+    """Bytes to encode one image of the largest size, with the embeddings that are kept.
 
     All pieces of an image are encoded at once, except where each is an image of its own;
     transformers keeps every layer's output.
-    0 for a model of text, or an encoder whose config does not say what a token of it is.
+    0 for a text-only model, or an encoder whose config gives no patch size.
     """
     vision = getattr(config, "vision_config", None)
     size = _sides(getattr(vision, "image_size", None))
@@ -59,7 +59,7 @@ def encoder_bytes(config: Any) -> int:
 
 
 def _grid_bytes(config: Any, vision: Any, patch: tuple[int, int]) -> int:
-    """Images of any size, up to the tokens that are served."""
+    """Bytes for images of any size, up to ``MOST_GRID_TOKENS`` tokens."""
     merged = optional_size(vision, ("spatial_merge_size",))
     hidden = optional_size(vision, ("embed_dim", "hidden_size"))
     inner = optional_size(vision, ("intermediate_size",))
@@ -71,13 +71,13 @@ def _grid_bytes(config: Any, vision: Any, patch: tuple[int, int]) -> int:
 
 
 def _layer_numbers(config: Any, hidden: int, inner: int) -> int:
-    """Alive at the widest point of a layer, or of the projector, for each token."""
+    """Numbers per token alive at the widest point of a layer, or of the projector."""
     projected = PROJECTED_COPIES * int(text_config(config).hidden_size)
     return HIDDEN_COPIES * hidden + INTERMEDIATE_COPIES * inner + projected
 
 
 def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    """Height and width, of one number or two."""
+    """Height and width from one number or two; None for anything else."""
     if isinstance(size, int):
         return size, size
     if isinstance(size, Sequence) and len(size) == 2:
@@ -86,19 +86,19 @@ def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
 
 
 def _pieces(config: Any, vision: Any, size: int) -> int:
-    """Pieces that an encoder takes an image apart into, at most; the whole image is one too."""
+    """Most pieces that an encoder splits an image into; the whole image counts as one."""
     grids = getattr(config, "image_grid_pinpoints", None) or ()
     largest = max(((height // size) * (width // size) for height, width in grids), default=0)
     return int(getattr(vision, "max_num_tiles", 0)) or largest + 1
 
 
 def _widest(sizes: int | Sequence[int] | None) -> int:
-    """Layers may differ in size (Gemma 3n)."""
+    """The largest of the layers' sizes, which may differ (Gemma 3n)."""
     return int(sizes or 0) if not isinstance(sizes, Sequence) else max(map(int, sizes))
 
 
 def _latent_numbers(text: Any) -> int:
-    """Queries and outputs of latents: every head's is as long as a latent."""
+    """Numbers in latent queries and outputs: every head's are as long as a latent."""
     latent_size = optional_size(text, ("kv_lora_rank",))
     if not latent_size:
         return 0

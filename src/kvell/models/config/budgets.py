@@ -1,6 +1,6 @@
 """Token dropping: full attention that keeps a budget of a prompt's tokens, layer by layer.
 
-A choice of whoever serves, not of the model's config.
+The operator chooses it; the model's config does not.
 Source: PyramidKV §4.1 (budgets fall in an arithmetic sequence from the bottom layer up).
 """
 
@@ -12,21 +12,21 @@ from kvell.errors import ChangeSomething
 from kvell.pages.layout import GroupKind, LayerSpec
 
 DEFAULT_DEPTH = 20
-"""How steep the pyramid is: its top keeps about the mean over this."""
+"""Steepness of the pyramid: the top layer chooses about mean ÷ depth tokens."""
 OBSERVED_TOKENS = 8
-"""Tokens at the end of a prompt that say which earlier ones stay; they stay themselves."""
+"""Tokens at the end of a prompt that vote for the earlier ones; they always stay."""
 _BUDGET = re.compile(r"(?P<pyramid>pyramid:)?(?P<tokens>\d{1,9})")
 
 
 def pyramid_budgets(
     num_layers: int, mean_budget_tokens: int, *, recent_tokens: int = 0, depth: int = DEFAULT_DEPTH
 ) -> tuple[int, ...]:
-    """Tokens that each layer keeps, the bottom one first and most.
+    """Tokens kept by each layer, bottom layer first; the bottom layer keeps most.
 
-    The top layer chooses mean ÷ depth tokens, the bottom one 2 × mean − top, the others
-    lie evenly between; ``recent_tokens`` are kept in each beside the chosen ones.
+    The top layer chooses mean ÷ depth tokens, the bottom one 2 × mean − top, and the others
+    are evenly spaced between.  Each layer keeps ``recent_tokens`` besides the chosen ones.
 
-    :raises ChangeSomething: if the mean is no more than the recent tokens.
+    :raises ChangeSomething: if the mean does not exceed the recent tokens.
     """
     chosen = mean_budget_tokens - recent_tokens
     if num_layers < 1 or depth < 1 or chosen < 1:
@@ -46,11 +46,11 @@ def pyramid_budgets(
 
 
 def budgets_of(layers: Sequence[LayerSpec], budget: str) -> dict[int, int]:
-    """What each layer of full attention keeps, by its index.
+    """Tokens kept by each full-attention layer, by layer index.
 
-    :param budget: ``512``: so many tokens in each; ``pyramid:512``: so many on average.
-    :raises ChangeSomething: naming ``--kv-budget``: if it says something else, keeps no token
-        beside those that choose, or if the model has no such layer.
+    :param budget: ``512``: 512 tokens in each layer; ``pyramid:512``: 512 on average.
+    :raises ChangeSomething: naming ``--kv-budget``: if it is malformed, keeps no token besides
+        the ``OBSERVED_TOKENS``, or the model has no such layer.
     """
     full = [layer.index for layer in layers if _is_plain(layer)]
     found = _BUDGET.fullmatch(budget)
@@ -58,7 +58,7 @@ def budgets_of(layers: Sequence[LayerSpec], budget: str) -> dict[int, int]:
         raise _refusal(budget, "is no budget", "write it like 1024 or pyramid:1024")
     tokens = int(found["tokens"])
     if tokens <= OBSERVED_TOKENS:
-        problem = f"keeps nothing beside the {OBSERVED_TOKENS} tokens that choose"
+        problem = f"keeps no token besides the last {OBSERVED_TOKENS}, which always stay"
         raise _refusal(budget, problem, f"use at least {OBSERVED_TOKENS + 1}")
     if not full:
         problem = "the model has no layers of full attention to drop tokens from"
@@ -72,9 +72,9 @@ def budgets_of(layers: Sequence[LayerSpec], budget: str) -> dict[int, int]:
 def with_budgets(
     layers: Sequence[LayerSpec], budgets_tokens: Mapping[int, int]
 ) -> tuple[LayerSpec, ...]:
-    """The same layers, those of the given indices dropping all but a budget of the prompt.
+    """Return the layers, with those at the given indices keeping only a budget of the prompt.
 
-    :raises ChangeSomething: if an index is no layer of full attention that stores its own
+    :raises ChangeSomething: if an index is not a full-attention layer that stores its own
         tokens, or a budget is not positive.
     """
     full = {layer.index for layer in layers if _is_plain(layer)}

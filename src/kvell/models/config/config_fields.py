@@ -1,4 +1,4 @@
-"""Reading sizes out of transformers configs, under whatever name a family keeps them."""
+"""Reads sizes from transformers configs, under the names that each family uses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +13,11 @@ POSITIONS = (
     "max_seq_len",
     "context_length",
 )
-"""Where a config says for how many tokens a model was made."""
+"""Fields that give the context length a model was made for."""
 BOUNDLESS_TOKENS = 1 << 20
-"""Taken where nothing bounds a model: states and relative positions have no last token."""
+"""Used where nothing bounds the context: states and relative positions have no last token."""
 RELATIVE = ("relative_attention_num_buckets", "position_bias_num_buckets", "slow_but_exact")
-"""Fields of models whose positions are relative: T5's and CPM-Ant's buckets, BLOOM's slopes."""
+"""Fields of models with relative positions: T5's and CPM-Ant's buckets, BLOOM's slopes."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads")
 
 
@@ -28,16 +28,16 @@ def text_config(config: Any) -> Any:
 
 
 def architecture(config: Any) -> str:
-    """The class name a config asks for; its model type where it names none."""
+    """The class name that a config gives; its model type if it gives none."""
     names: Sequence[str] | None = getattr(config, "architectures", None)
     return names[0] if names else str(getattr(config, "model_type", "unknown"))
 
 
 def first_size(text: Any, fields: Sequence[str], name: str) -> int:
-    """The first of the fields that is set.
+    """Value of the first field that is set.
 
     :param name: the model, for messages.
-    :raises ChangeSomething: if none is, naming the first.
+    :raises ChangeSomething: if none is set; names the first.
     """
     size = optional_size(text, fields)
     if not size:
@@ -48,19 +48,19 @@ def first_size(text: Any, fields: Sequence[str], name: str) -> int:
 
 
 def optional_size(text: Any, fields: Sequence[str]) -> int:
-    """The first of the fields that is set; 0 if none is."""
+    """Value of the first field that is set; 0 if none is."""
     values = (getattr(text, field, None) for field in fields)
     return int(next((value for value in values if value), 0))
 
 
 def layer_count(text: Any, name: str) -> int:
-    """Layers of the language model: of its decoder, where it has an encoder too."""
+    """Number of layers of the language model, or of its decoder if it has an encoder too."""
     decoder = optional_size(text, ("num_decoder_layers",))
     return decoder or first_size(text, ("num_hidden_layers",), name)
 
 
 def head_size(text: Any, name: str) -> int:
-    """Numbers in a head's key; hidden size over heads where the config does not say."""
+    """Numbers in a head's key; hidden size ÷ heads if the config does not say."""
     size = optional_size(text, ("head_dim",))
     return size or first_size(text, ("hidden_size",), name) // first_size(
         text, ("num_attention_heads",), name
@@ -68,24 +68,24 @@ def head_size(text: Any, name: str) -> int:
 
 
 def kv_heads(text: Any, name: str) -> int:
-    """Heads whose keys and values are stored."""
+    """Number of heads whose keys and values are stored."""
     nested = getattr(text, "attn_config", None)
     nested_heads = optional_size(nested, ("kv_n_heads",))
-    if nested_heads:  # MPT keeps attention's sizes in a part of its own
+    if nested_heads:  # MPT nests the sizes of attention
         return nested_heads
-    # Falcon: one head for all queries, unless it is of the newer kind that counts them.
+    # Falcon: one head for all queries, except in its new architecture, which counts them.
     if getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False):
         return 1
     return first_size(text, KV_HEADS, name)
 
 
 def max_model_len(text: Any, types: Sequence[str], name: str) -> int:
-    """Tokens that the model was made for; ``BOUNDLESS_TOKENS`` where nothing bounds it.
+    """Context length that the model was made for; ``BOUNDLESS_TOKENS`` if nothing bounds it.
 
     :raises ChangeSomething: if attention has positions and the config does not say how many.
     """
     size = optional_size(text, POSITIONS)
-    if size < 0 or (not size and _is_boundless(text, types)):  # XLNet's -1 is no limit either
+    if size < 0 or (not size and _is_boundless(text, types)):  # XLNet's -1 means no limit
         return BOUNDLESS_TOKENS
     return size or first_size(text, POSITIONS, name)
 

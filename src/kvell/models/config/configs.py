@@ -1,4 +1,4 @@
-"""Reading a model's config.json, with one clear line for everything that may be wrong in it."""
+"""Reads a model's config.json; reports anything wrong with it in one clear line."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +9,18 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from kvell.errors import ChangeSomething
-from kvell.models.config import parallel_heads_config as _own  # transformers learns it  # noqa: F401
+from kvell.models.config import parallel_heads_config as _own  # registers its type  # noqa: F401
 from kvell.models.config.json_files import CONFIG_FILE, one_line, read_json
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)
-"""What transformers raises for fields that it does not understand; for some defaults it wants
-libraries, or files of the hub, that are not there."""
+"""What transformers raises for fields that it does not understand.  Some defaults also need
+libraries or hub files, which may be missing (ImportError, OSError)."""
 
 
 def read_config(path: Path) -> Any:
-    """The transformers config of a model directory, or of a config file itself.
+    """Read the transformers config of a model directory, or a config file itself.
 
-    :raises ChangeSomething: if it is missing, is no JSON object, or is not understood.
+    :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
     file = path / CONFIG_FILE if path.is_dir() else path
     if not file.is_file():
@@ -31,7 +31,7 @@ def read_config(path: Path) -> Any:
 
 
 def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
-    """A transformers config with every default filled in.
+    """Build a transformers config with every default filled in.
 
     :param name: what the user gave, for messages.
     :raises ChangeSomething: if the model type is unknown or a field is malformed.
@@ -55,5 +55,5 @@ def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
 
 
 def whole_config(config: Any) -> Any:
-    """A transformers config for what may be a plain one (``plain_config``)."""
+    """Return a transformers config, also for a plain one (``families/plain_config``)."""
     return config_from_dict(vars(config)) if isinstance(config, SimpleNamespace) else config

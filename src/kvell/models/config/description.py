@@ -29,24 +29,24 @@ WINDOW_FIELDS = {
     GroupKind.SLIDING: ("sliding_window",),
     GroupKind.CHUNKED: ("attention_chunk_size",),
 }
-"""Where a config says how far the layers of a kind read."""
+"""Config fields that give the window of a layer kind."""
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What every other room needs to know of a model.
+    """What the other rooms need to know about a model.
 
     :param architecture: the transformers class that runs it, such as ``LlamaForCausalLM``.
-    :param layers: what each layer stores, in order (nothing, where it reads another layer's
-        keys and values).  A layer that has attention and a state, or attention to the text
-        and to an encoder, stands here twice; one that has only weights, not at all.  Last,
-        after the text's layers, the embeddings of image tokens.
+    :param layers: what each layer stores, in order (nothing, if it reads another layer's
+        keys and values).  A layer with attention and a state, or with attention to the text
+        and to an encoder, appears twice; one with only weights does not appear.  The
+        embeddings of image tokens come last, after the text's layers.
     :param query_heads: attention heads per layer (a multiple of every layer's kv_heads); 0
         without attention.
     :param max_model_len: tokens of prompt and output together that the model was made for.
-    :param images_in_text: are image tokens tokens of the text (LLaVA)?  If not, an image has
-        one placeholder in the text and its tokens lie on the image axis only (Llama 3.2
-        Vision), or none at all (an encoder's); meaningless without images.
+    :param images_in_text: whether image tokens are tokens of the text (LLaVA).  If not, an
+        image has one placeholder in the text and its tokens are on the image axis only (Llama
+        3.2 Vision), or it has no placeholder (an encoder's); meaningless without images.
     """
 
     architecture: str
@@ -67,13 +67,14 @@ def describe(
     """Describe a transformers config object; every layer stores elements of the given size.
 
     Quantised elements have a scale of ``kv_scale_bytes`` for each head's key and value.
-    States and embeddings are not quantised: their elements have the size of the model's own,
-    which is that of keys and values if it is not given.
+    States and embeddings are not quantised: their elements have ``state_element_bytes``, the
+    size of the model's own dtype, by default ``kv_element_bytes``.
 
-    What is described can be planned; what can be run, ``families`` says.
+    A described model can be planned; ``families`` says whether it can be run.
 
-    :raises ChangeSomething: if a layer's memory is of no known kind, if tokens store
-        more than keys and values, or if the config lacks a size that attention needs.
+    :raises ChangeSomething: if a layer's memory is of no known kind, if attention is
+        bidirectional, if tokens store more than keys and values, or if the config lacks a
+        size that attention needs.
     """
     text = text_config(config)
     name = architecture(config)
@@ -104,7 +105,7 @@ def describe(
 
 
 def _sharing(layer: LayerSpec, sources: Mapping[int, int]) -> LayerSpec:
-    """The layer with whose keys and values it reads; a state beside them is its own."""
+    """Set ``kv_of`` to the layer whose keys and values it reads; a state is never shared."""
     return layer if layer.state_bytes else replace(layer, kv_of=sources.get(layer.index))
 
 
@@ -133,14 +134,14 @@ def _attention(text: Any, index: int, kind: GroupKind, element_bytes: int, name:
         return LayerSpec(index, kind, 1, size, element_bytes, window_tokens, tensors=1)
     heads, size = kv_heads(own, name), head_size(own, name)
     value_size = optional_size(own, ("v_head_dim",)) or size
-    if value_size != size:  # a key and a value of unlike sizes lie side by side as one vector
+    if value_size != size:  # a key and a value of different sizes are stored as one vector
         size += value_size
         return LayerSpec(index, kind, heads, size, element_bytes, window_tokens, tensors=1)
     return LayerSpec(index, kind, heads, size, element_bytes, window_tokens)
 
 
 def _window(text: Any, kind: GroupKind, name: str) -> int:
-    """How far a layer of the kind reads, in tokens; 0 for full attention."""
+    """Window of a layer of the kind, in tokens; 0 for full attention."""
     fields = WINDOW_FIELDS.get(kind)
     return first_size(text, fields, name) if fields else 0
 
@@ -151,7 +152,7 @@ def _query_heads(text: Any, layers: list[LayerSpec], name: str) -> int:
 
 
 def _require_plain_index(text: Any, types: tuple[str, ...], name: str) -> None:
-    """An index is sized where it is one vector for each token, beside a latent."""
+    """Refuse a sparse-attention index, unless it is one vector per token beside a latent."""
     has_index = optional_size(text, ("index_head_dim",)) or "indexed_attention" in types
     beside_latent = optional_size(text, ("index_head_dim",)) and optional_size(
         text, ("kv_lora_rank",)
@@ -166,10 +167,10 @@ def _require_plain_index(text: Any, types: tuple[str, ...], name: str) -> None:
 
 
 def _require_causal(config: Any, text: Any, name: str) -> None:
-    """A model of text alone that reads in both directions keeps nothing between steps.
+    """Refuse a text-only model with bidirectional attention: it keeps nothing between steps.
 
-    Beside an encoder the flag is about the prompt or the image only (PaliGemma, Gemma 4):
-    what is written into the output still stores keys and values.
+    With an encoder the flag concerns only the prompt or the image (PaliGemma, Gemma 4):
+    generated tokens still store keys and values.
     """
     bidirectional = config is text and getattr(text, "use_bidirectional_attention", None)
     if (bidirectional and bidirectional != "vision") or not getattr(text, "is_causal", True):

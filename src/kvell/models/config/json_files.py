@@ -1,4 +1,4 @@
-"""The JSON files of a model directory; one clear line for whatever is wrong with them."""
+"""Reads the JSON files of a model directory; reports errors in one clear line."""
 
 import json
 from pathlib import Path
@@ -34,10 +34,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _number(found: dict[str, Any]) -> Any:
-    """What transformers writes for a number that JSON has no word for."""
+    """Decode transformers' notation for a number that JSON cannot express."""
     return float(found["__float__"]) if found.keys() == {"__float__"} else found
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, short enough to be quoted."""
+    """An error's message on one line, at most 200 characters."""
     return " ".join(str(error).split())[:200]

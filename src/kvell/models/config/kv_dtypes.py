@@ -1,4 +1,4 @@
-"""What keys and values may be stored as, by the names of ``--kv-cache-dtype``; no torch."""
+"""Storage types of keys and values, by the names of ``--kv-cache-dtype``; no torch."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from kvell.errors import ChangeSomething
 class KvDtype:
     """One way to store a number of a key or value.
 
-    :param scale_bytes: beside each vector of quantised numbers.
+    :param scale_bytes: bytes of the scale of each vector of quantised numbers.
     """
 
     element_bytes: int
@@ -26,10 +26,10 @@ KV_DTYPES = {
 
 
 def kv_dtype_named(name: str, dtype: str) -> str:
-    """The name of what is stored; ``auto`` is what the model itself is in.
+    """Resolve a name of ``--kv-cache-dtype``; ``auto`` means the model's own dtype.
 
-    :param dtype: the model's: ``float32``, or ``bfloat16`` or ``auto`` for the other.
-    :raises ChangeSomething: if there is no such way.
+    :param dtype: the model's: ``float32``; ``bfloat16`` and ``auto`` both mean bfloat16.
+    :raises ChangeSomething: if the name is unknown.
     """
     if name == "auto":
         return "float32" if dtype == "float32" else "bfloat16"

@@ -25,18 +25,18 @@ LAYER_KINDS: dict[str, tuple[GroupKind, ...]] = {
     "mlp": (),
     "moe": (),
 }
-"""What layers of transformers' type names store; two kinds where attention and a
-recurrence stand side by side in one layer, none where there are only weights."""
+"""Kinds of memory by transformers' layer type: two where a layer has attention and a
+recurrence side by side, none where it has only weights."""
 
 
 def layer_types(text: Any, name: str) -> tuple[str, ...]:
-    """One of transformers' layer type names per layer.
+    """Return transformers' layer type name of each layer.
 
-    Configs without ``layer_types`` say it by ``layers_block_type`` (older hybrids), by
+    Configs without ``layer_types`` give it as ``layers_block_type`` (older hybrids), as
     ``sliding_window`` and, in older files, ``sliding_window_pattern`` (every n-th layer is
     full).  ``cross_attention_layers`` have no attention to the text itself.
 
-    :raises ChangeSomething: if a type is none of ``LAYER_KINDS``.
+    :raises ChangeSomething: if a type is not in ``LAYER_KINDS``.
     """
     types = _named_types(text, name) or _types_by_window(text, name)
     crossed = frozenset(getattr(text, "cross_attention_layers", None) or ())
@@ -47,10 +47,10 @@ def layer_types(text: Any, name: str) -> tuple[str, ...]:
 
 
 def kv_sources(text: Any, types: Sequence[str]) -> dict[int, int]:
-    """Layers that read an earlier one's keys and values, and which one.
+    """Map each layer that reads an earlier layer's keys and values to that layer.
 
-    The last ``num_kv_shared_layers`` do (Gemma 3n): each reads the last layer of its own
-    type before them.  Or neighbours do, where the config names them (:func:`reused_layers`).
+    Either the last ``num_kv_shared_layers`` do (Gemma 3n), each from the last layer of its own
+    type before them, or neighbours that the config names (:func:`reused_layers`).
     """
     if reused := reused_layers(text):
         return reused
@@ -63,7 +63,7 @@ def kv_sources(text: Any, types: Sequence[str]) -> dict[int, int]:
 
 
 def reused_layers(text: Any) -> dict[int, int]:
-    """Layers of a ``kv_reuse_group``, and the first of their group, whose keys they read."""
+    """Map each layer of a ``kv_reuse_group`` after the first to the first, whose keys it reads."""
     groups = getattr(text, "kv_reuse_group", None) or ()
     return {layer: group[0] for group in groups for layer in group[1:]}
 

@@ -1,4 +1,4 @@
-"""What kinds of state mixers there are (``mixers`` computes them)."""
+"""The kinds of state mixers (computed by ``states/mixers``)."""
 
 from typing import Literal
 

@@ -1,7 +1,7 @@
 """What images, audio and encoders add to a model's memory, from its config alone.
 
-Three ways: the encoder's embeddings take the place of tokens in the text (LLaVA and most
-others), layers of their own attend to the image's keys and values (Llama 3.2 Vision), or
+There are three ways: the encoder's embeddings replace tokens of the text (LLaVA and most
+others), separate layers attend to the image's keys and values (Llama 3.2 Vision), or
 every decoder layer attends to the encoder's tokens (Whisper, T5).
 """
 
@@ -22,17 +22,17 @@ LEAST_EMBEDDING_BYTES = 2
 """Embeddings are activations: they stay in 16 bits where keys and values are quantised."""
 
 MOST_GRID_TOKENS = 4096
-"""Of one image, where images may have any size: memory is kept for encoding one of these."""
+"""Most tokens of an image where sizes are free; memory is reserved to encode one such image."""
 
 
 def is_encoder_decoder(config: Any, text: Any) -> bool:
-    """Does every layer of the decoder attend to an encoder's tokens?"""
+    """Whether every layer of the decoder attends to an encoder's tokens."""
     flags = ("is_encoder_decoder", "add_cross_attention")
     return any(getattr(part, flag, False) for part in (config, text) for flag in flags)
 
 
 def images_in_text(config: Any, text: Any) -> bool:
-    """Are image tokens tokens of the text? Else the text has a placeholder, or no trace."""
+    """Whether image tokens are tokens of the text; if not, it has one placeholder or none."""
     return not (
         is_encoder_decoder(config, text)
         or getattr(text, "cross_attention_layers", None)
@@ -41,10 +41,10 @@ def images_in_text(config: Any, text: Any) -> bool:
 
 
 def cross_layers(config: Any, text: Any, element_bytes: int, name: str) -> Iterator[LayerSpec]:
-    """Attention to an encoder that stands beside a layer's attention to the text.
+    """Yield the cross-attention that layers have besides their attention to the text.
 
-    In all layers of an encoder-decoder, in every ``cross_layer_interval``-th of others
-    (Idefics).  Layers that have no other attention are among the layer types.
+    All layers of an encoder-decoder have it, and every ``cross_layer_interval``-th of others
+    (Idefics).  Layers with cross-attention alone are given by the layer types instead.
     """
     step = optional_size(text, ("cross_layer_interval",)) or int(is_encoder_decoder(config, text))
     if not step:
@@ -60,8 +60,8 @@ def embedding_layers(
 ) -> tuple[LayerSpec, ...]:
     """The embeddings of image tokens that wait for prefill, as one layer after the text's.
 
-    None if the model has no encoder whose output goes into the text.  Encoders that give
-    one embedding for several layers (Qwen 3 VL) store that many vectors.
+    () if the model has no encoder whose output goes into the text.  Encoders that also feed
+    inner layers (Qwen 3 VL) store one more vector for each of these.
     """
     encoders = [getattr(config, field, None) for field in ENCODERS]
     if config is text or not any(encoders) or not images_in_text(config, text):

@@ -1,8 +1,7 @@
 """The config of decoders whose layers have attention heads and Mamba heads side by side.
 
-As Hymba describes itself (Dong and others 2024, §2); transformers has no such class.
-Its meta tokens, learnt embeddings before every prompt that windows never leave behind, are not
-part of it.
+Follows Hymba (Dong and others 2024, §2); transformers has no such class.  Hymba's meta tokens
+(learnt embeddings before every prompt that stay in every window) are not included.
 """
 
 from typing import Any
@@ -17,12 +16,12 @@ GLOBAL, WINDOWED = "hybrid", "hybrid_sliding"
 
 @strict
 class ParallelHeadsConfig(LlamaConfig):  # type: ignore[misc]
-    """Llama's fields, a window, and the Mamba heads'; the names are Hymba's.
+    """Llama's fields, a window, and the fields of the Mamba heads, under Hymba's names.
 
     :param global_attn_idx: layers of full attention; all others have the window.
-    :param kv_reuse_group: layers that share keys and values: those of the first of each group.
-    :param mamba_dt_rank: of the projection that says how far a step goes; 0 for a sixteenth of
-        the hidden size.
+    :param kv_reuse_group: groups of layers that share the keys and values of their first layer.
+    :param mamba_dt_rank: rank of the projection to step sizes; 0 for a sixteenth of the hidden
+        size, rounded up.
     """
 
     model_type = MODEL_TYPE
@@ -42,7 +41,7 @@ class ParallelHeadsConfig(LlamaConfig):  # type: ignore[misc]
     use_associative_scan: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in what follows from other fields."""
+        """Set the fields that follow from others."""
         full = frozenset(self.global_attn_idx or ())
         self.layer_types = [
             GLOBAL if i in full else WINDOWED for i in range(self.num_hidden_layers)
@@ -51,9 +50,10 @@ class ParallelHeadsConfig(LlamaConfig):  # type: ignore[misc]
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Layers that share keep the same tokens.
+        """Check that layers that share keys and values have the same window.
 
-        :raises ValueError: if a group has layers of both kinds, or a layer that is not there.
+        :raises ValueError: if a group has layers of both kinds.
+        :raises IndexError: if a group names a layer that does not exist.
         """
         super().validate_architecture()
         types = self.layer_types or []

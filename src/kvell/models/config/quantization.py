@@ -1,4 +1,4 @@
-"""How weights may be kept, by the names of ``--quantization``; no torch."""
+"""Ways to store weights, by the names of ``--quantization``; no torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,27 +9,27 @@ from kvell.errors import ChangeSomething
 FLAG: Final = "--quantization"
 
 QUANTIZATIONS: Final = ("none", "int8", "int4")
-"""int8: a half-precision scale for each 32 numbers of a row.  int4: a scale and a minimum
-likewise, head and tied embeddings in int8; blocks that a model brings are taken as they are."""
+"""int8: a half-precision scale for each 32 numbers of a row.  int4: a scale and a minimum for
+each, with head and tied embeddings in int8; GGUF blocks of a model are used unchanged."""
 
 
 def require_quantization(name: str) -> None:
-    """Make sure that there is such a way.
+    """Check that a name of ``--quantization`` is known.
 
-    :raises ChangeSomething: naming ``--quantization``.
+    :raises ChangeSomething: naming ``--quantization``, if it is not.
     """
     if name not in QUANTIZATIONS:
         raise ChangeSomething(FLAG, name, "is not served", f"use one of {', '.join(QUANTIZATIONS)}")
 
 
 def refusal(name: str, problem: str) -> ChangeSomething:
-    """A model whose weights cannot be kept so."""
+    """The error for a model whose weights cannot be stored this way."""
     return ChangeSomething(FLAG, name, problem, "leave it out")
 
 
 @contextmanager
 def unkept(name: str) -> Iterator[None]:
-    """What packing refuses of a model's numbers is refused of the flag.
+    """Turn a ``ValueError`` of packing into an error about the flag.
 
     :raises ChangeSomething: naming ``--quantization``.
     """

@@ -22,9 +22,9 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 class StateShape:
     """Numbers in one layer's state.
 
-    :param conv: inputs that the convolution still needs, in the model's dtype.
-    :param recurrent: the recurrent state itself.
-    :param float32: must the recurrent state be in float32 whatever the model's dtype?
+    :param conv: numbers of the earlier inputs that the convolution reads, in the model's dtype.
+    :param recurrent: numbers of the recurrent state itself.
+    :param float32: whether the recurrent state is float32 whatever the model's dtype.
     """
 
     conv: int
@@ -35,8 +35,8 @@ class StateShape:
 def state_bytes(text: Any, element_bytes: int, name: str) -> int:
     """Bytes of one recurrent layer's state.
 
-    :param element_bytes: of the model's dtype; ``mamba_ssm_cache_dtype`` and the family's
-        own rule come before it for the recurrent part.
+    :param element_bytes: size of the model's dtype; for the recurrent part,
+        ``mamba_ssm_cache_dtype`` and the family's own rule take precedence.
     :raises ChangeSomething: if the config has the fields of no known recurrence.
     """
     shape = state_shape(text, name)
@@ -48,7 +48,7 @@ def state_bytes(text: Any, element_bytes: int, name: str) -> int:
 def state_shape(text: Any, name: str) -> StateShape:
     """Numbers in one recurrent layer's state, by the first rule whose fields the config has.
 
-    :raises ChangeSomething: if no rule's are there.
+    :raises ChangeSomething: if no rule matches.
     """
     for fields, rule in RULES:
         if _has(text, fields):
@@ -62,7 +62,7 @@ def state_shape(text: Any, name: str) -> StateShape:
 
 
 def is_recurrent(text: Any) -> bool:
-    """Has the config the fields of a known recurrence?"""
+    """Whether the config has the fields of a known recurrence."""
     return any(_has(text, fields) for fields, _ in RULES)
 
 
@@ -172,4 +172,4 @@ RULES: tuple[tuple[tuple[str, ...], Callable[[Any, str], StateShape]], ...] = (
     (("attention_hidden_size", "rescale_every"), _rwkv),
     (("inference_state_dtype", "qk_head_dim"), _xlstm),
 )
-"""Which fields tell a recurrence; the more particular ones come first."""
+"""The fields that identify each recurrence, most specific first."""

@@ -1,4 +1,4 @@
-"""May one model guess the tokens of another? Only if a token id means the same to both."""
+"""Checks that one model may draft tokens for another: ids must mean the same to both."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> Non
     Where either model has no tokenizer, only the vocabularies' sizes are compared.
 
     :param path: the draft model's directory.
-    :param model: the directory of the model it guesses for.
-    :param tokenizer: of the model it guesses for.
+    :param model: the directory of the model it drafts for.
+    :param tokenizer: the tokenizer of the model it drafts for.
     :raises ChangeSomething: if the vocabularies differ in size or in a token.
     """
     own, drafts = (describe(known_config(one), 2).vocab_size for one in (model, path))
@@ -26,12 +26,12 @@ def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> Non
     if not (holds_tokenizer(path) and tokenizer.knows_text):
         return
     if Tokenizer.load(path).backend.get_vocab() != tokenizer.backend.get_vocab():
-        problem = "has a tokenizer that names tokens otherwise than the model's"
+        problem = "has a tokenizer that gives tokens other ids than the model's"
         raise ChangeSomething(FLAG, name, problem, REMEDY)
 
 
 def check_vocabularies(own: int, drafts: int, name: str) -> None:
-    """Refuse a draft model that could say what the model cannot, or the other way round.
+    """Refuse a draft model whose vocabulary is not as large as the model's.
 
     :raises ChangeSomething: if the sizes differ.
     """

@@ -2,7 +2,7 @@
 
 This is the only file that names model families.  A family is listed as exact
 once ``tests/models`` compares it with transformers; anything else is refused at
-start, because a wrong family does not fail, it answers wrongly.
+start, because a wrong family would not fail but answer wrongly.
 """
 
 from collections.abc import Mapping
@@ -70,28 +70,28 @@ EXACT = frozenset(
 
 @dataclass(frozen=True)
 class FusedFamily:
-    """What the modules of a family with a fused pass do not say of themselves.
+    """Facts about a family with a fused pass that its modules do not tell.
 
-    The second half is what its modules would say: from it and the config they are made up
-    (``fused/skeleton``) where nothing else of transformers' modelling code is needed.
+    The second half are facts that its modules would tell: from these and the config,
+    ``fused/skeleton`` makes stand-ins, so that transformers' modelling code is not needed.
 
-    :param model_type: by which configs name it.
+    :param model_type: its type in configs.
     :param norm_offset: added to the weights of its norms.
-    :param caps_scores: is ``attn_logit_softcapping`` of its attention heeded?
-    :param mlp: what a layer calls its MLP; ``before_mlp`` the norm before it.
-    :param final_norm: what the body calls the norm before the head.
-    :param mixer: what a layer calls its state mixer beside attention; empty if it has none.
-    :param activation: the config's field for that of its MLPs.
-    :param scaled_by: the field whose inverse root scales scores; a head's size if empty.
+    :param caps_scores: whether its attention applies ``attn_logit_softcapping``.
+    :param mlp: a layer's name for its MLP; ``before_mlp`` for the norm before it.
+    :param final_norm: the body's name for the norm before the head.
+    :param mixer: a layer's name for its state mixer beside attention; empty if it has none.
+    :param activation: the config's field for the activation of its MLPs.
+    :param scaled_by: the field whose inverse square root scales scores; a head's size if empty.
     :param attention_bias: the field that gives all of attention's linears a bias; none if empty.
-    :param biased_inputs: do queries, keys and values have one, whatever the config says?
-    :param mlp_bias: the field that gives the MLP's linears one; none if empty.
-    :param head_norms: are queries and keys normalised by head?
-    :param sandwich: are there norms behind attention and MLP too?
-    :param scales_embedding: by the root of the hidden size?
-    :param ropes_by_type: do layers of each type have a rotation of their own?
-    :param rope_layers: the field that says which layers rotate at all; all if empty.
-    :param fields: of its config, that matter beside those named here and those of every decoder.
+    :param biased_inputs: whether queries, keys and values have a bias whatever the config says.
+    :param mlp_bias: the field that gives the MLP's linears a bias; none if empty.
+    :param head_norms: whether queries and keys are normalised by head.
+    :param sandwich: whether there are norms after attention and MLP too.
+    :param scales_embedding: whether embeddings are scaled by the root of the hidden size.
+    :param ropes_by_type: whether layers of each type have a rotation of their own.
+    :param rope_layers: the field that says which layers rotate; all if empty.
+    :param fields: further config fields that matter, besides those of every decoder.
     """
 
     model_type: str
@@ -180,10 +180,10 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
         ),
     }
 )
-"""Decoders whose modules are those of a recipe (``fused/recipe``)."""
+"""Decoders whose modules fit a recipe (``fused/recipe``)."""
 
 OWN_CLASSES: Mapping[str, str] = MappingProxyType({"parallel_heads": "ParallelHeadsForCausalLM"})
-"""Classes that transformers has not, by model type; it learns them from us."""
+"""Classes that transformers lacks, by model type; we register them."""
 
 WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
     {
@@ -195,14 +195,14 @@ WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
         "Qwen2_5_VLForConditionalGeneration": "grids",
     }
 )
-"""Architectures of images and text, tested likewise, and how they take their images; their
-text is that of an architecture in ``EXACT``, or has modules of its own (``OWN_TEXT``)."""
+"""Architectures of images and text, tested likewise, and the kind of their images.  Their text
+is an architecture in ``EXACT``, or has modules of its own (``OWN_TEXT``)."""
 
 OWN_TEXT: frozenset[ImageKind] = frozenset({"cross", "grids"})
-"""Kinds whose text attends to images across, or has positions of rows and columns."""
+"""Kinds whose text cross-attends to images, or has row and column positions."""
 
 CROSS_MODULES = frozenset({"MllamaTextCrossAttention"})
-"""Modules of transformers that attend to images across."""
+"""Modules of transformers that cross-attend to images."""
 
 RECURRENT = "needs its own mixer: state leaks between flattened requests"
 INDEX = "needs an index cache: it chooses the tokens that it reads"
@@ -233,7 +233,7 @@ REFUSED = {
     "ZambaForCausalLM": RECURRENT,
     "xLSTMForCausalLM": RECURRENT,
 }
-"""Architectures known to be wrong through the hook, and what serving them takes."""
+"""Architectures known to be wrong through the hook, and what serving them would need."""
 
 MIXER_KINDS: Mapping[str, MixerKind] = MappingProxyType(
     {
@@ -256,7 +256,7 @@ MIXER_KINDS: Mapping[str, MixerKind] = MappingProxyType(
         "Zamba2MambaMixer": "scalar-decay",
     }
 )
-"""Modules of transformers that keep a state, and the mixer of ours that takes their place."""
+"""Modules of transformers that keep a state, and our mixer that replaces each."""
 
 UNKNOWN = "is not among the architectures tested to be exact: it needs a test of its own"
 
@@ -264,7 +264,7 @@ UNKNOWN = "is not among the architectures tested to be exact: it needs a test of
 def require_exact(architecture: str, need: str = UNKNOWN) -> None:
     """Let an architecture through only if its paged forward pass is known to be exact.
 
-    :param need: said of an architecture that nobody looked at.
+    :param need: what an architecture would need that is not in ``REFUSED``.
     :raises ChangeSomething: naming the architecture and what it would need.
     """
     if architecture in EXACT or architecture in WITH_IMAGES:
@@ -278,7 +278,7 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
 
 
 def fused_class(config: Any) -> str | None:
-    """The class with a fused pass that a config runs; None if that takes a closer look."""
+    """The class with a fused pass that a config runs; None if it has none or needs more checks."""
     named = getattr(config, "architectures", None) or ()
     model_type = getattr(config, "model_type", None)
     classes = (name for name, family in FUSED.items() if family.model_type == model_type)

@@ -5,9 +5,9 @@
     hidden ─ norm ─┬─ attention ─ norm ─┐
                    └─ Mamba ───── norm ─┴─ mean ─ + hidden ─ norm ─ MLP ─ + …
 
-Both read the same normed input; what they give is normalised, scaled by a learnt vector each and
-averaged (Hymba, eq. 3).  Neighbouring layers may share keys and values (§2.3).  Parts are
-transformers' own; only how they are put together is ours.
+Both read the same normed input; their outputs are normalised, scaled by a learnt vector each and
+averaged (Hymba, eq. 3).  Neighbouring layers may share keys and values (§2.3).  The parts are
+transformers' own; only their composition is ours.
 """
 
 from typing import Any, cast
@@ -32,7 +32,7 @@ from kvell.models.config.layer_kinds import reused_layers
 from kvell.models.config.parallel_heads_config import WINDOWED, ParallelHeadsConfig
 
 KeysValues = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""By layer, what it computed in this pass: keys and values, [1, heads, T, head_size] each."""
+"""Keys and values computed in this pass, by layer; [1, heads, T, head_size] each."""
 
 
 class ParallelHeadsAttention(nn.Module):
@@ -107,7 +107,7 @@ class ParallelHeadsLayer(nn.Module):
         self.window_tokens = self.self_attn.sliding_window
 
     def forward(self, hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """[1, T, hidden] → the same; arguments as of :class:`ParallelHeadsAttention`."""
+        """[1, T, hidden] → the same; other arguments go to :class:`ParallelHeadsAttention`."""
         normed = self.input_layernorm(hidden)
         attended = self.attention_norm(self.self_attn(normed, **kwargs))
         hidden = hidden + (attended + self.mamba_norm(self.mamba(normed))) / 2
@@ -157,7 +157,7 @@ class ParallelHeadsModel(LlamaPreTrainedModel):  # type: ignore[misc]
 
 
 class ParallelHeadsForCausalLM(LlamaPreTrainedModel):  # type: ignore[misc]
-    """With a head that writes text; keeps no cache of its own."""
+    """The decoder with a language model's head; keeps no cache of its own."""
 
     config_class = ParallelHeadsConfig
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012

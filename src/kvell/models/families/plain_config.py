@@ -1,7 +1,7 @@
-"""Configs that say everything themselves, read without transformers.
+"""Reads complete configs without transformers.
 
-transformers' configs fill in what a file leaves out, and bring a second of code with them.  Files
-that transformers itself has written for a dense model leave nothing out.
+transformers' configs fill in what a file leaves out, but take a second to import.  Files that
+transformers itself wrote for a dense model leave nothing out.
 """
 
 from collections.abc import Mapping
@@ -23,34 +23,36 @@ SIZES = (
     "vocab_size",
 )
 NEEDED = (*SIZES, "rms_norm_eps", "tie_word_embeddings")
-"""What every decoder's config must say."""
+"""Fields that every decoder's config must have."""
 
 UNUSUAL = frozenset(
     {"auto_map", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta"}
 )
-"""What takes a closer look: other code, other weights, and rotations of older files."""
+"""Fields that need transformers: custom code, other weights, and rotations of older files."""
 
 
 def plain_config(path: Path) -> Any | None:
-    """The config of a model directory; None if only transformers can tell what it says."""
+    """Read the config of a model directory; None if only transformers can interpret it."""
     raw = read_optional_json(path / CONFIG_FILE)
     family = _family(raw)
     if family is None or raw.keys() & UNUSUAL:
         return None
-    if not _says_all(raw, family) or not _turns_plainly(raw.get("rope_parameters"), raw, family):
+    if not _has_all_fields(raw, family) or not _has_plain_ropes(
+        raw.get("rope_parameters"), raw, family
+    ):
         return None
     return SimpleNamespace(**raw)
 
 
 def known_config(path: Path) -> Any:
-    """The config of a model directory, by transformers where it takes that.
+    """Read the config of a model directory, by transformers only where needed.
 
-    :raises ChangeSomething: if it is missing, is no JSON object, or is not understood.
+    :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
     config = plain_config(path)
     if config is not None:
         return config
-    # Imported here: transformers' configs take a second.
+    # Imported here: transformers' configs take a second to import.
     from kvell.models.config.configs import read_config
 
     return read_config(path)
@@ -63,7 +65,7 @@ def _family(raw: Mapping[str, Any]) -> FusedFamily | None:
     return None if family is None or family.mixer else family
 
 
-def _says_all(raw: Mapping[str, Any], family: FusedFamily) -> bool:
+def _has_all_fields(raw: Mapping[str, Any], family: FusedFamily) -> bool:
     own = (family.activation, family.scaled_by, family.rope_layers)
     biases = (family.attention_bias, family.mlp_bias)
     needed = (*NEEDED, *filter(None, (*own, *biases)))
@@ -78,8 +80,8 @@ def _says_all(raw: Mapping[str, Any], family: FusedFamily) -> bool:
     )
 
 
-def _turns_plainly(ropes: Any, raw: Mapping[str, Any], family: FusedFamily) -> bool:
-    """Are all rotations of the kind that only a base is said of?"""
+def _has_plain_ropes(ropes: Any, raw: Mapping[str, Any], family: FusedFamily) -> bool:
+    """Whether all rotations are of the default kind, given by a base alone."""
     if not isinstance(ropes, dict):
         return False
     types = set(raw["layer_types"]) if family.ropes_by_type else ()

@@ -1,6 +1,6 @@
-"""Which class a config would run, and what serving it would take, from the config alone.
+"""Which class a config would run, and what serving it would need, from the config alone.
 
-``families`` knows the classes that somebody looked at; this is for all others, so that
+``families`` lists the classes that were examined; this is for all others, so that
 every refusal names a class of transformers and what is missing for it.
 """
 
@@ -38,20 +38,21 @@ ENCODED: tuple[Mapping[str, Any], ...] = (
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
 )
-"""transformers' tables from model type to class: of text alone, and with an encoder."""
+"""transformers' tables from model type to class: ``TEXT`` alone, ``ENCODED`` with an encoder."""
 OTHER: tuple[Mapping[str, Any], ...] = (
     modeling_auto.MODEL_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
 )
-"""Where classes that generate no text are named."""
+"""Tables of classes that generate no text."""
 WRITES_NOTHING = "generates no text: it needs a language model's head"
 
 
 def class_run(config: Any) -> str:
     """The class of transformers for a config as a whole; its model type if there is none.
 
-    What has an encoder is more than the text that its model type may also be run as.
+    A config with an encoder gets a class with one, even if its model type also has a class of
+    text alone.
     """
     model_type = str(getattr(config, "model_type", None) or "unknown")
     writing = (*ENCODED, *TEXT) if _has_encoder(config) else (*TEXT, *ENCODED)
@@ -59,14 +60,14 @@ def class_run(config: Any) -> str:
 
 
 def needed(config: Any) -> str:
-    """What serving a config would take, by what it has that a plain decoder has not."""
+    """What serving a config would need, by its features that a plain decoder does not have."""
     text = _text(config)
     if not _first_class(str(getattr(config, "model_type", "")), (*TEXT, *ENCODED)):
         return WRITES_NOTHING
     if not images_in_text(config, text):
         return CROSS
     if _has_encoder(config):
-        return IMAGES if not _only_hears(config) else AUDIO
+        return IMAGES if not _is_audio_only(config) else AUDIO
     if optional_size(text, ("index_head_dim",)) or "indexed_attention" in _types(text):
         return INDEX
     unknown = sorted(_types(text) - LAYER_KINDS.keys() - {"attention"})
@@ -81,7 +82,7 @@ def needed(config: Any) -> str:
 def require_plain_weights(config: Any) -> None:
     """Refuse weights that are stored as anything but floating-point numbers.
 
-    transformers loads some of them by libraries of their own, and others wrongly or not at all.
+    transformers loads some of them by separate libraries, and others wrongly or not at all.
 
     :raises ChangeSomething: naming the class and how its weights are quantised.
     """
@@ -115,8 +116,8 @@ def require_served(config: Any) -> None:
     require_plain_weights(config)
 
 
-def _only_hears(config: Any) -> bool:
-    """Audio and no images?"""
+def _is_audio_only(config: Any) -> bool:
+    """Whether the config has audio and no images."""
     seen = any("vis" in field or "image" in field for field in vars(config))
     return not seen and any(field.startswith("audio") for field in vars(config))
 
@@ -128,7 +129,7 @@ def _has_encoder(config: Any) -> bool:
 
 
 def _text(config: Any) -> Any:
-    """The text's part; the whole where transformers itself cannot tell which part that is."""
+    """The text's part; the whole config if transformers itself cannot tell which part that is."""
     try:
         return text_config(config)
     except ValueError:
@@ -141,6 +142,6 @@ def _types(text: Any) -> set[str]:
 
 
 def _first_class(model_type: str, tables: tuple[Mapping[str, Any], ...]) -> str:
-    """A table's entry is a class, or several that share the model type; "" if none has any."""
+    """The (first) class of a model type in the first table that has it; "" if none has."""
     found = next((table[model_type] for table in tables if model_type in table), "")
     return str(found if isinstance(found, str) else found[0])

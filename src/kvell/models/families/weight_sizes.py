@@ -1,4 +1,4 @@
-"""What a model takes beside KV memory, from its config alone: weights and a step's activations.
+"""Bytes of a model's weights, from its config alone.
 
 The class that transformers would run is built on the meta device, where a tensor has a
 shape and no bytes.
@@ -14,14 +14,14 @@ from kvell.models.families import parallel_heads
 from kvell.models.families.refusals import class_run
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
-"""What weights of so many bytes an element are."""
+"""Dtype of weights, by bytes of an element."""
 
 
 def weights_bytes(config: Any, element_bytes: int) -> int | None:
     """Bytes of all parameters and buffers that a checkpoint has; tied ones count once.
 
-    :param element_bytes: of most weights: 2 or 4.  Some families keep a few in float32.
-    :return: None where transformers has no class for the config, or cannot build it here.
+    :param element_bytes: bytes of an element, 2 or 4; some families keep a few in float32.
+    :return: None if transformers has no class for the config, or cannot build it here.
     """
     name = class_run(config)
     named = getattr(transformers, name, None) or getattr(parallel_heads, name, None)

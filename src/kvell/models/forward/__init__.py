@@ -1,1 +1,1 @@
-"""A forward pass over pages by transformers' own modules."""
+"""A step's batch and memory, and the forward pass over pages by transformers' own modules."""

@@ -1,7 +1,7 @@
-"""Prompts whose tokens read each other in both directions, over kernels that are causal.
+"""Attention in both directions within a prompt, over causal kernels.
 
-Each such token is asked for as a request of its own whose context is the whole prompt: the
-last position of a context reads all of it, whatever the window.
+Each such token becomes a request of its own whose context is the whole prompt: the last
+position of a context attends to all of it, and the window is switched off.
 """
 
 from dataclasses import replace
@@ -12,10 +12,13 @@ from kvell.attention.interface import AttendParams, AttentionKernels, GroupBatch
 
 
 class BothDirections:
-    """The prompts of one step that read themselves in both directions."""
+    """The prompts of one step with attention in both directions."""
 
     def __init__(self, prefix_tokens: tuple[int, ...]) -> None:
-        """:param prefix_tokens: for each request of the step, 0 where all of it is causal."""
+        """Take the prompts of a step.
+
+        :param prefix_tokens: such tokens of each request of the step; 0 if all of it is causal.
+        """
         self._prefixes = [(i, count) for i, count in enumerate(prefix_tokens) if count]
         self._batches: dict[int, GroupBatch] = {}
 
@@ -27,7 +30,7 @@ class BothDirections:
         query: torch.Tensor,
         params: AttendParams,
     ) -> torch.Tensor:
-        """As the kernels' own, [T, heads, size], but for the rows of such prompts."""
+        """Attend as the kernels do, [T, heads, size], but in both directions in such prompts."""
         output = kernels.attend(pages, batch, query, params)
         if self._prefixes:
             rows = self._rows(batch)
@@ -44,7 +47,7 @@ class BothDirections:
         return torch.cat(spans).to(batch.query_starts.device)
 
     def _apart(self, batch: GroupBatch) -> GroupBatch:
-        """Every token of the prompts as a request of one token."""
+        """Metadata with every token of the prompts as a request of one token."""
         size_of = batch.table_starts.diff().tolist()
         begins, contexts, counts = batch.table_starts.tolist(), [], []
         tables: list[torch.Tensor] = []

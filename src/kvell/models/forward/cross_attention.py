@@ -1,8 +1,8 @@
-"""Layers that attend to images: their keys and values are computed once, when the image is
-first needed, and lie in pages; queries come from the text.
+"""Cross-attention layers, which attend to images.
 
-A token reads all tokens of the images it sees and none of any other.  One that sees no
-image gets nothing from such a layer, nor from the layer's MLP.
+Keys and values are computed once, when the image is first needed, and lie in pages; queries
+come from the text.  A token attends to all tokens of the images it sees and to no others.
+One that sees no image gets nothing from such a layer, nor from the layer's MLP.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from kvell.models.images.image_batch import PageRows, SeenImages
 
 
 class CrossSlot:
-    """Stands in for the forward pass of one module of transformers that attends across."""
+    """Replaces the forward pass of one cross-attention module of transformers."""
 
     def __init__(self, module: Any, kernels: AttentionKernels) -> None:
         self.layer = int(module.layer_idx)
@@ -53,7 +53,7 @@ class CrossSlot:
         self._kernels.write_kv(self.pages, _writing(rows), key, value)
 
     def _attend(self, query: torch.Tensor, seen: Sequence[SeenImages]) -> torch.Tensor:
-        """[T, heads, size] over all images seen; zero for a token that sees none."""
+        """Attend to all images seen: [T, heads, size]; zero for a token that sees none."""
         assert self.pages is not None
         params = AttendParams(scale=self._module.scaling)
         output = torch.zeros_like(query)
@@ -76,11 +76,11 @@ class CrossSlot:
 def place_cross(
     module: Any, layers: frozenset[int], names: frozenset[str], kernels: AttentionKernels
 ) -> tuple[CrossSlot, ...]:
-    """Replace the forward pass of every module, of the given class names, that attends across.
+    """Replace the forward pass of every cross-attention module of the given class names.
 
     Only these instances are changed, not their class.
 
-    :param layers: that attend across.
+    :param layers: the cross-attention layers.
     :raises ChangeSomething: if one of them has no such module.
     """
     slots = []
@@ -93,7 +93,7 @@ def place_cross(
         raise ChangeSomething(
             "model",
             type(module).__name__,
-            f"attends across in layers {missing} that no module is known for",
+            f"has cross-attention in layers {missing} without a known module",
             "use a model whose layers are all known to be exact",
         )
     return tuple(slots)
@@ -112,7 +112,7 @@ def _heads(states: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _spread(part: Partial, seen: SeenImages, query: torch.Tensor) -> Partial:
-    """The same over all rows of the step, empty where the image is not seen."""
+    """Expand to all rows of the step; rows that do not see the image are empty."""
     heads = query.shape[:2]
     output = part.output.new_zeros(*heads, part.output.shape[2])
     maximum = part.maximum.new_full(heads, -torch.inf)

@@ -1,16 +1,16 @@
-"""Token dropping: which tokens of a long prompt stay, and their move to the front of the pages.
+"""Token dropping: chooses which tokens of a long prompt stay, and moves them to the front.
 
 When a prompt that is longer than a layer's budget has been computed, its last
-``OBSERVED_TOKENS`` tokens vote for the earlier ones with the attention that they pay them::
+``OBSERVED_TOKENS`` tokens vote for the earlier ones with the attention that they pay to them::
 
     votes[head, j] = Σ over observing tokens, over query heads of the KV head, of softmax(q·k)[j]
 
-Votes of neighbours are pooled (the largest of ``POOLED_TOKENS``), so that what surrounds a
-token stays with it; of the best, as many stay as the budget allows beside the observing
-tokens themselves, the earlier of equals.  Each KV head chooses for itself, and a latent (MLA)
-is one head.  Then rows 0 … budget-1 of a layer's pages hold, head by head, the kept keys and
-values in order of position; keys keep the rope of their true positions, so attention needs
-nothing more.  The token after the prompt goes to row ``budget``.
+Votes are max-pooled over ``POOLED_TOKENS`` neighbours, so that a token's surroundings stay with
+it.  The best tokens fill the budget besides the observing tokens, which always stay; ties go to
+the earlier token.  Each KV head chooses for itself, and a latent (MLA) is one head.  Then rows
+0 … budget-1 of a layer's pages hold, head by head, the kept keys and values in order of
+position; keys keep the rope of their true positions, so attention needs no change.  The token
+after the prompt goes to row ``budget``.
 
 Sources: SnapKV §4 (observation window, pooling), PyramidKV §4.2; budgets by layer:
 :mod:`kvell.models.config.budgets`.
@@ -45,7 +45,7 @@ def votes(query: torch.Tensor, key: torch.Tensor, params: AttendParams) -> torch
     later = torch.arange(tokens, device=key.device) > own[:, None]
     scores = scores.masked_fill(later, -torch.inf)
     paid = scores.softmax(-1)
-    if params.sinks is not None:  # what a sink takes is paid to no token
+    if params.sinks is not None:  # a sink's share is paid to no token
         paid = paid * torch.sigmoid(scores.logsumexp(-1) - params.sinks[:, None])[..., None]
     return paid.sum((0, 1))
 
@@ -64,7 +64,7 @@ def kept_positions(votes: torch.Tensor, budget_tokens: int) -> torch.Tensor:
 
 
 def keep_rows(layer: LayerPages, page_ids: torch.Tensor, kept: torch.Tensor) -> None:
-    """Move the kept rows of a request's pages to the front; what follows them is undefined.
+    """Move the kept rows of a request's pages to the front; later rows become undefined.
 
     :param page_ids: [pages], the request's, in order of position.
     :param kept: int64 [kv_heads, budget], ascending for each head.
@@ -78,11 +78,11 @@ def keep_rows(layer: LayerPages, page_ids: torch.Tensor, kept: torch.Tensor) -> 
 
 
 class TokenDropping:
-    """One step: chooses while layers attend, moves when all have.
+    """Token dropping in one step: chooses while layers attend, moves after all have.
 
-    Layers that share another's keys and values read them after it, so nothing moves before.
+    Layers that share another's keys and values read them later, so nothing may move earlier.
 
-    :param ends: requests, by their place in the batch, whose prompts end with this step.
+    :param ends: requests, by their index in the batch, whose prompts end with this step.
     """
 
     def __init__(self, ends: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class TokenDropping:
         query: torch.Tensor,
         params: AttendParams,
     ) -> None:
-        """Choose what stays of the prompts that end here and are longer than the budget.
+        """Choose the tokens to keep of prompts that end here and are longer than the budget.
 
         :param query: [T, heads, head_size] of the whole step.
         """
@@ -111,7 +111,7 @@ class TokenDropping:
                 self._moves.append((layer, pages, kept))
 
     def move(self) -> None:
-        """The step is computed: bring what stays to the front of its pages."""
+        """Move the kept tokens to the front of their pages; call when the step is computed."""
         for layer, pages, kept in self._moves:
             keep_rows(layer, pages, kept)
         self._moves.clear()
@@ -125,7 +125,7 @@ def _kept(
     params: AttendParams,
     budget_tokens: int,
 ) -> torch.Tensor:
-    """int64 [kv_heads, budget]; one head after the other, to hold the keys of one at a time."""
+    """Kept positions, int64 [kv_heads, budget]; head by head, to hold only one head's keys."""
     by_head = query.reshape(query.shape[0], layer.kv_heads, -1, query.shape[2])
     sinks = None if params.sinks is None else params.sinks.view(layer.kv_heads, -1)
     chosen = []
@@ -139,6 +139,6 @@ def _kept(
 
 
 def _keys(layer: LayerPages, pages: torch.Tensor, tokens: int, head: int) -> torch.Tensor:
-    """A head's keys of a request, [tokens, head_size], as they are stored."""
+    """A head's stored keys of a request, [tokens, head_size], dequantised if need be."""
     rows = page_views(layer)[0][pages.long(), head].flatten(0, 1)[:tokens]
     return dequantise(rows, layer.dtype) if layer.quantised else rows

@@ -1,4 +1,4 @@
-"""What a model is asked in one step, and where its memory lies."""
+"""The input of one step, and where the model's memory lies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class ForwardBatch:
     :param token_ids: int64 [T], request after request.
     :param positions: int64 [T], each token's position in its own request.
     :param groups: metadata of each layer group, in the order of the layout; None where a
-        group holds no tokens of the text.
+        group holds no text tokens.
     :param logits_rows: int64 [rows], the tokens whose logits are wanted; may be empty.
     :param images: None if no request of the step has any.
     :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
-    :param wants_largest: is it asked where each row's logits are largest?
-    :param begun: called once the pass needs Python no more, or, if it always does, at its start.
+    :param wants_largest: whether the index of each row's largest logit is wanted.
+    :param begun: called once the pass needs no more Python; at its start if it always does.
     """
 
     token_ids: torch.Tensor
@@ -39,12 +39,12 @@ class ForwardBatch:
     begun: Callable[[], None] | None = None
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Ids that were not known when the batch was made."""
+        """Fill in ids that were not known when the batch was made."""
         self.token_ids[list(rows)] = torch.tensor(token_ids).to(self.token_ids)
 
 
 class HostForwardBatch(OnHost, ForwardBatch):
-    """The same on a CPU; rows are ``token_ids``, ``positions`` and ``logits_rows``."""
+    """A batch on a CPU; its rows are ``token_ids``, ``positions`` and ``logits_rows``."""
 
     MADE = ("token_ids", "positions", "logits_rows")
 
@@ -65,13 +65,13 @@ class HostForwardBatch(OnHost, ForwardBatch):
         object.__setattr__(self, "begun", begun)
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Ids that were not known when the batch was made."""
+        """Fill in ids that were not known when the batch was made."""
         self.rows.flat[list(rows)] = token_ids
 
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """By layer: where its keys and values lie and which group's metadata is its own."""
+    """By layer: its pages, and the index of its group; and the memory of states."""
 
     pages: dict[int, LayerPages]
     groups: dict[int, int]

@@ -1,8 +1,8 @@
-"""The attention function that transformers' modelling code calls in place of its own.
+"""The attention function that transformers' modelling code calls instead of its own.
 
-The function itself knows nothing: the step arrives as a keyword argument of the
+The function holds no state: the step arrives as a keyword argument of the
 forward pass and carries pages, kernels and callbacks.  So two models, or two
-threads, never meet in a global.
+threads, share no global.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from kvell.models.forward.latents import latents_of
 from kvell.models.images.image_batch import SeenImages
 
 HOOK_NAME = "kvell_paged"
-"""What a model's attention implementation is set to."""
+"""Name of the attention implementation that models are set to."""
 
 STEP_ARGUMENT = "kvell_step"
 """Keyword argument of the forward pass that carries the step."""
 
 
 SHARED_MODULE = -1
-"""Index that a module says which stands in several layers."""
+"""Layer index given by a module that several layers share."""
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What one layer hands over: its scores' rule and this step's new tokens.
+    """What one layer hands over: its attention parameters and this step's new tokens.
 
-    Tensors are [T, heads or kv_heads, head_size] in the model's dtype; no value where it
-    is a part of the key.
+    Tensors are [T, heads or kv_heads, head_size] in the model's dtype; ``value`` is None
+    where it is a part of the key.
     """
 
     layer: int
@@ -46,11 +46,11 @@ class Step(Protocol):
     """One forward pass over pages."""
 
     def attend(self, call: LayerCall) -> torch.Tensor:
-        """Write K and V, attend; returns [T, heads, size of a value]."""
+        """Write K and V, then attend; return [T, heads, size of a value]."""
         ...
 
     def seen_by(self, layer: int) -> Sequence[SeenImages]:
-        """Images that the step's tokens attend to in a layer that attends across."""
+        """Images that the step's tokens attend to in a cross-attention layer."""
         ...
 
 
@@ -66,9 +66,9 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention signature: q, k, v are [1, heads, T, head_size].
+    """Attend over pages; transformers' attention signature.
 
-    Returns [1, T, heads, size of a value] and no weights.
+    q, k, v are [1, heads, T, head_size].  Returns [1, T, heads, size of a value] and no weights.
     """
     step: Step = kwargs[STEP_ARGUMENT]
     params = AttendParams(
@@ -89,7 +89,7 @@ def paged_attention(
 
 
 def install() -> None:
-    """Make the hook known to transformers; any number of times."""
+    """Register the hook with transformers; may be called any number of times."""
     AttentionInterface.register(HOOK_NAME, paged_attention)
 
 

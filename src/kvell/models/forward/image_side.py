@@ -1,7 +1,7 @@
-"""The side of a model that images come in by: encoder, their pages, and the text's decoder.
+"""The image side of a model: encoder, pages of images, and the text's decoder.
 
 images ─ encoder ─► embeddings ─► pages ─ the step that computes the token ─► decoder
-                └─► keys and values of layers that attend across ─► pages ─► decoder
+                └─► keys and values of cross-attention layers ─► pages ─► decoder
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ from kvell.pages.layout import GroupKind, Layout
 
 
 class ImageSide:
-    """A transformers model of images and text: what is ours of it, over what is theirs.
+    """Our part of a transformers model of images and text.
 
-    :ivar store: images of requests in flight; knows how often the encoder ran.
+    :ivar store: images of requests in flight; counts encoder runs.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class ImageSide:
 
     @property
     def cross_layers(self) -> int:
-        """Layers that attend across."""
+        """Number of cross-attention layers."""
         return len(self._cross)
 
     def attach(self, layout: Layout, pool: torch.Tensor, pages: Mapping[int, LayerPages]) -> None:
-        """Say where embeddings, keys and values of images are kept.
+        """Set where embeddings, keys and values of images are stored.
 
-        :raises ChangeSomething: if the layout keeps image tokens among those of the text.
+        :raises ChangeSomething: if the layout keeps image tokens among text tokens.
         """
         if any(group.counts_images for group in layout.groups):
             raise ChangeSomething(
@@ -72,7 +72,7 @@ class ImageSide:
         images: ImageBatch | None,
         step: hook.Step,
     ) -> torch.Tensor:
-        """One step; parameters as in ``ForwardBatch``.  Returns logits [rows, vocab]."""
+        """Compute a step; parameters as in ``ForwardBatch``.  Returns logits [rows, vocab]."""
         inputs = self._inputs(token_ids, images)
         output = self._decoder(
             inputs_embeds=inputs.unsqueeze(0),
@@ -85,13 +85,13 @@ class ImageSide:
         return logits
 
     def _positions(self, positions: torch.Tensor, images: ImageBatch | None) -> torch.Tensor:
-        """As the decoder takes them: [1, T], or [3, 1, T] where images are grids."""
+        """Positions in the decoder's form: [1, T], or [3, 1, T] where images are grids."""
         if images is not None and images.positions is not None:
             return images.positions.unsqueeze(1)
         return positions.unsqueeze(0) + self.store.family.first_position
 
     def _inputs(self, token_ids: torch.Tensor, images: ImageBatch | None) -> torch.Tensor:
-        """Embeddings of the step's tokens, [T, hidden]; what the encoder made is stored first."""
+        """Embeddings of the step's tokens, [T, hidden]; encodes and stores new images first."""
         made: dict[bytes, torch.Tensor] = {}
         for span, rows in images.begun if images is not None else ():
             if span.images_digest not in made:
@@ -106,14 +106,15 @@ class ImageSide:
         return embedded
 
     def _keep(self, encoded: torch.Tensor, rows: PageRows) -> None:
-        """Embeddings until their tokens are computed; keys and values as long as the request."""
+        """Store embeddings until their tokens are computed, keys and values for the request."""
         if self._embeddings is not None:
             self._embeddings.store(rows, encoded)
         for slot in self._cross:
             slot.write(encoded, rows)
 
     def _across(self, inputs: torch.Tensor, images: ImageBatch | None) -> dict[str, Any]:
-        """What layers that attend across are given: something to run at all, and who sees."""
+        """Arguments of cross-attention layers: states, without which they do not run, and a mask
+        of the tokens that see an image."""
         if not self._cross:
             return {}
         seen = images.seen if images is not None else ()
@@ -124,7 +125,7 @@ class ImageSide:
 
 
 def text_attention(module: Any, has_images: bool) -> None:
-    """Attention of the text's layers comes to the hook; encoders keep transformers' own."""
+    """Route attention of the text's layers to the hook; encoders keep transformers' own."""
     if has_images:
         module.set_attn_implementation({"text_config": hook.HOOK_NAME})
     else:

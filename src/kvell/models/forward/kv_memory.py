@@ -47,14 +47,15 @@ def layer_pages(
     dtype: torch.dtype,
     latent_sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, LayerPages]:
-    """Where each layer's K and V lie, by layer, in order; layers with only a state, or
-    embeddings, have none.
+    """Return where each layer's K and V lie, by layer, in order.
 
-    Layers that share keys and values have the same place.
+    Layers with only a state, or embeddings, are left out.  Layers that share keys and values
+    have the same place.
 
-    :param dtype: of the stored keys and values; its size must be the layers' element_bytes.
-    :param latent_sizes: by layer, where it stores latents: how much of a key is its value.
-    :raises ValueError: if a layer has no group, or sizes differ from the layout's.
+    :param dtype: dtype of stored keys and values; its size must be the layers' element_bytes.
+    :param latent_sizes: by layer that stores latents: how many numbers of a key are its value.
+    :raises ValueError: if the pool is too small, a layer has no group, or sizes differ from the
+        layout's.
     """
     if pool.numel() < layout.pool_bytes:
         raise ValueError(f"the pool has {pool.numel()} bytes, the layout {layout.pool_bytes}")

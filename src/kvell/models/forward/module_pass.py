@@ -29,15 +29,15 @@ from kvell.models.states.state_step import StatePass
 from kvell.pages.layout import GroupKind, LayerSpec, Layout
 
 _ELSEWHERE = IMAGE_KINDS | {GroupKind.STATE}
-"""Layers, or parts of them, that do not come by the attention hook."""
+"""Kinds of layers, or of their parts, that do not go through the attention hook."""
 
 
 class ModulePass:
-    """A transformers causal LM, and what of it is ours.
+    """A transformers causal LM whose attention and states run over pages.
 
-    :ivar state_shapes: what each layer with a state keeps, in order.
-    :ivar latent_sizes: by layer, where it stores latents: how much of a key is its value.
-    :ivar activations: an estimate from the config of what a step takes beside weights and pages.
+    :ivar state_shapes: shapes of the state of each layer that has one, in order.
+    :ivar latent_sizes: by layer that stores latents: how many numbers of a key are its value.
+    :ivar activations: estimate, from the config, of a step's memory besides weights and pages.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class ModulePass:
         return self._image_side.store if self._image_side else None
 
     def attach(self, layout: Layout, pool: torch.Tensor, memory: ModelMemory) -> None:
-        """Say where keys, values and states are kept, and what else lies in the pool."""
+        """Set where keys, values, states and image embeddings are stored."""
         self._memory = memory
         if self._image_side:
             self._image_side.attach(layout, pool, memory.pages)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
-        """See :meth:`PagedModel.forward`."""
+        """Compute a step, as :meth:`PagedModel.forward` says."""
         assert self._memory is not None, "attach memory first"
         step = _PagedStep(self._memory, self._description, self._kernels, batch, callbacks)
         states = StatePass(self._memory.states, batch.groups)
@@ -145,22 +145,25 @@ class _PagedStep:
     def seen_by(self, layer: int) -> Sequence[SeenImages]:
         """Images that the step's tokens attend to in a layer (hook.Step)."""
         if not self._across or self._across.pop(0) != layer:
-            raise RuntimeError(f"layer {layer} attends across, but it is not its turn")
+            raise RuntimeError(f"layer {layer} cross-attends out of turn")
         return self._images.seen if self._images else ()
 
     def require_complete(self) -> None:
-        """Every layer attended, or the model has a mixer that the hook never saw."""
+        """Check that every layer attended; if not, the model has a mixer that the hook never saw.
+
+        :raises RuntimeError: if a layer did not.
+        """
         if self._across:
-            raise RuntimeError(f"layers {self._across} did not attend across")
+            raise RuntimeError(f"layers {self._across} did not cross-attend")
         if self._attended != len(self._specs):
             raise RuntimeError(f"{self._attended} of {len(self._specs)} layers attended over pages")
 
     def _expect(self, call: hook.LayerCall) -> LayerSpec:
-        """Layers come in order, each once, with the window that its pages are kept for.
+        """Check that layers come in order, each once, with the window its pages are kept for.
 
-        A chunk is no concern of transformers' attention: its mask, which we never build, knows;
-        and of budgets it knows nothing.
-        A module that several layers share does not know whose turn it is: the next one's.
+        transformers' attention is not told about chunks: they are in its mask, which we never
+        build; and it knows nothing of budgets.
+        A module that several layers share does not know its layer: it is the next one.
         """
         if self._attended == len(self._specs):
             raise RuntimeError(f"layer {call.layer} attends after the last one")
@@ -177,5 +180,5 @@ class _PagedStep:
 
 
 def _stored(vectors: torch.Tensor, pages: LayerPages) -> torch.Tensor:
-    """Keys or values as the kernels take them; they quantise by themselves."""
+    """Keys or values in the kernels' form; kernels quantise by themselves."""
     return vectors if pages.quantised else vectors.to(pages.dtype)

@@ -1,8 +1,8 @@
 """The seams of a forward pass: per layer pre, attend, post.
 
 ``pre`` (norm, projections, rope) and ``post`` (output projection, MLP) are the
-model's own code; the KV write and the attention between them are ours.  Whoever
-streams pages out, transfers by layer or computes attention elsewhere hangs here.
+model's own code; the KV write and the attention between them are ours.  Code that
+streams pages out, transfers by layer or computes attention elsewhere hooks in here.
 """
 
 from typing import Protocol
@@ -18,13 +18,13 @@ class LayerCallbacks(Protocol):
     """
 
     def after_kv_write(self, layer: int) -> None:
-        """The step's K and V of this layer are in their pages."""
+        """Called when the step's K and V of this layer are in their pages."""
         ...
 
     def before_attend(self, layer: int, query: torch.Tensor) -> None:
-        """The query is known; local attention comes next."""
+        """Called when the query is known; local attention comes next."""
         ...
 
     def after_attend(self, layer: int, output: torch.Tensor) -> None:
-        """Local attention is done."""
+        """Called when local attention is done."""
         ...

@@ -1,7 +1,7 @@
-"""Linears for few rows in bfloat16 on a CPU: a decode step reads weights, little else.
+"""Linears for few rows in bfloat16 on a CPU, where a decode step mostly reads weights.
 
-torch's own reads them at a third of the memory's speed while rows are few.  The
-compiled kernel (csrc/linear) reads them at most of it, from where torch keeps them:
+torch reads them at a third of the memory's bandwidth while rows are few.  The
+compiled kernel (csrc/linear) reaches most of it and reads torch's own tensors:
 nothing is packed or copied.
 """
 
@@ -19,17 +19,17 @@ else:
     _INSTRUCTION_SETS = tuple(_linear.instruction_sets())
 
 FASTER_SETS = ("avx512", "avx2")
-"""Where the kernel was measured to beat torch's own; elsewhere models keep theirs."""
+"""Where the kernel was measured to beat torch's own; elsewhere torch's is used."""
 
 MAX_ROWS = 32
-"""Arithmetic is the limit beyond it, and torch's own catches up (bench/linear)."""
+"""Beyond it arithmetic is the limit, and torch's own catches up (bench/linear)."""
 
 ONE_THREAD_BYTES = 512 << 10
-"""Weights below it are read sooner than a second thread has woken up."""
+"""Smaller weights are read before a second thread has woken up."""
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """What this build has and this processor can run, best first; empty if not compiled."""
+    """Sets that this build has and this processor can run, best first; empty if not compiled."""
     return _INSTRUCTION_SETS
 
 
@@ -62,7 +62,7 @@ def small_linear(
 class SmallBatchLinear(nn.Linear):
     """A linear that shares another's parameters and runs few rows by the compiled kernel.
 
-    Whatever the kernel is not made for (more rows than ``MAX_ROWS``, other dtypes or
+    Anything the kernel does not support (more rows than ``MAX_ROWS``, other dtypes or
     devices, gradients) goes to torch.
     """
 
@@ -84,7 +84,7 @@ class SmallBatchLinear(nn.Linear):
         return _run(x, weight, bias, _INSTRUCTION_SETS[0], self.num_threads)
 
     def _is_small(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether the kernel may run it; what does not fit is left to torch to refuse."""
+        """Whether the kernel may run it; wrong shapes are left to torch to refuse."""
         out, width = weight.shape
         return (
             0 < x.numel() <= MAX_ROWS * width
@@ -101,11 +101,11 @@ class SmallBatchLinear(nn.Linear):
 
 
 def use_small_linears(module: nn.Module) -> int:
-    """Swap every bfloat16 CPU linear inside a module; returns how many were.
+    """Swap every bfloat16 CPU linear inside a module; return how many were swapped.
 
-    A linear that stands in several places stays one, parameters stay the same objects
-    under the same names.  Left as they are: subclasses of ``nn.Linear``, linears with
-    hooks, and all of them where the kernel is missing or not the faster.
+    A linear that is used in several places stays one; parameters stay the same objects
+    under the same names.  Not swapped: subclasses of ``nn.Linear``, linears with hooks,
+    and any linear where the kernel is missing or not faster.
     """
     swapped: dict[nn.Linear, SmallBatchLinear] = {}
     for name, child in list(module.named_modules(remove_duplicate=False)):
@@ -142,7 +142,7 @@ def _run(
 ) -> torch.Tensor:
     out, width = weight.shape
     y = x.new_empty((*x.shape[:-1], out))
-    if x.is_contiguous():  # reshape costs as much as a small linear's share of memory time
+    if x.is_contiguous():  # a reshape costs as much as reading a small linear's weight
         rows, stride = x.numel() // width, width
     else:
         x = x.reshape(-1, width)

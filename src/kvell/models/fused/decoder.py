@@ -37,7 +37,7 @@ _NO_NORM = (0, 0.0)
 
 @dataclass(frozen=True)
 class _Room:
-    """Where a step of so many tokens and rows of logits computes."""
+    """Memory of a step with a given number of tokens and of logits rows."""
 
     tokens: int
     rows: int
@@ -51,13 +51,14 @@ class FusedDecoder:
     """All layers of a step in one call of compiled code.
 
     A token's logits depend on its own context alone, to the last bit: neither the batch, nor
-    prefill chunks, nor where pages lie, nor threads change them.  One thing does beside a mixer
-    whose states are kept in 16 bits: where a step ends, for there they are rounded.
+    prefill chunks, nor where pages lie, nor threads change them.  The exception is a mixer
+    whose states are stored in 16 bits: they are rounded where a step ends.
 
     Not for concurrent use.
 
-    :ivar state_shapes: what each layer with a mixer keeps, in order.
-    :ivar largest: the first of the largest logits of each row of the last step, if it was asked.
+    :ivar state_shapes: shapes of the state of each layer with a mixer, in order.
+    :ivar largest: index of each row's largest logit (the first of equals) in the last step, if
+        it was asked for.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class FusedDecoder:
         forms: WeightForms,
         longest_tokens: int,
     ) -> None:
-        """Pack the recipe's weights; the modules' own are given up, tied ones once.
+        """Pack the recipe's weights and free the modules' own; tied ones are packed once.
 
-        :param forms: what each weight is kept as.
-        :param longest_tokens: context that attention may be cut for among threads.
+        :param forms: how each weight is stored.
+        :param longest_tokens: longest context that attention may split among threads.
         """
         self._threads = kernels.num_threads or torch.get_num_threads()
         self._dtype = recipe.dtype
@@ -99,19 +100,19 @@ class FusedDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Of packed weights; embeddings of their own are the module's."""
+        """Bytes of packed weights; untied embeddings stay in the module."""
         return self._weights.used_bytes
 
     @property
     def buffers(self) -> StepBuffers:
-        """What a step takes beside weights and pages: all its buffers, and its logits."""
+        """Memory that a step needs besides weights and pages: all its buffers, and its logits."""
         return self._shape.buffers(self._attention_bytes)
 
     def use_memory(self, lent: torch.Tensor | None) -> None:
-        """Compute in this memory, uint8 [any number], from now on; None: in memory of its own.
+        """Compute in lent memory, uint8 [any number], from now on; None for memory of its own.
 
-        What a step returns lies in it too, until the next one.  Several models may have the same,
-        if they take turns.
+        A step's logits lie in it too, until the next step.  Several models may share it if
+        they take turns.
         """
         self._lent, self._room = lent, None
 
@@ -121,9 +122,9 @@ class FusedDecoder:
         groups: Mapping[int, int],
         states: StateMemory | None = None,
     ) -> None:
-        """Say where each layer's keys and values lie, and which group's metadata is its own.
+        """Set where each layer's keys and values lie, and the index of its group.
 
-        :param states: likewise of layers with a mixer.
+        :param states: the same for layers with a mixer.
         """
         from kvell.attention.native import layer_args
 
@@ -142,10 +143,10 @@ class FusedDecoder:
         )
 
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
-        """Compute a step; logits, float32 [rows, vocab].
+        """Compute a step and return logits, float32 [rows, vocab].
 
-        If it is wanted where they are largest, that is what counts: they last until the next
-        step, and so they do in memory that was lent.
+        The logits last only until the next step if ``batch.wants_largest`` or if memory was
+        lent; otherwise they are the caller's own.
 
         :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
             needs more memory than it was lent.
@@ -176,7 +177,7 @@ class FusedDecoder:
         return logits
 
     def _room_for(self, tokens: int, rows: int) -> "_Room":
-        """That of the step before, if it was as large: most are."""
+        """Reuse the room of the previous step if the sizes are equal, as they mostly are."""
         room = self._room
         if room is None or room.tokens != tokens or room.rows != rows:
             room = self._room = self._made_room(tokens, rows)
@@ -196,11 +197,11 @@ class FusedDecoder:
                 self._own = torch.empty(need_bytes, dtype=torch.uint8)
             return self._own
         if self._lent.numel() < need_bytes:
-            raise ValueError(f"a step of {need_bytes} bytes was lent {self._lent.numel()}")
+            raise ValueError(f"a step of {need_bytes} bytes was lent only {self._lent.numel()}")
         return self._lent
 
     def _hook(self, callbacks: LayerCallbacks, room: "_Room") -> Callable[[int, int], None]:
-        """Calls the seams with views of the workspace, which are the same in every layer."""
+        """Make a hook that calls the callbacks; its views of the workspace serve every layer."""
         tokens, rows = room.tokens, room.rows
         query, output = (
             room.memory[start : start + tokens * self._heads * self._head_size * size]
@@ -296,14 +297,14 @@ def fused_decoder(
     quantization: str = "none",
     blocks: Mapping[str, GroupedWeight] | None = None,
 ) -> FusedDecoder | None:
-    """A compiled pass over a module's weights, which it takes over; None if there is none.
+    """Make the compiled pass of a module and take over its weights; None if it has none.
 
-    There is one for dense models, and hybrids with Mamba 2 beside attention in every layer, in
-    float32 or bfloat16 on a CPU, where the package was compiled; their module then keeps its
-    config, but no linear's weight.
+    Dense models, and hybrids with Mamba 2 beside attention in every layer, have one in float32
+    or bfloat16 on a CPU, if the package was compiled.  The module then keeps its config, but
+    no linear's weight.
 
     :param quantization: one of ``quantization.QUANTIZATIONS``.
-    :param blocks: weights by the names of the module's parameters, which are kept as they are.
+    :param blocks: weights by the names of the module's parameters, used unchanged.
     """
     recipe = _recipe(module, description, kernels)
     if recipe is None:
@@ -328,12 +329,12 @@ def _recipe(
 
 
 def takes(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a compiled pass can run there at all, whatever the model."""
+    """Whether a compiled pass can run on the device in the dtype, whatever the model."""
     return kernels.name == "native" and device.type == "cpu" and dtype in _DTYPES
 
 
 def _state_shapes(recipe: DecoderRecipe) -> dict[int, StateShapes]:
-    """By layer: all have a mixer, or none."""
+    """State shapes by layer: either all layers have a mixer, or none has."""
     mixer = recipe.mixer
     if mixer is None:
         return {}
@@ -363,7 +364,7 @@ def _group_args(
     if isinstance(group, HostGroupBatch):
         return ((*group.args, tokens), *group.writes)
     if not isinstance(group, GroupBatch):
-        raise RuntimeError("a group has keys and values, the step has none for it")
+        raise RuntimeError("the step has no metadata for a group of keys and values")
     from kvell.attention.native import batch_args
 
     writes = (group.write_page_ids.data_ptr(), group.write_offsets.data_ptr())
@@ -372,7 +373,7 @@ def _group_args(
 
 def _states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
     if not isinstance(group, StateBatch):
-        raise RuntimeError("a group has states, the step has none for it")
+        raise RuntimeError("the step has no metadata for a group of states")
     return state_batch_args(group)
 
 

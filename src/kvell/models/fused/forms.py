@@ -1,4 +1,4 @@
-"""What each weight of a model is kept as: its own numbers, eights, or fours."""
+"""How each weight of a model is stored: as plain numbers, int8, or int4."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +14,10 @@ Weight = torch.Tensor | GroupedWeight
 
 
 class WeightForms:
-    """By linear: blocks that the model brings, as they are; else what the quantization says.
+    """The form of each linear: the model's own blocks unchanged, else as the quantization says.
 
-    Heads, and embeddings tied to them, are eights where the others are fours: they are the
-    widest, and read on both ends of the model.
+    Heads, and embeddings tied to them, are int8 where the others are int4: they are the
+    widest, and are read at both ends of the model.
     """
 
     def __init__(
@@ -27,7 +27,8 @@ class WeightForms:
         quantization: str,
         blocks: Mapping[str, GroupedWeight],
     ) -> None:
-        """Blocks are named as the module's parameters are; numbers are those of its dtype."""
+        """Take blocks by the names of the module's parameters; others are quantised from its
+        dtype."""
         self._dtype: Any = module.dtype
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._head = head
@@ -39,7 +40,7 @@ class WeightForms:
         }
 
     def form(self, linears: Sequence[Any]) -> Form:
-        """Of linears whose rows are packed together."""
+        """The form of linears whose rows are packed together."""
         brought = {self._blocks[one].form for one in linears if one in self._blocks}
         if len(brought) == 1 and all(one in self._blocks for one in linears):
             return brought.pop()
@@ -48,7 +49,7 @@ class WeightForms:
         return self._forms
 
     def weights(self, linears: Sequence[Any]) -> list[Weight]:
-        """Of linears whose rows are packed together: all of one form.
+        """The weights of linears whose rows are packed together, all of one form.
 
         :raises ValueError: if a number is infinite, or too large for half precision.
         """
@@ -56,7 +57,7 @@ class WeightForms:
         return [self._made(linear, form) for linear in linears]
 
     def weight(self, linear: Any) -> Weight:
-        """Of one that is packed alone."""
+        """The weight of a linear that is packed alone."""
         return self.weights((linear,))[0]
 
     def _made(self, linear: Any, form: Form) -> Weight:
@@ -71,7 +72,7 @@ class WeightForms:
 def join(
     weights: Sequence[Weight], how: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> Rows | GroupedWeight:
-    """One weight out of the rows of several of the same form."""
+    """Join the rows of several weights of the same form."""
     groups = [one for one in weights if isinstance(one, GroupedWeight)]
     if groups:
         return joined(groups, how)
@@ -79,7 +80,7 @@ def join(
 
 
 def widen(weight: Weight, width: int) -> Rows | GroupedWeight:
-    """With inputs added at the end of every row, of which only zeros may be multiplied."""
+    """Add inputs at the end of every row; they may be multiplied by zeros only."""
     if isinstance(weight, GroupedWeight):
         return widened(weight, width)
     return replace(rows_of([weight]), packed_width=width)

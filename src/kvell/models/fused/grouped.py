@@ -1,7 +1,7 @@
-"""Weights of eight or four bits, in groups of 32 numbers of a row (csrc/forward/matrix.h).
+"""Weights of int8 or int4, in groups of 32 numbers of a row (csrc/forward/matrix.h).
 
-eights: ``scale · q``, q from -127 to 127; fours: ``scale · q + minimum``, q from 0 to 15.  Scales
-and minima are in half precision: what GGUF's Q8_0 and Q4_1 say too.
+int8: ``scale · q``, q from -127 to 127; int4: ``scale · q + minimum``, q from 0 to 15.  Scales
+and minima are in half precision, as in GGUF's Q8_0 and Q4_1.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ MOST_FOUR = 15
 
 
 class Form(IntEnum):
-    """How a matrix's numbers lie; the compiled module knows them by these numbers."""
+    """How a matrix's numbers are stored; the compiled module uses the same values."""
 
     PLAIN = 0
     INT8 = 1
@@ -26,11 +26,11 @@ class Form(IntEnum):
 
 @dataclass(frozen=True)
 class GroupedWeight:
-    """A weight [out, width].
+    """A quantised weight [out, width].
 
-    :param quants: [out, width], int8 of eights, uint8 of fours.
+    :param quants: [out, width]; torch.int8 for int8, torch.uint8 for int4.
     :param scales: float16 [out, groups]; the last group of a row may be short.
-    :param minima: float16 [out, groups], of fours.
+    :param minima: float16 [out, groups] for int4; None for int8.
     """
 
     quants: torch.Tensor
@@ -39,7 +39,7 @@ class GroupedWeight:
 
     @property
     def form(self) -> Form:
-        """Eights or fours."""
+        """``INT8`` or ``INT4``."""
         return Form.INT8 if self.minima is None else Form.INT4
 
     @property
@@ -55,14 +55,14 @@ class GroupedWeight:
 
 
 def grouped(weight: torch.Tensor, form: Form) -> GroupedWeight:
-    """The nearest numbers of a form to a weight [out, width].
+    """Quantise a weight [out, width] to the nearest numbers of a form.
 
     :raises ValueError: if a number is infinite, or too large for a scale in half precision.
     """
     width = weight.shape[1]
     rows = functional.pad(weight.detach().float(), (0, -width % GROUP))
     rows = rows.view(weight.shape[0], -1, GROUP)
-    # What rows are filled up with must not widen a group's range: their last number repeats.
+    # Padding must not widen a group's range, so it repeats the row's last number.
     if width % GROUP:
         rows[:, -1, width % GROUP :] = rows[:, -1, width % GROUP - 1, None]
     made = _int8(rows) if form is Form.INT8 else _int4(rows)
@@ -74,7 +74,7 @@ def grouped(weight: torch.Tensor, form: Form) -> GroupedWeight:
 def joined(
     weights: Sequence[GroupedWeight], join: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> GroupedWeight:
-    """One weight out of the rows of several, which have the same form and width."""
+    """Join the rows of several weights of the same form and width."""
     minima = [one.minima for one in weights if one.minima is not None]
     return GroupedWeight(
         join([one.quants for one in weights]),
@@ -84,7 +84,7 @@ def joined(
 
 
 def widened(weight: GroupedWeight, width: int) -> GroupedWeight:
-    """With inputs added at the end of every row, of which only zeros may be multiplied."""
+    """Add inputs at the end of every row; they may be multiplied by zeros only."""
     groups = -(-width // GROUP)
 
     def filled(values: torch.Tensor, size: int) -> torch.Tensor:
@@ -104,7 +104,7 @@ def _int8(rows: torch.Tensor) -> GroupedWeight:
 
 
 def _int4(rows: torch.Tensor) -> GroupedWeight:
-    """From the least to the largest number of a group; zero is not always one of them."""
+    """Quantise between a group's smallest and largest number; zero may not be exact."""
     minima = rows.amin(-1).half()
     scales = ((rows.amax(-1) - minima.float()) / MOST_FOUR).clamp_min(0).half()
     quants = ((rows - minima.float()[..., None]) / _divisor(scales)).round().clamp(0, MOST_FOUR)

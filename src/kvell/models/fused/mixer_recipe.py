@@ -1,7 +1,7 @@
-"""What a state mixer beside attention is made of; None where anything is unusual.
+"""Reads the recipe of a state mixer beside attention; None where anything is unusual.
 
-Mixers of one decay per head (Mamba 2: Dao and Gu 2024, §7), with or without a gated norm and
-multipliers on their projections, as ``models/states/mixers`` computes them.
+These are mixers with one decay per head (Mamba 2: Dao and Gu 2024, §7), with or without a gated
+norm and multipliers on their projections, as ``models/states/mixers`` computes them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch.nn import functional
 from kvell.models.fused.parts import NormRecipe, ScaledLinear
 
 LANES = 16
-"""Rows of what is convolved are filled up to whole ones (csrc/forward/mixer.h)."""
+"""Rows of the convolution are padded to a multiple of it (csrc/forward/mixer.h)."""
 MOST_WINDOW = 7
 _PARTS = {"act", "conv1d", "in_proj", "norm", "out_proj"}
 _SILU = {"SiLU", "SiLUActivation"}
@@ -35,22 +35,22 @@ class MixerShape:
 
     @property
     def inner(self) -> int:
-        """Numbers of a token's gates, and of what the heads give."""
+        """Numbers of a token's gates, and of its heads' outputs."""
         return self.heads * self.head_size
 
     @property
     def channels(self) -> int:
-        """Of the convolution: x, and B and C of every group."""
+        """Channels of the convolution: x, and B and C of every group."""
         return self.inner + 2 * self.groups * self.state_size
 
     @property
     def projected(self) -> int:
-        """Gates, the convolution's inputs, and a step size for each head."""
+        """Outputs of the input projection: gates, convolution inputs, a step size per head."""
         return self.inner + self.channels + self.heads
 
     @property
     def mixed(self) -> int:
-        """Channels, in whole lanes."""
+        """Channels, rounded up to whole lanes."""
         return -(-self.channels // LANES) * LANES
 
 
@@ -60,11 +60,11 @@ class MixerRecipe:
 
     :param convolution: [window + 1, mixed], the last place for the token itself.
     :param convolution_bias: [mixed].
-    :param decays: [heads], negative, of the logarithm per unit of time; ``step_bias`` and
-        ``skips`` likewise.
-    :param steps: the least and the largest step size.
-    :param norm: of each group of heads apart; weight [inner].
-    :param out_factor: of what the mixer adds to the stream.
+    :param decays: [heads], negative: change of the logarithm per unit of time; ``step_bias`` and
+        ``skips`` are [heads] too.
+    :param steps: the smallest and the largest step size.
+    :param norm: applied to each group of heads separately; weight [inner].
+    :param out_factor: multiplies what the mixer adds to the stream.
     """
 
     shape: MixerShape
@@ -82,7 +82,7 @@ class MixerRecipe:
 
 
 def mixer_recipe(module: Any, out_factor: float) -> MixerRecipe | None:
-    """A transformers module of the kind as a recipe; None if it is not one of its plain form."""
+    """Return the recipe of a transformers mixer; None if any part of it is unusual."""
     shape = MixerShape(
         int(module.num_heads),
         int(module.head_dim),
@@ -115,7 +115,7 @@ def mixer_recipe(module: Any, out_factor: float) -> MixerRecipe | None:
 
 
 def _plain(module: Any, shape: MixerShape) -> bool:
-    """The usual parts, of sizes that the compiled pass takes."""
+    """Whether the module has the usual parts, of sizes that the compiled pass supports."""
     norm = module.norm
     return (
         {name for name, _ in module.named_children()} == _PARTS

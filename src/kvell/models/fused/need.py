@@ -1,10 +1,11 @@
-"""What a compiled pass takes of memory, said before it runs: every buffer, to the byte.
+"""Memory that a compiled pass needs, known before it runs: every buffer, to the byte.
 
-In the order in which they lie in what a step is lent::
+In the order in which they lie in a step's memory::
 
     attention: a slice for each thread, records of split contexts │ the step's rows │ logits
 
-``csrc/forward/workspace.cpp`` cuts the rows; a step that is lent less than this is refused there.
+``csrc/forward/workspace.cpp`` lays out the rows.  A step with less memory than this is refused,
+by :class:`FusedDecoder` and again by ``csrc/forward/module.cpp``.
 """
 
 from dataclasses import dataclass
@@ -17,14 +18,14 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What sizes of a decoder's buffers follow from.
+    """The sizes that determine a decoder's buffers.
 
     :param projected: numbers of a token's queries, keys and values, and of a mixer's inputs.
-    :param inner: width of the MLP, as it is packed.
-    :param mixed: numbers of a token that a mixer's convolution makes, as they lie; 0 without one.
+    :param inner: packed width of the MLP.
+    :param mixed: padded numbers of a token that a mixer's convolution makes; 0 without a mixer.
     :param gated: numbers of a token that a mixer's output projection reads.
-    :param rotated: cosines and sines of a token, of all rotations.
-    :param element_bytes: of what products read: 4 in float32, 2 in bfloat16.
+    :param rotated: cosines and sines of a token, over all rotations.
+    :param element_bytes: size of a number that products read: 4 in float32, 2 in bfloat16.
     """
 
     hidden: int
@@ -38,7 +39,7 @@ class DecoderShape:
     element_bytes: int
 
     def rows_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """By buffer, bytes for each token, and for each row of logits but the logits."""
+        """Bytes by buffer: for each token, and for each row of logits without the logits."""
         size, hidden, attended = self.element_bytes, self.hidden, self.attended
         by_token = (
             FLOAT_BYTES * hidden,  # stream
@@ -55,9 +56,9 @@ class DecoderShape:
         return by_token, (FLOAT_BYTES * hidden, size * attended, size * self.gated)
 
     def buffers(self, attention_bytes: int) -> StepBuffers:
-        """All of a step.
+        """All buffers of a step.
 
-        :param attention_bytes: of slices and records, whatever the step.
+        :param attention_bytes: bytes of slices and records, the same for every step.
         """
         by_token, by_row = self.rows_bytes()
         fixed_bytes = aligned(attention_bytes)
@@ -67,7 +68,7 @@ class DecoderShape:
 
 @dataclass(frozen=True)
 class StepParts:
-    """Where a step's parts begin, in bytes from the beginning of what it is lent."""
+    """The parts of a step's memory, in bytes; offsets are from its beginning."""
 
     attention_bytes: int
     rows_bytes: int
@@ -75,15 +76,15 @@ class StepParts:
 
     @property
     def logits_at(self) -> int:
-        """Behind slices, records and rows."""
+        """Offset of the logits, after slices, records and rows."""
         return self.attention_bytes + self.rows_bytes
 
     @property
     def total_bytes(self) -> int:
-        """What it must be lent."""
+        """Memory that the step needs."""
         return self.logits_at + aligned(self.logits_bytes)
 
 
 def aligned(size_bytes: int) -> int:
-    """Up to where the next buffer may begin."""
+    """Round up to where the next buffer may begin."""
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES

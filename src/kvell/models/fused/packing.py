@@ -1,9 +1,9 @@
-"""Weights as the compiled pass streams them (csrc/forward/matrix.h).
+"""Packs weights in the order in which the compiled pass streams them (csrc/forward/matrix.h).
 
-Panels of 32 outputs; inside a panel, item by item of the input, the 32 outputs side by side.
-An item is 32 bits: a float32, or two neighbouring bfloat16.  Weights of eight or four bits lie
-in the same order of items, by groups.  All matrices of a model lie one behind the other in the
-order of their use, in huge pages where the system gives them.
+A weight is cut into panels of 32 outputs.  A panel holds, for each item of the input, the 32
+outputs side by side.  An item is 32 bits: a float32, or two neighbouring bfloat16.  int8 and int4
+weights have the same order of items, by groups.  All matrices of a model lie one after another
+in order of use, in huge pages if the system has them.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from kvell.models.fused.grouped import GROUP, Form, GroupedWeight
 PANEL = 32
 ALIGN_BYTES = 128
 STEPS_OF_A_WORD = 4
-"""Steps whose four bits share 16 bits."""
+"""Number of steps whose 4-bit numbers share 16 bits."""
 
 _ELEMENTS = (torch.float32, torch.bfloat16)
 
@@ -29,8 +29,8 @@ Shape = tuple[int, int, Form]
 class PackedMatrix:
     """Where a weight lies, and its float32 bias [outputs, padded to panels], if it has one.
 
-    :param factors: of sums before the bias, likewise.
-    :param out: outputs that mean anything; those of the last panel beyond it are zero.
+    :param factors: multiply the sums before the bias; float32, padded likewise, or None.
+    :param out: real outputs; those of the last panel beyond it are zero.
     """
 
     address: int
@@ -42,7 +42,7 @@ class PackedMatrix:
 
     @property
     def args(self) -> tuple[int, int, int, int, int, int]:
-        """As the compiled module takes it."""
+        """The matrix in the compiled module's form."""
         factors = 0 if self.factors is None else self.factors.data_ptr()
         bias = 0 if self.bias is None else self.bias.data_ptr()
         return self.address, factors, bias, self.out, self.width, int(self.form)
@@ -54,7 +54,7 @@ def item_numbers(dtype: torch.dtype) -> int:
 
 
 def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    """What a weight takes in a model of a dtype."""
+    """Bytes of a packed weight in a model of a dtype."""
     out, width, form = shape
     if form is Form.PLAIN:
         return _panels(out) * PANEL * _whole_items(width, dtype) * dtype.itemsize
@@ -62,18 +62,18 @@ def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
 
 
 def group_bytes(form: Form) -> int:
-    """Of one group of a panel."""
+    """Bytes of one group of a panel."""
     scales = PANEL * (4 if form is Form.INT4 else 2)
     return scales + GROUP * PANEL // (2 if form is Form.INT4 else 1)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a weight, wherever they lie; rounded to the model's dtype as they are packed.
+    """The rows of a weight, at any addresses; packing rounds them to the model's dtype.
 
     :param addresses: int64 [out]; 0 is a row of zeros.
-    :param parts: the tensors that they lie in.
-    :param packed_width: numbers of a row; those beyond its own are zeros.
+    :param parts: the tensors that hold them.
+    :param packed_width: numbers of a packed row; those beyond its own are zeros.
     """
 
     addresses: torch.Tensor
@@ -89,7 +89,10 @@ class Rows:
 def rows_of(
     weights: Sequence[torch.Tensor], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat
 ) -> Rows:
-    """The rows of weights [n, width] of one dtype and width, joined as their numbers would be."""
+    """Join the rows of weights [n, width] of one dtype and width.
+
+    :raises ValueError: if dtypes or widths differ.
+    """
     parts = [weight.detach().contiguous() for weight in weights]
     width = parts[0].shape[1]
     if any(part.shape[1] != width or part.dtype != parts[0].dtype for part in parts):
@@ -101,7 +104,7 @@ def rows_of(
 
 
 def packed_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """Eights or fours for a model of a dtype, by panels: uint8 [panels, groups, bytes of one]."""
+    """Pack an int8 or int4 weight for a model of a dtype: uint8 [panels, groups, bytes of one]."""
     out, width = weight.shape
     rows, numbers = -out % PANEL, item_numbers(dtype)
     quants = torch.nn.functional.pad(weight.quants, (0, -width % GROUP, 0, rows))
@@ -119,7 +122,7 @@ def _by_group(values: torch.Tensor) -> torch.Tensor:
 
 
 def _words(items: torch.Tensor) -> torch.Tensor:
-    """Four bits of [panels, groups, steps, 32, numbers] → bytes, two of each four steps."""
+    """Pack 4-bit numbers [panels, groups, steps, 32, numbers] into bytes, two per four steps."""
     panels, groups, _, lanes, numbers = items.shape
     halves = STEPS_OF_A_WORD // 2
     pairs = items.reshape(panels, groups, -1, halves, 2, lanes, numbers)
@@ -128,7 +131,7 @@ def _words(items: torch.Tensor) -> torch.Tensor:
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows of two weights [n, …] in turns of 16: each panel has 16 gates, then their 16 ups.
+    """Interleave rows of two weights [n, …] by 16: each panel has 16 gates, then their 16 ups.
 
     n is padded with zeros to a multiple of 16.
     """
@@ -152,7 +155,7 @@ class WeightStore:
 
     @property
     def used_bytes(self) -> int:
-        """Of all matrices so far."""
+        """Bytes of all matrices so far."""
         return self._used
 
     def add(
@@ -163,11 +166,11 @@ class WeightStore:
         factors: torch.Tensor | None = None,
         num_threads: int = 1,
     ) -> PackedMatrix:
-        """Pack a weight [out, width] behind the others.
+        """Pack a weight [out, width] after the others.
 
-        :param factors: of its sums before the bias, [out] as the bias.
+        :param factors: multiply its sums before the bias; [out], like the bias.
         :param dtype: the model's.
-        :raises ValueError: if it does not fit.
+        :raises ValueError: if the store has no room for it.
         """
         out, width = weight.shape
         form = weight.form if isinstance(weight, GroupedWeight) else Form.PLAIN
@@ -189,7 +192,7 @@ class WeightStore:
 
 
 def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int) -> None:
-    """Into panels: [panels, items, 32, numbers of an item] of the dtype."""
+    """Pack into panels: [panels, items, 32, numbers of an item] of the dtype."""
     from kvell.models.fused import _packing
 
     addresses, part = rows.addresses.contiguous(), rows.parts[0]
@@ -206,7 +209,7 @@ def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int)
 
 
 def store_bytes(shapes: list[Shape], dtype: torch.dtype) -> int:
-    """A store for weights of these shapes in a model of a dtype."""
+    """Size of a store for weights of these shapes in a model of a dtype."""
     sizes = (packed_bytes(shape, dtype) for shape in shapes)
     return sum(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
 

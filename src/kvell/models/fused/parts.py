@@ -1,7 +1,7 @@
-"""The parts of a recipe: norms, rotations, and linears between two factors.
+"""The parts of a recipe: norms, rotations, and linears with input and output factors.
 
-Factors, which models with multipliers have, stay beside a weight in float32: multiplied into
-16 bits they would be rounded.
+Models with multipliers have factors.  They stay beside a weight in float32: multiplied into 16
+bits they would be rounded.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 Joined = Callable[[list[torch.Tensor]], torch.Tensor]
-"""How the outputs of linears that are packed together lie."""
+"""Joins the outputs of linears that are packed together."""
 
 
 @dataclass(frozen=True)
 class NormRecipe:
-    """weight: float32 [size], what a normalised row is multiplied by."""
+    """A norm; ``weight``, float32 [size], multiplies a normalised row."""
 
     weight: torch.Tensor
     epsilon: float
@@ -24,7 +24,7 @@ class NormRecipe:
 
 @dataclass(frozen=True)
 class RopeRecipe:
-    """frequencies: float32 [head_size / 2]; factor: of cosines and sines."""
+    """A rotation: ``frequencies``, float32 [head_size / 2]; ``factor`` of cosines and sines."""
 
     frequencies: torch.Tensor
     factor: float
@@ -43,12 +43,12 @@ class ScaledLinear:
 
     @property
     def factors(self) -> torch.Tensor:
-        """Of sums, before the bias: float32 [out]."""
+        """Factors of the sums before the bias, float32 [out]."""
         return self._by_output() * self.inputs
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """What is added behind the factors: float32 [out]."""
+        """Bias that is added after the factors, float32 [out]; None if there is none."""
         bias = self.linear.bias
         return None if bias is None else bias.detach().float() * self._by_output()
 
@@ -57,13 +57,13 @@ class ScaledLinear:
 
 
 def joined_factors(linears: Sequence[ScaledLinear], join: Joined) -> torch.Tensor | None:
-    """Of linears that are packed together; None if all are 1."""
+    """Factors of linears that are packed together; None if all are 1."""
     factors = [one.factors for one in linears]
     return None if all(bool((one == 1).all()) for one in factors) else join(factors)
 
 
 def joined_bias(linears: Sequence[ScaledLinear], join: Joined) -> torch.Tensor | None:
-    """Of linears that are packed together; None if none has one."""
+    """Bias of linears that are packed together; None if none has one."""
     biases = [one.bias for one in linears]
     if all(bias is None for bias in biases):
         return None

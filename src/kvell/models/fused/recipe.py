@@ -1,7 +1,7 @@
-"""What a decoder is made of, read from its modules; None where anything is unusual.
+"""Reads the recipe of a decoder from its modules; None where anything is unusual.
 
-A recipe is made only if every part of every layer is one that the compiled pass has, under
-the name it has there: a part that nobody asked about would otherwise be left out in silence.
+A recipe is made only if the compiled pass knows every part of every layer by its name.
+Otherwise an unknown part would be left out in silence.
 """
 
 from collections.abc import Iterable
@@ -25,10 +25,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "GELUTanh": "gelu_tanh",
     "PytorchGELUTanh": "gelu_tanh",
 }
-"""By the class that computes them."""
+"""Activations by the class that computes them."""
 
 STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Kinds of rotation whose frequencies do not follow the length of a request."""
+"""Kinds of rotation whose frequencies do not depend on the length of a request."""
 
 _KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING})
 _SANDWICH = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -39,11 +39,11 @@ _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 @dataclass(frozen=True)
 class LayerRecipe:
-    """One layer's modules, and what it does with its scores.
+    """One layer's modules, and the parameters of its attention.
 
     :param norms: before attention, of queries, of keys, after attention, before the MLP, after it.
-    :param attention: queries, keys and values; ``gates`` likewise, gates and ups of the MLP.
-    :param out_factor: of what attention adds to the stream; ``down_factor`` of what the MLP does.
+    :param attention: queries, keys and values; ``gates``: gates and ups of the MLP.
+    :param out_factor: multiplies what attention adds to the stream; ``down_factor`` for the MLP.
     :param mixer: beside attention, over the same normalised rows.
     :param rope: index of its rotation; -1 for none.
     """
@@ -63,12 +63,12 @@ class LayerRecipe:
 
     @property
     def inputs(self) -> tuple[ScaledLinear, ...]:
-        """What reads the layer's first norm, packed as one weight."""
+        """The linears that read the layer's first norm, packed as one weight."""
         return self.attention if self.mixer is None else (*self.attention, self.mixer.in_proj)
 
     @property
     def linears(self) -> tuple[nn.Linear, ...]:
-        """All of them."""
+        """All linears of the layer."""
         made = [one.linear for one in (*self.inputs, *self.gates)]
         made += [] if self.mixer is None else [self.mixer.out_proj]
         return (*made, self.out_proj, self.down_proj)
@@ -76,9 +76,9 @@ class LayerRecipe:
 
 @dataclass(frozen=True)
 class DecoderRecipe:
-    """All that a compiled pass needs to know of a model.
+    """Everything a compiled pass needs to know about a model.
 
-    :param dtype: that it computes in; linears may have weights of another, to be rounded to it.
+    :param dtype: it computes in this; weights of linears in another dtype are rounded to it.
     """
 
     dtype: torch.dtype
@@ -97,7 +97,7 @@ class DecoderRecipe:
 
 
 def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | None:
-    """A transformers causal LM as a recipe; None if it is not one of plain layers."""
+    """Return the recipe of a transformers causal LM; None if any part of it is unusual."""
     family = FUSED.get(class_name(module))
     if family is None or not _plain(module, family):
         return None
@@ -128,7 +128,7 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
         embedding_scale=_embedding_scale(body),
         layers=found,
         ropes=tuple(ropes.used),
-        # The head reads this norm alone: a factor of its logits is one of the norm's weight.
+        # Only the head reads this norm, so a factor of the logits goes into the norm's weight.
         final_norm=replace(
             final_norm, weight=final_norm.weight * _factor(body, "lm_head_multiplier")
         ),
@@ -139,12 +139,13 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
 
 
 def class_name(module: Any) -> str:
-    """What transformers calls a model's class; a skeleton says for which it stands."""
+    """transformers' name of a model's class; for a skeleton, of the class that it stands for."""
     return str(getattr(module, "stands_for", type(module).__name__))
 
 
 def _attention_specs(description: ModelDescription, family: FusedFamily) -> list[LayerSpec]:
-    """Of layers that have attention, and a state where the family has mixers; else none."""
+    """The attention layers; none unless layers have attention alone, or with a state if the
+    family has mixers."""
     specs = [layer for layer in description.layers if layer.kind in _KINDS and layer.kv_of is None]
     states = [layer for layer in description.layers if layer.kind is GroupKind.STATE]
     wanted = [layer.index for layer in specs] if family.mixer else []
@@ -153,7 +154,7 @@ def _attention_specs(description: ModelDescription, family: FusedFamily) -> list
 
 
 def _plain(module: Any, family: FusedFamily) -> bool:
-    """No part beside the usual ones, and a head without a bias."""
+    """Whether the model has only the usual parts, and a head without a bias."""
     return (
         _names(module) == {"model", "lm_head"}
         and _names(module.model) == {"embed_tokens", "layers", family.final_norm, "rotary_emb"}
@@ -163,7 +164,7 @@ def _plain(module: Any, family: FusedFamily) -> bool:
 
 
 def _activation(layers: Iterable[Any], family: FusedFamily) -> Activation | None:
-    """Of all layers' MLPs, if it is the same."""
+    """The activation of all layers' MLPs; None if they differ or it is unknown."""
     found = {ACTIVATIONS.get(type(getattr(one, family.mlp).act_fn).__name__) for one in layers}
     return found.pop() if len(found) == 1 else None
 
@@ -203,7 +204,7 @@ def _layer(layer: Any, spec: LayerSpec, family: FusedFamily, ropes: "_Ropes") ->
 
 
 def _is_usual(layer: Any, family: FusedFamily) -> bool:
-    """The parts of a layer by name, with or without norms behind attention and MLP."""
+    """Whether a layer has the usual parts, with or without norms after attention and MLP."""
     names = {"self_attn", family.mlp, "input_layernorm", family.before_mlp, family.mixer} - {""}
     if _names(layer) not in (names, names | _SANDWICH):
         return False
@@ -233,13 +234,13 @@ def _norms(layer: Any, family: FusedFamily) -> tuple[NormRecipe | None, ...]:
 
 
 def _embedding_scale(body: Any) -> float:
-    """Of its own, or of the body that reads it."""
+    """The embedding's own scale, times that of the body that reads it."""
     own = float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0))
     return own * _factor(body, "embedding_multiplier")
 
 
 def _factor(module: Any, name: str) -> float:
-    """A multiplier, where the module has one."""
+    """A multiplier of the module; 1 if it has none."""
     return float(getattr(module, name, 1.0))
 
 
@@ -261,7 +262,7 @@ class _Ropes:
         self.used: list[RopeRecipe] = []
 
     def index_of(self, attention: Any) -> int | None:
-        """Of a layer; -1 if it has none, None if its rotation changes with length."""
+        """Index of a layer's rotation; -1 if it has none, None if it changes with length."""
         if not getattr(attention, "use_rope", True):
             return -1
         single = hasattr(self._rotary, "inv_freq")

@@ -1,9 +1,9 @@
-"""A decoder's modules by name, over the numbers in its files, without code that would run them.
+"""Stand-ins for a decoder's modules, over the tensors of its files, without code to run them.
 
 A compiled pass reads names, sizes and numbers of modules and never calls one.  transformers' own
-come with code that takes seconds to import; these have what a recipe asks of them, and nothing
-more.  They are made only where the files hold exactly the tensors that the family has, each of
-its shape: whatever is unusual is transformers' to load, or to refuse.
+modules take seconds to import; these have what a recipe reads, and nothing more.  They are made
+only if the files hold exactly the tensors that the family has, each of its shape: anything
+unusual is left to transformers to load or refuse.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ Made = TypeVar("Made", bound=nn.Module)
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _AS_THEY_ARE = (torch.float32, torch.bfloat16)
-"""Matrices of these are rounded while they are packed; of others, before."""
+"""Matrices of these dtypes are rounded while they are packed; others before."""
 
 
 class GELUTanh(nn.Module):
-    """Named as transformers' is."""
+    """Stands for transformers' activation of the same name."""
 
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu_pytorch_tanh": GELUTanh}
 
 
 class Part(nn.Module):
-    """A module of which its parts and a few facts are known."""
+    """A module with named parts and a few attributes."""
 
     def __init__(self, parts: Mapping[str, nn.Module], **facts: Any) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class DecoderSkeleton(Part):
     """Stands for a causal language model of transformers, on the CPU.
 
     :ivar stands_for: the class that transformers would run.
-    :ivar dtype: what the model is served in.  Matrices keep the numbers of their file, which are
-        rounded when they are packed; all else is rounded already.
+    :ivar dtype: the model is served in it.  Matrices keep the numbers of their file, which are
+        rounded when they are packed; everything else is rounded already.
     """
 
     stands_for: str
@@ -58,11 +58,11 @@ class DecoderSkeleton(Part):
 def skeleton_of(
     config: Any, name: str, tensors: Tensors, dtype: torch.dtype
 ) -> DecoderSkeleton | None:
-    """Modules over the tensors of a model's files; None if they are not what the family has.
+    """Make modules over the tensors of a model's files; None if they do not match the family.
 
     :param name: the class that transformers would run.
     :param tensors: by name, as the files have them.
-    :param dtype: that the model is served in.
+    :param dtype: the model is served in it.
     """
     family = FUSED[name]
     if family.mixer:
@@ -94,7 +94,7 @@ def skeleton_of(
 
 
 class _Sizes:
-    """What a family's modules are called inside a layer, and their shapes."""
+    """Names of a family's modules inside a layer, and their shapes."""
 
     def __init__(self, config: Any, family: FusedFamily) -> None:
         self._config, self._family = config, family
@@ -156,7 +156,7 @@ class _Modules:
         self._tensors, self._dtype, self._activation = tensors, dtype, activation
 
     def layer(self, index: int, sizes: _Sizes) -> Part:
-        """One layer, with the facts that its attention has of its own."""
+        """Make a layer, with the attributes of its own attention."""
         prefix = f"model.layers.{index}"
         parts: dict[str, dict[str, nn.Module]] = {"self_attn": {}, self._family.mlp: {}, "": {}}
         for name in sizes.linears:
@@ -183,7 +183,7 @@ class _Modules:
         return facts
 
     def embedding(self) -> nn.Embedding:
-        """Its own numbers, whatever the head does."""
+        """Make the embedding; a tied head uses its weight too."""
         made = _bare(nn.Embedding)
         made.num_embeddings, made.embedding_dim = self._tensors[EMBEDDING].shape
         made.weight = self._matrix(EMBEDDING)
@@ -192,7 +192,10 @@ class _Modules:
         return made
 
     def linear(self, name: str, tied: torch.Tensor | None = None) -> nn.Linear:
-        """:param tied: its weight, if it is another's too."""
+        """Make a linear.
+
+        :param tied: the weight that it shares with another module; None for its own.
+        """
         made = _bare(nn.Linear)
         made.weight = self._matrix(f"{name}.weight") if tied is None else cast(nn.Parameter, tied)
         made.out_features, made.in_features = made.weight.shape
@@ -201,7 +204,7 @@ class _Modules:
         return made
 
     def norm(self, name: str) -> Part:
-        """Of rows, or of heads."""
+        """Make a norm of rows, or of heads."""
         weight = self._rounded(f"{name}.weight")
         return Part({}, weight=weight, eps=self._config.rms_norm_eps)
 
@@ -214,7 +217,7 @@ class _Modules:
 
 
 def _rotary(config: Any, family: FusedFamily) -> Part | None:
-    """Frequencies as transformers computes them; None of kinds that follow a request's length."""
+    """Rotations as transformers computes them; None if one depends on a request's length."""
     if not family.ropes_by_type:
         kind = config.rope_parameters["rope_type"]
         if kind not in STATIC_ROPES:
@@ -239,7 +242,7 @@ def _rotary(config: Any, family: FusedFamily) -> Part | None:
 def _rotation(config: Any, kind: str, layer_type: str | None) -> tuple[torch.Tensor, float]:
     """Frequencies, float32 [half of a head], and the factor of cosines and sines."""
     if kind != "default":
-        # Imported here: it brings much of transformers.
+        # Imported here: it imports much of transformers.
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         of_type = {} if layer_type is None else {"layer_type": layer_type}
@@ -252,7 +255,7 @@ def _rotation(config: Any, kind: str, layer_type: str | None) -> tuple[torch.Ten
 
 
 def _bare(kind: type[Made]) -> Made:
-    """An instance without numbers of its own: what it is made of is set by whoever asks."""
+    """An instance without numbers of its own; the caller sets its attributes."""
     made = kind.__new__(kind)
     nn.Module.__init__(made)
     return made

@@ -1,4 +1,4 @@
-"""States of mixers as the compiled pass takes them: where they lie, and a step's metadata."""
+"""States of mixers in the compiled pass's form: where they lie, and a step's metadata."""
 
 import torch
 
@@ -12,10 +12,10 @@ _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def state_args(pages: StatePages, group: int) -> tuple[Rows, Rows, int, int, int]:
-    """A layer's states.
+    """Where a layer's states lie, and which metadata is theirs.
 
-    :param group: which of the states' metadata of a step is its own.
-    :raises ValueError: if they are kept in numbers that the compiled pass has not.
+    :param group: index of the layer's metadata among a step's metadata of states.
+    :raises ValueError: if the compiled pass does not support the dtype of the states.
     """
     assert pages.recurrent is not None, "a mixer has a recurrent state"
     count = pages.window.shape[0]
@@ -23,7 +23,7 @@ def state_args(pages: StatePages, group: int) -> tuple[Rows, Rows, int, int, int
 
 
 def batch_args(batch: StateBatch) -> tuple[tuple[int, int, int], list[int]]:
-    """A step's metadata of a group of states, as the compiled pass takes it.
+    """A step's metadata of a group of states, in the compiled pass's form.
 
     :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
     """

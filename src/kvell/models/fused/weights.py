@@ -1,4 +1,4 @@
-"""A recipe's weights, packed one behind the other in the order of their use."""
+"""A recipe's weights, packed one after another in order of use."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,14 @@ from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe
 
 @dataclass(frozen=True)
 class LayerMatrices:
-    """One layer's: what reads its first norm, its output projections, and its MLP's two."""
+    """One layer's packed matrices.
+
+    :ivar inputs: queries, keys, values and a mixer's inputs, which read the layer's first norm.
+    :ivar mixed: the mixer's output projection; None without a mixer.
+    :ivar out: the output projection of attention.
+    :ivar gates: gates and ups of the MLP.
+    :ivar down: the MLP's down projection.
+    """
 
     inputs: PackedMatrix
     mixed: PackedMatrix | None
@@ -33,7 +40,7 @@ class LayerMatrices:
 
 
 class PackedWeights:
-    """All weights of a recipe; the modules' own are given up as they are packed."""
+    """All weights of a recipe; the modules' own are freed as they are packed."""
 
     def __init__(self, recipe: DecoderRecipe, forms: WeightForms, num_threads: int) -> None:
         self._dtype, self._threads = recipe.dtype, num_threads
@@ -44,7 +51,7 @@ class PackedWeights:
 
     @property
     def used_bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all packed weights."""
         return self._store.used_bytes
 
     def _layer(self, layer: LayerRecipe) -> LayerMatrices:
@@ -61,15 +68,18 @@ class PackedWeights:
         weight = join(self._forms.weights(linears), how)
         made = self._add(weight, joined_bias(parts, how), joined_factors(parts, how))
         for linear in linears:
-            _give_up(linear)
+            _free(linear)
         return made
 
     def _alone(self, linear: Any, width: int | None = None) -> PackedMatrix:
-        """:param width: of its inputs, of which those beyond its own are zero."""
+        """Pack a linear alone.
+
+        :param width: number of inputs; those beyond the linear's own are zero.
+        """
         made = self._add(
             widen(self._forms.weight(linear), width or linear.in_features), linear.bias
         )
-        _give_up(linear)
+        _free(linear)
         return made
 
     def _add(
@@ -82,7 +92,7 @@ class PackedWeights:
 
 
 def packed_inner(layer: LayerRecipe) -> int:
-    """Width of an MLP, in whole halves of a panel."""
+    """Width of an MLP, rounded up to whole halves of a panel."""
     half = PANEL // 2
     return -(-int(layer.gates[0].linear.out_features) // half) * half
 
@@ -105,6 +115,6 @@ def _shape(linear: Any, forms: WeightForms) -> Shape:
     return linear.out_features, linear.in_features, forms.form((linear,))
 
 
-def _give_up(linear: Any) -> None:
-    """Let go of a weight (of all that share it)."""
+def _free(linear: Any) -> None:
+    """Free a weight, for all modules that share it."""
     linear.weight.data = linear.weight.new_empty(0)

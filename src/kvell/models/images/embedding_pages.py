@@ -1,9 +1,10 @@
-"""Embeddings of image tokens inside pages: in pages of their own, or where their keys and
-values will be.
+"""Embeddings of image tokens inside pages.
+
+They lie in pages of their own, or where their keys and values will be:
 
     pages of their own     [page_tokens][hidden]
     in keys' and values'   row r of every vector block is token r's: an embedding is cut into
-                           pieces as long as such a row, one for each block in order
+                           pieces of one row's length, one for each block in order
     page ─┬─ block 0 [page_tokens][row] ── row r: piece 0 of token r's embedding
           ├─ block 1 [page_tokens][row] ── row r: piece 1
           └─ …
@@ -24,9 +25,10 @@ class EmbeddingPages:
     def __init__(
         self, group: GroupSpec, layers: tuple[LayerSpec, ...], pool: torch.Tensor, size: int
     ) -> None:
-        """:param layers: of the group. :param size: numbers of an embedding.
+        """Make the view.
 
-        :raises ValueError: if a token of the group is smaller than the layer of embeddings.
+        :param layers: the group's layers.
+        :param size: numbers in an embedding.
         """
         first = layers[0]
         vectors = 1 if group.kind is GroupKind.VISION else first.tensors * first.kv_heads
@@ -38,23 +40,26 @@ class EmbeddingPages:
         self._view: torch.Tensor = whole.view(pages, blocks, group.page_tokens, row_bytes)
 
     def store(self, rows: PageRows, embeddings: torch.Tensor) -> None:
-        """Write [n, size] of any float dtype that is no longer than the room for it."""
-        told = embeddings.contiguous().view(torch.uint8)
-        blocks = self._blocks(told.shape[1])
-        padded = told.new_zeros(len(told), blocks * self._view.shape[3])
-        padded[:, : told.shape[1]] = told
-        pieces = padded.view(len(told), blocks, -1)
+        """Write embeddings, [n, size] of any float dtype.
+
+        :raises ValueError: if an embedding is longer than a token's rows in the page.
+        """
+        raw = embeddings.contiguous().view(torch.uint8)
+        blocks = self._blocks(raw.shape[1])
+        padded = raw.new_zeros(len(raw), blocks * self._view.shape[3])
+        padded[:, : raw.shape[1]] = raw
+        pieces = padded.view(len(raw), blocks, -1)
         self._view[:, :blocks].transpose(1, 2)[rows.page_ids, rows.offsets] = pieces
 
     def load(self, rows: PageRows, dtype: torch.dtype) -> torch.Tensor:
-        """Read [n, size]."""
-        told_bytes = self._size * dtype.itemsize
-        blocks = self._blocks(told_bytes)
+        """Read embeddings, [n, size]."""
+        raw_bytes = self._size * dtype.itemsize
+        blocks = self._blocks(raw_bytes)
         pieces = self._view[:, :blocks].transpose(1, 2)[rows.page_ids, rows.offsets]
-        return pieces.flatten(1)[:, :told_bytes].contiguous().view(dtype)
+        return pieces.flatten(1)[:, :raw_bytes].contiguous().view(dtype)
 
-    def _blocks(self, told_bytes: int) -> int:
-        blocks = -(-told_bytes // self._view.shape[3])
+    def _blocks(self, raw_bytes: int) -> int:
+        blocks = -(-raw_bytes // self._view.shape[3])
         if blocks > self._view.shape[1]:
-            raise ValueError(f"a token of {told_bytes} bytes does not fit in its row of the page")
+            raise ValueError(f"a token of {raw_bytes} bytes does not fit in its row of the page")
         return blocks

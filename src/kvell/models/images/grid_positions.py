@@ -1,4 +1,4 @@
-"""Positions of tokens where images are grids: (time, row, column) in place of one number.
+"""Positions of tokens where images are grids: (time, row, column) instead of one number.
 
 ::
 
@@ -7,7 +7,7 @@
     row        0  1  2 │ 3  3  3  4  4  4 │ 6  7
     column     0  1  2 │ 3  4  5  3  4  5 │ 6  7
 
-The text goes on after the longer side, so every later token's position depends on all images
+The text continues after the longer side, so every later token's position depends on all images
 before it, and on nothing else (Qwen2-VL, arXiv:2409.12191, §2.1).
 """
 
@@ -25,7 +25,7 @@ class Grid:
     """An image in a prompt.
 
     :param start: its first token.
-    :param rows, columns: how its tokens lie, row after row.
+    :param rows, columns: shape of its tokens, which come row by row.
     """
 
     start: int
@@ -39,14 +39,14 @@ class Grid:
 
     @property
     def skipped(self) -> int:
-        """By how much positions fall behind tokens."""
+        """How far positions after it lag behind token indices because of it."""
         return self.rows * self.columns - max(self.rows, self.columns)
 
 
 def grid_positions(start: int, count: int, grids: Sequence[Grid]) -> npt.NDArray[np.int64]:
     """Positions of tokens ``start … start+count-1`` of a request, int64 [3, count].
 
-    :param grids: the request's images in order; those that begin later do not matter.
+    :param grids: the request's images in order; those that begin later have no effect.
     """
     tokens = np.arange(start, start + count)
     positions = np.tile(tokens, (AXES, 1))

@@ -1,4 +1,4 @@
-"""What the images of one step ask of the forward pass."""
+"""What the images of one step require of the forward pass."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from kvell.models.images.image_content import Span
 from kvell.pages.layout import GroupKind
 
 IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
-"""Layers whose tokens are those of images, not of the text."""
+"""Layer kinds whose tokens are image tokens, not text tokens."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class PageRows:
 
 @dataclass(frozen=True)
 class SeenImages:
-    """One of the images that tokens of the step attend to across.
+    """One image for each of some tokens of the step, which cross-attend to it.
 
-    :param rows: int64 [n], tokens of the step that see it.
-    :param batch: each of these tokens as a request of its own whose context is the image.
+    :param rows: int64 [n], the tokens.
+    :param batch: each of these tokens as a request of its own whose context is its image.
     """
 
     rows: torch.Tensor
@@ -36,12 +36,12 @@ class SeenImages:
 class ImageBatch:
     """Images of one step over T new tokens.
 
-    :param begun: spans whose first token is in the step, and where their image tokens go.
-    :param rows: int64 [m], tokens of the step that take an embedding.
+    :param begun: spans whose first token is in the step, and where their image tokens are written.
+    :param rows: int64 [m], tokens of the step whose input is a stored embedding.
     :param embeddings: where these embeddings lie.
-    :param seen: the first image that tokens attend to across, then the second, …
-    :param prefix_tokens: for each request, how many of its first tokens in the step read each
-        other in both directions; () if there are none.
+    :param seen: each token's nearest image that it cross-attends to, then the one before it, …
+    :param prefix_tokens: for each request, how many of its first tokens in the step attend to
+        each other in both directions; () if there are none.
     :param positions: int64 [3, T], of every token, where images are grids; else None.
     """
 

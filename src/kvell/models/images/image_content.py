@@ -1,8 +1,8 @@
-"""Images of a prompt by their content: what stands for them among a prompt's token ids.
+"""Images of a prompt by content, and the ids that stand for them among its token ids.
 
-A *span* is a run of a prompt that is told by content rather than by token ids alone: the
-placeholders of an image, or a whole prompt that reads itself in both directions.  Equal
-contents have equal ids, so a prefix is shared exactly where its images are the same.
+A *span* is a run of a prompt identified by content rather than by token ids alone: the
+placeholders of an image, or a whole prompt with attention in both directions.  Equal
+contents have equal ids, so a prefix is shared exactly where its images are equal.
 """
 
 import hashlib
@@ -16,20 +16,20 @@ import torch
 
 Ints = npt.NDArray[np.int32]
 Tensors = Mapping[str, torch.Tensor]
-"""What a model's image processor made, by name."""
+"""Output of a model's image processor, by name."""
 
 DIGEST_BYTES = 16
 FIRST_BYTES = 4
-"""Of a digest, those that make an id."""
+"""Leading bytes of a digest that make an id."""
 
 
 @dataclass(frozen=True, eq=False)
 class Image:
     """One image as the model's encoder takes it.
 
-    :param tensors: processed pixels and what belongs to them.
-    :param tokens: embeddings, or tokens that text attends to, that the encoder makes of it.
-    :param grid: rows and columns of these, where their positions say them.
+    :param tensors: processed pixels and their metadata.
+    :param tokens: number of embeddings, or of tokens to attend to, that the encoder makes.
+    :param grid: rows and columns of these tokens, where images are grids; else None.
     """
 
     tensors: Tensors
@@ -39,17 +39,17 @@ class Image:
     @cached_property
     def digest(self) -> bytes:
         """Equal for equal tensors: names, dtypes, shapes and bytes."""
-        told = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for name, tensor in sorted(self.tensors.items()):
             values = tensor.detach().cpu().contiguous()
-            told.update(f"{name} {values.dtype} {tuple(values.shape)};".encode())
-            told.update(values.flatten().view(torch.uint8).numpy().tobytes())
-        return told.digest()
+            hasher.update(f"{name} {values.dtype} {tuple(values.shape)};".encode())
+            hasher.update(values.flatten().view(torch.uint8).numpy().tobytes())
+        return hasher.digest()
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """A run of a prompt and the images that it is about.
+    """A run of a prompt and its images.
 
     :param token_ids: int32 [tokens], the ids that the user gave, placeholders among them.
     :param images: in the order of their placeholders.
@@ -62,28 +62,28 @@ class Span:
 
     @cached_property
     def image_tokens(self) -> int:
-        """Of all its images."""
+        """Image tokens of all its images."""
         return sum(image.tokens for image in self.images)
 
     @cached_property
     def digest(self) -> bytes:
         """Equal for equal ids and images."""
-        told = hashlib.blake2b(self.token_ids.astype("<i4").tobytes(), digest_size=DIGEST_BYTES)
+        hasher = hashlib.blake2b(self.token_ids.astype("<i4").tobytes(), digest_size=DIGEST_BYTES)
         for image in self.images:
-            told.update(image.digest)
-        return told.digest()
+            hasher.update(image.digest)
+        return hasher.digest()
 
     @cached_property
     def images_digest(self) -> bytes:
-        """Equal for equal images, whatever text is about them."""
-        told = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        """Equal for equal images, whatever the text."""
+        hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for image in self.images:
-            told.update(image.digest)
-        return told.digest()
+            hasher.update(image.digest)
+        return hasher.digest()
 
     @cached_property
     def leads(self) -> bool:
-        """Do all tokens of its images come before text that is about them?"""
+        """Whether its image tokens all come first and text follows them."""
         at = np.flatnonzero(self.token_ids != self.placeholder)
         return bool(len(at)) and int(at[0]) == self.image_tokens
 
@@ -99,8 +99,8 @@ class Span:
 class ImagePrompt:
     """A prompt as the engine takes it.
 
-    :param token_ids: int32 [n], the ids of spans negative.
-    :param images: for each span: first token, tokens, image tokens.
+    :param token_ids: int32 [n], with negative ids for spans.
+    :param images: (first token, tokens, image tokens) of each span.
     """
 
     token_ids: Ints
@@ -109,15 +109,15 @@ class ImagePrompt:
 
 @dataclass
 class ContentIds:
-    """Negative ids for contents: made of the content, never the same for two of them.
+    """Negative ids derived from contents; no two contents share one.
 
-    What was once named stays known, since the pages of a prefix outlive its requests.
+    Ids are never forgotten, since the pages of a prefix outlive its requests.
     """
 
     _digests: dict[int, bytes] = field(default_factory=dict)
 
     def id_of(self, digest: bytes) -> int:
-        """An id below 0, the same whenever the content is the same."""
+        """The id of a content, below 0; equal contents have equal ids."""
         number = int.from_bytes(digest[:FIRST_BYTES], "little") >> 1
         while self._digests.setdefault(-1 - number, digest) != digest:
             number = (number + 1) % (1 << 31)

@@ -1,9 +1,8 @@
-"""How each family takes images, over transformers' own encoders and projectors.
+"""How each family processes images, over transformers' own encoders and projectors.
 
-An image's embeddings take the places of its placeholders (*patches*, *pieces*), the same
-with positions of rows and columns (*grids*), the same in a prompt that reads itself in both
-directions (*prefix*), or layers of their own attend to the image's tokens and one placeholder
-says where (*cross*).
+An image's embeddings replace its placeholders (*patches*, *pieces*), the same with row and
+column positions (*grids*), the same in a prompt with attention in both directions (*prefix*), or
+separate layers attend to the image's tokens and one placeholder marks the place (*cross*).
 """
 
 import sys
@@ -21,12 +20,12 @@ ImageKind = Literal["patches", "pieces", "grids", "cross", "prefix"]
 
 
 class ImageFamily(Protocol):
-    """What serving a family's images needs to know.
+    """What is needed to serve a family's images.
 
     :ivar placeholder: id of the tokens that stand for images.
-    :ivar in_text: do embeddings take the places of tokens?
-    :ivar both_directions: do the tokens of a span read each other in both directions?
-    :ivar in_grids: do positions say where in its image a token is?
+    :ivar in_text: whether embeddings replace tokens of the text.
+    :ivar both_directions: whether the tokens of a span attend to each other in both directions.
+    :ivar in_grids: whether positions give a token's row and column in its image.
     :ivar first_position: position of a request's first token.
     """
 
@@ -37,16 +36,16 @@ class ImageFamily(Protocol):
     first_position: int
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
-        """The images of one prompt, from what the model's processor gives for it.
+        """Return the images of one prompt, from the tensors of the model's processor.
 
-        :raises ChangeSomething: if a tensor is missing or of a wrong shape.
+        :raises ChangeSomething: if a tensor is missing or has the wrong shape.
         """
         ...
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """(first token, span) in order.
+        """Return (first token, span) in order.
 
-        :raises ChangeSomething: if the prompt's placeholders are not those of the images.
+        :raises ChangeSomething: if the prompt's placeholders do not match the images.
         """
         ...
 
@@ -56,7 +55,7 @@ class ImageFamily(Protocol):
 
 
 class PatchImages:
-    """LLaVA-OneVision: a picture and its parts at full size, a new line after each row."""
+    """LLaVA-OneVision: the whole image, then its pieces at full size, a newline after each row."""
 
     in_text, both_directions, in_grids, first_position = True, False, False, 0
 
@@ -65,9 +64,9 @@ class PatchImages:
         self.placeholder = int(module.config.image_token_id)
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
-        """``pixel_values`` [images, pieces, 3, H, W] and ``image_sizes`` [images, 2].
+        """Take ``pixel_values`` [images, pieces, 3, H, W] and ``image_sizes`` [images, 2].
 
-        Several images of one prompt are not taken apart into pieces, as transformers does.
+        As in transformers, several images of one prompt are not split into pieces.
         """
         pixels, sizes = named(tensors, "pixel_values", 5), named(tensors, "image_sizes", 2)
         same_length(pixels, sizes, "image_sizes")
@@ -81,11 +80,11 @@ class PatchImages:
         return tuple(Image(part, self._count(part)) for part in parts)
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """Each image's run of placeholders."""
+        """Return each image's run of placeholders."""
         return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
 
     def encode(self, image: Image) -> torch.Tensor:
-        """See :class:`ImageFamily`."""
+        """Run the encoder and the projector: [image tokens, hidden size of the text]."""
         pixels = image.tensors["pixel_values"]
         output = self._model.get_image_features(
             on_device(self._model, pixels)[None],
@@ -97,13 +96,13 @@ class PatchImages:
         return features
 
     def _pieces(self, size: torch.Tensor) -> int:
-        """How many pieces, the whole picture among them, an image of a size (H, W) has."""
+        """Number of pieces of an image of size (H, W), including the whole image."""
         config = self._model.config
         count = vars(sys.modules[type(self._model).__module__])["image_size_to_num_patches"]
         return int(count(size, config.image_grid_pinpoints, config.vision_config.image_size))
 
     def _count(self, part: Tensors) -> int:
-        """transformers' own packing, over features of one number."""
+        """Image tokens, counted by transformers' own packing of features of size 1."""
         vision = self._model.config.vision_config
         side = vision.image_size // vision.patch_size
         empty = torch.empty(len(part["pixel_values"]), side * side, 1)
@@ -114,7 +113,7 @@ class PatchImages:
 
 
 class PrefixImages:
-    """PaliGemma: images first, then text, and the whole prompt reads itself in both directions."""
+    """PaliGemma: images, then text; the whole prompt has attention in both directions."""
 
     in_text, both_directions, in_grids, first_position = True, True, False, 1
 
@@ -123,27 +122,27 @@ class PrefixImages:
         self.placeholder = int(module.config.image_token_id)
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
-        """``pixel_values`` [images, 3, H, W]."""
+        """Take ``pixel_values`` [images, 3, H, W]."""
         pixels = named(tensors, "pixel_values", 4)
         vision = self._model.config.vision_config
         count = (vision.image_size // vision.patch_size) ** 2
         return tuple(Image({"pixel_values": one}, count) for one in pixels)
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """One span: every token's keys and values depend on the whole prompt."""
+        """Return one span: every token's keys and values depend on the whole prompt."""
         found = int(np.count_nonzero(token_ids == self.placeholder))
         same_count(found, sum(image.tokens for image in images), self.placeholder)
         return [(0, Span(token_ids, tuple(images), self.placeholder))]
 
     def encode(self, image: Image) -> torch.Tensor:
-        """See :class:`ImageFamily`."""
+        """Run the encoder and the projector: [image tokens, hidden size of the text]."""
         pixels = on_device(self._model, image.tensors["pixel_values"])
         features: torch.Tensor = self._model.get_image_features(pixels[None]).pooler_output[0]
         return features
 
 
 class CrossImages:
-    """Llama 3.2 Vision: tiles of an image, which layers of their own attend to."""
+    """Llama 3.2 Vision: separate layers attend to the tiles of an image."""
 
     in_text, both_directions, in_grids, first_position = False, False, False, 0
 
@@ -152,10 +151,11 @@ class CrossImages:
         self.placeholder = int(module.config.image_token_id)
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
-        """``pixel_values`` [1, images, tiles, 3, H, W], ``aspect_ratio_ids`` [1, images] and
-        ``aspect_ratio_mask`` [1, images, tiles].
+        """Take pixels, aspect ratios and the mask of tiles.
 
-        ``cross_attention_mask`` is not taken: it follows from where placeholders stand.
+        ``pixel_values`` [1, images, tiles, 3, H, W], ``aspect_ratio_ids`` [1, images] and
+        ``aspect_ratio_mask`` [1, images, tiles].  ``cross_attention_mask`` is ignored: it
+        follows from the positions of placeholders.
         """
         pixels = named(tensors, "pixel_values", 6)
         ids, mask = named(tensors, "aspect_ratio_ids", 2), named(tensors, "aspect_ratio_mask", 3)
@@ -170,11 +170,11 @@ class CrossImages:
         )
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """One placeholder for each image."""
+        """Return one placeholder for each image."""
         return runs(token_ids, images, self.placeholder, [1] * len(images))
 
     def encode(self, image: Image) -> torch.Tensor:
-        """The tokens of the image's own tiles; those of tiles that only pad are left out."""
+        """Return the tokens of the image's own tiles, without those of padding tiles."""
         tensors = image.tensors
         model = self._model
         states = model.vision_model(

@@ -1,4 +1,4 @@
-"""Families whose images are pieces, or grids, of tokens of the text."""
+"""Families whose images are pieces or grids of text tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from kvell.models.images.image_tensors import named, on_device, runs, wrong
 
 
 class PieceImages:
-    """InternVL: an image is pieces of one size, each a run of placeholders as long as the others.
+    """InternVL: an image is split into pieces of one size, each with as many placeholders.
 
-    The processor does not say which pieces are of one image, and nothing depends on it: each
-    piece is kept, and found again, by itself.
+    The processor does not say which pieces belong to one image, and nothing depends on it: each
+    piece is stored and found as an image of its own.
     """
 
     in_text, both_directions, in_grids, first_position = True, False, False, 0
@@ -25,7 +25,7 @@ class PieceImages:
         self.placeholder = int(module.config.image_token_id)
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
-        """``pixel_values`` [pieces of all images, 3, H, W]."""
+        """Take ``pixel_values`` [pieces of all images, 3, H, W]."""
         pixels = named(tensors, "pixel_values", 4)
         vision = self._model.config.vision_config
         if tuple(pixels.shape[2:]) != tuple(vision.image_size):
@@ -38,11 +38,11 @@ class PieceImages:
         return tuple(Image({"pixel_values": one}, rows * columns) for one in pixels)
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """Each piece's run of placeholders."""
+        """Return each piece's run of placeholders."""
         return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
 
     def encode(self, image: Image) -> torch.Tensor:
-        """See :class:`ImageFamily`."""
+        """Run the encoder and the projector: [image tokens, hidden size of the text]."""
         pixels = on_device(self._model, image.tensors["pixel_values"])
         output = self._model.get_image_features(pixels[None], return_dict=True)
         features: torch.Tensor = output.pooler_output[0]
@@ -50,7 +50,7 @@ class PieceImages:
 
 
 class GridImages:
-    """Qwen2-VL and Qwen2.5-VL: images of any size, whose tokens' positions are rows and columns."""
+    """Qwen2-VL and Qwen2.5-VL: images of any size, with row and column positions."""
 
     in_text, both_directions, in_grids, first_position = True, False, True, 0
 
@@ -60,10 +60,11 @@ class GridImages:
         self._merged = int(module.config.vision_config.spatial_merge_size)
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
-        """``pixel_values`` [patches of all images, numbers of a patch] and ``image_grid_thw``
-        [images, 3]: how many patches in time, height and width.
+        """Take pixels and grids.
 
-        ``mm_token_type_ids`` is not taken: it says where the placeholders are.
+        ``pixel_values`` [patches of all images, numbers of a patch] and ``image_grid_thw``
+        [images, 3]: the number of patches in time, height and width.
+        ``mm_token_type_ids`` is ignored: it says where the placeholders are.
         """
         pixels, grids = named(tensors, "pixel_values", 2), named(tensors, "image_grid_thw", 2)
         shapes = [self._shape(grid) for grid in grids.tolist()]
@@ -78,11 +79,11 @@ class GridImages:
         )
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """Each image's run of placeholders."""
+        """Return each image's run of placeholders."""
         return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
 
     def encode(self, image: Image) -> torch.Tensor:
-        """See :class:`ImageFamily`."""
+        """Run the encoder and the projector: [image tokens, hidden size of the text]."""
         grid = image.tensors["image_grid_thw"].to(self._model.device)[None]
         pixels = on_device(self._model, image.tensors["pixel_values"])
         output = self._model.get_image_features(pixels, grid, return_dict=True)

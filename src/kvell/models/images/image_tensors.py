@@ -1,4 +1,4 @@
-"""What a model's processor gave for a prompt: its tensors checked, its placeholders counted."""
+"""Checks the tensors of a model's processor, and counts a prompt's placeholders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,11 @@ from kvell.models.images.image_content import Image, Ints, Span, Tensors
 def runs(
     token_ids: Ints, images: Sequence[Image], placeholder: int, counts: Sequence[int]
 ) -> list[tuple[int, Span]]:
-    """For each image the next so many placeholders, which stand together.
+    """Give each image its run of placeholders, in order.
 
+    :param counts: placeholders of each image.
     :returns: (first token, span) in order.
-    :raises ChangeSomething: if there are more or fewer, or text among those of one image.
+    :raises ChangeSomething: if the prompt has more or fewer, or text among those of one image.
     """
     places = np.flatnonzero(token_ids == placeholder)
     same_count(len(places), sum(counts), placeholder)
@@ -34,30 +35,36 @@ def runs(
 
 
 def require_no_films(tensors: Tensors) -> None:
-    """:raises ChangeSomething: if there are tensors of a film, which nobody would look at."""
+    """Refuse tensors of a video, which would be ignored.
+
+    :raises ChangeSomething: naming the first such tensor.
+    """
     for name, tensor in tensors.items():
         if "video" in name:
             raise ChangeSomething(
                 f"images.{name}",
                 tuple(torch.as_tensor(tensor).shape),
-                "is of a film; images are served",
+                "is of a video; only images are served",
                 "leave it out, or give its frames as images",
             )
 
 
 def same_count(found: int, wanted: int, placeholder: int) -> None:
-    """:raises ChangeSomething: if a prompt has not the placeholders that its images want."""
+    """Check that a prompt has as many placeholders as its images need.
+
+    :raises ChangeSomething: if it has more or fewer.
+    """
     if found != wanted:
         raise ChangeSomething(
             "prompt",
             f"{found} tokens of id {placeholder}",
-            f"has not the {wanted} that its images stand for",
+            f"does not have the {wanted} that its images need",
             "give token ids and tensors as the model's processor makes them together",
         )
 
 
 def named(tensors: Tensors, name: str, dimensions: int) -> torch.Tensor:
-    """One of the tensors.
+    """Return the tensor of a name.
 
     :raises ChangeSomething: if it is missing, or has more or fewer dimensions.
     """
@@ -70,18 +77,21 @@ def named(tensors: Tensors, name: str, dimensions: int) -> torch.Tensor:
 
 
 def same_length(left: torch.Tensor, right: torch.Tensor, name: str) -> None:
-    """:raises ChangeSomething: if two tensors are not of equally many images."""
+    """Check that two tensors hold the same number of images.
+
+    :raises ChangeSomething: if they do not; names the right one.
+    """
     if len(left) != len(right):
         raise wrong(name, tuple(right.shape), f"is not of {len(left)} images")
 
 
 def wrong(name: str, value: object, problem: str) -> ChangeSomething:
-    """What is said of a tensor that cannot be taken."""
+    """The error for a tensor that cannot be used."""
     return ChangeSomething(
         f"images.{name}", value, problem, "give what the model's processor returns for the prompt"
     )
 
 
 def on_device(model: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """As the model's encoder takes them."""
+    """Move pixels to the encoder's device and dtype."""
     return pixels.to(model.device, model.dtype)

@@ -1,1 +1,1 @@
-"""From a model directory to a model that can compute."""
+"""Loads a model directory into a model that can compute."""

@@ -1,12 +1,12 @@
-"""A GGUF file's own blocks of four and eight bits, by the names of transformers' weights.
+"""A GGUF file's own int4 and int8 blocks, by the names of transformers' weights.
 
-A converted model is plain float32; beside it lie, once they were asked for, the rows of bytes
-that those numbers came from, in the order in which transformers has them (some are permuted).
-Which row is which is told by the numbers themselves, so no family is named here, and a weight
-whose blocks are kept has exactly the blocks' values.
+A converted model is plain float32.  When first needed, the rows of bytes that its numbers came
+from are stored beside it, in transformers' row order (some weights are permuted).  Rows are
+matched by the numbers themselves, so no family is named here, and a weight with blocks has
+exactly the blocks' values.
 
     Q8_0: scale, 32 signed bytes
-    Q4_0: scale, 32 × 4 bits, of which 8 is zero
+    Q4_0: scale, 32 × 4 bits, where 8 means zero
     Q4_1: scale, minimum, 32 × 4 bits
 
 Source: ggml's formats; the library ``gguf`` unpacks them to compare.
@@ -32,15 +32,15 @@ from kvell.models.sources.packaged import MARKER, gguf_file
 BLOCKS_FILE = "gguf-blocks.safetensors"
 TYPES = ("Q4_0", "Q4_1", "Q8_0")
 HALF_BYTES = 2
-"""Of a scale or minimum."""
+"""Size of a scale or minimum."""
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Of a file.
+    """A tensor of a GGUF file.
 
     :param rows: uint8 [out, bytes of a row's blocks].
-    :param places: which row it is, by the digest of its numbers.
+    :param places: index of each row, by the digest of its numbers.
     """
 
     kind: str
@@ -49,9 +49,9 @@ class _Tensor:
 
 
 def blocks_of(path: Path) -> dict[str, GroupedWeight]:
-    """The blocks that a model directory brings, by the names of its weights; none if it has none.
+    """Return the blocks of a model directory, by the names of its weights; may be empty.
 
-    Of a converted model they are taken from its source the first time.
+    A converted model's blocks are taken from its source the first time.
     """
     file = path / BLOCKS_FILE
     if not file.is_file() and (path / MARKER).is_file():
@@ -65,7 +65,7 @@ def blocks_of(path: Path) -> dict[str, GroupedWeight]:
 
 
 def write_blocks(source: Path, path: Path) -> None:
-    """Keep, in a model directory, the blocks of the file that its weights were unpacked from."""
+    """Store the blocks of a GGUF file in the model directory that was converted from it."""
     tensors = _tensors_of(source)
     found: dict[str, torch.Tensor] = {}
     types: dict[str, str] = {}
@@ -83,7 +83,7 @@ def write_blocks(source: Path, path: Path) -> None:
 
 
 def read_rows(rows: torch.Tensor, kind: str) -> GroupedWeight:
-    """A weight out of its rows of bytes.
+    """Decode a weight from its rows of bytes.
 
     :param rows: uint8 [out, bytes of a row's blocks].
     :param kind: one of ``TYPES``.
@@ -100,7 +100,7 @@ def read_rows(rows: torch.Tensor, kind: str) -> GroupedWeight:
 
 
 def _is_served(weight: GroupedWeight) -> bool:
-    """Bytes are multiplied by their size and sign: of -128 no byte has the size."""
+    """Whether kernels can multiply it: they take an int8's magnitude, and -128 has none in int8."""
     return weight.minima is not None or int(weight.quants.min()) >= -MOST_EIGHT
 
 
@@ -131,7 +131,7 @@ def _source_of(digests: Sequence[bytes], tensors: Sequence[_Tensor]) -> _Tensor 
 
 
 def _digests(numbers: npt.NDArray[np.float32]) -> list[bytes]:
-    """Of each row of a float32 matrix; of anything else there are none that matter."""
+    """A digest of each row of a float32 matrix; none for anything else."""
     if numbers.ndim != 2 or numbers.dtype != np.float32:
         return []
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in numbers]

@@ -1,9 +1,9 @@
-"""A ready :class:`PagedModel` from a transformers directory: which models, and by which pass.
+"""Loads a :class:`PagedModel` from a transformers directory, and chooses its forward pass.
 
-Dense models with a fused pass are read straight from their files.  All others, and whatever is
-unusual about a model's files, take transformers' own modules (``module_loading``)::
+Dense models with a fused pass are read straight from their files.  All others, and models with
+unusual files, go through transformers' own modules (``module_loading``)::
 
-    config ─ exact? ─► description ─┬─ files as the family's ─► skeleton ─► fused pass
+    config ─ exact? ─► description ─┬─ usual files ─► skeleton ─► fused pass
                                     └─ else ─► transformers' modules ─► fused or module pass
 """
 
@@ -42,13 +42,13 @@ def load_paged_model(
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
-    :param fused: run by the compiled pass, if the model has one; else by transformers' own code.
-    :param quantization: one of ``quantization.QUANTIZATIONS``; only the compiled pass can.
+    :param fused: use the compiled pass, if the model has one; else transformers' own code.
+    :param quantization: one of ``quantization.QUANTIZATIONS``; needs the compiled pass.
     :param device: where weights go; the CPU if not given.
-    :param kv_dtype: of stored keys and values; ``dtype`` if not given.
-    :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
+    :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
+    :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing
-        or damaged, no layer can keep such a budget, or weights cannot be kept so.
+        or damaged, no layer can keep such a budget, or weights cannot be quantised this way.
     """
     require_quantization(quantization)
     config = known_config(path)
@@ -68,7 +68,7 @@ def load_paged_model(
             decoder = fused_decoder(skeleton, description, kernels, quantization, blocks)
         if decoder is not None:
             return PagedModel(skeleton, description, kernels, kv_dtype, decoder)
-    # Imported here: transformers' modelling code takes seconds.
+    # Imported here: transformers' modelling code takes seconds to import.
     from kvell.models.loading.module_loading import load_module, paged_module
 
     module = load_module(path, config, dtype, place)
@@ -76,19 +76,19 @@ def load_paged_model(
 
 
 def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:
-    """Of a model with a fused pass whose files are as its family's."""
+    """The skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
     if name is None:
         return None
     try:
         tensors = mapped_tensors(weight_files(path))
     except SafetensorError:
-        return None  # transformers says what is wrong
+        return None  # transformers will report the error
     return skeleton_of(config, name, tensors, dtype)
 
 
 def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModelDescription:
-    """What a model of the given dtype stores, keys and values in another."""
+    """Describe a model of the given dtype, with keys and values of another."""
     return describe(config, kv_dtype.itemsize, scale_bytes_of(kv_dtype), dtype.itemsize)
 
 
@@ -110,7 +110,7 @@ def check_architecture(config: Any) -> None:
     """
     if fused_class(config) is not None:
         return
-    # Imported here: it asks transformers' tables of all models, which bring their code.
+    # Imported here: it reads transformers' tables of all models, which import slowly.
     from kvell.models.families.refusals import require_served
 
     require_served(config)

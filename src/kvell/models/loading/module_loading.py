@@ -1,4 +1,4 @@
-"""A ready :class:`PagedModel` out of transformers' own modules, by whichever pass they have."""
+"""Makes a :class:`PagedModel` of transformers' own modules, with whichever pass they have."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -29,16 +29,16 @@ def paged_module(
 ) -> PagedModel:
     """Take over a module.
 
-    :param fused: run by the compiled pass, if the model has one; else by transformers' own code.
-    :param blocks: weights by the names of the module's parameters, which are kept as they are.
-    :raises ChangeSomething: if weights cannot be kept as ``quantization`` says.
+    :param fused: use the compiled pass, if the model has one; else transformers' own code.
+    :param blocks: weights by the names of the module's parameters, used unchanged.
+    :raises ChangeSomething: if weights cannot be stored as ``quantization`` says.
     """
     with unkept(quantization):
         decoder = (
             fused_decoder(module, description, kernels, quantization, blocks) if fused else None
         )
     if decoder is None and quantization != "none":
-        problem = "is for dense models on a CPU whose layers run in compiled code; this is none"
+        problem = "needs a dense model on a CPU that runs in compiled code; this is not one"
         raise refusal(quantization, problem)
     if decoder is None:
         use_small_linears(module)

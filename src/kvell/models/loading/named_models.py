@@ -1,4 +1,4 @@
-"""Models by the names that requests call them, found and known to be served."""
+"""Models by their names in requests, found and checked to be servable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ class NamedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Loaded when it is first asked for: an instance behind a front never does."""
+        """The tokenizer, loaded on first use; an instance behind a front never uses it."""
         return tokenizer_or_none(self.path)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a text, as its tokenizer has them."""
+        """Ids that end a text, including the tokenizer's own."""
         own = tokenizer_end_ids(self.path)
         return self.tokenizer.eos_token_ids if own is None else eos_token_ids(self.path) | own
 
@@ -35,9 +35,9 @@ class NamedModel:
 def open_named(
     first: str, beside: Sequence[str], cache_dir: Path, progress: Progress
 ) -> list[NamedModel]:
-    """Find all models and make sure, from their configs, that they can be served.
+    """Find all models and check from their configs that they can be served.
 
-    :raises ChangeSomething: naming whatever is wrong.
+    :raises ChangeSomething: if one is not found, cannot be served, or shares its name.
     """
     opened = []
     for one in named_sources(first, beside):

@@ -1,4 +1,4 @@
-"""A ready :class:`PagedModel` with random weights, from a config alone."""
+"""Makes a :class:`PagedModel` with random weights, from a config alone."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ def random_paged_model(
     kv_dtype: torch.dtype | None = None,
     fused: bool = True,
 ) -> PagedModel:
-    """A model with random weights from a config, untied and scaled until outputs vary.
+    """Make a model with random weights from a config, untied and scaled until outputs vary.
 
-    :param kv_dtype: of stored keys and values; ``dtype`` if not given.
+    :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
     :param fused: as in :func:`load_paged_model`.
     :raises ChangeSomething: if the architecture is not known to be exact.
     """

@@ -1,8 +1,8 @@
 """Models with random weights over real configs: for tests, benches and planning runs.
 
-Random transformers often repeat one token whatever they read, and then a test
-on them proves nothing.  So embeddings are untied and matrices scaled up until
-the outputs vary; :func:`varies` says whether they do.
+Random transformers often repeat one token whatever their input, and a test on
+such a model proves nothing.  So embeddings are untied and matrices scaled up
+until the outputs vary; :func:`varies` says whether they do.
 """
 
 from pathlib import Path
@@ -16,16 +16,16 @@ SCALES = (8.0, 16.0, 32.0, 4.0)
 """Factors tried in turn on the weight matrices."""
 
 LOG_DECAYS = (-6.0, -1.0)
-"""Between these lies the logarithm of a recurrence's decay per unit of time."""
+"""Range of the logarithm of a recurrence's decay per unit of time."""
 
 PROBE_SHAPE = (4, 16)
-"""Prompts and tokens of each that are tried."""
+"""Number of probe prompts, and of tokens in each."""
 
 
 def random_module(
     config: Any, seed: int, dtype: torch.dtype = torch.float32, scale: float | None = None
 ) -> Any:
-    """A transformers causal LM on the CPU whose weights depend on config, seed and scale alone.
+    """Make a transformers causal LM on the CPU; weights depend on config, seed and scale alone.
 
     :param scale: factor on all matrices; None takes the first of ``SCALES`` that makes
         the outputs vary.  The config is not changed: a copy is untied.
@@ -59,13 +59,13 @@ def write_random_model(
     dtype: torch.dtype = torch.float32,
     scale: float | None = None,
 ) -> Path:
-    """Write such a model as a transformers directory (without a tokenizer); returns it."""
+    """Write a random model as a transformers directory (without a tokenizer); return it."""
     random_module(config, seed, dtype, scale).save_pretrained(directory)
     return directory
 
 
 def _draw(config: Any, seed: int, dtype: torch.dtype, scale: float) -> Any:
-    """One model: torch's own global generator is left as it was."""
+    """Make one model; torch's global generator is left unchanged."""
     untied = type(config).from_dict(config.to_dict() | {"tie_word_embeddings": False})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -76,7 +76,7 @@ def _draw(config: Any, seed: int, dtype: torch.dtype, scale: float) -> Any:
 
 @torch.no_grad()
 def _fill(module: Any, scale: float) -> None:
-    """Scale the matrices; give vectors that start at zero (biases, sinks) something to say.
+    """Scale the matrices; fill vectors that start at zero (biases, sinks) with random numbers.
 
     Logarithms of decays are drawn such that states remember some tens of tokens.
     """

@@ -1,7 +1,7 @@
-"""The safetensors files of a model directory: which they are, and their tensors.
+"""Finds, checks and maps the safetensors files of a model directory.
 
-Files are checked by their headers alone, so that a download that broke off is
-named in one line instead of failing somewhere inside a library.
+Files are checked by their headers alone, so that an interrupted download is
+reported in one line instead of failing somewhere inside a library.
 """
 
 import json
@@ -50,7 +50,7 @@ def check_weight_file(file: Path) -> None:
 
 
 def mapped_tensors(files: Sequence[Path]) -> dict[str, torch.Tensor]:
-    """All tensors of some files, in their files' dtypes: mapped, not read.
+    """Map all tensors of some files, in their files' dtypes, without reading them.
 
     :raises SafetensorError: if a file is damaged.
     """

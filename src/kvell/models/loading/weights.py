@@ -1,4 +1,4 @@
-"""Weights from a transformers directory into transformers' own modules."""
+"""Loads weights from a transformers directory into transformers' own modules."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,14 +11,14 @@ from transformers.utils import logging as transformers_logging
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import MALFORMED
-from kvell.models.families import parallel_heads as _own  # transformers learns it  # noqa: F401
+from kvell.models.families import parallel_heads as _own  # registers its class  # noqa: F401
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
 from kvell.models.loading.weight_files import check_weight_file, weight_files
 
 
 def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """A transformers causal LM with its weights in the given dtype on the device.
+    """Load a transformers causal LM, with weights in the given dtype on the device.
 
     :raises ChangeSomething: if a file is damaged or tensors are missing or misshapen.
     """
@@ -39,13 +39,13 @@ def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.devic
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that makes a config's model with a head that writes text."""
+    """transformers' auto class that makes a config's model with a head that generates text."""
     takes_images = class_run(config) in WITH_IMAGES
     return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
 
 
 def _require_all(path: Path, missing: Iterable[str]) -> None:
-    """transformers would fill missing tensors with random numbers; we do not."""
+    """Refuse missing tensors, which transformers would fill with random numbers."""
     names = sorted(missing)
     if names:
         problem = f"its weights lack {len(names)} tensors, such as {names[0]}"

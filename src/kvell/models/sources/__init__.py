@@ -1,1 +1,1 @@
-"""From what the user wrote after ``--model`` to a local directory."""
+"""Resolves ``--model`` to a local directory."""

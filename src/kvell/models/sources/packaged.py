@@ -6,7 +6,7 @@ dtype is exact), which later starts map into memory::
 
     absent ──convert──► NAME.partial-PID ──rename──► NAME ──fingerprint differs──► replaced
 
-A directory counts only with a marker whose fingerprint is the source's; the
+A directory is valid only if its marker holds the source's fingerprint; the
 marker is the last file written, before the rename.
 """
 
@@ -47,7 +47,7 @@ def gguf_file() -> Path:
 
 
 def packaged_model(cache_dir: Path, progress: Progress = quiet) -> Path:
-    """The converted model's directory under ``cache_dir``; converts it if need be.
+    """Return the converted model's directory under ``cache_dir``; convert it if needed.
 
     Safe to call from several processes: the first one to finish wins.
     """
@@ -72,7 +72,7 @@ def packaged_model(cache_dir: Path, progress: Progress = quiet) -> Path:
 
 
 def source_fingerprint(source: Path) -> dict[str, Any]:
-    """What must be equal for a conversion to be still good."""
+    """Facts about a source that must be equal for its conversion to stay valid."""
     return {
         "file": source.name,
         "bytes": source.stat().st_size,
@@ -92,7 +92,7 @@ def is_complete(directory: Path, fingerprint: dict[str, Any]) -> bool:
 def _put_in_place(partial: Path, target: Path, fingerprint: dict[str, Any]) -> None:
     """Rename, unless another process finished first.
 
-    A directory cannot be replaced in one step, so an unusable one goes first.
+    A directory cannot be replaced in one step, so an invalid one is moved away first.
     """
     if is_complete(target, fingerprint):
         return

@@ -1,10 +1,10 @@
-"""How long work says how far it is."""
+"""How long-running work reports its progress."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and which fraction of it, 0 to 1."""
+"""Called with what is being done and the fraction done, 0 to 1."""
 
 
 def quiet(what: str, fraction: float) -> None:
-    """Progress for those who do not look."""
+    """Ignore progress."""

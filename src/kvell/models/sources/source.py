@@ -1,4 +1,4 @@
-"""From what the user wrote after ``--model`` to a local transformers directory."""
+"""Resolves ``--model`` to a local transformers directory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,18 +8,18 @@ from kvell.models.sources.packaged import MODEL_NAME, packaged_model
 from kvell.models.sources.progress import Progress, quiet
 
 Fetch = Callable[[str], Path]
-"""Fetches a hub model and says where it lies; raises ChangeSomething."""
+"""Fetches a hub model and returns its directory; raises ChangeSomething."""
 
 
 def resolve_model(
     model: str, cache_dir: Path, progress: Progress = quiet, fetch: Fetch | None = None
 ) -> Path:
-    """The local transformers directory of a model.
+    """Return the local transformers directory of a model.
 
     :param model: ``smollm2``, a directory, or a hub id such as ``owner/name``.
     :param cache_dir: where the packaged model is kept once converted.
-    :param fetch: how hub models are had; ``hub.fetch_from_hub`` if not given.
-    :raises ChangeSomething: if nothing of that name can be had.
+    :param fetch: fetches hub models; ``hub.fetch_from_hub`` if not given.
+    :raises ChangeSomething: if no such model can be found.
     """
     if model == MODEL_NAME:
         return packaged_model(cache_dir, progress)
@@ -39,5 +39,5 @@ def resolve_model(
 
 
 def _looks_like_path(model: str) -> bool:
-    """Hub ids are ``name`` or ``owner/name``; all else can only mean a path."""
+    """Whether the text can only be a path: hub ids are ``name`` or ``owner/name``."""
     return model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model

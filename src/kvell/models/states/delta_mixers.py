@@ -1,7 +1,7 @@
-"""Mixers of the delta rule: one of them for each way to decay, whoever projects how.
+"""Mixers of the delta rule: one for each kind of decay, over any family's projections.
 
-What a token brings is a query, a key and a value through one short convolution, how much
-it corrects (beta) and how much is forgotten (log decay); what it takes passes a gated norm.
+A token brings a query, a key and a value through one short convolution, how much it corrects
+(beta) and how much is forgotten (log decay); the output passes a gated norm.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ NORM_FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class DeltaInputs:
-    """What a module projects T tokens to.
+    """A module's projections of T tokens.
 
     :param mixed: [T, channels], queries, keys and values side by side.
     :param gate: [T, heads × V].
@@ -37,7 +37,7 @@ class DeltaInputs:
 
 
 class GatedDeltaMixer:
-    """One decay per head of values; a key may serve several of those."""
+    """One decay per value head; several value heads may share a key head."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -48,7 +48,7 @@ class GatedDeltaMixer:
         self.shapes = StateShapes(sum(self._sizes), module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """See :class:`kvell.models.states.mixers.Mixer`."""
+        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module, inputs = self._module, self._project(self._module, hidden)
         mixed = self._act(run.convolve(inputs.mixed, module.conv1d)).float()
         query, key, value = torch.split(mixed, self._sizes, -1)
@@ -60,17 +60,17 @@ class GatedDeltaMixer:
             inputs.log_decay,
             inputs.beta.float(),
         )
-        return _leave(module, output.to(hidden.dtype), inputs.gate)
+        return _gated_output(module, output.to(hidden.dtype), inputs.gate)
 
     def _keys(self, keys: torch.Tensor) -> torch.Tensor:
-        """[T, key heads × K] → unit length, one for each head of values [T, heads, K]."""
+        """[T, key heads × K] → unit length, repeated for each value head: [T, heads, K]."""
         module = self._module
         keys = _unit_length(keys.view(len(keys), module.num_k_heads, module.head_k_dim))
         return keys.repeat_interleave(module.num_v_heads // module.num_k_heads, 1)
 
 
 class ChannelDeltaMixer:
-    """A decay for every number of a key."""
+    """One decay for every number of a key."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -80,7 +80,7 @@ class ChannelDeltaMixer:
         self.shapes = StateShapes(3 * module.qkv_dim, module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """See :class:`kvell.models.states.mixers.Mixer`."""
+        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         mixed = self._act(run.convolve(_side_by_side(module, hidden), module.conv1d)).float()
         query, key, value = (part.view(len(hidden), *self._heads) for part in mixed.chunk(3, -1))
@@ -93,18 +93,18 @@ class ChannelDeltaMixer:
             module.b_proj(hidden).sigmoid().float(),
         )
         gate = module.g_b_proj(module.g_a_proj(hidden))
-        return _leave(module, output.to(hidden.dtype), gate)
+        return _gated_output(module, output.to(hidden.dtype), gate)
 
 
 def _projection(module: Any) -> Callable[[Any, torch.Tensor], DeltaInputs]:
-    """How a module's linears are cut."""
+    """Choose the projection by how the module splits its linears."""
     if hasattr(module, "in_proj_qkvz"):
         return _by_key_head
     return _together if hasattr(module, "in_proj_qkv") else _apart
 
 
 def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
-    """Everything of a key head side by side."""
+    """Two linears, with all parts of a key head side by side."""
     qkvz, ba = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
     parts = module.fix_query_key_value_ordering(qkvz[None], ba[None])
     query, key, value, gate, beta, decay = (part[0] for part in parts)
@@ -120,7 +120,7 @@ def _together(module: Any, hidden: torch.Tensor) -> DeltaInputs:
 
 
 def _apart(module: Any, hidden: torch.Tensor) -> DeltaInputs:
-    """A linear for each; corrections may overshoot, so that a state can change its sign."""
+    """One linear each; with ``allow_neg_eigval`` beta reaches 2, so a state can change sign."""
     beta = module.b_proj(hidden).sigmoid() * (2.0 if module.allow_neg_eigval else 1.0)
     log_decay = _log_decay(module, module.a_proj(hidden))
     return DeltaInputs(_side_by_side(module, hidden), module.g_proj(hidden), log_decay, beta)
@@ -131,7 +131,7 @@ def _side_by_side(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _log_decay(module: Any, steps: torch.Tensor) -> torch.Tensor:
-    """float32 [T, heads], from steps before their softplus."""
+    """Log decays, float32 [T, heads], from step sizes before softplus."""
     rate: torch.Tensor = module.A_log.float().exp()
     return -rate * functional.softplus(steps.float() + module.dt_bias.float())
 
@@ -140,8 +140,8 @@ def _unit_length(keys: torch.Tensor) -> torch.Tensor:
     return keys * torch.rsqrt((keys * keys).sum(-1, keepdim=True) + NORM_FLOOR)
 
 
-def _leave(module: Any, output: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Gated norm over each head [T, heads, V], and the last linear."""
+def _gated_output(module: Any, output: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Apply the gated norm to each head [T, heads, V], then the output linear."""
     rows, size = output.flatten(0, 1), output.shape[-1]
     norm = module.norm if hasattr(module, "norm") else module.o_norm
     linear = module.out_proj if hasattr(module, "out_proj") else module.o_proj

@@ -1,8 +1,8 @@
-"""The delta rule: a token corrects what its key would read of the state.
+"""The delta rule: a token corrects what its key would read from the state.
 
 Within a piece, the corrections of all tokens come from one triangular system (the UT
-transform of DeltaNet).  See :mod:`kvell.models.states.scans`; H heads, K numbers of a key, V of a
-value, P pieces, L places, b pieces of a round.
+transform of DeltaNet).  Shapes, as in :mod:`kvell.models.states.scans`: H heads, K numbers of a
+key, V of a value, P pieces, L places, b pieces of a round.
 """
 
 import torch
@@ -10,16 +10,16 @@ import torch
 from kvell.models.states.scans import Pieces, decay_factors
 
 CHANNEL_TOKENS = 16
-"""Places taken at once where every number of a key decays by itself: the decays between all
-pairs of places are L × L × K numbers."""
+"""Places computed at once where every number of a key has its own decay: the decays between
+all pairs of places are L × L × K numbers."""
 
 
 class GatedDeltaScan:
-    """One decay for all of a head's state [K, V]."""
+    """One decay for a head's whole state [K, V]."""
 
     def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V]; log decay and beta
-        [P, L, H]."""
+        """Take q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V], and log decay and
+        beta [P, L, H]."""
         query, key, value, decay, beta = (values.transpose(1, 2) for values in inputs)
         within, from_start, to_end = decay_factors(decay)
         value = value * beta[..., None]
@@ -52,7 +52,7 @@ class _GatedDeltaPieces:
     def advance(
         self, first: int, end: int, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State [b, H, K, V]."""
+        """Advance states [b, H, K, V]."""
         here = slice(first, end)
         output, state = _advance(
             state, self._value[here], self._reads[here], self._scores[here], self._query[here],
@@ -62,11 +62,11 @@ class _GatedDeltaPieces:
 
 
 class ChannelDeltaScan:
-    """A decay for every number of a key (Kimi's delta attention)."""
+    """One decay for every number of a key (Kimi's delta attention)."""
 
     def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V]; log decay [P, L, H, K],
-        beta [P, L, H]."""
+        """Take q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V], log decay
+        [P, L, H, K] and beta [P, L, H]."""
         return _ChannelDeltaPieces([values.transpose(1, 2) for values in inputs])
 
 
@@ -77,7 +77,7 @@ class _ChannelDeltaPieces:
     def advance(
         self, first: int, end: int, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State [b, H, K, V], a few places after the other."""
+        """Advance states [b, H, K, V], ``CHANNEL_TOKENS`` places at a time."""
         outputs = []
         for start in range(0, self._inputs[0].shape[2], CHANNEL_TOKENS):
             places = slice(start, start + CHANNEL_TOKENS)
@@ -95,7 +95,7 @@ def _few_places(
     log_decay: torch.Tensor,
     beta: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[b, H, l, …] from states [b, H, K, V]."""
+    """Outputs [b, H, l, V] of l places and the states after, from states [b, H, K, V]."""
     factors = decay_factors(log_decay.transpose(-1, -2))
     within = factors[0].permute(0, 1, 3, 4, 2)
     from_start, to_end = (factor.transpose(-1, -2) for factor in factors[1:])
@@ -116,10 +116,10 @@ def _few_places(
 def _corrected(
     system: torch.Tensor, value: torch.Tensor, reads: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Solve for what every token writes and reads once those before it are corrected.
+    """Solve for what every token writes and reads after the corrections of earlier tokens.
 
-    :param system: [·, L, L], what a token's key reads of each earlier token's; the diagonal
-        is taken as ones.
+    :param system: [·, L, L], what a token's key reads of each earlier token's key; the
+        diagonal is taken as ones.
     """
     if system.shape[-1] == 1:
         return value, reads

@@ -1,7 +1,7 @@
-"""Where mixers of our own stand inside a transformers model.
+"""Places our own mixers inside a transformers model.
 
 A module's ``forward`` is replaced on the instance, so other models of the same class are
-not touched.  What a step brings is set for the time of one forward pass.
+not touched.  The step is set for the duration of one forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,18 @@ class StateStep(Protocol):
     """One forward pass, as mixers see it."""
 
     def states(self, layer: int) -> StateRun:
-        """The states of a layer; each layer asks once, in order."""
+        """Return the states of a layer; each layer asks once, in order."""
         ...
 
 
 class MixerSlot:
-    """Stands in for the forward pass of one transformers module."""
+    """Replaces the forward pass of one transformers module."""
 
     def __init__(self, mixer: Mixer, layer: int, as_attention: bool = False) -> None:
-        """:param as_attention: give None for weights beside the output, as attention does."""
+        """Make a slot without a step.
+
+        :param as_attention: return None for weights beside the output, as attention does.
+        """
         self.mixer = mixer
         self.layer = layer
         self.as_attention = as_attention
@@ -39,9 +42,9 @@ class MixerSlot:
     def __call__(
         self, hidden_states: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor | tuple[torch.Tensor, None]:
-        """transformers' signature: [1, T, hidden] → the same; masks and caches are not ours."""
+        """transformers' signature: [1, T, hidden] → the same; masks and caches are ignored."""
         if self.step is None:
-            raise RuntimeError(f"layer {self.layer} has states, which only a paged step brings")
+            raise RuntimeError(f"layer {self.layer} has states: it runs in paged steps only")
         output = self.mixer(hidden_states[0], self.step.states(self.layer)).unsqueeze(0)
         return (output, None) if self.as_attention else output
 
@@ -67,7 +70,7 @@ def place_mixers(
         raise ChangeSomething(
             "model",
             description.architecture,
-            f"has states in layers {missing} that no mixer is there for",
+            f"has states in layers {missing} without a mixer",
             "use a model whose layers are all known to be exact",
         )
     return tuple(slots)
@@ -75,7 +78,7 @@ def place_mixers(
 
 @contextmanager
 def during(slots: Sequence[MixerSlot], step: StateStep) -> Iterator[None]:
-    """The slots serve this step and none after it."""
+    """Bind the slots to a step for the duration of the context."""
     for slot in slots:
         slot.step = step
     try:

@@ -1,8 +1,8 @@
-"""How a ragged batch is cut into pieces that scans run side by side.
+"""Cuts a ragged batch into pieces that scans process side by side.
 
 A request's new tokens are cut at every multiple of ``SCAN_TOKENS`` of its own positions
-and wherever its state is wanted.  The pieces of a *lane* are padded to one length; its
-round r holds the r-th piece of every request that has so many, requests with more pieces
+and wherever its state is kept.  The pieces of a *lane* are padded to one length; its
+round r holds the r-th piece of every request that has one, requests with more pieces
 first, so that the states of a round are a prefix of the lane's::
 
     lane   request  round 0   round 1   round 2
@@ -23,7 +23,7 @@ import torch
 from kvell.attention.states import StateBatch
 
 SCAN_TOKENS = 64
-"""A scan chunk ends at multiples of so many tokens, so it does not depend on prefill chunks."""
+"""Scan pieces end at multiples of this position, so they do not depend on prefill chunks."""
 
 Longs = npt.NDArray[np.int64]
 
@@ -32,8 +32,8 @@ Longs = npt.NDArray[np.int64]
 class Round:
     """Pieces ``first … end-1`` of a lane, one for each of its first ``end - first`` requests.
 
-    :param cut_ranks: int64 [k], those of them whose state is wanted now; None if none.
-    :param cuts: int64 [k], which of the batch's cuts that is.
+    :param cut_ranks: int64 [k], which of these requests' states are kept now; None if none.
+    :param cuts: int64 [k], the index of each one's cut in the batch.
     """
 
     first: int
@@ -46,7 +46,7 @@ class Round:
 class Lane:
     """Requests that are scanned together, in P pieces of L tokens.
 
-    :param requests: int64 [m], in order of their number of pieces; None for all as they are.
+    :param requests: int64 [m], most pieces first; None for all requests in batch order.
     :param rows: int64 [P × L], the token at each place; any token where there is padding.
     :param shape: P and L.
     :param padding: bool [P, L], where there is no token; None if there is one everywhere.
@@ -80,13 +80,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """A state group's step, as its layers need it; int64 on the device of the pages.
+    """The scans of a state group's step; tensors are int64 on the device of the pages.
 
-    :param lanes: together every request with new tokens, each once.
-    :param request_of_row: [T].
+    :param lanes: together they hold every request with new tokens once.
+    :param request_of_row: [T], the request of each token.
     :param ends: [n], the row after each request's last one.
-    :param cut_requests: [c].
-    :param cut_ends: [c], the row after the last one that a cut's state stands for.
+    :param cut_requests: [c], the request of each cut.
+    :param cut_ends: [c], the row after the last one that each cut's state covers.
     :param fresh: bool [n], requests without a state yet; None if all have one.
     """
 
@@ -99,7 +99,7 @@ class ScanPlan:
 
 
 def plan_scans(batch: StateBatch) -> ScanPlan:
-    """Cut a step's work; once for all layers of the group."""
+    """Plan a step's scans, once for all layers of the group."""
     device = batch.page_ids.device
     rows = batch.query_starts.numpy().astype(np.int64)
     starts = batch.starts.numpy().astype(np.int64)
@@ -139,7 +139,7 @@ def _lanes(
 
 
 def _pieces(first: int, end: int, start: int, cut_ends: Longs) -> list[tuple[int, int]]:
-    """Rows first … end-1, the first of which is token ``start``, cut into pieces."""
+    """Cut rows first … end-1, the first of which is token ``start``, into pieces."""
     to_multiple = SCAN_TOKENS - start % SCAN_TOKENS
     edges = {*range(first + to_multiple, end, SCAN_TOKENS), *cut_ends.tolist(), end} - {first}
     ordered = sorted(edges)
@@ -154,7 +154,10 @@ def _lane(
     num_requests: int,
     device: torch.device,
 ) -> Lane:
-    """:param rounds: for each round int64 [b, 2], first row and end of each piece."""
+    """Make a lane.
+
+    :param rounds: for each round int64 [b, 2], first row and end of each piece.
+    """
     pieces = np.concatenate(rounds)
     lengths = pieces[:, 1] - pieces[:, 0]
     longest = int(lengths.max())

@@ -1,8 +1,8 @@
-"""The recurrences of state mixers, over pieces of at most a scan chunk.
+"""The recurrences of state mixers, over pieces of at most ``SCAN_TOKENS`` tokens.
 
-Every scan does what does not depend on the state for all pieces at once, and then goes
-round by round (:mod:`kvell.models.states.scan_plan`).  All is float32.  A place without a token
-is zeros, which leave every state as it is: no decay, nothing added.
+A scan computes everything that does not depend on the state for all pieces at once, then
+advances round by round (:mod:`kvell.models.states.scan_plan`).  Everything is float32.  A place
+without a token holds zeros, which leave every state unchanged: no decay, nothing added.
 
 Shapes: P pieces, L places, b pieces of a round, H heads, G groups of heads, N numbers of
 state per channel, D channels of a head.
@@ -14,12 +14,12 @@ import torch
 
 
 class Pieces(Protocol):
-    """A lane's pieces, ready to be run through round by round."""
+    """A lane's prepared pieces, to be advanced round by round."""
 
     def advance(
         self, first: int, end: int, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pieces first … end-1 from their states [b, …]: outputs [b, L, …], states after."""
+        """Advance pieces first … end-1 from states [b, …]; return outputs [b, L, …] and states."""
         ...
 
 
@@ -27,12 +27,12 @@ class Scan(Protocol):
     """A recurrence with a layer's constants."""
 
     def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """Take [P, L, …] inputs."""
+        """Prepare inputs, [P, L, …] each."""
         ...
 
 
 class SelectiveScan:
-    """Mamba 1: a state of N numbers per channel, each with a decay of its own.
+    """Mamba 1: a state of N numbers per channel, each with its own decay.
 
     ``decays`` is [C, N], negative.
     """
@@ -41,7 +41,7 @@ class SelectiveScan:
         self._decays = decays
 
     def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """x and dt [P, L, C]; B and C [P, L, N]."""
+        """Take x and dt [P, L, C], and B and C [P, L, N]."""
         x, dt, write, read = inputs
         return _SelectivePieces(self._decays, dt, dt * x, write, read)
 
@@ -61,8 +61,8 @@ class _SelectivePieces:
     def advance(
         self, first: int, end: int, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State [b, C, N], token by token: decays differ in every number, so chunks of
-        tokens have no product of matrices to gain from."""
+        """Advance states [b, C, N] token by token: every number has its own decay, so matrix
+        products over several tokens gain nothing."""
         outputs = []
         for place in range(self._dt.shape[1]):
             at = (slice(first, end), place)
@@ -75,7 +75,7 @@ class _SelectivePieces:
 
 
 class ScalarDecayScan:
-    """Mamba 2: a state [D, N] per head, with one decay for all of it.
+    """Mamba 2: a state [D, N] per head, with one decay for the whole state.
 
     ``decays`` is [H], negative.
     """
@@ -84,7 +84,7 @@ class ScalarDecayScan:
         self._decays = decays
 
     def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """x [P, L, H, D], dt [P, L, H], B and C [P, L, G, N]."""
+        """Take x [P, L, H, D], dt [P, L, H], and B and C [P, L, G, N]."""
         x, dt, write, read = (values.transpose(1, 2) for values in inputs)
         heads_per_group = x.shape[1] // write.shape[1]
         x = x * dt[..., None]
@@ -106,7 +106,7 @@ class _ScalarDecayPieces:
     def advance(
         self, first: int, end: int, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State [b, H, D, N]."""
+        """Advance states [b, H, D, N]."""
         here = slice(first, end)
         output = self._inside[here] + self._read[here] @ state.transpose(-1, -2)
         return output.transpose(1, 2), torch.addcmul(self._added[here], state, self._decay[here])
@@ -115,11 +115,13 @@ class _ScalarDecayPieces:
 def decay_factors(
     log_decays: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """From log decays [P, H, L]: from place j to i ≥ j [P, H, L, L] (zero above), from the
-    state before the piece to i, and from i to the state after it, both [P, H, L].
+    """Turn log decays [P, H, L] into factors.
 
-    Sums run over the places between, not as differences of sums from the start: those lose
-    what is small beside a decay that came before.
+    Returns the factors from place j to i ≥ j [P, H, L, L] (zero above), from the state before
+    the piece to i, and from i to the state after it, both [P, H, L].
+
+    Sums run over the places in between.  Differences of sums from the start would lose small
+    values after a large decay.
     """
     length = log_decays.shape[-1]
     from_start = log_decays.cumsum(-1).exp()

@@ -1,4 +1,4 @@
-"""The state groups of one model: where its layers' states lie."""
+"""The state groups of one model, and where its layers' states lie."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class StateMemory:
 def state_memory(
     layout: Layout, shapes: Mapping[int, StateShapes], pool: torch.Tensor, dtype: torch.dtype
 ) -> StateMemory:
-    """Where every layer finds its states.
+    """Locate every layer's states in the pool.
 
-    :param shapes: what each layer that has any keeps, in order.
-    :param dtype: of the model.
-    :raises ValueError: if a layer has no group, or its states are of another size.
+    :param shapes: states of each layer that has any, in order.
+    :param dtype: the model's.
+    :raises ValueError: if a layer has no group, or its states do not have the group's size.
     """
     groups = {layer: layout.group_of_layer(layer, GroupKind.STATE) for layer in shapes}
     pages = {

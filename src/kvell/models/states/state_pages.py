@@ -4,8 +4,7 @@
                           │         └─ recurrent [heads or channels, …]
                           └─ layer …
 
-A head's share is contiguous in both.  Nothing here copies more of the pool than the
-states that are asked for.
+A head's share is contiguous in both.  Only the requested states are ever copied.
 """
 
 import math
@@ -18,9 +17,9 @@ from kvell.pages.layout import GroupSpec
 
 @dataclass(frozen=True)
 class StateShapes:
-    """What a mixer keeps of all earlier tokens.
+    """Shapes of the state that a mixer keeps for all earlier tokens.
 
-    :param channels: of its convolution.
+    :param channels: channels of its convolution.
     :param window: earlier inputs that the convolution reads.
     :param recurrent: shape of the recurrent state; () if there is none.
     """
@@ -39,7 +38,7 @@ class StateShapes:
 class StatePages:
     """Views of the pool, one row per page: where one layer's states lie.
 
-    :param part: which slice of a state, that is which of its pages, the layer is in.
+    :param part: which slice of a state (which of its pages) holds the layer.
     :param window: [pages, channels × window].
     :param recurrent: [pages, recurrent size]; None if there is no recurrent state.
     """
@@ -50,7 +49,7 @@ class StatePages:
     recurrent: torch.Tensor | None
 
     def load_window(self, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
-        """States of int32 [n] pages, zero where bool [n] ``fresh``; [n, channels, window]."""
+        """Load int32 [n] pages as [n, channels, window]; zeros where bool [n] ``fresh``."""
         return _load(self.window, pages, fresh).view(-1, self.shapes.channels, self.shapes.window)
 
     def store_window(self, pages: torch.Tensor, values: torch.Tensor) -> None:
@@ -58,7 +57,7 @@ class StatePages:
         _store(self.window, pages, values)
 
     def load_recurrent(self, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
-        """As :meth:`load_window`, in float32: [n, *recurrent]."""
+        """Load like :meth:`load_window`, as float32 [n, *recurrent]."""
         assert self.recurrent is not None, "the layer has no recurrent state"
         loaded = _load(self.recurrent, pages, fresh).float()
         return loaded.view(-1, *self.shapes.recurrent)
@@ -72,12 +71,12 @@ class StatePages:
 def state_pages(
     group: GroupSpec, layer: int, shapes: StateShapes, pool: torch.Tensor, dtype: torch.dtype
 ) -> StatePages:
-    """A layer's views of the pool (uint8, flat).
+    """Return a layer's views of the pool (uint8, flat).
 
-    The window is of 16 bits where the group's size says so, else float32; the recurrent
-    state is of what is left: ``dtype`` is the model's.
+    Window and recurrent state are each float32 or 16 bits, as fits the group's bytes.
 
-    :raises ValueError: if the mixer's states are not what the group's pages were sized for.
+    :param dtype: the model's, for numbers of 16 bits; bfloat16 if it is wider.
+    :raises ValueError: if the group's pages were sized for other states, or are misaligned.
     """
     layers_per_page = group.layers_per_page or len(group.layers)
     window_dtype, recurrent_dtype = _dtypes(group, shapes, dtype)
@@ -119,7 +118,7 @@ def _dtypes(
 def _rows(
     pool: torch.Tensor, group: GroupSpec, offset_bytes: int, size: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """[pages, size] of a dtype: every page's numbers at an offset."""
+    """View every page's numbers at an offset as [pages, size] of a dtype."""
     item, stride = dtype.itemsize, group.page_stride_bytes
     if offset_bytes % item or stride % item:
         raise ValueError(f"group {group.name!r}: states are not aligned to {item} bytes")
@@ -134,7 +133,7 @@ def _rows(
 
 def _load(rows: torch.Tensor, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
     loaded = rows.index_select(0, pages)
-    if fresh is not None:  # the page may hold anything, NaN too
+    if fresh is not None:  # the page may hold anything, even NaN
         loaded.masked_fill_(fresh[:, None], 0)
     return loaded
 

@@ -1,4 +1,4 @@
-"""One layer's states during one step: loaded, convolved with, scanned through, stored."""
+"""Loads, convolves, scans and stores one layer's states in one step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +20,14 @@ class StateRun:
     plan: ScanPlan
 
     def convolve(self, inputs: torch.Tensor, convolution: Any) -> torch.Tensor:
-        """Causal convolution of every channel over each request's own tokens.
+        """Convolve every channel causally over each request's own tokens.
 
-        Requests lie behind one another, each after the inputs that its first token still
-        reads; the windows that are left over straddle two requests and are not taken.
+        Requests are laid out one after another, each preceded by the earlier inputs that its
+        first token reads.  Windows that straddle two requests are computed but not taken.
 
         :param inputs: [T, channels].
-        :param convolution: depthwise, a ``Conv1d`` of window + 1 places, of which the last is
-            the token itself; only its weights are used.
+        :param convolution: a depthwise ``Conv1d`` of window + 1 places, of which the last is
+            the token itself; only its weight and bias are used.
         :returns: [T, channels] in the inputs' dtype.
         """
         plan, window = self.plan, self.pages.shapes.window
@@ -67,7 +67,7 @@ class StateRun:
         return output
 
     def _scan_lane(self, lane: Lane, pieces: Pieces, state: torch.Tensor) -> torch.Tensor:
-        """All rounds of a lane; its states are stored, its outputs [P, L, …] returned."""
+        """Run all rounds of a lane, store its states and return its outputs [P, L, …]."""
         outputs = []
         for now in lane.rounds:
             running = now.end - now.first
@@ -88,7 +88,7 @@ class StateRun:
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _going_on(self, ends: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Which of the states at requests' ends are stored, and where; None for all."""
+        """Indices of the end states that are stored (None for all), and their pages."""
         if ends is None:
             return None, self._running
         pages = ends[:, self.pages.part]
@@ -97,24 +97,24 @@ class StateRun:
 
     @property
     def _running(self) -> torch.Tensor:
-        """[n], the page of each running state that this layer is in."""
+        """[n], the page of each running state that holds this layer."""
         return self.batch.page_ids[:, self.pages.part]
 
     @property
     def _kept(self) -> torch.Tensor:
-        """[c], the page of each state to keep that this layer is in."""
+        """[c], the page of each cut's state that holds this layer."""
         return self.batch.cut_page_ids[:, self.pages.part]
 
 
 def _windows(laid_out: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows [m, window] of [·, channels] as [m, channels, window]."""
+    """Gather rows [m, window] of [·, channels] as [m, channels, window]."""
     return laid_out[rows].transpose(1, 2)
 
 
 def _convolved(
     inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """[M, channels] → [M − window, channels]; always added up in the same order."""
+    """[M, channels] → [M − window, channels]; always summed in the same order."""
     size = weight.shape[1]
     count = len(inputs) - size + 1
     output = inputs[:count] * weight[:, 0]

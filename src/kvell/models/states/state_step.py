@@ -12,26 +12,35 @@ class StatePass:
     """One forward pass: every layer asks for its states once, in order."""
 
     def __init__(self, memory: StateMemory, batches: Sequence[object]) -> None:
-        """:param batches: metadata of every group, in the order of the layout."""
+        """Start a pass.
+
+        :param batches: metadata of every group, in the order of the layout.
+        """
         self._memory = memory
         self._batches = batches
         self._plans: dict[int, ScanPlan] = {}
         self._left = list(memory.pages)[::-1]
 
     def states(self, layer: int) -> StateRun:
-        """What the layer's mixer computes with (``mixer_slots.StateStep``)."""
+        """Return what the layer's mixer computes with (``mixer_slots.StateStep``).
+
+        :raises RuntimeError: if it is not the layer's turn, or its group has no state metadata.
+        """
         if not self._left or self._left[-1] != layer:
             raise RuntimeError(f"layer {layer} asks for its states, expected {self._left[-1:]}")
         self._left.pop()
         group = self._memory.groups[layer]
         batch = self._batches[group]
         if not isinstance(batch, StateBatch):
-            raise RuntimeError(f"group {group} has states, the step has none for it")
+            raise RuntimeError(f"the step has no metadata for the states of group {group}")
         if group not in self._plans:
             self._plans[group] = plan_scans(batch)
         return StateRun(self._memory.pages[layer], batch, self._plans[group])
 
     def require_complete(self) -> None:
-        """Every layer's mixer ran."""
+        """Check that every layer's mixer ran.
+
+        :raises RuntimeError: if one did not.
+        """
         if self._left:
             raise RuntimeError(f"mixers of layers {self._left[::-1]} did not run")

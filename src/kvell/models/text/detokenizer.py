@@ -1,8 +1,8 @@
-"""Token ids to text as they come, in whole characters that never change again.
+"""Streams token ids to text, in whole characters that never change again.
 
-Two ways, by how the tokenizer joins tokens.  Byte-level tokenizers are exact
-byte for byte: every token is a run of bytes, and an incremental UTF-8 decoder
-holds back what is incomplete::
+There are two ways, by how the tokenizer joins tokens.  Byte-level tokenizers are
+exact byte for byte: every token is a run of bytes, and an incremental UTF-8 decoder
+holds back incomplete characters::
 
     ids ──► bytes ──► UTF-8 decoder (holds at most 3 bytes) ──► text
 
@@ -20,13 +20,13 @@ from tokenizers import decoders
 from kvell.models.text.tokenizer import Tokenizer
 
 MOST_SPELLINGS = 1 << 18
-"""Of byte-level tokens whose bytes are remembered: of a whole vocabulary."""
+"""Byte-level tokens whose bytes are cached: enough for a whole vocabulary."""
 
 
 class IncrementalDetokenizer:
     """Text of one request's output, as it grows.
 
-    All that was pushed and finished, joined, equals ``tokenizer.decode`` of all ids.
+    The results of all pushes and of :meth:`finish`, joined, equal ``tokenizer.decode`` of all ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -36,11 +36,11 @@ class IncrementalDetokenizer:
         self._way: _Way = _ByteLevel() if byte_level else _Window(tokenizer)
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Text that these ids made final; may be empty, never ends inside a character."""
+        """Return text that these ids made final; may be empty, never ends inside a character."""
         return "".join(self._push_one(int(token)) for token in token_ids)
 
     def finish(self) -> str:
-        """What was held back; the request is over."""
+        """Return the text that was held back; call when the request is over."""
         return self._way.finish()
 
     def _push_one(self, token: int) -> str:
@@ -78,7 +78,7 @@ class _Window:
               0                             given                      end
 
     The context is there because joining depends on neighbours (a leading space is
-    stripped at the very start only); it always holds a token that made text.
+    stripped at the very start only); it always holds a token that produced text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -123,7 +123,7 @@ def byte_alphabet() -> dict[str, int]:
 
 @lru_cache(MOST_SPELLINGS)
 def spelled_bytes(spelling: str) -> bytes:
-    """Bytes of a byte-level token; one with other characters in it stands for itself."""
+    """Bytes of a byte-level token; a token with other characters is taken literally, as UTF-8."""
     alphabet = byte_alphabet()
     try:
         return bytes([alphabet[character] for character in spelling])
@@ -132,5 +132,5 @@ def spelled_bytes(spelling: str) -> bytes:
 
 
 def _is_byte_token(spelling: str) -> bool:
-    """Whether a token is one byte by its number, such as ``<0xE2>``."""
+    """Whether a token spells one byte as a number, such as ``<0xE2>``."""
     return len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">")

@@ -9,7 +9,7 @@ import msgspec
 from kvell.models.config.json_files import CONFIG_FILE, read_optional_json
 
 PLAIN_CLASS = "TokenizersBackend"
-"""A tokenizer that is all in its ``tokenizer.json``; what transformers calls it."""
+"""transformers' name for a tokenizer that lies entirely in its ``tokenizer.json``."""
 
 
 class _Added(msgspec.Struct):
@@ -22,9 +22,9 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def eos_token_ids(path: Path) -> frozenset[int]:
-    """End-of-sequence ids of a model directory, tokenizer or not.
+    """End-of-sequence ids of a model directory, with or without a tokenizer.
 
-    What ``generation_config.json`` says, else what ``config.json`` says; may be empty.
+    They come from ``generation_config.json``, else from ``config.json``; may be empty.
     """
     for name in ("generation_config.json", CONFIG_FILE):
         raw = read_optional_json(path / name)
@@ -40,7 +40,7 @@ def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def tokenizer_end_ids(path: Path) -> frozenset[int] | None:
-    """What the tokenizer itself ends a text with; None if only loading it can tell."""
+    """The tokenizer's own ids that end a text; None if only loading it can tell."""
     config = read_optional_json(path / "tokenizer_config.json")
     token = config.get("eos_token")
     if isinstance(token, dict):
@@ -57,7 +57,7 @@ def tokenizer_end_ids(path: Path) -> frozenset[int] | None:
 
 
 def ids_of(value: int | Sequence[int] | None) -> frozenset[int]:
-    """One id, several or none, as configs write them."""
+    """The set of one id, several or none, as configs write them."""
     if value is None:
         return frozenset()
     return frozenset((value,) if isinstance(value, int) else value)

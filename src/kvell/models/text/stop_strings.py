@@ -1,14 +1,14 @@
-"""Ends a text before the first stop string, holding back what may become one."""
+"""Ends a text before the first stop string; holds back text that may become one."""
 
 
 class StopStrings:
     """Watches one request's text.
 
-    The stop string that is complete first ends the text; of several complete at
-    the same character the longest counts.  So the result does not depend on how
-    the text was cut into pushes::
+    The stop string that is completed first ends the text; of several completed at
+    the same character, the longest counts.  So the result does not depend on how
+    the text was split into pushes::
 
-        watching ──stop string complete──► stopped (gives nothing any more)
+        watching ──stop string complete──► stopped (returns no more text)
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -18,7 +18,7 @@ class StopStrings:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Returns text that may be given out, and whether the text ends there."""
+        """Return text that may be given out, and whether the text ends there."""
         if self._stopped:
             return "", True
         pending = self._held + text
@@ -31,12 +31,12 @@ class StopStrings:
         return pending[:keep], False
 
     def finish(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """Return the text held back for a stop string that was not completed."""
         held, self._held = self._held, ""
         return held
 
     def _stop_start(self, text: str) -> int | None:
-        """Where the stop string that is complete first begins."""
+        """Where the stop string that is completed first begins; None if none is."""
         found = [
             (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]

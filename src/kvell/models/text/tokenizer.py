@@ -87,7 +87,7 @@ class Tokenizer:
 
     @property
     def decoder(self) -> Any:
-        """How the tokenizers library joins tokens; None for tokenizers of another kind."""
+        """The tokenizers library's decoder, which joins tokens; None for other tokenizers."""
         backend = getattr(self.backend, "backend_tokenizer", None)
         return getattr(backend, "decoder", None)
 
@@ -178,9 +178,9 @@ def require_tokenizer(path: Path) -> None:
 
 
 def _load_backend(path: Path) -> Any:
-    """Skip the automatic choice of class where the files leave none: it costs a second."""
+    """Load without transformers' choice of class where the files name it: that costs a second."""
     config = read_optional_json(path / "tokenizer_config.json")
-    # Imported here: an instance behind a front reads no text.
+    # Imported here: an instance behind a front handles no text.
     if config.get("tokenizer_class") == PLAIN_CLASS:
         from transformers import TokenizersBackend
 

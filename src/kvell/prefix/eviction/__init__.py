@@ -1,1 +1,1 @@
-"""Which cached page goes first, and which prefixes are protected."""
+"""Which cached page is evicted first, and which prefixes are protected."""

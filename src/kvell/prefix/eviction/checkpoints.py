@@ -1,10 +1,10 @@
 """Where states are worth keeping: which cuts a request makes, and what each may displace.
 
-A state stands for all tokens before it, so a state group can be resumed only where a
-state was kept.  Most are kept only while memory is idle.  Where a prompt ends, at
-waypoints before its end, where a turn ends and where a prompt parts from what was known,
-a state (or a window's pages) counts like any cached page, as long as such states are used
-again; and it may displace older pages if the tokens it saves are worth its bytes.
+A state stands for all tokens before it, so a state group can resume only where a state was
+kept.  Most states are kept only while memory is idle.  At a prompt's end, at waypoints before
+it, at a turn's end and where a prompt branches off from what was known, a state (or a window's
+pages) counts like any cached page, as long as such states are used again.  It may displace
+older pages if the tokens it saves are worth its bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,38 +15,41 @@ from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.prefix.eviction.evictor import COARSE, NORMAL, SPARE
 
 FIRST_CUTS = (64, 128, 256)
-"""Prefixes as short as system prompts …"""
+"""First cuts of a prompt, for prefixes as short as system prompts …"""
 CUT_TOKENS = 512
-"""… and then every so many tokens; the last of them is the prompt's end."""
+"""… and the distance of the following cuts; the last of them is the prompt's end."""
 COARSE_TOKENS = 2048
-"""Of those on the way, the ones that stay longest: few, for prompts that share anything."""
+"""Distance of the cuts on the way that stay longest: few, for prompts that share anything."""
 END_TOKENS = 64
-"""A last cut close to a prompt's end."""
+"""Unit of a last cut close to a prompt's end."""
 LAST_WAYPOINT_TOKENS = 16384
-"""The last waypoint is 2,048 to so many tokens before a prompt's end, the others twice, four times
-… as many: what parts from a prompt in its midst finds at least half of how far it is known …"""
+"""Greatest distance of the last waypoint from a prompt's end; the least is 2,048. The others lie
+twice, four times … as far: a prompt that branches off in the middle finds at least half of what is
+known of it …"""
 WAYPOINT_PART = 4
-"""… if one takes a fourth of what those tokens take, or of what the prompt's end does."""
+"""… if a waypoint takes at most a fourth of the bytes of those tokens, or of the prompt's end."""
 DEAR_WAYPOINT_TOKENS = 8192
-"""Where even that one would take more, it lies so many tokens before the end …"""
+"""Distance of the last waypoint if it takes more even at the greatest distance …"""
 DEAR_PART = 10
-"""… of prompts whose keys and values take ten times as much."""
+"""… in prompts whose keys and values take at least ten times the bytes of the prompt's end."""
 WORTH_TOKENS = 512
-"""A state that saves so many tokens may always displace …"""
+"""A state that saves this many tokens may always displace older pages …"""
 WORTH_PART = 4
-"""… and one that saves a fourth of the tokens whose keys and values fill as many bytes."""
+"""… and so may one that saves a fourth of the tokens whose keys and values fill the state's bytes.
+"""
 USED_PART = 8
-"""States of a sort count like other pages while one in so many is used before it is evicted."""
+"""States of a sort count like other pages while at least one in eight is used before it is evicted.
+"""
 TRIAL = 64
-"""So many prompt ends may be evicted unused, whatever comes of the others …"""
+"""Prompt ends that may be evicted unused before that ratio counts …"""
 TURN_TRIAL = 16
-"""… and so many turn ends kept: the first answers that nobody sends again show early."""
+"""… and turn ends that may be kept before it does: answers that nobody sends again show early."""
 MEMORY = 256
-"""After so many of a sort, what was seen counts half."""
+"""Wasted states of a sort at which its counts are halved."""
 
 
 class Sort(IntEnum):
-    """Why a state (or a page that a request left half full) is kept; BRANCH: proved useful."""
+    """Why a state (or a page that a request left half full) is kept; BRANCH: it proved useful."""
 
     FINE = 0
     COARSE = 1
@@ -57,11 +60,10 @@ class Sort(IntEnum):
 
 
 class Usefulness:
-    """How many states of each sort were used again, and how many were wasted: prompt ends that
-    were evicted unused, turn ends that were kept.
+    """Counts, by sort, states that were used again and states that were wasted.
 
-    Only those that counted like other pages are judged: of what goes first in any case, its
-    eviction says nothing.
+    Wasted are prompt ends that were evicted unused, and turn ends that were kept.  Only states that
+    counted like other pages are judged: the eviction of what goes first anyway says nothing.
     """
 
     def __init__(self) -> None:
@@ -69,11 +71,11 @@ class Usefulness:
         self._wasted = [0] * len(Sort)
 
     def note_used(self, sort: Sort) -> None:
-        """A request resumed from one, for the first time."""
+        """Count a state from which a request resumed for the first time."""
         self._used[sort] += 1
 
     def note_wasted(self, sort: Sort, rank: int) -> None:
-        """One proved useless, or was kept on trial."""
+        """Count a state that proved useless, or was kept on trial."""
         if rank != NORMAL:
             return
         self._wasted[sort] += 1
@@ -82,7 +84,7 @@ class Usefulness:
             self._wasted[sort] //= 2
 
     def rank(self, sort: Sort) -> int:
-        """Eviction rank of a state of this sort."""
+        """Return the eviction rank of a state of this sort."""
         if sort in (Sort.FINE, Sort.COARSE):
             return SPARE if sort is Sort.FINE else COARSE
         if sort in (Sort.WAYPOINT, Sort.BRANCH):
@@ -99,11 +101,11 @@ def cuts(
     alignment: int,
     nearest_tokens: int = 0,
 ) -> list[tuple[int, Sort]]:
-    """Cuts in (start, end] of a request's prefill, and why.
+    """Return the cuts in (start, end] of a request's prefill, each with its sort.
 
-    :param matched_tokens: how far the index knew the prompt: where it branches off.
+    :param matched_tokens: how much of the prompt the index knew: where it branches off.
     :param nearest_tokens: see :func:`waypoint_tokens`.
-    :param alignment: cuts are multiples of it, so that attention's pages end there too.
+    :param alignment: cuts are multiples of it, so that pages of attention end there too.
     """
     sorts = {_aligned(cut, alignment): Sort.FINE for cut in _on_the_way(start, end + alignment)}
     sorts[_aligned(prompt_tokens // END_TOKENS * END_TOKENS, alignment)] = Sort.FINE
@@ -117,13 +119,14 @@ def cuts(
 
 
 def prompt_end(prompt_tokens: int, alignment: int) -> int:
-    """The cut that stands for a prompt's end: its last multiple of 512, or of 64 below that."""
+    """Return the cut that stands for a prompt's end: its last multiple of 512, or of 64 below that.
+    """
     unit = CUT_TOKENS if prompt_tokens >= CUT_TOKENS else END_TOKENS
     return _aligned(prompt_tokens // unit * unit, alignment)
 
 
 def waypoints(prompt_tokens: int, alignment: int, nearest_tokens: int) -> list[int]:
-    """Lengths on the way of a prompt that are kept like its end; the longest first."""
+    """Return the lengths within a prompt that are kept like its end, the longest first."""
     end = prompt_end(prompt_tokens, alignment)
     if not nearest_tokens:
         return []
@@ -134,7 +137,7 @@ def waypoints(prompt_tokens: int, alignment: int, nearest_tokens: int) -> list[i
 
 
 def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int, prompt_tokens: int) -> int:
-    """Tokens from a prompt's end to its last waypoint; 0 if it is to keep none.
+    """Return the tokens from a prompt's last waypoint to its end; 0 if it keeps no waypoints.
 
     :param groups: of one model; ``alignment`` tokens are whole pages in each of them.
     """
@@ -151,9 +154,10 @@ def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int, prompt_tokens: 
 
 
 def waypoints_overlap(groups: Sequence[GroupSpec], alignment: int, nearest_tokens: int) -> bool:
-    """Does one take more than a fourth of its tokens, since neighbours' windows are the same pages?
+    """Return whether a waypoint takes more than a fourth of its tokens' bytes.
 
-    Together they then are most of what a window leaves behind.
+    That is allowed where the windows of neighbours are the same pages.  Together they then make up
+    most of what a window leaves behind.
 
     :param nearest_tokens: see :func:`waypoint_tokens`.
     """
@@ -165,7 +169,7 @@ def waypoints_overlap(groups: Sequence[GroupSpec], alignment: int, nearest_token
 
 
 def _token_bytes(groups: Sequence[GroupSpec], alignment: int) -> int:
-    """``alignment`` times the bytes of a token's keys and values."""
+    """Return ``alignment`` times the bytes of a token's keys and values."""
     return sum(
         alignment // group.page_tokens * group.page_stride_bytes
         for group in groups
@@ -174,7 +178,7 @@ def _token_bytes(groups: Sequence[GroupSpec], alignment: int) -> int:
 
 
 def _resume_bytes(groups: Sequence[GroupSpec], alignment: int, tokens: int | None) -> int:
-    """``alignment`` times the bytes of what one resumes from; of a sliding window at most
+    """Return ``alignment`` times the bytes that a resume point needs; of a sliding window at most
     ``tokens``, since those of neighbours overlap."""
     found = 0
     for group in groups:
@@ -188,7 +192,7 @@ def _resume_bytes(groups: Sequence[GroupSpec], alignment: int, tokens: int | Non
 
 
 def is_worth_displacing(group: GroupSpec, groups: Sequence[GroupSpec], saved_tokens: int) -> bool:
-    """May a state that saves ``saved_tokens`` displace what was used longer ago?"""
+    """Return whether a state that saves ``saved_tokens`` may displace less recently used pages."""
     state_bytes = group.page_stride_bytes * group.slices
     token_bytes = sum(
         other.page_stride_bytes / other.page_tokens

@@ -1,8 +1,8 @@
 """The common page pool: which prefixes to protect, and how much memory for all of them.
 
-A prefix that two requests of the recent past have shared is worth protecting: its pages are
-to stay though nobody runs on them.  What protects them is a lease, and this file says which
-leases to take and to give up; it knows no pages, no clock, and no core.
+A prefix that two recent requests shared is worth protecting: its pages stay while no request
+uses them.  A lease protects them; this module decides which leases to take and which to give
+up.  It knows no pages, no clock and no core.
 
 ::
 
@@ -12,8 +12,8 @@ leases to take and to give up; it knows no pages, no clock, and no core.
                  │                        │
     plan(reached) ──► worth = uses × tokens ÷ bytes ──► open the best, close the least
 
-The limit is searched again every ``RESIZE_REQUESTS`` requests (:mod:`.shadow`),
-and early on when as many have come as each power of two.
+The limit is recomputed every ``RESIZE_REQUESTS`` requests (:mod:`.shadow`), and before that
+at each power of two of requests, from ``FIRST_RESIZE`` on.
 """
 
 from collections import Counter, deque
@@ -35,20 +35,20 @@ from kvell.prefix.eviction.shadow import (
 from kvell.prefix.groups.capacity import request_bytes
 
 RESIZE_REQUESTS = 64
-"""Requests between two looks at how large the pool should be."""
+"""Requests between two computations of the limit."""
 FIRST_RESIZE = 8
 HISTORY_CHUNKS = 1 << 14
-"""Chunks of prompts that are remembered: a few MB of keys, 8 million tokens …"""
+"""Most chunks of prompts remembered: a few MB of keys, 8 million tokens …"""
 HISTORY_REQUESTS = 1 << 10
-"""… of so many requests at most."""
+"""… and most requests."""
 MOST_PREFIXES = 256
 LONG_CHUNKS = 1 << 8
-"""Length at which a prefix costs what its tokens cost, windows and states aside."""
+"""Length from which each further chunk costs only its tokens: windows and states are full."""
 
 
 @dataclass(frozen=True)
 class PoolCost:
-    """Bytes that prefixes take.
+    """Bytes that protected prefixes take.
 
     :param chunk_bytes: of one more chunk of tokens.
     :param holder_bytes: of the windows and states at a prefix's end.
@@ -59,20 +59,21 @@ class PoolCost:
     holder_bytes: int
 
     def bytes_of(self, chunks: int, holders: int = 1) -> int:
-        """Of so many different chunks in so many prefixes."""
+        """Bytes of ``chunks`` different chunks in ``holders`` prefixes."""
         return chunks * self.chunk_bytes + holders * self.holder_bytes
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Leases to give up first, and then to take."""
+    """Leases to give up first, and leases to take then."""
 
     closes: tuple[Chain, ...] = ()
     opens: tuple[Chain, ...] = ()
 
 
 def pool_cost(layout: Layout, chunk_tokens: int = CHUNK_TOKENS) -> PoolCost:
-    """What prefixes cost in this layout; ``chunk_bytes`` is 0 if no group keeps all tokens."""
+    """Return what prefixes cost in this layout; ``chunk_bytes`` is 0 if no group keeps all tokens.
+    """
     tokens = LONG_CHUNKS * chunk_tokens
     long, longer = request_bytes(layout, tokens), request_bytes(layout, 2 * tokens)
     chunk_bytes = (longer - long) // LONG_CHUNKS
@@ -81,9 +82,9 @@ def pool_cost(layout: Layout, chunk_tokens: int = CHUNK_TOKENS) -> PoolCost:
 
 
 class CommonPool:
-    """Decides; whoever asks takes the leases (:meth:`plan`) and tells when one fails.
+    """Decides which leases to hold; the caller takes them (:meth:`plan`) and reports failures.
 
-    :param fixed_share: part of the memory that may be protected, whatever the shadow says.
+    :param fixed_share: fraction of the memory that may be protected; None lets the shadow find it.
     """
 
     def __init__(
@@ -116,18 +117,18 @@ class CommonPool:
 
     @property
     def protected_bytes(self) -> int:
-        """What they cost, chunks in several of them once."""
+        """Bytes of the protected prefixes; chunks in several of them count once."""
         return self._cost.bytes_of(len(self._covered), len(self._protected))
 
     @property
     def protected_tokens(self) -> int:
-        """Tokens of the protected prefixes, shared ones once."""
+        """Tokens of the protected prefixes; shared ones count once."""
         return len(self._covered) * self._chunk_tokens
 
     # ------------------------------------------------------------------- history
 
     def note(self, request: PastRequest, most_running: int) -> Chain:
-        """A request came; returns the prefix that it shares with an earlier one."""
+        """Record a request; returns the prefix that it shares with an earlier one."""
         shared = 0
         while shared < len(request.chain) and self._uses[request.chain[shared]]:
             shared += 1
@@ -174,7 +175,8 @@ class CommonPool:
     # ------------------------------------------------------------------ deciding
 
     def plan(self, reached: Sequence[Chain] = ()) -> PoolPlan:
-        """What to give up and what to take, now that these shared prefixes are computed."""
+        """Decide which leases to give up and take, now that the ``reached`` prefixes are computed.
+        """
         before = dict(self._protected)
         for chain in reached:
             self._consider(chain)
@@ -187,14 +189,14 @@ class CommonPool:
         )
 
     def least(self) -> Chain:
-        """The protected prefix that is worth least.
+        """Return the protected prefix that is worth least.
 
         :raises ValueError: if none is protected.
         """
         return min(self._protected.values(), key=lambda chain: (self._worth(chain), chain[-1]))
 
     def remove(self, chain: Chain) -> None:
-        """This prefix is protected no longer."""
+        """Stop protecting a prefix."""
         del self._protected[chain[-1]]
         self._covered.subtract(chain)
         for key in chain:
@@ -232,7 +234,7 @@ class CommonPool:
         self._covered.update(chain)
 
     def _replaced_by(self, chain: Chain) -> list[Chain]:
-        """Beginnings of ``chain`` on which at most one request went another way."""
+        """Find protected beginnings of ``chain`` from which at most one request branched off."""
         uses = self._uses[chain[-1]]
         return [
             other
@@ -243,7 +245,7 @@ class CommonPool:
         ]
 
     def _worth(self, chain: Chain) -> float:
-        """log2 of uses × tokens ÷ bytes of what only this prefix protects."""
+        """Return log2 of uses × tokens ÷ bytes, of the chunks that only this prefix protects."""
         value = self._values.get(chain[-1])
         if value is None:
             return float("-inf")

@@ -1,16 +1,14 @@
-"""Which cached page goes first: balanced and aligned over groups (Jenga §5.1).
+"""Which cached page is evicted first: balanced and aligned over groups (Jenga §5.1).
 
-Every cached page has a key that a rule makes of its last access, the same for the
-same token in every group: so groups lose tokens of the same age (balanced), and of
-one age the longest prefix first (aligned).  What is kept only while memory is idle has a
-lower rank: pages that a window left behind, and states on the way (a few of them above
-the others); they go before anything that ends a resumable prefix.  A large page is as
-young as its youngest page (Jenga §5.4).
+A rule makes every cached page's key from its last access.  The key of a token is the same in
+every group, so groups lose tokens of the same age (balanced), and of one age the longest prefix
+first (aligned).  Pages kept only while memory is idle have a lower rank: those that a window
+left behind, and states on the way (a few of them above the others).  They go before anything
+that ends a resumable prefix.  A large page is as young as its youngest page (Jenga §5.4).
 
-The rule is the only part that knows what makes a good victim: the pool keeps keys, heaps and
-placer compare *places*.  A rule may put keys into classes whose order against each other
-changes with time; within one class the smallest key always goes first, so there is a heap for
-each class.
+Only the rule knows what makes a good victim: the pool keeps keys; heaps and placer compare
+*places*.  A rule may put keys into classes whose order against each other changes with time;
+within one class the smallest key always goes first, so there is a heap for each class.
 """
 
 import heapq
@@ -24,8 +22,8 @@ from kvell.prefix.eviction.hazard import Run
 from kvell.prefix.index.radix import Tokens
 
 Place = tuple[float, ...]
-"""Eviction order of a cached page now, smallest first; the last number only tells pages of one age
-and worth apart."""
+"""Current eviction order of a cached page, smallest first; the last number only separates pages of
+one age and worth."""
 
 SPARE = 0
 COARSE = 1
@@ -34,10 +32,11 @@ NORMAL = 2
 
 @dataclass(frozen=True)
 class Ending:
-    """What is known of a request beside its pages when it ends.
+    """What is known of a request besides its pages when it ends.
 
-    :ivar tokens: those that are computed, int32.
-    :ivar will_return: its client's word on whether the conversation goes on; None: nothing said.
+    :ivar tokens: the computed ones, int32.
+    :ivar will_return: whether the client says that the conversation goes on; None if it says
+        nothing.
     """
 
     tokens: Tokens
@@ -47,86 +46,88 @@ class Ending:
 
 
 class EvictionRule(Protocol):
-    """What an access makes of a page's place in the eviction order."""
+    """Turns a page's last access into its place in the eviction order."""
 
     def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
-        """What is kept of an access at step ``time``; of one class the smallest goes first.
+        """Return the key of an access at step ``time``; within one class the smallest goes first.
+
+        A page with several accesses keeps the largest of their keys.
 
         :param rank: ``SPARE``, ``COARSE`` or ``NORMAL``.
         :param prefix_length: tokens up to the page's end, as its group's policy ranks them.
-        :param eviction_class: as :meth:`accessed` or :meth:`class_before` said.
-
-        A page of several accesses keeps the largest of their keys.
+        :param eviction_class: from :meth:`accessed` or :meth:`class_before`.
         """
         ...
 
     def eviction_class(self, key: Key) -> int:
-        """The class that a key was made with."""
+        """Return the class that a key was made with."""
         ...
 
     def place(self, key: Key, now: int) -> Place:
-        """Where a page with this key stands at step ``now``."""
+        """Return the place of a page with this key at step ``now``."""
         ...
 
     def limit(self, rank: int, now: int) -> Place:
-        """Places below this one may give way to what is kept now with this rank."""
+        """Return the place below which pages may give way to something kept now with this rank."""
         ...
 
     def class_before(
         self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
     ) -> int:
-        """The class of what a request leaves behind of which no end is known.
+        """Return the class of what a request leaves behind before its end is known.
 
-        :param is_running: it will access it again, while it runs and when it ends.
+        :param is_running: the request accesses it again, while it runs and when it ends.
         """
         ...
 
     def ended_at(self, now: int, expected: int) -> int:
-        """The time of an access by a request that ends now and was expected to end then."""
+        """Return the access time of a request that ends now but was expected to end at
+        ``expected``."""
         ...
 
     def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
-        """A request ends at step ``now``: classes of its prefixes, by their length in tokens."""
+        """Record a request that ends at step ``now``; returns the classes of its prefixes, by their
+        length in tokens."""
         ...
 
 
 def class_at(runs: Sequence[Run], token: int, otherwise: int) -> int:
-    """Class of the prefix that ends at ``token``; after the last run it is the last one's."""
+    """Return the class of the prefix that ends at ``token``; after the last run, the last run's."""
     found = next((run for run in runs if token <= run.end), runs[-1] if runs else None)
     return otherwise if found is None else found.eviction_class
 
 
 class LeastRecentlyUsed:
-    """By rank, then the oldest access, then the longest prefix; all of one class."""
+    """By rank, then the oldest access, then the longest prefix; one class for all."""
 
     def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
-        """See :class:`EvictionRule`."""
+        """Order by rank, access time and longest prefix."""
         return (rank, time, -prefix_length)
 
     def eviction_class(self, key: Key) -> int:
-        """See :class:`EvictionRule`."""
+        """Return 0, the only class."""
         return 0
 
     def place(self, key: Key, now: int) -> Place:
-        """See :class:`EvictionRule`."""
+        """Return the key: places do not change with time."""
         return key
 
     def limit(self, rank: int, now: int) -> Place:
-        """See :class:`EvictionRule`: what was accessed before now."""
+        """Let pages of this rank give way if they were accessed before now."""
         return (rank, now)
 
     def class_before(
         self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
     ) -> int:
-        """See :class:`EvictionRule`."""
+        """Return 0, the only class."""
         return 0
 
     def ended_at(self, now: int, expected: int) -> int:
-        """See :class:`EvictionRule`: what was to be young until then stays so."""
+        """Return ``now``: pages renewed up to the expected end keep that time."""
         return now
 
     def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
-        """See :class:`EvictionRule`."""
+        """Return no runs: nothing is learned."""
         return ()
 
 
@@ -134,9 +135,11 @@ _Heaps = defaultdict[int, list[tuple[Key, int]]]
 
 
 class Evictor:
-    """Finds the smallest place; a heap for each class, stale entries dropped when met.
+    """Finds the page or large page with the smallest place; one heap per class.
 
-    :ivar now: the step; whoever owns the evictor sets it.
+    Stale heap entries are dropped when they come up.
+
+    :ivar now: the current step; set by the owner of the evictor.
     """
 
     def __init__(self, num_groups: int, rule: EvictionRule | None = None) -> None:
@@ -147,7 +150,7 @@ class Evictor:
         self._pool: PagePool | None = None
 
     def add_groups(self, count: int) -> None:
-        """Serve ``count`` more groups from now on."""
+        """Serve ``count`` more groups."""
         self._pages.extend(defaultdict(list) for _ in range(count))
 
     def watch(self, pool: PagePool) -> None:
@@ -155,19 +158,20 @@ class Evictor:
         self._pool = pool
 
     def cached(self, group: int, page: int, key: Key) -> None:
-        """A page lost its last user."""
+        """Note that a page lost its last user."""
         heapq.heappush(self._pages[group][self._rule.eviction_class(key)], (key, page))
 
     def evictable(self, large: int) -> None:
-        """A large page lost its last user."""
+        """Note that a large page lost its last user."""
         self._push_large(self.youngest(large), large)
 
     def place(self, key: Key) -> Place:
-        """Where a page with this key stands now."""
+        """Return the current place of a page with this key."""
         return self._rule.place(key, self.now)
 
     def oldest_page(self, group: int, *, in_used_large: bool) -> tuple[Place, int] | None:
-        """The page of ``group`` to evict first, maybe only of large pages in use."""
+        """Return the page of ``group`` to evict first; with ``in_used_large``, only from large
+        pages in use."""
         heaps = list(self._pages[group].values())
         entries = [self._oldest_of(heap, group, in_used_large) for heap in heaps]
         found = [(self.place(entry[0]), entry[1]) for entry in entries if entry]
@@ -192,14 +196,15 @@ class Evictor:
         return found
 
     def oldest_large(self) -> tuple[Place, int] | None:
-        """The evictable large page to evict first."""
+        """Return the evictable large page to evict first."""
         for heap in list(self._large.values()):
             self._freshen(heap)
         heads = [heap[0] for heap in self._large.values() if heap]
         return min(((self.place(key), large) for key, large in heads), default=None)
 
     def _freshen(self, heap: list[tuple[Key, int]]) -> None:
-        """Bring a class' heap to where its head says what is true; others may move heaps."""
+        """Drop and move stale entries until the head of a class's heap is current; others may move
+        between heaps."""
         pool = self._require_pool()
         while heap:
             key, large = heap[0]
@@ -216,7 +221,8 @@ class Evictor:
         heapq.heappush(self._large[self._rule.eviction_class(key)], (key, large))
 
     def youngest(self, large: int) -> Key:
-        """What gives an evictable large page its place: of its pages the last to go."""
+        """Return the key that places an evictable large page: that of its page to be evicted last.
+        """
         pool = self._require_pool()
         indexed = pool.indexed[pool.group[large]]
         return max((indexed[page] for page in pool.cached_in(large)), key=self.place)

@@ -1,22 +1,22 @@
-"""Which cached chunk returns soonest for the room it takes: learned from those that did.
+"""Learns which cached chunks return soonest for the memory they take.
 
 A prompt is a chain of chunks, each named by a key that stands for it and all before it.  When
-a request ends, its chunks are put into *classes* by what is known of them::
+a request ends, its chunks are put into *classes*::
 
     kind    used once (by a request that found little known, or more), twice, three times,
             more often; a partial last chunk is a kind of its own
-    hint    the client says that this conversation will return, or will not, or nothing
+    hint    whether the client says that this conversation will return, will not, or nothing
     output  how many tokens the request generated, in powers of two
 
-Chunks of one request that were used equally often are a *run*.  Of every run it is counted
-which ages it reached and at which ages its chunks returned, long after they were evicted too
-(*ghosts*: keys only).  From that ``hazard_fit`` makes an index: returns to be expected per
-time of residence, by class and age.  Whoever holds the cache keeps a queue for each class, by
-time, and evicts the oldest of the class whose oldest has the least :meth:`HazardTable.value`.
+Chunks of one request that were used equally often are a *run*.  For every run the table counts
+which ages it reached and at which ages its chunks returned, even long after their eviction
+(*ghosts*: keys only).  From these counts ``hazard_fit`` makes an index: expected returns per
+time of residence, by class and age.  The owner of the cache keeps a queue by time for each
+class, and evicts the oldest of the class whose oldest has the least :meth:`HazardTable.value`.
 
-Before anything is learned, and where all classes are alike, that is the least recently used.
+Before anything is learned, and where all classes are alike, this is least recently used.
 
-Time is any integer that grows.  Memory is bounded: ``REMEMBERED`` times the cache's chunks.
+Time is any increasing integer.  Memory is bounded: ``REMEMBERED`` keys per chunk of the cache.
 """
 
 from bisect import bisect_right
@@ -48,9 +48,9 @@ else:
 
 NUM_CLASSES = KINDS * HINTS * OUTPUTS
 REMEMBERED = 8
-"""Keys that are remembered, cached or not, for each chunk that the cache holds."""
+"""Keys remembered, cached or not, per chunk that the cache holds."""
 REFIT_REQUESTS = 50
-"""Requests from one look at the counts to the next."""
+"""Requests between two fits."""
 HALF_LIFE_REQUESTS = 4_000
 _MOST_USES = 4
 _LEAST_OUTPUT_LOG2 = 4
@@ -60,7 +60,7 @@ BOUNDS: list[int] = age_bounds().tolist()
 
 @dataclass(frozen=True)
 class Run:
-    """Chunks of one request, of one class, up to (not including) number ``end``."""
+    """Chunks of one request and one class, up to (not including) chunk ``end``."""
 
     end: int
     eviction_class: int
@@ -68,11 +68,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learned from counts.
+    """What was learned from the counts.
 
-    :ivar index: what a chunk is worth, float64 [NUM_CLASSES, AGES].
-    :ivar fading: the part of each count that stays.
-    :ivar next_refit: requests in all at which to look again.
+    :ivar index: worth of a chunk, float64 [NUM_CLASSES, AGES].
+    :ivar fading: the fraction of each count that stays.
+    :ivar next_refit: total of requests at which to fit again.
     """
 
     index: Floats
@@ -82,7 +82,7 @@ class Learned:
 
 @dataclass(slots=True, eq=False)
 class _Past:
-    """A run, as long as some of its chunks are neither accessed anew nor forgotten."""
+    """A run, while some of its chunks are neither accessed again nor forgotten."""
 
     eviction_class: int
     time: int
@@ -91,7 +91,7 @@ class _Past:
 
 
 def class_of(kind: int, will_return: bool | None, output_tokens: int) -> int:
-    """The number of a class; partial chunks are one, whatever the request."""
+    """Return the number of a class; all partial chunks share one, whatever the request."""
     if kind == PARTIAL:
         return PARTIAL
     hint = 0 if will_return is None else 1 if will_return else 2
@@ -101,9 +101,9 @@ def class_of(kind: int, will_return: bool | None, output_tokens: int) -> int:
 
 
 def learned(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
-    """What the counts after so many requests say; rare, for either core.
+    """Fit the index to the counts after ``requests`` requests; called rarely, by either core.
 
-    :param entered: float64 [NUM_CLASSES * AGES], as :func:`hazards` has them.
+    :param entered: float64 [NUM_CLASSES * AGES], as in :func:`hazards`.
     :param returned: in the same shape.
     :param events: float64 [NUM_CLASSES].
     """
@@ -120,15 +120,15 @@ def learned(entered: Floats, returned: Floats, events: Floats, requests: int) ->
 
 
 Learn = Callable[[Floats, Floats, Floats, int], Learned]
-"""From what is counted to what is worth keeping: :func:`learned`."""
+"""A function from counts to what is worth keeping: :func:`learned`."""
 
 
 class HazardTable:
-    """Classes of what requests leave behind, and what each is worth by age.
+    """Classes of what requests leave behind, and the worth of each by age.
 
-    :param capacity_chunks: how many chunks the cache holds, about.
-    :param first_refit: requests after which it looks at the counts first.
-    :param learn: how it learns from them, and when again.
+    :param capacity_chunks: about how many chunks the cache holds.
+    :param first_refit: requests before the first fit.
+    :param learn: fits the counts, and says when to fit again.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class HazardTable:
         self._next_refit, self._learn_from = first_refit, learn
 
     def value(self, eviction_class: int, age: int) -> float:
-        """What a chunk of this class and age is worth; the least goes first.
+        """Return the worth of a chunk of this class and age; the least is evicted first.
 
-        Never more for a greater age; between the middles of two buckets in proportion.
+        Never increases with age; interpolated linearly between the middles of two buckets.
         """
         if self._index is None:
             return 0.0
@@ -157,7 +157,7 @@ class HazardTable:
             bucket, part = bucket - 1, part + 1
         after = row[min(bucket + 1, AGES - 1)]
         part = min(max(part, 0.0), 1.0)
-        return max(after, row[bucket] + part * (after - row[bucket]))  # rounding: no less
+        return max(after, row[bucket] + part * (after - row[bucket]))  # rounding must not make it less
 
     def access(
         self,
@@ -168,7 +168,7 @@ class HazardTable:
         ends_partial: bool = False,
         will_return: bool | None = None,
     ) -> list[Run]:
-        """A request with these chunks ends now; what class each is in, first chunk first.
+        """Record a request with these chunks that ends now; returns their runs, first chunk first.
 
         :param ends_partial: the last key stands for less than a chunk.
         :param will_return: the client's hint.
@@ -195,7 +195,7 @@ class HazardTable:
         return promoted
 
     def _leave_past_runs(self, chain: Sequence[int], now: int) -> list[int]:
-        """Count returns; how often each chunk was used, this time too."""
+        """Count the returns; returns how often each chunk was used, this time included."""
         uses, last = [], None
         for key in chain:
             count, past = self._known.get(key, (0, None))
@@ -222,7 +222,7 @@ class HazardTable:
             self._entered[run.eviction_class, 0] += past.weight * size
             entries += [(i, past) for i in range(start, run.end)]
             start = run.end
-        for i, past in reversed(entries):  # a prompt's end is forgotten before its beginning
+        for i, past in reversed(entries):  # forget a prompt's end before its beginning
             self._known.pop(chain[i], None)
             self._known[chain[i]] = (uses[i], past)
         while len(self._known) > self._most_keys:
@@ -230,7 +230,7 @@ class HazardTable:
             past.left -= 1
 
     def _age(self, now: int) -> None:
-        """Runs that reached their next bucket are counted there."""
+        """Count runs that have reached their next bucket."""
         for bucket in range(AGES):
             aging = self._aging[bucket]
             while aging and now - aging[0].time >= BOUNDS[bucket + 1]:
@@ -241,7 +241,7 @@ class HazardTable:
                     self._aging[bucket + 1].append(past)
 
     def _promoted(self, runs: list[Run]) -> list[Run]:
-        """A prefix is worth at least what goes on from it; neighbours of one class are one."""
+        """Give a prefix at least the worth of its continuation; merge neighbours of one class."""
         found = [runs[-1]]
         for run in reversed(runs[:-1]):
             best = found[-1].eviction_class

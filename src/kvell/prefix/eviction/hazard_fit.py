@@ -1,18 +1,18 @@
-"""From counts to what a cached chunk is worth: hazards by class and age, and their index.
+"""Fits the worth of cached chunks to counts: hazards by class and age, and their index.
 
-A *hazard* is the probability that a chunk which reached an age bucket returns within it.  Few
-returns are counted for any one class, so classes share what they have::
+A *hazard* is the probability that a chunk which reached an age bucket returns within it.  Any
+one class has few returns, so classes share statistics::
 
     hazard[class, age] = shape of its hint ── own shape of its kind
                          × factor of its kind × factor of its output length
-                         × what is left, by output length and age
+                         × the residual, by output length and age
 
-Everything that a class has of its own is drawn towards what it shares, more so the fewer
-returns speak for it (``SHAPE_WEIGHT``); a factor is 1 until its events say otherwise.
+A class's own estimates shrink towards the shared ones, the more the fewer returns support them
+(``SHAPE_WEIGHT``); a factor is 1 until its events say otherwise.
 
-The *index* of a class at an age is the most returns per time of residence that keeping it
-from there on can earn, over all times to give it up (Gittins).  Made to fall with age, so
-that of one class the oldest goes first.
+The *index* of a class at an age is the most returns per time of residence that keeping a chunk
+from there on can earn, over all times to give it up (Gittins).  It is made to fall with age, so
+that the oldest of a class goes first.
 """
 
 import numpy as np
@@ -21,14 +21,14 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 KINDS, HINTS, OUTPUTS, AGES = 6, 3, 6, 36
-"""A partial last chunk; used once (first turn, later turn), twice, three times, more |
-nothing said, returns, does not | output length | age buckets.  Of one prompt the deeper chunk
-never has the greater kind."""
+"""Sizes of the axes. Kinds: a partial last chunk; used once (first turn, later turn), twice, three
+times, more. Hints: nothing said, returns, does not. Output lengths. Age buckets. Of one prompt the
+deeper chunk never has the greater kind."""
 PARTIAL = 0
-"""The kind that knows neither hint nor output length."""
+"""The kind that has neither hint nor output length."""
 
 SHAPE_WEIGHT = 50.0
-"""Expected returns of what is shared that count as much as counted ones."""
+"""Expected returns of the shared estimate that weigh as much as counted ones."""
 HINT_WEIGHT = 5.0
 _PRIOR_RETURNS, _PRIOR_ENTRIES = 1e-3, 1.0
 _MOST = 0.95
@@ -38,15 +38,15 @@ _TINY = 1e-12
 
 
 def age_bounds() -> npt.NDArray[np.int64]:
-    """First age of every bucket, and where the last one ends [AGES + 1]: about √2 apart."""
+    """Return the first age of every bucket, and the end of the last [AGES + 1]: about √2 apart."""
     bounds = {0, 1} | {round(2 ** (power / 2)) for power in range(1, 2 * AGES)}
     return np.asarray(sorted(bounds)[: AGES + 1], np.int64)
 
 
 def fitted(entered: Floats, returned: Floats, events: Floats) -> Floats:
-    """What a chunk is worth by class and age, float64 [KINDS * HINTS * OUTPUTS, AGES].
+    """Return the worth of a chunk by class and age, float64 [KINDS * HINTS * OUTPUTS, AGES].
 
-    :param entered: as :func:`hazards` has it, in any shape of this size; so ``returned``.
+    :param entered: as in :func:`hazards`, in any shape of this size; so is ``returned``.
     :param events: in any shape of this size.
     """
     shape = (KINDS, HINTS, OUTPUTS, AGES)
@@ -55,7 +55,7 @@ def fitted(entered: Floats, returned: Floats, events: Floats) -> Floats:
 
 
 def hazards(entered: Floats, returned: Floats, events: Floats) -> Floats:
-    """Probability of return within each bucket [KINDS, HINTS, OUTPUTS, AGES].
+    """Return the probability of return within each bucket [KINDS, HINTS, OUTPUTS, AGES].
 
     :param entered: weight of chunks that reached each age [KINDS, HINTS, OUTPUTS, AGES].
     :param returned: weight of those that returned there, in the same shape.
@@ -71,13 +71,13 @@ def hazards(entered: Floats, returned: Floats, events: Floats) -> Floats:
 
 
 def index_of(chances: Floats) -> Floats:
-    """Returns per time of residence, from the start of each bucket on; it falls with age.
+    """Return the returns per time of residence from the start of each bucket on; falls with age.
 
     :param chances: hazards [n, AGES].
     :returns: float64 [n, AGES].
     """
     widths = np.diff(age_bounds()).astype(np.float64)[:, None]
-    of_age = np.ascontiguousarray(chances.T)  # a row is one age of all classes: fast to go along
+    of_age = np.ascontiguousarray(chances.T)  # a row is one age of all classes: contiguous
     start = np.ones((1, of_age.shape[1]))
     alive = np.concatenate([start, np.cumprod(1 - of_age, axis=0)])
     spent = np.cumsum(alive[:-1] * widths * (1 - of_age / 2), axis=0)
@@ -91,7 +91,7 @@ def index_of(chances: Floats) -> Floats:
 
 
 def _shapes_of_hints(entered: Floats, returned: Floats) -> Floats:
-    """Hazard by hint and age [HINTS, AGES], drawn towards that of all together."""
+    """Return the hazard by hint and age [HINTS, AGES], shrunk towards that of all hints."""
     entries, returns = _smooth(entered.sum((0, 1, 2))), _smooth(returned.sum((0, 1, 2)))
     of_all = np.minimum((returns + _PRIOR_RETURNS) / (entries + _PRIOR_ENTRIES), _MOST)
     own_entries, own_returns = _smooth(entered.sum((0, 2))), _smooth(returned.sum((0, 2)))
@@ -100,7 +100,7 @@ def _shapes_of_hints(entered: Floats, returned: Floats) -> Floats:
 
 
 def _own_shapes(shared: Floats, entered: Floats, returned: Floats) -> Floats:
-    """Hazard by kind, hint and age, of the same size in all as the shared one's."""
+    """Return the hazard by kind, hint and age, scaled to the shared one's total."""
     entries, returns = entered.sum(2), returned.sum(2)
     expected = (entries * shared).sum(2)
     ratio = np.maximum(returns.sum(2) / np.maximum(expected, _TINY), 1e-3)[:, :, None]
@@ -112,7 +112,7 @@ def _own_shapes(shared: Floats, entered: Floats, returned: Floats) -> Floats:
 def _factors(
     shapes: Floats, entered: Floats, returned: Floats, events: Floats
 ) -> tuple[Floats, Floats]:
-    """Factors of kind and hint [KINDS, HINTS], and of output lengths [KINDS, OUTPUTS]."""
+    """Return factors of kind and hint [KINDS, HINTS], and of output lengths [KINDS, OUTPUTS]."""
     of_kind, of_output = np.ones((KINDS, HINTS)), np.ones(OUTPUTS)
     by_output = np.ones((KINDS, OUTPUTS))
     for _ in range(_ROUNDS):
@@ -127,7 +127,7 @@ def _factors(
 
 
 def _believed(counted: Floats, expected: Floats, events: Floats) -> Floats:
-    """Ratio of counted to expected, as far as it is beyond one standard error."""
+    """Return the ratio of counted to expected, as far as it exceeds one standard error."""
     size = np.log((counted + 1e-6) / (expected + 1e-6))
     error = 1 / np.sqrt(np.maximum(events, 1e-9))
     kept = np.sign(size) * np.maximum(np.abs(size) - error, 0)
@@ -136,7 +136,7 @@ def _believed(counted: Floats, expected: Floats, events: Floats) -> Floats:
 
 
 def _smooth(rows: Floats) -> Floats:
-    """Each age with its neighbours, the last axis."""
+    """Average each age with its neighbours, along the last axis."""
     wide = np.concatenate([rows[..., :1], rows, rows[..., -1:]], axis=-1)
     smoothed: Floats = wide[..., :-2] / 4 + wide[..., 1:-1] / 2 + wide[..., 2:] / 4
     return smoothed

@@ -1,17 +1,17 @@
-"""What a cached page is worth beside memory: the part of prompts' tokens that were lately hit."""
+"""The hit share: the fraction of recent prompt tokens that were cached."""
 
 HALVE_REQUESTS = 64
-"""Requests after which those before count half."""
+"""Requests after which earlier counts are halved."""
 
 
 class HitShare:
-    """Of the tokens that requests began with, how many were cached.  Counts only; no clock."""
+    """The cached fraction of the tokens that requests began with.  Counts only; no clock."""
 
     def __init__(self) -> None:
         self._hit_tokens = self._tokens = self._requests = 0
 
     def note(self, hit_tokens: int, tokens: int) -> None:
-        """A request begins."""
+        """Count a request that begins."""
         self._requests += 1
         if self._requests % HALVE_REQUESTS == 0:
             self._hit_tokens //= 2
@@ -20,5 +20,6 @@ class HitShare:
         self._tokens += tokens
 
     def is_old(self, age: int, beside: int) -> bool:
-        """Is an age at least that part of another?  Where nothing is hit, any is."""
+        """Return whether ``age`` is at least the hit share of ``beside``; always where nothing is
+        hit."""
         return age * self._tokens >= beside * self._hit_tokens

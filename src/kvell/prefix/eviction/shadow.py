@@ -1,27 +1,28 @@
-"""What a protected part of the cache would have been worth: recent requests, replayed.
+"""A shadow cache: replays recent requests to find how much memory to protect.
 
-A prompt is a chain of keys, one for each chunk of tokens, which names the chunk together
-with all before it.  The shadow holds keys where the pool holds pages::
+A prompt is a chain of keys, one for each chunk of tokens; a key names the chunk together with
+all chunks before it.  The shadow holds keys where the pool holds pages::
 
-    ┌──── protected: at most so many chunks ────┬──── the rest: least recently used ────┐
+    ┌──── protected: with a limit in chunks ────┬──── the rest: least recently used ────┐
     │ used by two requests or more;             │ what requests hold, and what they      │
     │ the least used goes first                 │ left behind                            │
     └───────────────────────────────────────────┴────────────────────────────────────────┘
 
-Where layers keep a window or a state, a prompt resumes only where these were kept: surely
-where protected prefixes part, elsewhere with luck.  How much luck, the requests' true hits
-tell: the replay counts what lies there (``most``) and what is sure (``least``), and the truth
-is taken to be as far between the two, whatever the share, as it was (:func:`luck`).
+Where layers keep a window or a state, a prompt resumes only where these were kept: certainly
+at the branch points of protected prefixes, elsewhere by luck.  The requests' true hits measure
+the luck.  The replay counts the tokens present (``most``) and those surely resumable
+(``least``); the truth is assumed to lie at the same fraction between the two for every share
+(:func:`luck`).
 
-"Used" counts requests, a use half as much for every ``HALF_LIFE_REQUESTS`` that came since:
-a value that grows with uses and fades, in an order that time alone never changes.
+A key's value counts the requests that used it; a use counts half for every
+``HALF_LIFE_REQUESTS`` requests since.  Fading alone never changes the order of two values.
 
-The work of a request, counted in tokens computed, is what protection is to lessen::
+Protection should reduce the work of a request, counted in tokens computed::
 
     work(share) = prompt × (1 − hit_rate(share)) + output × STEP_TOKENS ÷ batch(share)
 
-A hit spares a prompt's tokens.  An output token takes a step, whose fixed cost (reading the
-weights) ``batch`` requests bear together; and the batch is what the rest of the memory holds.
+A hit saves tokens of the prompt.  An output token takes a step, whose fixed cost (reading the
+weights) ``batch`` requests share; the batch is what fits into the rest of the memory.
 """
 
 import heapq
@@ -39,20 +40,20 @@ Chain = tuple[int, ...]
 CHUNK_TOKENS = 512
 HALF_LIFE_REQUESTS = 64
 MARGIN = 0.5
-"""A newcomer displaces what is worth less by this, in log2: else prefixes that come in turn
-would push each other out, each the newest when it comes."""
+"""A newcomer displaces only what is worth less by this, in log2: otherwise prefixes that come in
+turn would displace each other, each being the newest when it comes."""
 STEP_TOKENS = 200
-"""Tokens whose computing takes as long as reading the weights once: operations per byte of
-memory traffic of today's accelerators, within a factor of two."""
+"""Tokens whose computation takes as long as reading the weights once: operations per byte of memory
+traffic of today's accelerators, within a factor of two."""
 SHARES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75)
-"""Parts of the memory that are tried as the protected one."""
+"""Fractions of the memory that are tried as the protected part."""
 LEAST_GAIN = 0.02
-"""Part of the work that protection must save: less is within the model's error."""
+"""Fraction of the work that protection must save: less is within the model's error."""
 
 
 @dataclass(frozen=True)
 class PastRequest:
-    """What the replay needs to know of a request."""
+    """A request as the replay sees it."""
 
     chain: Chain
     prompt_tokens: int
@@ -62,23 +63,23 @@ class PastRequest:
 
 @dataclass(frozen=True)
 class HitRates:
-    """What lies in the cache, and what of it can surely be resumed from."""
+    """Hit rates of a replay: of everything present, and of what can surely be resumed."""
 
     most: float
     least: float
 
     def at(self, lucky: float) -> float:
-        """So far from ``least`` to ``most``."""
+        """Interpolate from ``least`` (0) to ``most`` (1)."""
         return self.least + lucky * (self.most - self.least)
 
 
 @dataclass(frozen=True)
 class Room:
-    """The memory, in chunks of a prefix.
+    """The memory, counted in chunks of a prefix.
 
     :param capacity_chunks: chunks that the whole pool holds.
-    :param request_chunks: what a running request takes, on average.
-    :param most_running: requests that run at once, however much memory there is.
+    :param request_chunks: chunks that a running request takes, on average.
+    :param most_running: limit on requests that run at once, however much memory there is.
     """
 
     capacity_chunks: int
@@ -86,13 +87,13 @@ class Room:
     most_running: int
 
     def batch(self, share: float) -> float:
-        """Requests that run at once beside a protected part."""
+        """Requests that run at once when ``share`` of the memory is protected."""
         fitting = (1 - share) * self.capacity_chunks / max(1.0, self.request_chunks)
         return max(1.0, min(float(self.most_running), fitting))
 
 
 def chain_of(tokens: Tokens, root: str, chunk_tokens: int = CHUNK_TOKENS) -> Chain:
-    """Keys of the whole chunks of a prompt (int32 [n]); different roots share none."""
+    """Return the keys of the whole chunks of a prompt (int32 [n]); different roots share none."""
     data = memoryview(tokens.astype("<i4", copy=False).tobytes())
     link = blake2b(root.encode(), digest_size=8).digest()
     size, keys = chunk_tokens * 4, list[int]()
@@ -103,7 +104,7 @@ def chain_of(tokens: Tokens, root: str, chunk_tokens: int = CHUNK_TOKENS) -> Cha
 
 
 def shared_chunks(left: Sequence[int], right: Sequence[int]) -> int:
-    """Number of leading keys that two chains share."""
+    """Count the leading keys that two chains share."""
     same = 0
     for one, other in zip(left, right, strict=False):
         if one != other:
@@ -113,12 +114,14 @@ def shared_chunks(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def renewed(value: float | None, now: float) -> float:
-    """The value after one more use: log2 of the sum of 2^time over all uses, in half-lives."""
+    """Return the value after one more use: log2 of the sum of 2^time over all uses, in half-lives.
+    """
     return now if value is None else now + log2(1 + 2 ** (value - now))
 
 
 class ShadowCache:
-    """Keys of chunks under a limit, part of them protected; :meth:`use` a chain after another."""
+    """Keys of chunks under a limit, part of them protected; call :meth:`use` for each chain in
+    turn."""
 
     def __init__(self, capacity_chunks: int, protected_chunks: int = 0) -> None:
         self._partings: set[int] = set()
@@ -131,8 +134,8 @@ class ShadowCache:
         self._now = 0.0
 
     def use(self, chain: Chain) -> tuple[int, int]:
-        """A request with this prompt: how many of its first chunks were there, and how many of
-        these up to a parting that was protected."""
+        """Replay a request with this prompt; returns how many of its first chunks were present, and
+        how many of these lie before a protected branch point."""
         there = sure = _leading(chain, self._has)
         while sure and not self._is_sure(chain[sure - 1]):
             sure -= 1
@@ -164,7 +167,7 @@ class ShadowCache:
             self._recent.move_to_end(key)
 
     def _protect(self, key: int, depth: int) -> bool:
-        """Instead of what is worth much less, if there is no room."""
+        """Protect a key; if there is no room, in place of one that is worth much less."""
         value = self._values[key]
         if len(self._protected) >= self._most_protected and not self._displace(value):
             return False
@@ -174,7 +177,8 @@ class ShadowCache:
         return True
 
     def _displace(self, value: float) -> bool:
-        """Of equal value the deepest goes first, so that what is protected are prefixes."""
+        """Stop protecting the least key; of equal values the deepest, so that prefixes stay whole.
+        """
         while self._heap and self._protected.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if not self._heap or value < self._heap[0][0] + MARGIN:
@@ -193,7 +197,8 @@ def _leading(chain: Chain, holds: Callable[[int], bool]) -> int:
 def hit_rates(
     past: Sequence[PastRequest], room: Room, share: float, chunk_tokens: int = CHUNK_TOKENS
 ) -> HitRates:
-    """Parts of the prompts' tokens that would have been hits, with so much protected."""
+    """Return the fractions of the prompts' tokens that would have been hits with this share
+    protected."""
     cache = ShadowCache(room.capacity_chunks, int(share * room.capacity_chunks))
     hits = [cache.use(request.chain) for request in past]
     tokens = max(1, sum(request.prompt_tokens for request in past))
@@ -202,7 +207,7 @@ def hit_rates(
 
 
 def luck(past: Sequence[PastRequest], rates: HitRates) -> float:
-    """Where the true hits lay between ``least`` (0) and ``most`` (1)."""
+    """Return where the true hits lay between ``least`` (0) and ``most`` (1)."""
     if rates.most <= rates.least:
         return 1.0
     hits = sum(request.hit_tokens for request in past)
@@ -211,7 +216,7 @@ def luck(past: Sequence[PastRequest], rates: HitRates) -> float:
 
 
 def work_tokens(past: Sequence[PastRequest], room: Room, share: float, hits: float) -> float:
-    """Mean work of these requests, in tokens computed (see above)."""
+    """Return the mean work of these requests, in tokens computed (see above)."""
     count = max(1, len(past))
     prompt = sum(request.prompt_tokens for request in past) / count
     output = sum(request.output_tokens for request in past) / count
@@ -224,10 +229,10 @@ def best_share(
     share_now: float = 0.0,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> float:
-    """The part of the memory to protect: the least work; 0 if that saves next to nothing.
+    """Return the share of memory to protect: the one with the least work; 0 if it saves too little.
 
     :param past: at least one request.
-    :param share_now: what was protected when the true hits were counted.
+    :param share_now: share that was protected when the true hits were counted.
     """
     rates = {share: hit_rates(past, room, share, chunk_tokens) for share in SHARES}
     now = rates.get(share_now) or hit_rates(past, room, share_now, chunk_tokens)

@@ -1,7 +1,6 @@
-"""What a layout can hold when nothing else is in it: said beforehand, kept later.
+"""What a layout can hold when nothing else is in it, computed beforehand.
 
-Uses the same page counts as the scheduler's admission, so that what is said to
-fit does fit.
+Uses the same page counts as the scheduler's admission, so whatever is said to fit does fit.
 """
 
 from collections.abc import Callable
@@ -16,24 +15,25 @@ from kvell.prefix.groups.policies import policy_of
 def large_pages_needed(
     layout: Layout, tokens: int, requests: int = 1, chunk_tokens: int = 1
 ) -> int:
-    """Large pages that ``requests`` requests of ``tokens`` tokens take together at their worst.
+    """Return the large pages that ``requests`` requests of ``tokens`` tokens take together at
+    worst.
 
-    With equal shares it is the pool in which every group's share is enough.
+    With equal shares, the pool in which every group's share is enough.
 
-    :param chunk_tokens: tokens computed in a step: 1 while decoding; a prefill chunk
-        needs ``window + chunk`` in sliding and chunked-local groups.
+    :param chunk_tokens: tokens computed in a step: 1 while decoding; a prefill chunk needs ``window
+        + chunk`` in sliding and chunked-local groups.
     """
     needs = _needs(layout, tokens, requests, chunk_tokens)
     if layout.quota_large_pages is None:
         return sum(needs)
-    # Equal shares: the fewest pages for each group that bring every one its large pages.
+    # Equal shares: the fewest pages per group that give every group its large pages.
     per_large = [group.pages_per_large for group in layout.groups]
     pages = max(0, *((need - 1) * n + 1 for need, n in zip(needs, per_large, strict=True)))
     return sum(larges_for(pages, per_large))
 
 
 def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
-    """Bytes of all pages of one request at its worst, padding included."""
+    """Return the bytes of all pages of one request at its worst step, padding included."""
     return sum(
         peak_pages(group, Facts(tokens), tokens, chunk_tokens) * group.page_stride_bytes
         for group in layout.groups
@@ -41,23 +41,24 @@ def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
 
 
 def fits_alone(layout: Layout, facts: Facts, tokens: int, chunk_tokens: int) -> bool:
-    """Does a request with these facts fit when nothing else is in the pool?"""
+    """Return whether a request with these facts fits when nothing else is in the pool."""
     needs = [_large_pages(group, facts, tokens, 1, chunk_tokens) for group in layout.groups]
     return _within(layout, needs)
 
 
 def longest_request(layout: Layout, limit_tokens: int, chunk_tokens: int = 1) -> int:
-    """Most tokens of one request that fits alone, at most ``limit_tokens``; 0 if none."""
+    """Return the most tokens of one request that fits alone, up to ``limit_tokens``; 0 if none."""
     return _largest(limit_tokens, lambda n: _fits(layout, n, 1, min(n, chunk_tokens)))
 
 
 def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
-    """How many requests of ``tokens`` tokens can decode at once."""
+    """Return how many requests of ``tokens`` tokens can decode at once."""
     return _largest(limit, lambda n: _fits(layout, tokens, n, 1))
 
 
 def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
-    """Pool that one request of ``tokens`` tokens needs, in the large pages of this layout."""
+    """Return the pool that one request of ``tokens`` tokens needs, in large pages of this layout.
+    """
     return large_pages_needed(layout, tokens, 1, chunk_tokens) * layout.large_page_bytes
 
 
@@ -72,7 +73,7 @@ def _within(layout: Layout, needs: list[int]) -> bool:
 
 
 def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> list[int]:
-    """Large pages per group, at its worst."""
+    """Return the large pages per group at the worst step."""
     facts = Facts(tokens)
     return [_large_pages(group, facts, tokens, requests, chunk_tokens) for group in layout.groups]
 
@@ -80,7 +81,8 @@ def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> lis
 def _large_pages(
     group: GroupSpec, facts: Facts, tokens: int, requests: int, chunk_tokens: int
 ) -> int:
-    """A window that moves on may straddle one large page more than its pages fill."""
+    """Return the large pages of a group; a moving window may straddle one more than its pages fill.
+    """
     per_large = group.pages_per_large
     moves_on = group.kind in WINDOWS and policy_of(group).most_kept_tokens(tokens) < tokens
     pages = requests * peak_pages(group, facts, tokens, chunk_tokens)

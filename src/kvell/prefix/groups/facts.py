@@ -1,4 +1,4 @@
-"""What the core knows of a request beside its tokens: where the prompt ends, and its images."""
+"""What the core knows of a request besides its tokens: where the prompt ends, and its images."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ IMAGE_COLUMNS = 3
 """Columns of an images array: first token in the text, tokens there, image tokens."""
 
 Images = npt.NDArray[np.int32]
-"""int32 [n, 3], in the order of the text, apart from each other."""
+"""int32 [n, 3], in the order of the text, without overlap."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,9 @@ class ImageSpan:
     """One image: ``tokens`` of the text from ``start`` on stand for ``image_tokens``.
 
     Where image tokens are part of the text the two counts are equal; where the text
-    attends across to them, one token of the text stands for all.  What the image shows
-    is told by the ids of its tokens in the text: equal ids, equal content.  Where more
-    tokens than an image has belong to it (text that is read together with it), the first
-    ones tell what the image shows.
+    cross-attends to them, one token of the text stands for all.  The ids of its tokens in
+    the text identify the image's content: equal ids, equal content.  If the span has more
+    tokens than the image (text that is read together with it), the first ones identify it.
     """
 
     start: int
@@ -35,28 +34,31 @@ class ImageSpan:
 
     @property
     def content_tokens(self) -> int:
-        """So many of its first tokens tell what it shows."""
+        """Number of its first tokens that identify the image's content."""
         return min(self.tokens, self.image_tokens)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """:param prompt_tokens: where the prompt ends and generated tokens begin."""
+    """A request's prompt length and its images.
+
+    :param prompt_tokens: where the prompt ends and generated tokens begin.
+    """
 
     prompt_tokens: int
     images: tuple[ImageSpan, ...] = ()
 
     def begun(self, tokens: int) -> Iterable[ImageSpan]:
-        """Images of which the first ``tokens`` tokens of the text hold anything."""
+        """Images with at least one token among the first ``tokens`` tokens of the text."""
         return (image for image in self.images if image.start < tokens)
 
     def cuts_image(self, length: int) -> bool:
-        """Does a prefix of ``length`` tokens end inside an image?"""
+        """Return whether a prefix of ``length`` tokens ends inside an image."""
         return any(image.start < length < image.end for image in self.images)
 
 
 def facts_of(num_tokens: int, prompt_tokens: int | None, images: Images | None) -> Facts:
-    """Facts from what :meth:`MemoryCore.open` is given.
+    """Make facts from the arguments of :meth:`MemoryCore.open`.
 
     :raises ValueError: if images overlap, lie outside the tokens or stand for nothing.
     """

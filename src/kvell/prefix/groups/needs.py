@@ -1,8 +1,8 @@
-"""Which page positions of a group a request needs, and how many pages at its worst.
+"""The page positions of a group that a request needs, and how many pages at its worst step.
 
-Positions of token groups count ``page_tokens`` of the text; of a state group, the
-slices of the one running state; of image groups, the pages of one image after the
-other, each image on pages of its own.
+Positions of token groups count ``page_tokens`` of the text.  Positions of a state group are the
+slices of the one running state.  In image groups the pages of each image follow those of the one
+before it, and no page is shared by two images.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ WINDOWS = frozenset({GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
 def image_pages(group: GroupSpec, image: ImageSpan) -> int:
-    """Pages of an image in an image group."""
+    """Return how many pages an image takes in an image group."""
     return -(-image.image_tokens // group.page_tokens)
 
 
 def dropped_tokens(group: GroupSpec, facts: Facts) -> int:
-    """Tokens of the prompt that are not kept once all of it is computed."""
+    """Return how many tokens of the prompt are dropped once all of it is computed."""
     if group.kind is not GroupKind.DROPPING:
         return 0
     return max(0, facts.prompt_tokens - group.window_tokens)
 
 
 def end_position(group: GroupSpec, facts: Facts, tokens: int, computed: int = 0) -> int:
-    """Position after the last one needed to compute ``computed … tokens-1``."""
+    """Return the position after the last one needed to compute ``computed … tokens-1``."""
     if tokens <= 0:
         return 0
     if group.kind is GroupKind.STATE:
@@ -47,7 +47,7 @@ def end_position(group: GroupSpec, facts: Facts, tokens: int, computed: int = 0)
 
 
 def kept_from(group: GroupSpec, policy: GroupPolicy, facts: Facts, computed: int) -> int:
-    """First position that stays in use once so many tokens are computed."""
+    """Return the first position that stays in use once ``computed`` tokens are computed."""
     if group.kind in WINDOWS:
         return policy.kept_start(computed) // group.page_tokens
     if group.kind is GroupKind.VISION:
@@ -56,12 +56,12 @@ def kept_from(group: GroupSpec, policy: GroupPolicy, facts: Facts, computed: int
 
 
 def kept_to(group: GroupSpec, facts: Facts, computed: int) -> int:
-    """Position after the last one kept when a prompt has just been dropped to its budget."""
+    """Return the position after the last one kept when a prompt was just dropped to its budget."""
     return -(-(computed - dropped_tokens(group, facts)) // group.page_tokens)
 
 
 def resumed_from(group: GroupSpec, policy: GroupPolicy, facts: Facts, length: int) -> int:
-    """First position that a request which resumes at ``length`` tokens needs."""
+    """Return the first position that a request resuming at ``length`` tokens needs."""
     if group.kind in WINDOWS:
         return policy.active_start(length) // group.page_tokens
     return kept_from(group, policy, facts, length)
@@ -74,11 +74,11 @@ def peak_pages(
     chunk_tokens: int,
     computed_tokens: int = 0,
 ) -> int:
-    """Most pages held at once from ``computed_tokens`` to ``until_tokens`` in prefill chunks.
+    """Return the most pages held at once from ``computed_tokens`` to ``until_tokens``.
 
-    Never more than lie between what is active now and the end.  A prefill chunk needs
-    what is kept plus itself (``window + chunk`` in sliding and chunked-local groups);
-    both ends may straddle a page.
+    Tokens are computed in prefill chunks of ``chunk_tokens``.  Never more than the pages between
+    what is active now and the end.  A prefill chunk needs what is kept plus itself (``window +
+    chunk`` in sliding and chunked-local groups); both ends may straddle a page.
     """
     policy = policy_of(group)
     start = kept_from(group, policy, facts, computed_tokens)
@@ -94,7 +94,7 @@ def peak_pages(
 def demand_pages(
     group: GroupSpec, facts: Facts, expected_tokens: int, held_end: int, need: int
 ) -> int:
-    """Pages a holder is known to want from now on: ``need`` of them at once.
+    """Return how many pages a holder is known to want from now on, of which ``need`` at once.
 
     Groups that leave pages behind never want more than they keep alive.
     """
@@ -106,8 +106,8 @@ def demand_pages(
 
 
 def live_units(kind: GroupKind, policy: GroupPolicy, facts: Facts, computed: int) -> int:
-    """What a layer of a kind needs of a request with so many tokens computed: tokens of the
-    text or of images that a later step may still read, or one state."""
+    """Return what a layer of a kind needs of a request with ``computed`` tokens: tokens of the text
+    or of images that a later step may still read, or one state."""
     if kind is GroupKind.CROSS:
         return sum(image.image_tokens for image in facts.begun(computed))
     if kind is GroupKind.VISION:
@@ -119,13 +119,13 @@ def live_units(kind: GroupKind, policy: GroupPolicy, facts: Facts, computed: int
 
 
 def consumed_tokens(image: ImageSpan, computed: int) -> int:
-    """Image tokens whose embeddings prefill has read."""
+    """Return how many image tokens have embeddings that prefill has read."""
     read = min(image.tokens, max(0, computed - image.start))
     return read * image.image_tokens // image.tokens
 
 
 def _consumed_pages(group: GroupSpec, facts: Facts, computed: int) -> int:
-    """Pages of embeddings that prefill has read to their end."""
+    """Count the pages of embeddings that prefill has read to their end."""
     pages = 0
     for image in facts.begun(computed):
         if image.end > computed:
@@ -135,7 +135,8 @@ def _consumed_pages(group: GroupSpec, facts: Facts, computed: int) -> int:
 
 
 def _pages_near(group: GroupSpec, facts: Facts, until: int, chunk_tokens: int) -> Iterator[int]:
-    """For each image: its pages and those of all images that a chunk from its end on touches."""
+    """Yield for each image its pages and those of the images that a chunk from its end on reaches.
+    """
     for first in facts.begun(until):
         near = (i for i in facts.begun(until) if first.start <= i.start < first.end + chunk_tokens)
         yield sum(image_pages(group, image) for image in near)

@@ -1,7 +1,7 @@
-"""What each kind of layer group asks of the cache: one interface for every kind.
+"""Policies of layer groups: what each kind keeps, and where it can resume.
 
-Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens; the paper
-counts *earlier* tokens as its window, so its 2 is our 3.
+Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens; the paper counts *earlier*
+tokens as its window, so its 2 is our 3.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,34 +16,35 @@ class GroupPolicy(Protocol):
 
     @property
     def required_for_hit(self) -> bool:
-        """False for what is refilled rather than resumed (drafters, consumed embeddings)."""
+        """Whether a hit needs the group; False if it is refilled rather than resumed (drafters,
+        consumed embeddings)."""
         ...
 
     def active_start(self, num_tokens: int) -> int:
-        """First token that a later step may still read once ``num_tokens`` are computed."""
+        """Return the first token that a later step may still read after ``num_tokens``."""
         ...
 
     def kept_start(self, num_tokens: int) -> int:
-        """First token that stays active: what a later step may read, and what the last one did.
+        """Return the first token that stays active: read by the last step, or maybe by a later one.
 
-        Pages wholly before it have no user any more; their last access is now.
+        Pages wholly before it lose their user; their last access is now.
         """
         ...
 
     def live_tokens(self, num_tokens: int) -> int:
-        """Tokens a request of ``num_tokens`` keeps between steps."""
+        """Return the tokens that a request of ``num_tokens`` keeps between steps."""
         ...
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """Most tokens that stay active between steps on the way to ``num_tokens``."""
+        """Return the most tokens that stay active between steps on the way to ``num_tokens``."""
         ...
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """Eviction rank among pages of one age: the longest goes first (aligned eviction)."""
+        """Rank a page among pages of one age; the longest is evicted first (aligned eviction)."""
         ...
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Every length at which the group could resume, given which tokens are cached."""
+        """Return every length at which the group could resume, given which tokens are cached."""
         ...
 
 
@@ -54,27 +55,27 @@ class FullPolicy:
     required_for_hit: bool = True
 
     def active_start(self, num_tokens: int) -> int:
-        """Nothing is ever behind."""
+        """Return 0: every token is read again."""
         return 0
 
     def kept_start(self, num_tokens: int) -> int:
-        """Nothing is ever behind."""
+        """Return 0: no token is left behind."""
         return 0
 
     def live_tokens(self, num_tokens: int) -> int:
-        """All of them."""
+        """Return all tokens."""
         return num_tokens
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """All of them, at the end."""
+        """Return all tokens: the peak is at the end."""
         return num_tokens
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """Tokens up to the page's end, the same in every group that holds them."""
+        """Return the tokens up to the page's end, the same in every group that holds them."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """1, 2, … up to the first hole."""
+        """Return 1, 2, … up to the first hole."""
         hole = next((i for i, hit in enumerate(is_hit) if not hit), len(is_hit))
         return list(range(1, hole + 1))
 
@@ -87,102 +88,105 @@ class SlidingPolicy:
     required_for_hit: bool = True
 
     def active_start(self, num_tokens: int) -> int:
-        """The next token is the window's last."""
+        """Return where the window of the next token starts; the next token is its last."""
         return max(0, num_tokens - (self.window_tokens - 1))
 
     def kept_start(self, num_tokens: int) -> int:
-        """Where the window of the last computed token starts: one token earlier."""
+        """Return where the window of the last computed token starts: one token earlier."""
         return max(0, num_tokens - self.window_tokens)
 
     def live_tokens(self, num_tokens: int) -> int:
-        """The window, without the token to come."""
+        """Return the tokens of the window, without the next token."""
         return min(num_tokens, self.window_tokens - 1)
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """The window of the last token."""
+        """Return the tokens in the window of the last token."""
         return min(num_tokens, self.window_tokens)
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """As for full attention, so that both evict the same tokens."""
+        """Rank as for full attention, so that both evict the same tokens."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Lengths whose last ``window_tokens - 1`` tokens are all cached."""
+        """Return the lengths whose last ``window_tokens - 1`` tokens are all cached."""
         return _prefixes_with_tail(is_hit, self.live_tokens)
 
 
 @dataclass(frozen=True)
 class ChunkedPolicy:
-    """Chunked-local attention (Llama 4): a token reads its own chunk only.
+    """Chunked-local attention (Llama 4): a token reads only its own chunk.
 
-    Chunks start at multiples of ``chunk_tokens``.  At the end of one everything is
-    behind at once: the next token starts the next.
+    Chunks start at multiples of ``chunk_tokens``.  When one ends, all of it is left behind at once:
+    the next token starts the next chunk.
     """
 
     chunk_tokens: int
     required_for_hit: bool = True
 
     def active_start(self, num_tokens: int) -> int:
-        """Where the chunk of the next token starts."""
+        """Return where the chunk of the next token starts."""
         return num_tokens // self.chunk_tokens * self.chunk_tokens
 
     def kept_start(self, num_tokens: int) -> int:
-        """The same: a finished chunk is too large to keep for one more step."""
+        """Return the same: a finished chunk is too large to keep for one more step."""
         return self.active_start(num_tokens)
 
     def live_tokens(self, num_tokens: int) -> int:
-        """What the unfinished chunk has so far."""
+        """Return the tokens of the unfinished chunk so far."""
         return num_tokens % self.chunk_tokens
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """A chunk but its last token."""
+        """Return a chunk without its last token."""
         return min(num_tokens, self.chunk_tokens - 1)
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """As for full attention, so that both evict the same tokens."""
+        """Rank as for full attention, so that both evict the same tokens."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Lengths whose tokens since the chunk began are all cached; any end of a chunk."""
+        """Return the lengths whose tokens since the chunk began are all cached, and every end of a
+        chunk."""
         return _prefixes_with_tail(is_hit, self.live_tokens)
 
 
 @dataclass(frozen=True)
 class StatePolicy:
-    """A state stands for all tokens before it: one can resume only where it was kept."""
+    """A state stands for all tokens before it: a request can resume only where one was kept."""
 
     required_for_hit: bool = True
 
     def active_start(self, num_tokens: int) -> int:
-        """A state is not made of tokens: nothing is behind."""
+        """Return 0: a state is not made of tokens, so none is left behind."""
         return 0
 
     def kept_start(self, num_tokens: int) -> int:
-        """A state is not made of tokens: nothing is behind."""
+        """Return 0: a state is not made of tokens, so none is left behind."""
         return 0
 
     def live_tokens(self, num_tokens: int) -> int:
-        """One state, in the unit of the group."""
+        """Return 1, one state: the unit of the group."""
         return min(1, num_tokens)
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """One state."""
+        """Return 1, one state."""
         return min(1, num_tokens)
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """Tokens that the state stands for: it goes with the attention pages that end there."""
+        """Return the tokens that the state stands for: it is evicted with the attention pages that
+        end there."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Lengths after whose last token the state was kept (``is_hit`` says so per token)."""
+        """Return the lengths after which a state was kept (``is_hit`` says so per token)."""
         return [length for length, hit in enumerate(is_hit, start=1) if hit]
 
 
 @dataclass(frozen=True)
 class DroppingPolicy(FullPolicy):
-    """Full attention over ``budget_tokens`` of a long prompt (PyramidKV): shared while it is full.
+    """Full attention over ``budget_tokens`` of a long prompt (PyramidKV): shared while nothing is
+    dropped.
 
-    Only prompts within the budget put pages into the index, and they never drop.
+    Only prompts within the budget put pages into the index, and they never drop tokens.
     """
 
     budget_tokens: int = 0
@@ -190,14 +194,14 @@ class DroppingPolicy(FullPolicy):
 
 @dataclass(frozen=True)
 class ImagePolicy(FullPolicy):
-    """Keys and values, or embeddings, of image tokens: positions count image tokens.
+    """Keys and values, or embeddings, of image tokens; positions count image tokens.
 
-    Whole images only; ``possible_prefixes`` is for a prefix of whole images.
+    ``possible_prefixes`` takes a prefix of whole images.
     """
 
 
 def policy_of(group: GroupSpec) -> GroupPolicy:
-    """The policy of a group's kind."""
+    """Return the policy of a group's kind."""
     required = group.required_for_hit
     match group.kind:
         case GroupKind.FULL:
@@ -217,7 +221,7 @@ def policy_of(group: GroupSpec) -> GroupPolicy:
 
 
 def _prefixes_with_tail(is_hit: Sequence[bool], tail: Callable[[int], int]) -> list[int]:
-    """Lengths whose last ``tail(length)`` tokens are all cached."""
+    """Return the lengths whose last ``tail(length)`` tokens are all cached."""
     found, run = [], 0
     for length, hit in enumerate(is_hit, start=1):
         run = run + 1 if hit else 0

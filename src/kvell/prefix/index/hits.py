@@ -10,11 +10,12 @@ from kvell.prefix.groups.policies import GroupPolicy
 from kvell.prefix.index.radix import Place
 
 Found = dict[Place, int]
-"""What is cached or used along a path, of one group: (end, part) → page."""
+"""Pages of one group that are cached or used along a path: (end, part) → page."""
 
 
 def alignment_tokens(groups: Sequence[GroupSpec]) -> int:
-    """Tokens after which every group's pages end: where a prefix is shared without a copy."""
+    """Return the tokens that are whole pages in every token group: at multiples of it a prefix is
+    shared without a copy."""
     return math.lcm(*(group.page_tokens for group in groups if group.kind.counts_tokens))
 
 
@@ -25,10 +26,10 @@ def longest_hit(
     limit_tokens: int,
     facts: Facts,
 ) -> int:
-    """Longest resumable length ≤ ``limit_tokens``, searched from the longest downward.
+    """Return the longest resumable length ≤ ``limit_tokens``, searching downward.
 
-    A length is tried at the limit, where pages end in every group, where a request ended and
-    around images; if there are states, only where one was kept.
+    Candidates are the limit, lengths at which pages end in every group, lengths at which a request
+    ended, and the edges of images; with state groups, only lengths at which a state was kept.
     """
     required = [
         (group, policy, pages)
@@ -52,7 +53,7 @@ def longest_hit(
 
 
 def resumes(group: GroupSpec, policy: GroupPolicy, found: Found, length: int, facts: Facts) -> bool:
-    """Is everything there that the group needs to go on after ``length`` tokens?"""
+    """Return whether the group has all that it needs to continue after ``length`` tokens."""
     if group.kind is GroupKind.STATE:
         return all((length, part) in found for part in range(group.slices))
     if group.kind is GroupKind.CROSS:
@@ -67,21 +68,22 @@ def resumes(group: GroupSpec, policy: GroupPolicy, found: Found, length: int, fa
 
 
 def tail_page(group: GroupSpec, found: Found, length: int) -> int | None:
-    """A page whose first ``length % page_tokens`` tokens are the prefix's last ones."""
+    """Find a page whose first ``length % page_tokens`` tokens are the prefix's last ones; None if
+    there is none."""
     size = group.page_tokens
     ends = (length // size * size + size, *range(length, length // size * size + size))
     return next((found[end, 0] for end in ends if (end, 0) in found), None)
 
 
 def image_places(group: GroupSpec, facts: Facts, length: int) -> Iterator[Place]:
-    """Places in the index of all images that end within a prefix, in order of position."""
+    """Yield the index places of all images that end within a prefix, by position."""
     for image in facts.images:
         if image.end <= length:
             yield from ((image.end, part) for part in range(image_pages(group, image)))
 
 
 def whole_run(group: GroupSpec, found: Found, length: int) -> int:
-    """Whole pages from the first on without a hole, within ``length`` tokens."""
+    """Count the whole pages from the first on without a hole, within ``length`` tokens."""
     size = group.page_tokens
     positions = range(length // size)
     return next((p for p in positions if ((p + 1) * size, 0) not in found), len(positions))

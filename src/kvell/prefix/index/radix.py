@@ -1,12 +1,12 @@
 """A compressed radix tree over tokens; beside each node, the pages of every group.
 
 A node holds the tokens ``start … end-1`` of every prefix through it, as one int32
-array.  A page has a place, ``(end, part)``: ``end`` is the length of the prefix that its
-last token ends (a state: that it stands for; an image: that the image ends), ``part``
-tells pages of one end apart (slices of a state, pages of an image; else 0).  It belongs
-to the node that holds that last token, so when an edge is split, a page that straddles
-the cut stays with the old branch, and the new branch gets its own.  Holes are allowed:
-a node lives while a page, a child or a holder needs it.
+array.  A page has a place, ``(end, part)``.  ``end`` is the length of the prefix that ends
+with the page's last token (of a state: the tokens that it stands for; of an image: where the
+image ends).  ``part`` tells pages with one end apart (slices of a state, pages of an image;
+else 0).  A page belongs to the node that holds its last token, so when an edge is split, a
+page that straddles the cut stays with the old branch, and the new branch gets its own.  Holes
+are allowed: a node lives while a page, a child or a holder needs it.
 
 Source: SGLang's RadixAttention, and Jenga §5 for what is kept beside it.
 """
@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 
 BELOW_NODES = 8
-"""Nodes looked at for a page whose first tokens a prompt shares, though not its last."""
+"""Nodes searched for a page whose first tokens a prompt shares, but not its last."""
 
 
 @dataclass(eq=False)
@@ -53,7 +53,7 @@ def common_prefix(left: Tokens, right: Tokens) -> int:
 
 
 class RadixTree:
-    """One tree per root name (model, adapter, salt); shared bookkeeping of pages."""
+    """One tree per root name (model, adapter, salt), and the place of every named page."""
 
     def __init__(self, num_groups: int) -> None:
         self._roots: dict[str, Node] = {}
@@ -61,20 +61,20 @@ class RadixTree:
         self._tags: dict[tuple[int, int], int] = {}
 
     def add_groups(self, count: int) -> None:
-        """From now on nodes have pages of ``count`` more groups."""
+        """Give the nodes pages of ``count`` more groups."""
         self._where.extend({} for _ in range(count))
         for node in self.nodes():
             node.pages.extend({} for _ in range(count))
 
     def root(self, name: str) -> Node:
-        """The root of a name, made when first asked for."""
+        """Return the root of a name, creating it if needed."""
         if name not in self._roots:
             self._roots[name] = self._node(np.empty(0, np.int32), 0, None)
             self._roots[name].root = name
         return self._roots[name]
 
     def walk(self, root: str, tokens: Tokens) -> Iterator[tuple[Node, int]]:
-        """Nodes along ``tokens``, each with the length of prefix matched once it is done."""
+        """Yield the nodes along ``tokens``, each with the prefix length matched at its end."""
         node, length = self._roots.get(root), 0
         while node is not None and length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -87,10 +87,10 @@ class RadixTree:
             node = child
 
     def extend(self, node: Node, length: int, tokens: Tokens) -> Node:
-        """Put ``tokens`` into the tree below a known prefix; returns the node they end in.
+        """Insert ``tokens`` below a known prefix; returns the node in which they end.
 
-        ``node`` and ``length`` say how much of ``tokens`` is in the tree already; the
-        node may have been split since it was remembered, never merged.
+        The first ``length`` of ``tokens`` are in the tree already, on the path to ``node``.  The
+        node may have been split since the caller got it, but never merged.
         """
         node = self.at(node, length)
         while length < len(tokens):
@@ -107,15 +107,16 @@ class RadixTree:
         return self.at(node, length)
 
     def at(self, node: Node, length: int) -> Node:
-        """The node on the path to ``node`` that holds token ``length-1``."""
+        """Return the node on the path to ``node`` that holds token ``length-1``."""
         while node.parent is not None and length <= node.start:
             node = node.parent
         return node
 
     def put(self, node: Node, group: int, place: Place, page: int, tag: int = 0) -> bool:
-        """Name a page at a place on the path ending in ``node``, unless one is there.
+        """Name a page at a place on the path that ends in ``node``; False if a page is there
+        already.
 
-        :param tag: what :meth:`tag_of` says of the page as long as it is named.
+        :param tag: a number that :meth:`tag_of` returns while the page is named.
         """
         home = self.at(node, place[0])
         if place in home.pages[group]:
@@ -126,39 +127,42 @@ class RadixTree:
         return True
 
     def retag(self, group: int, page: int, tag: int) -> None:
-        """A page that has a place of its own is to be known as something else."""
+        """Replace the tag of a page; a page with tag 0 keeps it."""
         if self._tags.get((group, page)):
             self._tags[group, page] = tag
 
     def part_of(self, group: int, page: int) -> int:
-        """Which of the pages of one end a named page is."""
+        """Return the part of a named page, which tells pages with one end apart."""
         return self._where[group][page][1][1]
 
     def tag_of(self, group: int, page: int) -> int:
-        """What a page was named with; 0 if it is not named."""
+        """Return the tag with which a page was named; 0 if it is not named."""
         return self._tags.get((group, page), 0)
 
     def drop(self, group: int, page: int) -> None:
-        """The page is named no longer; nodes that nothing needs any more go with it."""
+        """Remove the name of a page, and the nodes that nothing needs any more."""
         node, place = self._where[group].pop(page)
         del node.pages[group][place]
         del self._tags[group, page]
         self.prune(node)
 
     def page_at(self, node: Node, group: int, place: Place) -> int | None:
-        """The page at a place on the path that ends in ``node``; None in holes."""
+        """Return the page at a place on the path that ends in ``node``; None in holes."""
         return self.at(node, place[0]).pages[group].get(place)
 
     def rename(self, group: int, old: int, new: int) -> None:
-        """What ``old`` held is in ``new`` now."""
+        """Name page ``new`` where ``old`` was named: the content has moved."""
         node, place = self._where[group].pop(old)
         node.pages[group][place] = new
         self._where[group][new] = (node, place)
         self._tags[group, new] = self._tags.pop((group, old))
 
     def below(self, node: Node, length: int, end: int) -> Iterator[Node]:
-        """Nodes that hold tokens after the first ``length`` and up to ``end`` of prefixes that
-        share these, from ``node`` on, which holds token length-1 or ends before: the first few."""
+        """Yield the first few nodes with tokens after the shared prefix of ``length`` and up to
+        ``end``.
+
+        Starts from ``node``, which holds token ``length-1`` or ends before it.
+        """
         stack, seen = [node], 0
         while stack and seen < BELOW_NODES:
             here = stack.pop()
@@ -173,12 +177,12 @@ class RadixTree:
         node.holders += 1
 
     def let_go(self, node: Node) -> None:
-        """One holder less."""
+        """Drop one reference of a holder."""
         node.holders -= 1
         self.prune(node)
 
     def prune(self, node: Node) -> None:
-        """Remove the node and its ancestors as far as nothing needs them, root included."""
+        """Remove the node and those of its ancestors that nothing needs, root included."""
         while node.parent is not None and not self._needed(node):
             parent = node.parent
             del parent.children[int(node.tokens[0])]
@@ -188,13 +192,13 @@ class RadixTree:
             del self._roots[node.root]
 
     def named(self) -> Iterator[tuple[int, int, Node, Place]]:
-        """Every (group, page, node, place) that the tree names."""
+        """Yield (group, page, node, place) for every page that the tree names."""
         for group, where in enumerate(self._where):
             for page, (node, place) in where.items():
                 yield group, page, node, place
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, roots included."""
+        """Yield every node, roots included."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -217,7 +221,7 @@ class RadixTree:
         return child
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut ``node`` after prefix ``length``; it keeps the lower part. Returns the upper."""
+        """Cut ``node`` after prefix ``length``: it keeps the lower part.  Returns the upper."""
         parent, cut = node.parent, length - node.start
         if parent is None:
             raise AssertionError("a root has no tokens to cut")
