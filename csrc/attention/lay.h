@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/bfloat16.h"
 #include "softmax.h"
 #include "task.h"
 
@@ -10,13 +11,6 @@ namespace {
 
 // Rows of a span for one head; what is not to be read is a row of zeros.
 using SpanRows = const uint8_t* const*;
-
-static inline uint16_t to_bfloat16(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // What a kernel needs of a task's scratch, in items, that multiplies rows as they lie, one after the other.
 template <class Lanes, int PerItem>
@@ -166,7 +160,7 @@ struct Lay {
       for (int32_t d = 0; d < value_size; ++d) to[d] = from[d] * scale;
     } else {
       uint16_t* to = static_cast<uint16_t*>(call.result.output) + at * value_size;
-      for (int32_t d = 0; d < value_size; ++d) to[d] = to_bfloat16(from[d] * scale);
+      for (int32_t d = 0; d < value_size; ++d) to[d] = bf16_of(from[d] * scale);
     }
   }
 };

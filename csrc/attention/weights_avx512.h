@@ -1,5 +1,6 @@
 // Scores of up to 16 rows of a span become weights, rows side by side where each has one number.
 #pragma once
+#include "cpu/bfloat16.h"
 #include "scores_avx512.h"
 
 namespace {
@@ -27,7 +28,7 @@ KVELL_INLINE __m512 weight_exp(__m512 x) {
 }
 
 KVELL_INLINE void keep_beside_zeros(__m512 weights, uint32_t* even, uint32_t* odd) {
-  const __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights));
+  const __m512i wide = _mm512_cvtepu16_epi32(bf16_of(weights));
   _mm512_store_si512(even, wide);
   _mm512_store_si512(odd, _mm512_slli_epi32(wide, 16));
 }

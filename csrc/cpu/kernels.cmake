@@ -3,8 +3,7 @@ find_package(OpenMP)
 
 # Flags and libraries of everything that computes.
 function(kvell_set_up name)
-  target_compile_options(${name} PRIVATE -O3 -Wall -Wextra -Wno-psabi)
-  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/csrc")
+  target_compile_options(${name} PRIVATE -Wno-psabi)
   if(OpenMP_CXX_FOUND)
     target_link_libraries(${name} PRIVATE OpenMP::OpenMP_CXX)
   endif()
@@ -12,6 +11,11 @@ endfunction()
 
 # Each instruction set is its own translation unit (backend_SET.cpp) with its own flags; which
 # one runs is decided by the processor at import, never by the machine that built it.
+#
+# So these units must emit no weak symbol: of equal ones the linker keeps any, and other units would
+# call code that their processor lacks. Everything in them lives in unnamed namespaces; what they use
+# of shared headers and of std is small enough to be inlined always, and no std container is among it.
+# tests/test_instruction_set_units.py looks at the objects.
 function(kvell_add_backends name)
   target_sources(${name} PRIVATE backend_portable.cpp)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -44,15 +48,15 @@ function(kvell_add_kernel_objects name)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
     CXX_VISIBILITY_PRESET hidden)
+  kvell_set_flags(${name} -O3)
   kvell_set_up(${name})
   kvell_add_backends(${name})
 endfunction()
 
 # An extension module.
 function(kvell_add_module name destination)
-  nanobind_add_module(${name} NB_STATIC NOMINSIZE ${ARGN})
+  kvell_add_extension(${name} ${destination} -O3 ${ARGN})
   kvell_set_up(${name})
-  install(TARGETS ${name} LIBRARY DESTINATION ${destination})
 endfunction()
 
 # An extension module with kernels of its own.

@@ -347,25 +347,26 @@ class Pass {
       const int64_t first = self * panels_of_share(*following, made.rows, pace, team.size());
       later = following->panel(std::min(following->panels() - 1, first));
     }
-    int64_t last_row = -1;
-    for (int64_t share = self; share < cut.shares;) {
-      const int64_t next = team.take();
-      const int64_t panel = share % cut.chunks * cut.chunk_panels;
-      const int64_t row = share / cut.chunks * cut.block_rows;
-      decoder_.kernels->product(
-          made, decoder_.activation, panel, std::min(panel + cut.chunk_panels, matrix.panels()), row,
-          std::min(row + cut.block_rows, made.rows), row == last_row,
-          next < cut.shares ? matrix.panel(next % cut.chunks * cut.chunk_panels) : later);
-      last_row = row;
-      share = next;
-    }
-    team.barrier();
+    team.phase([&] {
+      int64_t last_row = -1;
+      for (int64_t share = self; share < cut.shares;) {
+        const int64_t next = team.take();
+        const int64_t panel = share % cut.chunks * cut.chunk_panels;
+        const int64_t row = share / cut.chunks * cut.block_rows;
+        decoder_.kernels->product(
+            made, decoder_.activation, panel, std::min(panel + cut.chunk_panels, matrix.panels()), row,
+            std::min(row + cut.block_rows, made.rows), row == last_row,
+            next < cut.shares ? matrix.panel(next % cut.chunks * cut.chunk_panels) : later);
+        last_row = row;
+        share = next;
+      }
+    });
   }
 
   // False: a hook has failed and all threads leave.
   bool seam(Team& team, int self, Seam seam, int layer) {
     if (!hook_) return true;
-    if (self == 0) try {
+    if (self == 0 && !team.has_failed()) try {
         (*hook_)(seam, layer);
       } catch (...) {
         failure_ = std::current_exception();

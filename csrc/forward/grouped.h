@@ -12,7 +12,6 @@
 // is unpacked once. It is the same arithmetic in the same order.
 #pragma once
 #include <cstring>
-#include <vector>
 
 #include "aligned.h"
 #include "product.h"
@@ -98,16 +97,16 @@ struct GroupedWeights {
 
   // With Σ x of every group of some rows, where weights have minima: [rows, groups].
   static Inputs inputs(const Product& product, int64_t row_begin, int64_t row_end, bool again) {
-    thread_local std::vector<float> sums;
+    thread_local AlignedBytes memory;
     const int64_t groups = product.matrix->groups, steps = product.matrix->steps;
     const uint32_t* const x = product.x + row_begin * product.x_stride;
-    if (F == kvell::Form::int4 && !again) {
-      sums.resize((row_end - row_begin) * groups);
-      for (int64_t at = 0; at < int64_t(sums.size()); ++at)
-        sums[at] = sum_of(x + at / groups * product.x_stride + at % groups * kSteps,
-                          std::min(kSteps, steps - at % groups * kSteps));
-    }
-    return {x, product.x_stride, sums.data(), nullptr, F == kvell::Form::int4 ? groups : 0};
+    if constexpr (F != kvell::Form::int4) return {x, product.x_stride, nullptr, nullptr, 0};
+    const int64_t count = (row_end - row_begin) * groups;
+    float* const sums = reinterpret_cast<float*>(memory.of(count * 4));
+    for (int64_t at = 0; !again && at < count; ++at)
+      sums[at] = sum_of(x + at / groups * product.x_stride + at % groups * kSteps,
+                        std::min(kSteps, steps - at % groups * kSteps));
+    return {x, product.x_stride, sums, nullptr, groups};
   }
 
   static Inputs skip(const Inputs& inputs, int64_t rows) {

@@ -1,6 +1,7 @@
 // Models' elements in AVX-512 registers.
 #pragma once
 #include "attention/lanes_avx512.h"
+#include "cpu/bfloat16.h"
 
 #include "grouped_avx512.h"
 #include "product.h"
@@ -10,24 +11,11 @@
 
 namespace {
 
-// To the nearest, ties to even; a NaN stays one. The flags decide who does it.
-KVELL_INLINE __m256i bf16_rounded(__m512 x) {
-#ifdef __AVX512BF16__
-  return (__m256i)_mm512_cvtneps_pbh(x);
-#else
-  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i kept = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
-                                            _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
-#endif
-}
-
 KVELL_INLINE void round_to_bf16(uint16_t* to, const float* x, int64_t size) {
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 mask = Avx512Lanes::lanes(0, static_cast<int>(size - i));
     const __m512 part = _mm512_maskz_loadu_ps(mask, x + i);
-    _mm256_mask_storeu_epi16(to + i, mask, bf16_rounded(part));
+    _mm256_mask_storeu_epi16(to + i, mask, bf16_of(part));
   }
 }
 

@@ -6,23 +6,9 @@
 #include <cstring>
 
 #include "attention/views.h"
+#include "cpu/bfloat16.h"
 
 namespace {
-
-inline float bf16_value(uint16_t x) {
-  const uint32_t bits = uint32_t(x) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, 4);
-  return wide;
-}
-
-// To the nearest bf16, ties to even; a NaN stays one.
-inline uint16_t bf16_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return static_cast<uint16_t>(x != x ? bits >> 16 | 0x40 : rounded);
-}
 
 // Sign, four bits of exponent (bias 7), three of mantissa; |x| <= 448. Ties to even.
 inline uint8_t float8_of(float x) {

@@ -8,7 +8,9 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <optional>
+#include <utility>
 
 #include "places.h"
 
@@ -34,8 +36,29 @@ class Team {
   // Runs `body(share)` for every share in [0, shares), then meets the others.
   template <class Body>
   void each(int self, int64_t shares, Body body) {
-    for (int64_t share = self; share < shares; share = take()) body(share);
+    phase([&] {
+      for (int64_t share = self; share < shares; share = take()) body(share);
+    });
+  }
+
+  // Runs `work`, then meets the others. An exception must not leave a thread of the team, and a thread
+  // that left would keep the others waiting: so the first one is kept for `rethrow`, and all threads
+  // go on from barrier to barrier with nothing to do.
+  template <class Work>
+  void phase(Work work) {
+    if (!has_failed()) try {
+        work();
+      } catch (...) {
+        fail(std::current_exception());
+      }
     barrier();
+  }
+
+  bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
+
+  // After the last phase, when the threads are back.
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
   }
 
   int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
@@ -74,6 +97,10 @@ class Team {
 #endif
   }
 
+  void fail(std::exception_ptr failure) {
+    if (!has_failed_.exchange(true)) failure_ = std::move(failure);
+  }
+
   void wake() {
 #if defined(__linux__)
     syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, size_, nullptr, nullptr, 0);
@@ -91,6 +118,8 @@ class Team {
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int32_t> phase_{0};
   alignas(64) std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<bool> has_failed_{false};
+  std::exception_ptr failure_;
 };
 
 // How many threads a pass has; 0 asks for OpenMP's number.
@@ -104,7 +133,8 @@ inline int team_threads(int asked) {
 #endif
 }
 
-// Runs `body(team, self)` on `threads` threads, or fewer if there are not so many.
+// Runs `body(team, self)` on `threads` threads, or fewer if there are not so many; throws what a phase
+// has thrown.
 template <class Body>
 void with_team(int threads, Body body) {
 #ifdef _OPENMP
@@ -118,12 +148,13 @@ void with_team(int threads, Body body) {
       places.take(omp_get_thread_num());
       body(*team, omp_get_thread_num());
     }
-    return;
+    return team->rethrow();
   }
 #endif
   (void)threads;
   Team alone(1);
   body(alone, 0);
+  alone.rethrow();
 }
 
 }  // namespace kvell

@@ -11,7 +11,6 @@
 #pragma once
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "grouped.h"
 #include "grouped_avx512.h"
@@ -69,8 +68,8 @@ class WholeRows {
   Inputs take(const Product& product, int64_t row_begin, int64_t rows) {
     const kvell::Matrix& matrix = *product.matrix;
     uint32_t* const pairs = reinterpret_cast<uint32_t*>(pairs_.of(rows * matrix.groups * 64));
-    powers_.resize(rows * matrix.groups);
-    sums_.resize(rows * matrix.groups);
+    float* const powers = reinterpret_cast<float*>(powers_.of(rows * matrix.groups * 4));
+    float* const sums = reinterpret_cast<float*>(sums_.of(rows * matrix.groups * 4));
     for (int64_t row = 0; row < rows; ++row) {
       const uint32_t* x = product.x + (row_begin + row) * product.x_stride;
       for (int64_t g = 0, at = row; g < matrix.groups; ++g, at += rows) {
@@ -78,16 +77,15 @@ class WholeRows {
         const WholeGroup made = WholeGroup::of(
             _mm512_maskz_loadu_epi32(Avx512Lanes::lanes(0, left), x + g * kGroupPairs));
         _mm512_store_si512(pairs + at * kGroupPairs, made.pairs);
-        powers_[at] = made.power;
-        if (matrix.form == kvell::Form::int4) sums_[at] = WholeGroup::sum(made);
+        powers[at] = made.power;
+        if (matrix.form == kvell::Form::int4) sums[at] = WholeGroup::sum(made);
       }
     }
-    return {pairs, rows * kGroupPairs, sums_.data(), powers_.data(), rows};
+    return {pairs, rows * kGroupPairs, sums, powers, rows};
   }
 
  private:
-  AlignedBytes pairs_;
-  std::vector<float> powers_, sums_;
+  AlignedBytes pairs_, powers_, sums_;
 };
 
 template <kvell::Form F>

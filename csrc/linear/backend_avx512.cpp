@@ -1,6 +1,7 @@
 // AVX-512 with bf16 dot products: 32 elements a step.
 #include <immintrin.h>
 
+#include "cpu/bfloat16.h"
 #include "tile.h"
 
 namespace {
@@ -24,7 +25,7 @@ struct Avx512Lanes {
       const __m128i wide = _mm_cvtepu16_epi32(_mm_maskz_loadu_epi16(mask, bias));
       total = _mm_add_ps(total, _mm_castsi128_ps(_mm_slli_epi32(wide, 16)));
     }
-    _mm_mask_storeu_epi16(y, mask, (__m128i)_mm_cvtneps_pbh(total));
+    _mm_mask_storeu_epi16(y, mask, bf16_of(total));
   }
 
  private:

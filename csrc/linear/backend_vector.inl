@@ -2,6 +2,7 @@
 // instruction set. The including unit names it: KVELL_LINEAR_FUNCTION, KVELL_LINEAR_NAME.
 #include <cstring>
 
+#include "cpu/bfloat16.h"
 #include "tile.h"
 
 namespace {
@@ -38,7 +39,7 @@ struct VectorLanes {
   }
 
   static void finish(const Sum (&sums)[4], const uint16_t* bias, uint16_t* y, int count) {
-    for (int o = 0; o < count; ++o) y[o] = rounded(folded(sums[o]) + (bias ? value(bias[o]) : 0.0f));
+    for (int o = 0; o < count; ++o) y[o] = bf16_of(folded(sums[o]) + (bias ? bf16_value(bias[o]) : 0.0f));
   }
 
  private:
@@ -46,19 +47,6 @@ struct VectorLanes {
     float total = sum[0];
     for (int i = 1; i < kWidth; ++i) total += sum[i];
     return total;
-  }
-  static float value(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, 4);
-    return wide;
-  }
-  // To the nearest bf16, ties to even; a NaN stays one.
-  static uint16_t rounded(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if (x != x) return static_cast<uint16_t>(bits >> 16 | 0x40);
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
 };
 

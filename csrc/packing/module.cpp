@@ -9,10 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include "cpu/bfloat16.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -31,18 +32,8 @@ struct Float32 {
 
 struct Bfloat16 {
   using Number = uint16_t;
-  static float wide(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-  }
-  static uint16_t narrow(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;  // not a number
-    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-  }
+  static float wide(uint16_t x) { return bf16_value(x); }
+  static uint16_t narrow(float x) { return bf16_of(x); }
 };
 
 struct Rows {

@@ -26,6 +26,7 @@ from kvell.models.loading.random_model import random_paged_model
 from kvell.models.loading.random_weights import random_module, write_random_model
 from kvell.models.paged_model import PagedModel
 from tests.models.harness import oracle_logits, runner_over, tiny_config
+from tests.models.rounding import DENORMALS_ARE_ZEROS, bits_of, hard_numbers, rounded_bits
 
 BF16_ROUNDING = 2.0**-8
 FLOAT32_SUM = 2.0**-20
@@ -61,6 +62,22 @@ def test_is_the_exact_result_rounded_once(instruction_set: str, rows: int) -> No
         x, weight, bias = random(rows, width), random(out, width, seed=1), random(out, seed=2)
         assert_rounded_once(small_linear(x, weight, None, instruction_set), x, weight)
         assert_rounded_once(small_linear(x, weight, bias, instruction_set), x, weight, bias)
+
+
+@each_set
+def test_is_rounded_as_torch_rounds(instruction_set: str) -> None:
+    """A sum of an operand and a bias: ties, infinities, what is no number, denormal numbers."""
+    flushes = instruction_set in DENORMALS_ARE_ZEROS
+    one = torch.ones(1, 1).bfloat16()
+    upper = hard_numbers().view(torch.int32) & -65536
+    bias = upper.view(torch.float32).bfloat16()
+    for x in (0.0, 2.0**-8, -(2.0**-9), 2.0**119, -float("inf")):
+        added = torch.tensor([[x]]).bfloat16()
+        y = small_linear(added, one.expand(len(bias), 1).contiguous(), bias, instruction_set)
+        sums = added[0].float() + bias.float()
+        known = ~(added[0].isnan() | sums.isnan() & ~bias.isnan())  # whose sign is the processor's
+        assert torch.equal(bits_of(y[0])[known], rounded_bits(sums, flushes)[known])
+        assert torch.equal(y[0].isnan(), sums.isnan())
 
 
 @settings(max_examples=60)

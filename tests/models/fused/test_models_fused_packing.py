@@ -14,6 +14,7 @@ from kvell.models.fused.packing import (
     rows_of,
     store_bytes,
 )
+from tests.models.rounding import bits_of, hard_numbers, rounded_bits
 
 pytest.importorskip("kvell.models.fused._packing")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -71,6 +72,12 @@ def test_numbers_are_rounded_as_torch_rounds_them(
     made = packed(rows_of([weight]), dtype, num_threads)
     assert torch.equal(made.nan_to_num(7.5), by_panels(weight.to(dtype)).nan_to_num(7.5))
     assert torch.equal(made.isnan(), by_panels(weight.to(dtype)).isnan())
+
+
+def test_what_is_no_number_keeps_its_sign() -> None:
+    weight = hard_numbers().view(1, -1)
+    made = packed(rows_of([weight]), torch.bfloat16)[0, :, 0].flatten()
+    assert torch.equal(bits_of(made), rounded_bits(weight[0]))
 
 
 @every_dtype
