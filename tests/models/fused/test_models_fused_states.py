@@ -220,7 +220,7 @@ def test_the_compiled_pass_checks_states_for_itself() -> None:
     for match, changes in wrong:
         with pytest.raises(ValueError, match=match):
             forward(replace(batch, groups=(batch.groups[0], replace(states, **changes))))
-    with pytest.raises(RuntimeError, match="has states"):
+    with pytest.raises(RuntimeError, match="no metadata for"):
         forward(replace(batch, groups=(batch.groups[0], None)))
     with pytest.raises(RuntimeError, match="has keys"):
         forward(replace(batch, groups=(None, states)))

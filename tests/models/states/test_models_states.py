@@ -190,5 +190,5 @@ def test_a_group_of_states_needs_metadata_of_states() -> None:
 
     model.forward = spy  # type: ignore[method-assign]
     runner.step([("a", prompt_ids(4))])
-    with pytest.raises(RuntimeError, match="has states"):
+    with pytest.raises(RuntimeError, match="no metadata for"):
         forward(replace(seen[0], groups=seen[0].groups[::-1]))
