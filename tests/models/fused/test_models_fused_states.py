@@ -222,5 +222,5 @@ def test_the_compiled_pass_checks_states_for_itself() -> None:
             forward(replace(batch, groups=(batch.groups[0], replace(states, **changes))))
     with pytest.raises(RuntimeError, match="no metadata for"):
         forward(replace(batch, groups=(batch.groups[0], None)))
-    with pytest.raises(RuntimeError, match="has keys"):
+    with pytest.raises(RuntimeError, match="no metadata for a group of keys"):
         forward(replace(batch, groups=(None, states)))
