@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.replay.command import require_directory, writing
 from kvell.cli.terminal.figures import wide_console
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import engine_options, json_option, with_kv_memory
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import EngineSettings, Session

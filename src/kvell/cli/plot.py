@@ -5,7 +5,7 @@ from typing import Literal
 
 import click
 
-from kvell.cli.replay.command import writing
+from kvell.cli.terminal.files import writing
 from kvell.cli.terminal.options import debug_option
 from kvell.errors import ChangeSomething
 

@@ -16,8 +16,8 @@ from kvell.cli.bench.workload_options import (
     results_option,
     source_options,
 )
-from kvell.cli.replay.command import require_directory, writing
 from kvell.cli.terminal.figures import print_load
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session

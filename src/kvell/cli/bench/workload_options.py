@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvell.cli.replay.command import require_directory, writing
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.errors import ChangeSomething
 
 Command = Callable[..., Any]

@@ -1,8 +1,7 @@
 """``kvell replay``: a trace against a model and a memory size, in virtual time."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from kvell.cli.replay.models import (
     speculation_options,
 )
 from kvell.cli.replay.report import print_report
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
     debug_option,
     dtype_option,
@@ -245,25 +245,3 @@ def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = Fal
 def images_in_text(layers: Sequence[LayerSpec]) -> bool:
     """Are an image's tokens tokens of the prompt? Not if the text attends to them elsewhere."""
     return not any(layer.kind is GroupKind.CROSS for layer in layers)
-
-
-def require_directory(flag: str, path: Path | None) -> None:
-    """Nobody should lose a long run to a typing error.
-
-    :raises ChangeSomething: if the file's directory is not there.
-    """
-    if path is not None and not path.parent.is_dir():
-        raise ChangeSomething(flag, path, "is in no directory that exists", "give another path")
-
-
-@contextmanager
-def writing(flag: str, path: Path) -> Iterator[None]:
-    """Say which flag's file cannot be written.
-
-    :raises ChangeSomething: instead of an ``OSError``.
-    """
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise ChangeSomething(flag, path, problem, "give another path") from error
