@@ -134,7 +134,7 @@ class TestJson:
         names = ("--trace", trace, "--model", tiny_config, "--speculative-model", tiny_config)
         ended = kvell("replay", *names)
         assert ended.code == 2
-        assert "guesses nothing without a number of tokens" in ended.stderr
+        assert "needs a number of draft tokens per step" in ended.stderr
 
     def test_requests_out(self, replay: Any, tmp_path: Path) -> None:
         path = tmp_path / "requests.jsonl"

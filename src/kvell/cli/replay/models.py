@@ -1,4 +1,4 @@
-"""Which models a replay is about: the one that answers, and the one that guesses for it."""
+"""The models of a replay: the one that answers, and its draft model."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 class DraftTokens:
     """The flags of speculative decoding in a replay.
 
-    :param acceptance: chance that a guess behind right ones is right, 0 to 1.
+    :param acceptance: chance that a draft token is accepted if those before it were, 0 to 1.
     """
 
     num_speculative_tokens: int = 0
@@ -33,12 +33,12 @@ class DraftTokens:
     acceptance: float = 0.0
 
     def within(self, limits: "Limits") -> "Limits":
-        """The limits of a run that guesses so."""
+        """Return ``limits`` with this number of draft tokens."""
         return replace(limits, num_speculative_tokens=self.num_speculative_tokens, has_drafter=True)
 
 
 def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags; the command gets them as ``guesses``."""
+    """Add the flags; the command gets them as ``draft_tokens``."""
 
     @functools.wraps(command)
     def gathered(
@@ -52,7 +52,7 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ChangeSomething(
                 "--speculative-model",
                 speculative_model,
-                "guesses nothing without a number of tokens to guess",
+                "needs a number of draft tokens per step",
                 "use --num-speculative-tokens 4",
             )
         draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
@@ -65,12 +65,12 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="N",
             default=0,
             show_default=True,
-            help="Tokens guessed per step and request.",
+            help="Draft tokens per step and request.",
         ),
         click.option(
             "--speculative-model",
             metavar="MODEL",
-            help="The model that guesses, named like --model. [default: guesses cost nothing]",
+            help="The draft model, named like --model. [default: draft tokens cost nothing]",
         ),
         click.option(
             "--acceptance",
@@ -78,7 +78,7 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="R",
             default=0.7,
             show_default=True,
-            help="Chance that a guess behind right ones is right.",
+            help="Chance that a draft token is accepted if those before it were.",
         ),
     )
     for option in reversed(options):
@@ -92,7 +92,7 @@ class ReplayModels:
 
     :param layers: of both models.
     :param cost: of the model that answers.
-    :param draft_cost: of the model that guesses, if there is one.
+    :param draft_cost: of the draft model, if there is one.
     """
 
     layers: tuple[LayerSpec, ...]

@@ -77,7 +77,7 @@ def _counts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "preemptions" in server:
         rows.append(("preemptions (server)", f"{server['preemptions']:,}"))
     if "draft_acceptance_rate" in server:
-        rows.append(("guesses right (server)", f"{server['draft_acceptance_rate']:.1%}"))
+        rows.append(("draft tokens accepted (server)", f"{server['draft_acceptance_rate']:.1%}"))
     if "tokens_per_step" in server:
         rows.append(("tokens per step (server)", f"{server['tokens_per_step']:,.1f}"))
     for key in ("prompt_tokens", "output_tokens"):

@@ -203,14 +203,14 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
         metavar="N",
         default=0,
         show_default=True,
-        help="Tokens guessed per step; answers stay the same.",
+        help="Draft tokens of a request per step, at most; answers stay the same.",
     ),
     click.option(
         "--speculative-model",
         metavar="MODEL",
-        help="A smaller model that guesses. [default: look up what the text repeats]",
+        help="A smaller model that makes draft tokens. [default: look up what the text repeats]",
     ),
-    _number("--prompt-lookup-max", 5, "Longest end of the text to look up for a guess."),
+    _number("--prompt-lookup-max", 5, "Longest end of the text to look up for draft tokens."),
     _number("--prompt-lookup-min", 2, "Shortest one."),
     click.option(
         "--async-scheduling/--no-async-scheduling",
