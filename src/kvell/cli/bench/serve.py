@@ -1,4 +1,4 @@
-"""``kvell bench serve``: load on any server that speaks OpenAI's API."""
+"""``kvell bench serve``: loads any server that speaks OpenAI's API."""
 
 import asyncio
 import math
@@ -27,7 +27,12 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 
 @click.command()
 @click.option("--base-url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
-@click.option("--model", default="", metavar="NAME", help="What it serves.  [default: ask it]")
+@click.option(
+    "--model",
+    default="",
+    metavar="NAME",
+    help="The model to ask.  [default: the only one it serves]",
+)
 @source_options
 @click.option("--rate", type=POSITIVE, metavar="R", help="Requests per second, Poisson; or inf.")
 @click.option("--time-scale", type=POSITIVE, default=1.0, help="Makes a trace's times longer.")
@@ -66,8 +71,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Token ids are below it.",
 )
-@click.option("--tokenizer", metavar="MODEL", help="Makes answers into ids, for next turns.")
-@click.option("--return-token-ids", is_flag=True, help="Have the server tell ids (vLLM).")
+@click.option("--tokenizer", metavar="MODEL", help="Turns answers into ids, for next turns.")
+@click.option("--return-token-ids", is_flag=True, help="Ask the server for token ids (vLLM).")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers of exact length.")
 @click.option("--extra-body", metavar="JSON", help="Further fields of every request.")
 @click.option("--api-key", help="Sent as a bearer token.")
@@ -96,7 +101,7 @@ def serve(
     json_path: str | None,
     **given: Any,
 ) -> None:
-    """Send requests at their times, whatever the server does, and measure what clients see.
+    """Send requests on schedule, whatever the server does, and measure what clients see.
 
     Times to the first token, per token and end to end, with percentiles; goodput is complete
     requests per second that met --slo-ttft and --slo-tpot. All times are in seconds.
@@ -161,7 +166,7 @@ def _measured(session: Session, source: Source, flags: Flags, progress: Any) -> 
 
 
 def _allow_many_connections() -> None:
-    """As many open files as this user may have: one for each open request."""
+    """Raise the limit of open files as far as allowed: each open request needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CONFIGS = Path("bench", "configs")
 REPOSITORY = Path(__file__).resolve().parents[4]
-"""Where the named configs lie when Kvell runs from its repository."""
+"""Directory that contains ``CONFIGS`` when Kvell runs from its repository."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class ReplayModels:
-    """What is stored, and what a step costs.
+    """The layers that store KV, and what a step costs.
 
     :param layers: of both models.
     :param cost: of the model that answers.
@@ -105,9 +105,9 @@ class ReplayModels:
 def read_models(
     model: str, speculative_model: str | None, element_bytes: int, session: Session
 ) -> ReplayModels:
-    """Both models from their configs.
+    """Read both models from their configs.
 
-    :raises ChangeSomething: if one of them cannot be had or described.
+    :raises ChangeSomething: if a config cannot be found or described.
     """
     from kvell.models.config.description import describe
     from kvell.simulator.hardware.model_cost import model_cost
@@ -130,7 +130,7 @@ def read_models(
 
 
 def named_config(model: str) -> str:
-    """The path of a config in ``bench/configs``, here or in the repository; else ``model``."""
+    """Return a config's path in ``bench/configs``, here or in the repository; else ``model``."""
     for place in (Path(), REPOSITORY):
         path = place / CONFIGS / f"{model}.json"
         if path.is_file() and not Path(model).exists():
