@@ -280,7 +280,7 @@ class LLM:
             self._instance.send(Cancel(request_id))
 
     def stats(self) -> dict[str, Any]:
-        """Return the last :meth:`generate`'s figures; seconds from first submission to last token."""
+        """Return the last :meth:`generate`'s figures; seconds run from submission to last token."""
         return dict(self._stats)
 
     # ----------------------------------------------------------------- internal
@@ -345,7 +345,7 @@ class LLM:
     def _told(
         self, ids: Sequence[npt.NDArray[np.int32]], prompts: Sequence[Prompt]
     ) -> Iterator[list[ImagePrompt]]:
-        """Give prompts in the engine's form; their images are released after the ``with`` body."""
+        """Give prompts in the engine's form; images are released after the ``with`` body."""
         told: list[ImagePrompt] = []
         try:
             for tokens, prompt in zip(ids, prompts, strict=True):
