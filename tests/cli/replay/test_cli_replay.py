@@ -82,7 +82,7 @@ class TestJson:
         assert slow > fast
 
     def test_what_clients_would_see(self, replay: Any) -> None:
-        """The words of ``kvell bench serve``, in virtual time."""
+        """The figures of ``kvell bench serve``, in virtual time."""
         found = replay("--arrivals", "trace", "--slo-ttft", "10", "--slo-tpot", "1e-9")
         assert (found["completed"], found["failed"]) == (2, 1)
         assert found["failures"] == {"refused": 1}
