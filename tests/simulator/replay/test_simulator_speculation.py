@@ -121,7 +121,7 @@ def test_draft_tokens_save_steps_and_change_no_length() -> None:
     assert drafting["requests_finished"] == plain["requests_finished"] == 60
     assert drafting["steps"] < 0.7 * plain["steps"]
     made, accepted = drafting["spec_decode_draft_tokens"], drafting["spec_decode_accepted_tokens"]
-    assert 0.4 < accepted / made < 0.7, "a guess counts only behind right ones"
+    assert 0.4 < accepted / made < 0.7, "a draft token counts only after right ones"
 
 
 def test_the_better_the_draft_tokens_the_fewer_the_steps() -> None:

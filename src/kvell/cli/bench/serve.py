@@ -49,14 +49,14 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     metavar="P",
     help="Part of the clients that hang up midway.",
 )
-@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="To the first token at most.")
-@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Per further token at most.")
+@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
 @click.option(
     "--endpoint",
     type=click.Choice(["completions", "chat"]),
     default="completions",
     show_default=True,
-    help="Of OpenAI's API; chat adds the tokens of the model's template.",
+    help="Endpoint of OpenAI's API; chat adds the tokens of the model's template.",
 )
 @click.option(
     "--prompt-format",
@@ -69,7 +69,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(min=2),
     default=32_000,
     show_default=True,
-    help="Token ids are below it.",
+    help="Token ids of prompts are below it.",
 )
 @click.option("--tokenizer", metavar="MODEL", help="Turns answers into ids, for next turns.")
 @click.option("--return-token-ids", is_flag=True, help="Ask the server for token ids (vLLM).")
@@ -82,7 +82,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="For a whole answer.",
+    help="Time limit for a whole answer.",
 )
 @click.option(
     "--plot",

@@ -75,8 +75,8 @@ MIN_MODEL_LEN = 2
 @click.option(
     "--rate", type=POSITIVE, metavar="R", help="Requests per second, as Poisson arrivals."
 )
-@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="To the first token at most.")
-@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Per further token at most.")
+@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
 @click.option(
     "--max-num-batched-tokens",
     type=click.IntRange(min=1),

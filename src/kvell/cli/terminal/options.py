@@ -77,7 +77,7 @@ def objective_option(flag: str, text: str) -> Callable[[Command], Command]:
 def dtype_option(command: Command) -> Command:
     """``--dtype``."""
     choices = click.Choice(["auto", "float32", "bfloat16"])
-    text = "Numbers of weights, and of KV unless given; auto is bfloat16."
+    text = "Dtype of weights, and of KV unless given; auto is bfloat16."
     return click.option("--dtype", type=choices, default="auto", show_default=True, help=text)(
         command
     )
@@ -86,7 +86,7 @@ def dtype_option(command: Command) -> Command:
 def kv_cache_dtype_option(command: Command) -> Command:
     """``--kv-cache-dtype``."""
     choices = click.Choice(["auto", *KV_DTYPES])
-    text = "Numbers of KV; auto is --dtype, fp8 and int8 have a scale per token and head."
+    text = "Dtype of KV; auto is --dtype, fp8 and int8 have a scale per token and head."
     return click.option(
         "--kv-cache-dtype", type=choices, default="auto", show_default=True, help=text
     )(command)
@@ -94,7 +94,7 @@ def kv_cache_dtype_option(command: Command) -> Command:
 
 def quantization_option(command: Command) -> Command:
     """``--quantization``."""
-    text = "Bits of weights; int4 serves blocks that a model brings as they are."
+    text = "Storage of weights; int4 blocks in a model's files are served as they are."
     return click.option(
         "--quantization",
         type=click.Choice(QUANTIZATIONS),
@@ -169,11 +169,11 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     cpu_buffer_option,
     objective_option(
         "--slo-ttft",
-        "To a first token at most: while these are late, prompts go ahead of decodes, whose pages "
-        "wait in the CPU buffer.",
+        "Time limit to a first token: while these are late, prompts go ahead of decodes, whose "
+        "pages wait in the CPU buffer.",
     ),
     objective_option(
-        "--slo-tpot", "Per further token at most: while it is missed, prompts do not go ahead."
+        "--slo-tpot", "Time limit per further token: while it is missed, prompts do not go ahead."
     ),
     dtype_option,
     kv_cache_dtype_option,
