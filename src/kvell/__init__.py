@@ -1,7 +1,7 @@
 """Kvell: memory-first LLM serving.
 
 Importing this package is cheap: it loads neither torch nor transformers until
-``LLM`` or ``AsyncEngine`` is asked for.
+``LLM`` is used.
 """
 
 from typing import TYPE_CHECKING, Any

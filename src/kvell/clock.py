@@ -1,11 +1,11 @@
-"""Clocks as values: loops are handed one, deciding code never sees one."""
+"""Clocks as values: loops are given one; code that decides never sees one."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Something that knows how many seconds have passed."""
+    """A source of time in seconds."""
 
     def now_seconds(self) -> float:
         """Seconds since an arbitrary start; never runs backwards."""
@@ -13,7 +13,7 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's own steady clock."""
+    """The system's monotonic clock."""
 
     def now_seconds(self) -> float:
         """Seconds on the system's monotonic clock."""
@@ -21,7 +21,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to: the simulator's and the tests'."""
+    """A clock that moves only when told to, for the simulator and tests."""
 
     def __init__(self, start_seconds: float = 0.0) -> None:
         self._now_seconds = start_seconds

@@ -1,20 +1,20 @@
 """Two families of errors: *change something* and *try later*.
 
-A caller that gets :class:`ChangeSomething` must change a named field; trying
-again unchanged cannot help.  A caller that gets :class:`TryLater` did nothing
-wrong and may come back.
+A caller that gets :class:`ChangeSomething` must change a named field; repeating
+the same call cannot help.  A caller that gets :class:`TryLater` did nothing
+wrong and may try again.
 """
 
 
 class KvellError(Exception):
-    """Whatever Kvell raises on purpose; its text is one clear line."""
+    """Base of all errors that Kvell raises on purpose; the text is one clear line."""
 
 
 class ChangeSomething(KvellError):  # noqa: N818 - the name says what to do
     """Something the user gave cannot work.
 
     :param field: the flag, parameter or file that is wrong, as the user wrote it.
-    :param value: what it was.
+    :param value: its value.
     :param problem: what is wrong with it, without the field's name.
     :param remedy: what to change, with a value that works where one is known.
     """
@@ -28,8 +28,8 @@ class ChangeSomething(KvellError):  # noqa: N818 - the name says what to do
 
 
 class TryLater(KvellError):  # noqa: N818
-    """Nothing is wrong with the request; there is no room or no peer just now."""
+    """The request is valid, but there is no room or no peer at the moment."""
 
 
 class InstanceDied(TryLater):
-    """The process that served a request ended before the request did."""
+    """The process that served a request ended before the request."""

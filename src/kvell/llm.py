@@ -1,4 +1,4 @@
-"""``kvell.LLM``: a model in this process, with vLLM's call shapes.
+"""``kvell.LLM``: a model in this process, with vLLM's call signatures.
 
 It speaks the instance protocol with its engine over a queue, as a front does
 over a socket.
@@ -44,9 +44,9 @@ from kvell.vocabulary import FinishReason, RequestId
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
 """A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids.
 
-A mapping may have ``images`` beside its token ids: the tensors that the model's processor makes
-of the prompt's images (``{"pixel_values": …, …}``), the ids being those of the same call.
-It may have ``model``, the name of one of several.
+A mapping may also have ``images``: the tensors that the model's processor makes of the prompt's
+images (``{"pixel_values": …, …}``), in the same call as the token ids.  It may have ``model``,
+the name of one of several models.
 """
 
 
@@ -54,8 +54,8 @@ It may have ``model``, the name of one of several.
 class RequestOutput:
     """One finished request.
 
-    :param index: of its prompt.
-    :param choice: which of the prompt's ``n`` answers it is.
+    :param index: index of its prompt.
+    :param choice: index among the prompt's ``n`` answers.
     """
 
     index: int
@@ -71,44 +71,44 @@ class RequestOutput:
 class LLM:
     """A model, its engine and its tokenizer in this process.
 
-    :param model: ``smollm2``, a local transformers directory, or a hub id; requests call it so,
+    :param model: ``smollm2``, a local transformers directory, or a hub id. Requests name it so,
         or NAME if it is written ``NAME=…``.
-    :param beside: further models, written likewise, each independent of the others. All share
-        the KV pool, which goes where the load is, and the steps.
-    :param memory_bytes: of weights, KV cache and activations together. Where a fused pass computes,
-        KV cache and activations share what the weights leave, and each takes what the other does
-        not need; elsewhere activations keep a reserve of it.
-    :param kv_memory_bytes: size of the KV pool; beside ``memory_bytes``, KV's share of it at first.
-    :param cpu_buffer_bytes: host memory beside all that, in which preempted requests keep their
-        pages, where that is quicker than computing their tokens again; None for none.
-    :param slo_ttft_seconds: to a request's first token, at most. With either objective prompts go
-        ahead of decodes, whose pages wait in the CPU buffer: further into it while first tokens
-        are late, less far while answers are slow. None asks nothing.
-    :param slo_tpot_seconds: for each further token of an answer, on average, at most.
+    :param beside: further models, written likewise, each independent of the others. All models
+        share the steps and the KV pool, which follows the load.
+    :param memory_bytes: of weights, KV cache and activations together. With a fused pass, KV cache
+        and activations share what the weights leave, and each takes what the other does not
+        need; otherwise a part of it is reserved for activations.
+    :param kv_memory_bytes: size of the KV pool; with ``memory_bytes``, the KV's initial share.
+    :param cpu_buffer_bytes: additional host memory in which preempted requests keep their pages
+        if that is quicker than recomputing their tokens; None for no buffer.
+    :param slo_ttft_seconds: limit to a request's first token. With either objective, prompts go
+        ahead of decodes, whose pages wait in the CPU buffer: they use more of it while first
+        tokens are late, less while answers are slow. None sets no limit.
+    :param slo_tpot_seconds: limit for each further token of an answer, on average.
     :param dtype: ``float32``, ``bfloat16`` or ``auto``.
-    :param kv_cache_dtype: what keys and values are stored as: ``auto`` (as ``dtype``),
-        ``float32``, ``bfloat16``, ``fp8`` or ``int8``.
-    :param quantization: what weights are kept as: ``none`` (as ``dtype``), ``int8`` or ``int4``,
-        for models with a fused pass. Blocks of four bits that a model brings are served as they
-        are; a draft model keeps its own numbers.
+    :param kv_cache_dtype: dtype of stored keys and values: ``auto`` (as ``dtype``), ``float32``,
+        ``bfloat16``, ``fp8`` or ``int8``.
+    :param quantization: storage of weights: ``none`` (as ``dtype``), ``int8`` or ``int4``, for
+        models with a fused pass. Blocks of four bits in a model's files are served as they are;
+        a draft model keeps its own dtype.
     :param kv_budget: tokens of a long prompt that each layer of full attention keeps once it is
-        computed (``"1024"``), or keeps on average, the lower layers more (``"pyramid:1024"``).
+        computed (``"1024"``), or keeps on average, lower layers more (``"pyramid:1024"``).
         None keeps all. Answers change; prompts beyond the budget share no prefix.
-    :param max_model_len: None takes the longest request that the model and pool allow.
-    :param num_speculative_tokens: tokens that a request may guess in one step. Answers stay
+    :param max_model_len: None takes the longest request that the model and the pool allow.
+    :param num_speculative_tokens: draft tokens of a request per step, at most. Answers stay
         the same.
-    :param speculative_model: a smaller model of the same vocabulary that says the guesses, named
-        like ``model``; its keys and values lie in the same pool. Without it a guess is what
-        followed the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens when they
-        occurred before.
-    :param enforce_eager: run transformers' own code layer by layer, although the model has a
-        fused pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
-    :param async_scheduling: plan a step while the one before runs, where the model allows it;
+    :param speculative_model: a smaller draft model with the same vocabulary, named like
+        ``model``; its keys and values lie in the same pool. Without it, draft tokens are those
+        that followed an earlier occurrence of the last ``prompt_lookup_min`` to
+        ``prompt_lookup_max`` tokens.
+    :param enforce_eager: run transformers' own code layer by layer even if the model has a fused
+        pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
+    :param async_scheduling: plan a step while the previous one runs, if the model allows it;
         answers stay the same.
-    :param cache_dir: where the packaged model is kept once converted.
-    :param journal: written with every input of the engine, if given.
-    :param incarnation: counts the restarts of a served instance.
-    :raises ChangeSomething: naming what cannot work.
+    :param cache_dir: directory of the packaged model once converted.
+    :param journal: records every input of the engine, if given.
+    :param incarnation: number of restarts of a served instance.
+    :raises ChangeSomething: naming the argument that cannot work.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the first model."""
+        """The first model's tokenizer."""
         return self._first.tokenizer
 
     @property
@@ -217,12 +217,12 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         sequential: bool = False,
     ) -> list[RequestOutput]:
-        """Complete every prompt; outputs come in the order of the prompts.
+        """Complete every prompt; return outputs in the order of the prompts.
 
-        With ``n`` answers to a prompt all of them come in its place, one after the other.
+        The ``n`` answers to a prompt take its place, one after the other.
 
-        :param sequential: one request after the other instead of all at once.
-        :raises ChangeSomething: if a prompt can never be served; nothing is run then.
+        :param sequential: run one request after the other instead of all at once.
+        :raises ChangeSomething: if a prompt can never be served; then nothing is run.
         """
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = _each(sampling or SamplingParams(), len(many))
@@ -251,14 +251,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several.
 
-        :param model: which of several answers; the first if none is named.
+        :param model: name of one of several models; "" is the first.
         """
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         ids = [self._tokenizer(model).encode_chat(m) for m in many]
         return self.generate([{"prompt_token_ids": i, "model": model} for i in ids], sampling)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Text of one request as it is made; closing the iterator cancels the request."""
+        """Yield one request's text as it is generated; closing the iterator cancels the request."""
         tokens = self._token_ids(prompt)
         [only] = (sampling or SamplingParams()).choices()[:1]
         with self._told([tokens], [prompt]) as told:
@@ -280,7 +280,7 @@ class LLM:
             self._instance.send(Cancel(request_id))
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the last :meth:`generate`; seconds from first submission to last token."""
+        """Return the last :meth:`generate`'s figures; seconds run from submission to last token."""
         return dict(self._stats)
 
     # ----------------------------------------------------------------- internal
@@ -323,12 +323,12 @@ class LLM:
             jobs[event.request_id].end(event)
 
     def _model_of(self, prompt: Prompt) -> str:
-        """Which of several models a prompt is for; "" is the first."""
+        """Return the name of the model that a prompt is for; "" is the first."""
         name = str(prompt.get("model") or "") if isinstance(prompt, Mapping) else ""
         return "" if name == self.engine.contract.model else name
 
     def _tokenizer(self, model: str) -> Tokenizer:
-        """Of one of several models; of the first if none is named."""
+        """Return a model's tokenizer; "" names the first model."""
         one = self._opened[self.engine.core.rules(model).name] if model else self._first
         return one.tokenizer
 
@@ -345,7 +345,7 @@ class LLM:
     def _told(
         self, ids: Sequence[npt.NDArray[np.int32]], prompts: Sequence[Prompt]
     ) -> Iterator[list[ImagePrompt]]:
-        """The prompts as the engine takes them; it knows their images for so long."""
+        """Give prompts in the engine's form; images are released after the ``with`` body."""
         told: list[ImagePrompt] = []
         try:
             for tokens, prompt in zip(ids, prompts, strict=True):
@@ -357,7 +357,10 @@ class LLM:
                     self.engine.images.release(known)
 
     def _check(self, prompt: ImagePrompt, sampling: SamplingParams, model: str) -> None:
-        """Refuse here, by name, what the engine would refuse."""
+        """Check what the engine would refuse.
+
+        :raises ChangeSomething: naming the field.
+        """
         rules, asked = self.engine.core.rules(model), sampling.max_tokens or 1
         ids, images = prompt.token_ids, prompt.images
         if sampling.stop and not self._tokenizer(model).knows_text:
@@ -382,7 +385,7 @@ class LLM:
 
 @dataclass(eq=False)
 class _Job:
-    """One request on its way: its tokens so far and their text."""
+    """One request in progress: its tokens so far and their text."""
 
     index: int
     prompt: npt.NDArray[np.int32]
@@ -401,7 +404,7 @@ class _Job:
         self._stops = StopStrings(self.sampling.stop)
 
     def take(self, token_ids: Sequence[int]) -> bool:
-        """New tokens; True if a stop string has ended the text."""
+        """Take new tokens; return whether a stop string has just ended the text."""
         if self.stopped:
             return False
         self.token_ids.extend(token_ids)
@@ -410,14 +413,14 @@ class _Job:
         return self.stopped
 
     def end(self, event: Finished) -> None:
-        """The engine is done with the request."""
+        """Take the engine's last event of the request."""
         self.finished = event
         if not self.stopped:
             text, self.stopped = self._stops.push(self._detokenizer.finish())
             self.text += text + ("" if self.stopped else self._stops.finish())
 
     def output(self) -> RequestOutput:
-        """The finished request as users see it."""
+        """Return the finished request as users see it."""
         done = self.finished
         if done is None:
             raise RuntimeError(f"request {self.index} is not finished")
@@ -434,7 +437,7 @@ class _Job:
 
 
 def _images_of(prompt: Prompt) -> Tensors | None:
-    """The tensors of a prompt's images, if it has any."""
+    """Return the tensors of a prompt's images, if it has any."""
     return prompt.get("images") if isinstance(prompt, Mapping) else None
 
 

@@ -1,7 +1,7 @@
 """Kvell's memory core as a library: no torch, no server, typed.
 
-Requests of several layer groups share one pool of large pages; prefixes that were
-computed once are found again.  One call per step serves a whole batch::
+Requests of several layer groups share one pool of large pages; computed prefixes are
+cached and found again.  One call per step serves a whole batch::
 
     import numpy as np
     from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout, register
@@ -28,7 +28,7 @@ computed once are found again.  One call per step serves a whole batch::
     other = core.open(prompt, root="", model="small")
     core.close(other)
 
-The protocol of a step, images, states and several models: ``docs/memory-library.md``.
+``docs/memory-library.md`` describes the protocol of a step, images, states and several models.
 """
 
 from collections.abc import Sequence
@@ -106,20 +106,20 @@ __all__ = [
 ]
 
 Implementation = Literal["auto", "compiled", "python"]
-"""``compiled`` needs the extension; ``python`` is slow and obvious; they decide alike."""
+"""``compiled`` needs the extension; ``python`` is slow and simple; both decide alike."""
 
 
 Eviction = Literal["lru", "hazard"]
-"""Least recently used first, or by what is learned of who returns."""
+"""Least recently used first, or by the learned chance that a prefix is used again."""
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
 
 def create_core(
     layout: Layout, implementation: Implementation = "auto", eviction: Eviction = "lru"
 ) -> LendingCore:
-    """A memory core over an empty pool; ``auto`` is the compiled one where it was built.
+    """Return a memory core over an empty pool; ``auto`` is the compiled one if it was built.
 
-    :raises ChangeSomething: for ``compiled`` where there is no extension, or an unknown name.
+    :raises ChangeSomething: for ``compiled`` without the extension, or an unknown name.
     """
     if eviction not in EVICTIONS:
         raise ChangeSomething("eviction", eviction, "is not a rule", "use lru or hazard")
@@ -147,16 +147,16 @@ def _rule(layout: Layout, eviction: Eviction) -> LearnedHazard | None:
 
 
 def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple[GroupSpec, ...]:
-    """Serve a further model from the pool of a core that lives; returns the model's groups.
+    """Serve a further model from the pool of a live core; return the model's groups.
 
     The large page keeps its size: pages of the new groups divide it with at most 5 % of
-    padding, by the tokens of a page or the layers of a state's page.  Requests name the
-    model when they are opened; what is open and cached stays as it is.
+    padding, by choosing the tokens of a page or the layers of a state's page.  Requests name
+    the model when they are opened; open requests and cached prefixes stay as they are.
 
-    :param model: a name that no group of the pool has; it takes the place of the layers' own.
-    :raises ChangeSomething: if a page cannot divide the large page so well (the remedy names
-        the size that would serve both, for ``plan_layout`` at the next start), if the name
-        is taken, or if the pool was cut into shares at start.  The core is as before.
+    :param model: a name that no group of the pool has; it replaces the layers' own.
+    :raises ChangeSomething: if no page divides the large page that well (the remedy names
+        the size that would fit both, for ``plan_layout`` at the next start), if the name is
+        taken, or if the pool was cut into fixed shares at start.  The core is unchanged.
     """
     layout = core.layout
     if any(group.model == model for group in layout.groups):

@@ -1,4 +1,4 @@
-"""Runs of consecutive numbers: what can be copied, mapped or marked in one piece."""
+"""Finds runs of consecutive numbers, which can be copied, mapped or marked in one piece."""
 
 from collections.abc import Iterator
 from itertools import pairwise

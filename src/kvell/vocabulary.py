@@ -1,4 +1,4 @@
-"""The words that all rooms share: identifiers and units, one noun for one thing."""
+"""Identifiers and units that all packages share: one noun for one thing."""
 
 from typing import Literal, NewType
 
@@ -6,16 +6,16 @@ RequestId = NewType("RequestId", str)
 """A request's name as the front gave it; unique within an instance's life."""
 
 StepNumber = NewType("StepNumber", int)
-"""Number of a step; the engine's only notion of time when it decides (LRU time)."""
+"""Number of a step; the only time that deciding code knows (LRU time)."""
 
 GroupIndex = NewType("GroupIndex", int)
 """Position of a layer group in a :class:`kvell.pages.layout.Layout`."""
 
 LogicalLargePage = NewType("LogicalLargePage", int)
-"""A large page as tables name it; it keeps its name when its bytes move."""
+"""Number of a large page in tables; it stays the same when the bytes move."""
 
 Slot = NewType("Slot", int)
-"""Where a logical large page lies: its position in the KV address range."""
+"""Position of a logical large page in the KV address range."""
 
 FinishReason = Literal["stop", "length", "cancelled", "refused", "error"]
 """Why a request ended; ``stop`` and ``length`` are OpenAI's words."""

@@ -35,7 +35,7 @@ class FakeContract:
 
 
 class FakeTokenizer:
-    """A token per character; a chat ends with the mark of who speaks next."""
+    """One token per character; a chat ends with the mark of the next speaker."""
 
     has_chat_template = True
 
@@ -49,7 +49,7 @@ class FakeTokenizer:
 
 @dataclass
 class FakeModel:
-    """Answers with the prompt in capitals, a character at a time, and keeps what it was asked."""
+    """Answers with the prompt in capitals, one character at a time; keeps its prompts."""
 
     clock: VirtualClock
     settings: EngineSettings | None = None
@@ -141,7 +141,7 @@ def kvell(model: FakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def tiny_config(tmp_path: Path) -> Path:
-    """A config.json of 5 sliding layers to 1 full one."""
+    """A config.json with 5 sliding layers for each full one."""
     path = tmp_path / "config.json"
     path.write_text(
         """{"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],

@@ -1,4 +1,4 @@
-"""``kvell calibrate`` with a tiny model, and what a replay makes of its file."""
+"""``kvell calibrate`` with a tiny model, and replays that use its file."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ LLAMA = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A tiny model and its calibration, by the real clock."""
+    """A tiny model and its calibration, timed by the real clock."""
     directory = tmp_path_factory.mktemp("calibrated")
     model = write_random_model(directory / "tiny", config_from_dict(LLAMA), 0, scale=1.0)
     out = directory / "tiny.json"

@@ -69,7 +69,7 @@ class TestPipe:
         ]
 
     def test_each_turn_begins_with_the_one_before(self, kvell: Kvell, model: Any, say: Any) -> None:
-        """What makes the prefix cache hit."""
+        """This is why the prefix cache hits."""
         say("a", "b", "c")
         kvell("chat", "--max-tokens", "3")
         prompts = [prompt for prompt, _ in model.asked]

@@ -88,7 +88,7 @@ class TestShownProgram:
 
 
 class TestProcess:
-    """What only a real process shows."""
+    """Behaviour that only a real process shows."""
 
     def test_help_loads_neither_torch_nor_transformers(self) -> None:
         script = (

@@ -43,7 +43,7 @@ ALL_SET = EngineSettings(
 
 
 class Served:
-    """Stands in for the HTTP server: keeps what it was given, or fails."""
+    """A fake HTTP server: keeps its arguments, or fails."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -78,7 +78,7 @@ class TestServe:
     def test_its_floor_is_taken_before_anything_is_read(
         self, kvell: Kvell, served: Served, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What a tokenizer takes is what the contract's allowance is for."""
+        """The contract's allowance covers the memory of tokenizers."""
         sizes = iter([111, 999])
         monkeypatch.setattr("kvell.device.process_size.process_bytes", lambda: next(sizes))
         monkeypatch.setattr(ServedText, "load", lambda model, *_: next(sizes))

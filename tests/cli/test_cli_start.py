@@ -1,4 +1,4 @@
-"""What a start imports: nothing that a dense model with a fused pass does not need."""
+"""What a start imports: only what a dense model with a fused pass needs."""
 
 import json
 import os
@@ -22,7 +22,7 @@ MODELLING = {
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
 }
-"""What transformers' modelling code brings."""
+"""Modules that transformers' modelling code imports."""
 HTTP = {"fastapi", "starlette", "uvicorn"}
 TEXT = {"tokenizers", "transformers"}
 
@@ -96,7 +96,7 @@ def test_a_front_starts_its_instance_before_anything_slow(
 
 
 def test_a_pass_by_modules_brings_their_code(tmp_path: Path, smollm2_path: Path) -> None:
-    """So the others can fail: what they look for is found where it is needed."""
+    """The other tests can fail: where the modules are needed, they are found."""
     eager = ENGINE.replace("open_model(", "lazily(").replace(
         "from kvell.models.sources.progress import quiet",
         "from kvell.models.sources.progress import quiet\n"

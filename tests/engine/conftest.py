@@ -20,7 +20,7 @@ EOS = 49
 def make_layout(
     windows: Sequence[int] = (0, 9), num_large: int = 40, page_tokens: int = 4
 ) -> Layout:
-    """One layer per window (0: full attention), in a pool of so many large pages."""
+    """One layer per window (0: full attention), in a pool of this many large pages."""
     layers = [
         LayerSpec(i, GroupKind.SLIDING if w else GroupKind.FULL, 1 + i, 8, 2, w)
         for i, w in enumerate(windows)

@@ -1,4 +1,4 @@
-"""Whole engines over tiny models of few words, with and without guesses."""
+"""Whole engines over tiny models with small vocabularies, with and without draft tokens."""
 
 import copy
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import tiny_config
 
 WORDS = 13
-"""So few that guesses are right now and then."""
+"""Vocabulary size; so small that draft tokens are sometimes right."""
 GREEDY = SamplingParams(temperature=0, max_tokens=28, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=5, max_tokens=28, ignore_eos=True)
 
@@ -39,7 +39,7 @@ def model_of(module: Any) -> PagedModel:
 
 
 def blurred(module: Any, noise: float) -> Any:
-    """The same model, a little wrong: it guesses well, but not always."""
+    """The same model with noise: its draft tokens are often right, but not always."""
     other = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -81,7 +81,7 @@ class Served:
         return self.engine.core.stats()
 
     def ask(self, prompts: dict[str, list[int]], sampling: SamplingParams) -> None:
-        """All at once, until all have their answers."""
+        """Run all requests at once to their ends."""
         for name, prompt in prompts.items():
             self.outputs[name] = []
             ids = np.asarray(prompt, "<i4").tobytes()
@@ -121,7 +121,7 @@ def served(
 
 
 def prompts(count: int, seed: int = 0, words: int = WORDS) -> dict[str, list[int]]:
-    """Of 20 to 70 tokens; a third of them begin like the first."""
+    """Prompts of 20 to 70 tokens; a third of them begin like the first."""
     draw = np.random.default_rng(seed)
     made: dict[str, list[int]] = {}
     first: list[int] = []

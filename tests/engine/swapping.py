@@ -1,4 +1,4 @@
-"""Engines with a CPU buffer over the virtual model, and rules that swap as tests want it."""
+"""Engines with a CPU buffer over the virtual model, and swap rules for tests."""
 
 import random
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from tests.engine.conftest import EOS
 
 
 class Always:
-    """Swaps whoever can be."""
+    """A rule that always swaps."""
 
     def swaps(self, tokens: int, size_bytes: int) -> bool:
         return True
 
 
 class AtRandom:
-    """Swaps whom a seed says."""
+    """A rule that swaps at random, from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
@@ -44,10 +44,10 @@ def swapping_core(
     *,
     keeps_prefixes: bool = False,
 ) -> EngineCore:
-    """An engine core with a buffer of so many large pages.
+    """An engine core with a buffer of ``num_large`` large pages.
 
-    :param ahead: of them prompts may take to go ahead of decodes, at first; None: never.
-    :param keeps_prefixes: what the pool evicts, too.
+    :param ahead: large pages that prompts may first take to go ahead of decodes; None: never.
+    :param keeps_prefixes: whether the buffer also keeps evicted prefixes.
     """
     core = create_core(layout, implementation)
     buffer = PageBuffer(layout.groups, num_large)

@@ -52,7 +52,7 @@ class Traffic:
         return self.commit(self._model.run(plan))
 
     def answer(self, plan: StepPlan, *token_ids: int) -> list[Event]:
-        """Commit with tokens of one's own choice."""
+        """Commit a plan with the given tokens."""
         return self.commit(StepResult(plan.step, token_ids))
 
     def commit(self, result: StepResult) -> list[Event]:
@@ -62,13 +62,13 @@ class Traffic:
         return events
 
     def step(self) -> Works:
-        """One whole step; what it computed as (request, start, count)."""
+        """Run one whole step; return what it computed as (request, start, count)."""
         plan = self.plan()
         self.finish_step(plan)
         return works(plan)
 
     def run(self, most_steps: int = 400) -> None:
-        """Until nothing is left to do; then every answer must be right."""
+        """Run until nothing is left to do; then every answer must be right."""
         for _ in range(most_steps):
             if not self.core.has_work:
                 break

@@ -28,15 +28,15 @@ def extend_digest(digest: int, token: int) -> int:
 
 
 def next_token(digest: int, words: int = VOCAB) -> int:
-    """What the model says after a prefix: any fixed function will do.
+    """The model's next token after a prefix: any fixed function will do.
 
-    With few words it repeats itself, and guesses are often right.
+    With few words it repeats itself, and draft tokens are often right.
     """
     return (digest >> 7) % words
 
 
 def drafted_token(digest: int, words: int = VOCAB) -> int:
-    """What a draft model says after a prefix: two times in three it is right."""
+    """A draft model's next token after a prefix; right two times in three."""
     return (next_token(digest, words) + (digest >> 20) % 3 // 2) % words
 
 
@@ -90,7 +90,7 @@ class VirtualModel:
         return result
 
     def _forget_wrong_draft_tokens(self, plan: StepPlan, result: StepResult) -> None:
-        """What was computed after one must not count as computed; its pages keep it."""
+        """Forget what was computed after a wrong one; the pages still hold it."""
         sampling = [work for work in plan.work if work.samples]
         for work, tokens in zip(sampling, result.by_work(), strict=True):
             computed = work.start + work.count - work.proposed + len(tokens) - 1
@@ -118,7 +118,7 @@ class VirtualModel:
         ]
 
     def _resumed(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> list[int]:
-        """A prefix hit: all that is known of the prefix is what its pages say."""
+        """Resume from a prefix hit: only the prefix's pages are known."""
         if not work.start:
             return [0]
         unknown = [-1] * (work.start + 1)

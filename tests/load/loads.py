@@ -51,7 +51,7 @@ def drive(
     thinks: Sequence[float] | None = None,
     timeout: float = 60.0,
 ) -> list[Outcome]:
-    """Outcomes of a load on the fake server, in virtual time; answers' ids are their lengths."""
+    """Outcomes of a load on the fake server, in virtual time; an answer's id is its length."""
     made = prompts or id_prompts(rows, seed, VOCAB_SIZE, lambda text: [len(text)])
     load = Load(rows, hang_ups or [None] * len(rows), thinks, timeout)
     return run_virtually(Driver(server, wire, made, load).run())

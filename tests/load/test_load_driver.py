@@ -148,7 +148,7 @@ class TestHangingUp:
 
 class TestFailures:
     def one(self, problem: Exception | bytes, **more: float) -> Outcome:
-        """The second of two requests goes wrong."""
+        """Return the outcome of the second of two requests, which fails."""
         server = FakeServer(problem=lambda number: problem if number else None)
         found = drive(server, [row(), row(1.0)], **more)  # type: ignore[arg-type]
         assert found[0].is_complete

@@ -1,4 +1,4 @@
-"""HTTP on real sockets: streams, connections used again, clients that leave."""
+"""HTTP on real sockets: streams, reused connections, clients that leave."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ async def request_of(reader: asyncio.StreamReader) -> tuple[str, dict[str, str],
 
 
 class Server:
-    """A server that says to each request what ``say`` does; it counts connections."""
+    """A server that answers each request with ``say`` and counts connections."""
 
     def __init__(self, say: Handler) -> None:
         self._say, self.connections = say, 0
@@ -57,7 +57,7 @@ class Server:
 
 
 def says(*answers: bytes) -> Handler:
-    """Each answer to one request, the last to all that follow."""
+    """Answer requests in order; the last answer goes to all that follow."""
     left = list(answers)
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -255,7 +255,7 @@ def test_informational_answers_are_skipped() -> None:
 
 
 def test_hundreds_of_streams_are_open_at_once() -> None:
-    """No stream begins before all are there."""
+    """No stream begins before all are open."""
     many, waiting = 300, []
     all_there = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Figures from outcomes, each reckoned by hand."""
+"""Figures from outcomes, each computed by hand."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A whole run: is the server there, and what its counters say."""
+"""A whole run: the preflight, and the server's counters."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ class Silent(FakeServer):
 
 
 class Answering(FakeServer):
-    """Says the same to whatever is got."""
+    """Gives the same answer to every GET."""
 
     def __init__(self, status: int, body: bytes = b"") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while everybody sleeps, and a server without a network."""
+"""An event loop whose time passes only while all tasks sleep, and a server without a network."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Instead of waiting, moves the clock."""
+    """Moves the clock instead of waiting."""
 
     now_seconds = 0.0
 
@@ -25,7 +25,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Its time begins at 0."""
+    """An event loop in virtual time, which begins at 0."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -65,9 +65,9 @@ class Asked:
 
 @dataclass
 class FakeServer:
-    """Answers with one piece of text per token: the first and every other after known times.
+    """Answers with one piece of text per token, after known times.
 
-    :param problem: what goes wrong with the request of that number, if anything does.
+    :param problem: returns the failure of a request by number; None if it succeeds.
     """
 
     first_seconds: float = 0.5

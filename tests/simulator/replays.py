@@ -26,7 +26,7 @@ from kvell.simulator.traces.trace import TraceRow
 
 PROFILE = DeviceProfile("test", 1e9, 1.0, 1e9, 1.0, 1.0)
 MACHINE = Machine(PROFILE, ModelCost(1, 0, 1))
-"""A step takes about a second, whatever it holds."""
+"""A step takes about a second, whatever its work."""
 
 
 def row(
@@ -94,7 +94,7 @@ def make_replay(
 
 
 def busy_rows(seed: int, count: int = 30) -> list[TraceRow]:
-    """Requests of up to 80 tokens, half of them behind one of three beginnings."""
+    """Requests of up to 80 tokens, half of them with one of three shared prefixes."""
     draw = np.random.default_rng(seed)
     heads = [list(range(10 * k, 10 * k + 6)) for k in range(3)]
     rows = []

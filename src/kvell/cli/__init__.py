@@ -1,1 +1,1 @@
-"""The command line: arguments, environment and printing, and nothing that decides."""
+"""The command line: arguments, environment and printing; it makes no decisions."""

@@ -1,4 +1,4 @@
-"""``kvell calibrate``: how long this machine's steps take, as a file that `replay` takes."""
+"""``kvell calibrate``: times this machine's steps and writes a file for `kvell replay`."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.replay.command import require_directory, writing
 from kvell.cli.terminal.figures import wide_console
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import engine_options, json_option, with_kv_memory
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import EngineSettings, Session
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvell.cost.calibration import Calibration
 
 UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens", "quantization")
-"""Settings whose steps no operator knows."""
+"""Settings for whose steps the cost model has no operator."""
 
 
 @click.command()
@@ -50,7 +50,7 @@ def calibrate(
     quick: bool,
     as_json: bool,
 ) -> None:
-    """Time steps of the engine, fit a cost model, and say how far it misses others.
+    """Time steps of the engine, fit a cost model, and report its error on other steps.
 
     Takes minutes on an idle machine. `kvell replay --hardware FILE` then says how long requests
     would take here.
@@ -79,7 +79,7 @@ def calibrate(
 def measured(
     session: Session, settings: EngineSettings, progress: Any, *, quick: bool
 ) -> "Outcome":
-    """The engine's part, in this process."""
+    """Calibrate the engine in this process."""
     from kvell.calibration.run import calibrate
     from kvell.calibration.subject import load_subject
     from kvell.engine.setup.options import EngineOptions
@@ -107,7 +107,7 @@ def measured(
 def with_serving(
     made: "Calibration", settings: EngineSettings, progress: Any, *, quick: bool
 ) -> "Calibration":
-    """The serving's part, with a server of its own."""
+    """Add what serving costs, measured on a server started for it."""
     from kvell.calibration.serving import ROUNDS, fit_serving, measure_serving, server
 
     progress("starting a server", 0.0)
@@ -118,13 +118,13 @@ def with_serving(
 
 
 def serve_command(settings: EngineSettings) -> list[str]:
-    """A server with these settings, on a free port."""
+    """Return the command line of a server with these settings on a free port."""
     program = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     return [*program, *settings.flags()]
 
 
 def summary(made: "Calibration") -> dict[str, Any]:
-    """What was found, for people and scripts; seconds, and errors as fractions."""
+    """Return the figures of a calibration: times in seconds, errors as fractions."""
     from kvell.cost.model import attended_tokens_per_second, decode_seconds, prefill_seconds
 
     return {

@@ -26,13 +26,13 @@ HELP = "/quit ends, /reset starts over, Ctrl-C stops an answer"
 
 @dataclass
 class Conversation:
-    """What was said so far.  Each turn sends all of it; the prefix cache makes that cheap."""
+    """The messages so far.  Each turn sends all of them; the prefix cache makes that cheap."""
 
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def messages(self) -> list[dict[str, str]]:
-        """All messages, the system's first."""
+        """Return all messages, the system message first."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return first + self.turns
 
@@ -77,7 +77,7 @@ def talk(
 ) -> None:
     """Take turns until ``/quit`` or the end of input.
 
-    :raises ChangeSomething: if a turn cannot be answered and nobody is there to change it.
+    :raises ChangeSomething: if a turn cannot be answered and no user is there to change it.
     """
     for said in read_turns(interactive):
         if said == "/reset":
@@ -96,7 +96,7 @@ def talk(
 
 
 def read_turns(interactive: bool) -> Iterator[str]:
-    """What the user says, without empty lines, up to ``/quit`` or the end of input."""
+    """Yield the user's turns, without empty lines, until ``/quit`` or the end of input."""
     while True:
         said = _read_line(interactive)
         if said is None or said.strip() in {"/quit", "/exit"}:
@@ -117,7 +117,7 @@ def _read_line(interactive: bool) -> str | None:
 def _take_turn(
     model: Model, conversation: Conversation, sampling: SamplingParams, *, as_json: bool
 ) -> str:
-    """Stream one answer to stdout and return it; Ctrl-C keeps what was said until then."""
+    """Stream one answer to stdout and return it; Ctrl-C keeps the part received so far."""
     prompt = model.tokenizer.encode_chat(conversation.messages())
     pieces = model.stream(prompt, sampling)
     answer = ""
@@ -133,7 +133,7 @@ def _take_turn(
 
 
 def _close(pieces: Iterator[str]) -> None:
-    """End a stream early, so that its request gives its memory back at once."""
+    """End a stream early so that its request frees its memory at once."""
     close = getattr(pieces, "close", None)
     if close is not None:
         close()

@@ -83,7 +83,7 @@ def generate(
 
 
 def _answer(model: Model, job: Job, session: Session, started_seconds: float) -> None:
-    """Stream one answer to a person: the memory contract first, what to type next last."""
+    """Stream one answer to a person, between the memory contract and hints what to type next."""
     _note(*model.contract.lines(), "")
     first_seconds = None
     for text in model.stream(prompt_input(model, job), job.sampling):
@@ -101,7 +101,7 @@ def _answer(model: Model, job: Job, session: Session, started_seconds: float) ->
 
 
 def prompt_input(model: Model, job: Job) -> Any:
-    """Token ids of ``--prompt``, int32 [n]: a conversation's first turn if the model knows one."""
+    """Token ids of ``--prompt``, int32 [n], as a first turn if the model has a chat template."""
     if job.raw or not model.tokenizer.has_chat_template:
         return model.tokenizer.encode(job.prompt or "")
     return model.tokenizer.encode_chat([{"role": "user", "content": job.prompt or ""}])
@@ -123,7 +123,7 @@ def _run_all(model: Model, job: Job) -> None:
 
 
 def _asked(line: PromptLine) -> Any:
-    """The prompt, with the model that it is for if the line names one."""
+    """Return the prompt, with the model that the line names, if any."""
     if not line.model:
         return line.prompt
     key = "prompt" if isinstance(line.prompt, str) else "prompt_token_ids"
@@ -135,13 +135,13 @@ def _of_line(line: PromptLine, sampling: SamplingParams) -> SamplingParams:
 
 
 def as_json(results: Sequence[Any], stats: Mapping[str, Any]) -> str:
-    """The machine contract: one object, requests in input order."""
+    """Return the output for machines: one JSON object, requests in input order."""
     requests = [{field: getattr(result, field) for field in RESULT_FIELDS} for result in results]
     return json.dumps({"requests": requests, "stats": dict(stats)}, default=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """numpy's arrays and numbers as JSON's."""
+    """Convert numpy arrays and numbers to plain Python values."""
     return value.tolist()
 
 

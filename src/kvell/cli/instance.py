@@ -1,4 +1,4 @@
-"""``kvell instance``: one engine process, started by a front; people do not type it."""
+"""``kvell instance``: one engine process, started by a front rather than by people."""
 
 import gc
 import socket
@@ -23,5 +23,5 @@ def instance(session: Session, settings: EngineSettings, socket_fd: int, incarna
         chosen = with_kv_memory(settings, session)
         model = session.open_model(chosen, session.cache_dir, StageLines(), incarnation)
         model.engine.warm()
-        gc.freeze()  # what the start made stays: to look through it takes 0.1 s, again and again
+        gc.freeze()  # objects of the start live on: scanning them would take 0.1 s each time
         serve_instance(model.engine, peer)

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def shown_program(script: Path, here: Path | None = None) -> str:
-    """How to type this program again: its path as seen from here if it lies below."""
+    """Return what the user types to run this program: a path if it lies below ``here``."""
     if script.suffix == ".py":  # python -m kvell.cli.main
         return "kvell"
     try:

@@ -1,11 +1,11 @@
-"""``kvell plot``: timelines of replays as a picture."""
+"""``kvell plot``: draws timelines of replays."""
 
 from pathlib import Path
 from typing import Literal
 
 import click
 
-from kvell.cli.replay.command import writing
+from kvell.cli.terminal.files import writing
 from kvell.cli.terminal.options import debug_option
 from kvell.errors import ChangeSomething
 
@@ -57,5 +57,5 @@ def plot(
 
 
 def default_title(path: Path) -> str:
-    """A file's name without its endings."""
+    """Return a file's name without ``.jsonl`` and ``.gz``."""
     return path.name.removesuffix(".gz").removesuffix(".jsonl")

@@ -1,4 +1,4 @@
-"""Prompts from a file: one JSON object a line."""
+"""Reads prompts from a file of JSON lines."""
 
 import json
 import sys
@@ -20,8 +20,8 @@ class PromptLine:
     """One request of the file.
 
     :param prompt: text, or token ids as int32 [n].
-    :param max_tokens: of this line alone; None takes the command's.
-    :param model: which of several answers; the first if it is not named.
+    :param max_tokens: for this line; None takes the command's.
+    :param model: name of the model that answers; "" is the first.
     """
 
     prompt: str | NDArray[np.int32]
@@ -30,7 +30,7 @@ class PromptLine:
 
 
 def read_prompts(path: str) -> list[PromptLine]:
-    """The file's requests in order; empty lines are skipped, ``-`` reads stdin.
+    """Return the file's requests in order; empty lines are skipped, ``-`` reads stdin.
 
     Lines are ``{"prompt": text}`` or ``{"prompt_token_ids": [ids]}``, each with an
     optional ``max_tokens`` and ``model``; other keys are ignored, except ``images``.

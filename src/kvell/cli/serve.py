@@ -60,9 +60,9 @@ def serve(
 
 
 def texts_of(models: Sequence[str], cache_dir: Path, progress: Progress) -> "Texts":
-    """The models' names; all that takes long of them is left for when the instance starts.
+    """Return the models' names, and a loader of their tokenizers to call while the instance starts.
 
-    :raises ChangeSomething: if one is not to be had, or two have one name.
+    :raises ChangeSomething: if a model cannot be found, or two have the same name.
     """
     from kvell.models.sources.named_sources import named_sources
     from kvell.models.sources.source import resolve_model
@@ -93,10 +93,10 @@ def _announce_json(url: str) -> None:
 
 
 INHERITED = ("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}")
-"""What the front fills in at each start of an instance."""
+"""Arguments that the front fills in at each start of an instance."""
 
 
 def instance_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:
-    """The command line of an instance process; the front fills in what is in braces."""
+    """Return an instance's command line; the front fills in what is in braces."""
     command = [sys.executable, "-m", "kvell.cli.main", "instance", *settings.flags()]
     return [*command, *(["--debug"] if debug else []), *INHERITED]

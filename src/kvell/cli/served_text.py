@@ -14,7 +14,7 @@ from kvell.models.text.tokenizer import Tokenizer
 
 
 class ServedText:
-    """A tokenizer with what :class:`kvell.server.text.text_model.TextModel` asks for beside it."""
+    """A tokenizer, extended to a :class:`kvell.server.text.text_model.TextModel`."""
 
     def __init__(self, name: str, vocab_size: int, tokenizer: Tokenizer) -> None:
         self.name = name
@@ -36,13 +36,13 @@ class ServedText:
         return self._tokenizer.encode(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        """Token ids of a conversation up to where the answer begins, int32 [tokens]."""
+        """Token ids of a conversation up to the start of the answer, int32 [tokens]."""
         return self._tokenizer.encode_chat(messages)
 
     def detokenizer(self) -> IncrementalDetokenizer:
-        """A fresh one for one request."""
+        """Return a new detokenizer for one request."""
         return IncrementalDetokenizer(self._tokenizer)
 
     def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
-        """A fresh one for one request."""
+        """Return a new matcher for one request."""
         return StopStrings(tuple(stop))

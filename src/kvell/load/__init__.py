@@ -1,1 +1,1 @@
-"""Load on a server, as its clients make it, and what they see of it."""
+"""Load on a server as clients generate it, and what they measure."""

@@ -1,6 +1,6 @@
-"""One streamed answer, as its client sees it: pieces of text and when they came.
+"""One streamed answer as its client sees it: pieces of text and their times of arrival.
 
-Knows the events of OpenAI's streams and what vLLM and others add; reads no clock.
+Handles the events of OpenAI's streams and the fields that vLLM and others add; reads no clock.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ DONE = b"[DONE]"
 
 
 class Delta(msgspec.Struct):
-    """A piece of a chat's answer; thoughts are content, as clients wait for them too."""
+    """A piece of a chat's answer; reasoning counts as content, since clients wait for it too."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -21,7 +21,7 @@ class Delta(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Whatever of it there is."""
+        """The text of the first field that is set."""
         return self.content or self.reasoning_content or self.reasoning or ""
 
 
@@ -35,7 +35,7 @@ class Choice(msgspec.Struct):
 
 
 class CachedTokens(msgspec.Struct):
-    """Of the prompt's tokens, those that were not computed again."""
+    """The number of prompt tokens that came from the cache."""
 
     cached_tokens: int | None = None
 
@@ -60,10 +60,10 @@ _DECODER = msgspec.json.Decoder(Chunk)
 
 
 class AnswerReader:
-    """Takes a stream's bytes as they come.
+    """Reads a stream's bytes as they arrive.
 
-    ``content_seconds`` are the times of events with text (or token ids); an answer of nothing
-    but tokens without text has those of its events instead.
+    ``content_seconds`` are the times of events with text or token ids; for an answer whose
+    tokens have no text, they are the times of all its events.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class AnswerReader:
         self._silent_seconds: list[float] = []
 
     def feed(self, at_seconds: float, data: bytes) -> None:
-        """Take bytes that came at ``at_seconds``."""
+        """Take bytes that arrived at ``at_seconds``."""
         self.last_seconds = at_seconds
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -87,23 +87,23 @@ class AnswerReader:
 
     @property
     def content_seconds(self) -> list[float]:
-        """When pieces of the answer came."""
+        """Arrival times of the answer's pieces."""
         return self._content_seconds or self._silent_seconds
 
     @property
     def answer(self) -> Answer:
-        """All of it so far."""
+        """The answer so far."""
         return Answer("".join(self._texts), self._token_ids)
 
     @property
     def output_tokens(self) -> int:
-        """As the server counts them, else its token ids, else pieces of text."""
+        """Output tokens as the server counts them, else its token ids, else pieces of text."""
         if self.usage is not None:
             return self.usage.completion_tokens
         return len(self._token_ids) or len(self.content_seconds)
 
     def problem(self) -> str | None:
-        """Why this is no whole answer; None if it is one."""
+        """Return why the answer is incomplete; None if it is complete."""
         if self._error is not None:
             return self._error
         if not self.has_ended:
@@ -138,13 +138,13 @@ class AnswerReader:
 
 
 def _message(error: Any) -> str:
-    """What an error's body says, whatever its shape."""
+    """Return the text of an error's body, whatever its shape."""
     found = error.get("message", error) if isinstance(error, dict) else error
     return str(found)
 
 
 def error_text(body: bytes) -> str:
-    """What the body of an answer with an error status says, in one line."""
+    """Return the text of an error response's body, in one line of at most 300 characters."""
     try:
         raw = msgspec.json.decode(body)
     except msgspec.DecodeError:

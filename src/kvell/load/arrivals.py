@@ -1,4 +1,4 @@
-"""When requests are sent, how long people think, who hangs up: drawn beforehand from a seed."""
+"""Draws from a seed when requests are sent, how long people think and who hangs up."""
 
 import math
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ import numpy as np
 from kvell.simulator.traces.rows import TraceRow
 
 _ARRIVALS, _THINKING, _HANGING_UP = range(1, 4)
-"""Streams of chance, so that one choice does not move the others."""
+"""Separate random streams, so that one option does not change the draws of the others."""
 
 
 def retimed(
     rows: Sequence[TraceRow], *, rate: float | None, time_scale: float = 1.0, seed: int = 0
 ) -> list[TraceRow]:
-    """The rows at their times, the first at 0.
+    """Return the rows with new arrival times, the first at 0.
 
-    :param rate: requests per second, as independent clients send them (a Poisson process), in
-        the order of the rows; ``inf`` sends all at once, None keeps the rows' own times.
-    :param time_scale: makes the rows' own times so many times longer.
+    :param rate: requests per second of independent clients (a Poisson process), in the order
+        of the rows; ``inf`` sends all at once, None keeps the rows' own times.
+    :param time_scale: factor by which the rows' own times are multiplied.
     """
     if rate is None:
         first_s = rows[0].arrival_s
@@ -34,15 +34,15 @@ def retimed(
 
 
 def think_times(count: int, mean_seconds: float, seed: int = 0) -> list[float]:
-    """Seconds for each request between the answer before it and its own sending, exponential."""
+    """Draw the seconds from the previous answer to each request, exponentially distributed."""
     drawn: list[float] = _draw(seed, _THINKING).exponential(mean_seconds, count).tolist()
     return drawn
 
 
 def hang_ups(rows: Sequence[TraceRow], share: float, seed: int = 0) -> list[int | None]:
-    """For each request the pieces of the answer after which its client leaves; None stays.
+    """Draw after how many pieces of its answer each client leaves; None if it stays.
 
-    :param share: part of the clients that leave (0 to 1), each anywhere before the last token.
+    :param share: part of the clients that leave (0 to 1), evenly anywhere before the last token.
     """
     draw = _draw(seed, _HANGING_UP)
     leaves, where = draw.random(len(rows)) < share, draw.random(len(rows))

@@ -1,4 +1,4 @@
-"""The open loop: requests go out at their times, whatever the server does.
+"""The open loop: requests go out on schedule, whatever the server does.
 
 ::
 
@@ -6,7 +6,7 @@
        ▲                       │ hangs up, fails, times out ▲
        └── a session's next turn, once the answer before it has ended
 
-Nothing waits for the server but what depends on its answers.  Time is the event loop's.
+Nothing waits for the server except what depends on its answers.  Time is the event loop's.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from kvell.simulator.traces.rows import TraceRow
 
 NO_ANSWER_BEFORE = "the turn before it has no answer"
 RETRY_STATUSES = (408, 429)
-"""Client errors that say nothing against the request itself."""
+"""Client errors that are not the fault of the request itself."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Load:
     """What is sent, and when.
 
     :param rows: with arrival times from 0.
-    :param hang_ups: see :func:`kvell.load.arrivals.hang_ups`.
-    :param think_seconds: see :class:`kvell.simulator.replay.schedule.Schedule`.
-    :param timeout_seconds: for a whole answer.
+    :param hang_ups: by request, as :func:`kvell.load.arrivals.hang_ups` draws them.
+    :param think_seconds: by request; see :class:`kvell.simulator.replay.schedule.Schedule`.
+    :param timeout_seconds: limit for a whole answer.
     """
 
     rows: Sequence[TraceRow]
@@ -47,7 +47,7 @@ class Load:
 class Driver:
     """Sends a load once.
 
-    :param on_ended: told how many of all requests have ended, after each.
+    :param on_ended: called after each request with the numbers of ended and of all requests.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Driver:
         self._started_seconds = 0.0
 
     async def run(self) -> list[Outcome]:
-        """Send everything; outcomes in the order of the rows.
+        """Send everything; return outcomes in the order of the rows.
 
-        :raises ChangeSomething: if the first request to end was refused for what it says.
+        :raises ChangeSomething: if the first request to end was refused for its content.
         """
         self._started_seconds = asyncio.get_running_loop().time()
         refusals: Sequence[Exception] = ()
@@ -81,12 +81,12 @@ class Driver:
                     tasks.create_task(self._request(index, due_seconds))
         except* ChangeSomething as group:
             refusals = group.exceptions
-        if refusals:  # not up there: Python before 3.11.4 wraps what is raised there
+        if refusals:  # not raised above: Python before 3.11.4 wraps what ``except*`` raises
             raise refusals[0]
         return sorted(self._outcomes, key=lambda outcome: outcome.index)
 
     async def _next(self) -> tuple[float, int]:
-        """Wait until a request is due: its time, and which."""
+        """Wait until a request is due; return its time and its index."""
         loop = asyncio.get_running_loop()
         while True:
             due_seconds = self._schedule.next_seconds()
@@ -135,7 +135,7 @@ class Driver:
         )
 
     async def _failure(self, index: int, body: bytes, reader: AnswerReader) -> str | None:
-        """Send and listen; why there is no answer, if there is none and somebody waited for it."""
+        """Send and listen; return why the answer failed, None if it is whole or the client left."""
         try:
             async with asyncio.timeout(self._load.timeout_seconds):
                 left = await self._listen(body, reader, self._load.hang_ups[index])
@@ -148,7 +148,7 @@ class Driver:
         return None if left else reader.problem()
 
     async def _listen(self, body: bytes, reader: AnswerReader, pieces: int | None) -> bool:
-        """Take the answer in; True if the client left after so many pieces of it."""
+        """Read the answer; return whether the client left after ``pieces`` of it."""
         async with aclosing(self._client.post(self._wire.path, body)) as stream:
             async for at_seconds, data in stream:
                 reader.feed(at_seconds - self._started_seconds, data)
@@ -158,7 +158,7 @@ class Driver:
         return False
 
     def _refusal(self, error: Refused) -> str:
-        """What to count; raises if nothing can work, which the first answer tells."""
+        """Return the failure to count; raise if the first answer shows that no request can work."""
         is_wrong = 400 <= error.status < 500 and error.status not in RETRY_STATUSES
         if is_wrong and not self._outcomes:
             raise refused_from_the_start(error, self._wire.model)
@@ -169,7 +169,7 @@ class Driver:
 
 
 def refused_from_the_start(error: Refused, model: str) -> ChangeSomething:
-    """The line for somebody whose first request was refused."""
+    """Return the error to show when the first request was refused."""
     says = f"({error})"
     if error.status in (401, 403):
         return ChangeSomething("--api-key", "…", f"is not accepted {says}", "give the server's key")

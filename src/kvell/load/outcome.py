@@ -1,4 +1,4 @@
-"""What became of one request, as its client saw it."""
+"""The outcome of one request, as its client saw it."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,16 +6,16 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request that ended; seconds since the run began.
+    """One request that ended; times are seconds since the run began.
 
     :param due_seconds: when it should have been sent.
-    :param sent_seconds: when it was, before a connection was there.
-    :param token_seconds: when the pieces of its answer came; those of one network packet came
-        together.
+    :param sent_seconds: when it was sent, before a connection was open.
+    :param token_seconds: arrival times of the pieces of its answer; pieces of one network
+        packet have the same time.
     :param output_tokens: as the server counts them.
-    :param cached_tokens: of its prompt, where the server says so.
-    :param failure: why there is no whole answer; None if there is one, or nobody waited for it.
-    :param hung_up: its client left midway.
+    :param cached_tokens: prompt tokens from the cache, if the server reports them.
+    :param failure: why the answer is incomplete; None if it is complete or the client left.
+    :param hung_up: the client left midway.
     """
 
     index: int
@@ -31,32 +31,32 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        """It has a whole answer."""
+        """Whether it has a whole answer."""
         return self.failure is None and not self.hung_up
 
     @property
     def lag_seconds(self) -> float:
-        """How late the generator itself sent it."""
+        """How late the generator sent it."""
         return self.sent_seconds - self.due_seconds
 
     @property
     def ttft_seconds(self) -> float:
-        """From sending to the first token with content."""
+        """Seconds from sending to the first piece with content."""
         return self.token_seconds[0] - self.sent_seconds
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Mean time per output token after the first; None for a single one."""
+        """Mean seconds per output token after the first; None for fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.token_seconds[-1] - self.token_seconds[0]) / (self.output_tokens - 1)
 
     @property
     def e2e_seconds(self) -> float:
-        """From sending to the end of the answer."""
+        """Seconds from sending to the end of the answer."""
         return self.ended_seconds - self.sent_seconds
 
     @property
     def inter_token_seconds(self) -> list[float]:
-        """Between one piece of the answer and the next."""
+        """Seconds between successive pieces of the answer."""
         return [after - before for before, after in pairwise(self.token_seconds)]

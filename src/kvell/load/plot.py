@@ -1,4 +1,4 @@
-"""A run as a picture: how long clients waited, and what was open meanwhile."""
+"""Draws a run: how long clients waited, and how many requests were open."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -24,13 +24,13 @@ SPREADS = {
     "inter_token_seconds": "between tokens",
     "send_lag_seconds": "sent late by",
 }
-"""What the report has a mean and percentiles of."""
+"""Figures with a mean and percentiles in the report."""
 
 
 def check_plot(path: Path) -> None:
-    """Nobody should lose a run to a wrong name.
+    """Check the picture's name before the run: a wrong name must not cost the user a run.
 
-    :raises ChangeSomething: for a suffix that is none of ours, or without matplotlib.
+    :raises ChangeSomething: if the suffix is unknown or matplotlib is not installed.
     """
     if path.suffix.lower() not in FORMATS:
         problem = f"ends in none of {', '.join(FORMATS)}"
@@ -49,7 +49,7 @@ def draw_load(
     objectives: Objectives,
     report: Mapping[str, Any],
 ) -> None:
-    """Write a PNG, SVG or HTML file, as its name says.
+    """Write a PNG, SVG or HTML file, chosen by its suffix.
 
     :raises OSError: if the file cannot be written.
     """
@@ -86,7 +86,7 @@ def _figure(title: str, outcomes: Sequence[Outcome], objectives: Objectives) -> 
 def _draw_shares(
     axes: "Axes", name: str, values: Sequence[float], objective_seconds: float | None
 ) -> None:
-    """Which part of the requests had at most so much."""
+    """Draw the part of the requests with at most each value."""
     found = np.sort(np.asarray([0.0, *values]))
     axes.step(found, np.arange(len(found)) / max(1, len(values)), where="post", color=HUE)
     if objective_seconds is not None:
@@ -95,7 +95,7 @@ def _draw_shares(
 
 
 def _draw_waits(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
-    """Time to first token by when a request was sent; what failed stands at the bottom."""
+    """Draw time to first token over the time of sending; failed requests lie at the bottom."""
     complete = [outcome for outcome in outcomes if outcome.is_complete]
     failed = [outcome.sent_seconds for outcome in outcomes if outcome.failure is not None]
     sent, waits = [o.sent_seconds for o in complete], [o.ttft_seconds for o in complete]
@@ -105,7 +105,7 @@ def _draw_waits(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
 
 
 def _page(title: str, svg: str, report: Mapping[str, Any]) -> str:
-    """One file that needs no other: the picture, and its figures as a table."""
+    """Return a self-contained page: the picture, and its figures as a table."""
     heads = "".join(f"<th>{head}</th>" for head in ("seconds", "mean", "p50", "p90", "p99"))
     rows = "".join(
         f"<tr><th>{name}</th>{_cells(report[key])}</tr>" for key, name in SPREADS.items()

@@ -1,9 +1,9 @@
-"""What is asked: a row's own tokens from a seed, behind all that its session said before.
+"""Prompts: a row's own tokens from a seed, after everything that its session said before.
 
-A token depends on the seed and on where it stands: in a block of the trace, which several
-prompts may share, or in the text that one request alone has.  So a prefix that rows share comes
-out as the same tokens, and the same seed asks the same questions.  Only answers come from the
-server, and a turn that goes on from one has it word for word.
+A token depends on the seed and on its place: in a block of the trace, which several prompts may
+share, or in the text of one request alone.  So a prefix that rows share gives the same tokens,
+and the same seed gives the same prompts.  Only answers come from the server; a turn that
+continues one contains it word for word.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,19 +17,19 @@ from kvell.load.words import WORDS
 from kvell.simulator.traces.rows import TraceRow, predecessors
 
 Said = TypeVar("Said", list[int], str, list[dict[str, str]])
-"""All that was said in a session so far: token ids, text, or messages."""
+"""Everything said in a session so far: token ids, text, or messages."""
 Ids = npt.NDArray[np.int64]
 FIRST_ORDINARY_ID = 256
-"""Below it many vocabularies have special tokens or single bytes."""
+"""Smaller ids are special tokens or single bytes in many vocabularies."""
 _SHARED, _OWN, _ANSWER = 1, 2, 3
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """An answer of the server.
 
-    :param token_ids: empty where the server does not tell them.
+    :param token_ids: empty if the server does not report them.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Tokens as a function of seed and place, evenly over ``low`` … ``high`` - 1."""
+    """Tokens as a function of seed and place, uniform over ``low`` … ``high`` - 1."""
 
     seed: int
     low: int
@@ -46,11 +46,11 @@ class TokenSource:
 
     @classmethod
     def of_vocabulary(cls, seed: int, size: int) -> "TokenSource":
-        """Ids below ``size`` that are ordinary tokens in most vocabularies."""
+        """Return a source of ids below ``size`` that are ordinary tokens in most vocabularies."""
         return cls(seed, min(FIRST_ORDINARY_ID, size // 2), size)
 
     def asked(self, row: TraceRow, index: int, count: int) -> Ids:
-        """int64 [count], what request ``index`` adds to its session: shared blocks, own tokens."""
+        """Return what a request adds to its session: shared blocks, own tokens; int64 [count]."""
         size = row.block_tokens
         named = min(len(row.block_ids) * size, count)
         places = (row.block_ids[:, None] * size + np.arange(size)).reshape(-1)[:named]
@@ -59,7 +59,7 @@ class TokenSource:
         return np.concatenate([shared, own])
 
     def answer(self, index: int, count: int) -> Ids:
-        """int64 [count], an answer to request ``index`` that no model gave."""
+        """Return a made-up answer to request ``index``, int64 [count]."""
         return self._tokens(_ANSWER, index, np.arange(count))
 
     def _tokens(self, kind: int, index: int, places: Ids) -> Ids:
@@ -76,9 +76,9 @@ class TokenSource:
 class Prompts(Generic[Said]):
     """The prompts of a run; keeps what a session said until its next turn is asked.
 
-    :param field: the body's field for them.
-    :param asked: makes new tokens into what a client says.
-    :param answered: makes an answer into what was said.
+    :param field: field of the body that holds a prompt.
+    :param asked: converts new tokens to what a client says.
+    :param answered: converts an answer to what was said.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Prompts(Generic[Said]):
         self._said: dict[int, Said] = {}
 
     def can_ask(self, index: int) -> bool:
-        """False if the turn that the request goes on from has no answer."""
+        """Return whether the turn that the request continues, if any, has an answer."""
         before = self._before[index]
         return before is None or before in self._said
 
     def ask(self, index: int) -> dict[str, Any]:
-        """The field and the prompt of a request; once for each.
+        """Return the field and the prompt of a request; may be called once for each.
 
         :raises KeyError: if it cannot be asked.
         """
@@ -121,7 +121,7 @@ class Prompts(Generic[Said]):
         return {self._field: prompt}
 
     def answered(self, index: int, answer: Answer) -> None:
-        """An answer came, whole or as far as its client listened."""
+        """Take an answer, whole or as far as its client listened."""
         if index in self._prompts:
             self._said[index] = self._prompts.pop(index) + self._answered(answer)
 
@@ -132,9 +132,9 @@ Encode = Callable[[str], list[int]]
 def id_prompts(
     rows: Sequence[TraceRow], seed: int, vocab_size: int, encode: Encode
 ) -> Prompts[list[int]]:
-    """Prompts as token ids.
+    """Return prompts as token ids.
 
-    :param encode: makes an answer's text into ids where the server does not tell them.
+    :param encode: converts an answer's text to ids if the server does not report them.
     """
     source = TokenSource.of_vocabulary(seed, vocab_size)
 
@@ -145,7 +145,7 @@ def id_prompts(
 
 
 def whole_prompts(rows: Sequence[TraceRow], seed: int, vocab_size: int) -> list[list[int]]:
-    """All prompts as token ids, with made-up answers of the rows' lengths inside sessions."""
+    """Return all prompts as token ids; sessions have made-up answers of the rows' lengths."""
     made_up = TokenSource.of_vocabulary(seed, vocab_size)
     prompts = id_prompts(rows, seed, vocab_size, lambda _text: [])
     found: list[list[int]] = []
@@ -157,12 +157,12 @@ def whole_prompts(rows: Sequence[TraceRow], seed: int, vocab_size: int) -> list[
 
 
 def text_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[str]:
-    """Prompts as words that are one token each in most vocabularies."""
+    """Return prompts of words that are one token each in most vocabularies."""
     return Prompts(rows, _words(seed), "prompt", _as_text, lambda answer: answer.text)
 
 
 def chat_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[list[dict[str, str]]]:
-    """Conversations of such words; the template's tokens come on top."""
+    """Return conversations of such words; the chat template adds tokens of its own."""
 
     def said(role: str, text: str) -> list[dict[str, str]]:
         return [{"role": role, "content": text}]
@@ -185,7 +185,7 @@ def _as_text(ids: Ids) -> str:
 
 
 def _mixed(values: Any) -> Any:
-    """Spread uint64 over all values (splitmix64's last steps)."""
+    """Mix the bits of uint64 values (the last steps of splitmix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""From outcomes to figures; one meaning for each, whoever served."""
+"""Computes figures from outcomes; each means the same for every server."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ Figures = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a request should keep to; None asks nothing."""
+    """Latency limits of a request; None sets no limit."""
 
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
 
     def met_by(self, outcome: Outcome) -> bool:
-        """Both, at most; an answer of one token has no time per token to miss."""
+        """Whether an outcome keeps both; an answer of one token has no time per token to miss."""
         if self.ttft_seconds is not None and outcome.ttft_seconds > self.ttft_seconds:
             return False
         tpot = outcome.tpot_seconds
@@ -28,11 +28,11 @@ class Objectives:
 
 
 def summary(outcomes: Sequence[Outcome], objectives: Objectives) -> dict[str, Any]:
-    """The figures of a run; rates are per second from its first sending to its last end.
+    """Return the figures of a run; rates are per second from the first sending to the last end.
 
-    Latencies are those of complete answers. ``goodput`` counts complete answers that met the
-    objectives, ``request_rate`` all complete ones; ``slo_attainment`` is their part of all
-    requests whose client waited.
+    Latencies are of complete answers. ``goodput`` counts complete answers that met the
+    objectives, ``request_rate`` all complete ones; ``slo_attainment`` is the part that met the
+    objectives of all requests whose client waited.
     """
     complete = [outcome for outcome in outcomes if outcome.is_complete]
     seconds = duration_seconds(outcomes)
@@ -67,7 +67,7 @@ def summary(outcomes: Sequence[Outcome], objectives: Objectives) -> dict[str, An
 
 
 def spread(values: Iterable[float]) -> Figures:
-    """Mean and percentiles (linear between neighbours); None where there are no values."""
+    """Return mean and percentiles (linear between neighbours); None if there are no values."""
     found = np.fromiter(values, np.float64)
     if not len(found):
         return dict.fromkeys(("mean", "p50", "p90", "p99"))
@@ -76,14 +76,14 @@ def spread(values: Iterable[float]) -> Figures:
 
 
 def duration_seconds(outcomes: Sequence[Outcome]) -> float:
-    """From the first sending to the last end."""
+    """Return the seconds from the first sending to the last end."""
     if not outcomes:
         return 0.0
     return max(o.ended_seconds for o in outcomes) - min(o.sent_seconds for o in outcomes)
 
 
 def open_over_time(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
-    """How many requests are open from each moment at which that changes."""
+    """Return the number of open requests from each moment at which it changes."""
     changes = [(o.sent_seconds, 1) for o in outcomes] + [(o.ended_seconds, -1) for o in outcomes]
     steps, now_open = [], 0
     for at_seconds, change in sorted(changes):
@@ -93,7 +93,7 @@ def open_over_time(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
 
 
 def most_open(outcomes: Sequence[Outcome]) -> int:
-    """Requests that were open at once, at most."""
+    """Return the largest number of requests open at once."""
     return max((count for _, count in open_over_time(outcomes)), default=0)
 
 
@@ -102,7 +102,7 @@ def _per(count: float, seconds: float) -> float:
 
 
 def _cached_share(complete: Sequence[Outcome]) -> float | None:
-    """Part of the prompt tokens that servers said were cached; None if they say nothing."""
+    """Return the part of prompt tokens reported as cached; None if the server reports nothing."""
     known = [o for o in complete if o.cached_tokens is not None]
     tokens = sum(o.prompt_tokens for o in known)
     return sum(o.cached_tokens or 0 for o in known) / tokens if tokens else None

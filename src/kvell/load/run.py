@@ -1,4 +1,4 @@
-"""One run against one server: is it there, its counters before and after, and the load between."""
+"""One run against one server: preflight, counters before and after, and the load between."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from kvell.load.prompts import Prompts
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run found.
+    """The results of a run.
 
-    :param server: what the server's own counters say of it; see
+    :param server: figures from the server's own counters; see
         :meth:`kvell.load.http.scrape.Counters.since`.
     """
 
@@ -33,10 +33,10 @@ async def measure(
     load: Load,
     on_ended: Callable[[int, int], None] = lambda _ended, _all: None,
 ) -> Measured:
-    """Send a load.
+    """Send a load and return its outcomes.
 
-    :param wire: with an empty model, the only one of the server is asked.
-    :raises ChangeSomething: if the server is not there or refuses what it is asked.
+    :param wire: an empty model takes the server's only one.
+    :raises ChangeSomething: if the server is not there or refuses the requests.
     """
     wire = replace(wire, model=await served_model(client, base_url, wire.model or None))
     before = await scraped(client)

@@ -1,5 +1,5 @@
-"""Words for prompts as text: short, frequent, and with a space before them one token in most
-vocabularies of English."""
+"""Words for text prompts: short and frequent; each is one token, with a space before it, in most
+English vocabularies."""
 
 _TEXT = """
 a able about above across after again air all almost alone along also always an and animal

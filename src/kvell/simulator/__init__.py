@@ -1,1 +1,1 @@
-"""The virtual-time face: the engine's own scheduler and memory core, driven by traces."""
+"""The simulator: traces drive the engine's own scheduler and memory core in virtual time."""

@@ -25,14 +25,14 @@ from kvell.models.text.stop_strings import StopStrings
 from kvell.vocabulary import FinishReason, RequestId
 
 CRASH_TOKEN = 1
-"""A prompt that holds it makes :meth:`FakeEngine.step` raise."""
+"""A prompt with this token makes :meth:`FakeEngine.step` raise."""
 REFUSE_TOKEN = 2
-"""A prompt that holds it is refused for good."""
+"""A prompt with this token is refused."""
 EOS_TOKEN = 0
 
 
 def fake_token(prompt: bytes, index: int) -> int:
-    """Output ``index`` of a prompt: one of ``a`` … ``z``, a function of both alone."""
+    """Return output ``index`` of a prompt: one of ``a`` … ``z``, a function of both alone."""
     return ord("a") + zlib.crc32(prompt + index.to_bytes(4, "little")) % 26
 
 
@@ -43,10 +43,10 @@ class _Running:
 
 
 class FakeEngine:
-    """One token per running request and step; remembers prompts as a prefix cache would.
+    """Makes one token per running request and step; remembers prompts as a prefix cache would.
 
-    :param step_seconds: how long a step takes.
-    :param beside: names of further models, which answer otherwise than the first.
+    :param step_seconds: duration of a step.
+    :param beside: names of further models, whose answers differ from the first's.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class FakeEngine:
         self.finished: dict[str, int] = {}
 
     def ready(self) -> Ready:
-        """What this engine serves."""
+        """Return what this engine serves."""
         return self._ready
 
     def has_work(self) -> bool:
-        """Whether a request runs."""
+        """Whether a request is running."""
         return bool(self._running)
 
     def handle(self, command: Command) -> list[Event]:
-        """Take a command."""
+        """Take a command and return its events."""
         if isinstance(command, Submit):
             return self._submit(command)
         if isinstance(command, Cancel) and command.request_id in self._running:
@@ -86,7 +86,7 @@ class FakeEngine:
         return [self._stats()] if isinstance(command, AskStats) else []
 
     def step(self) -> list[Event]:
-        """One token for each running request."""
+        """Make one token for each running request."""
         time.sleep(self._step_seconds)
         self._steps += 1
         return [event for each in list(self._running.values()) for event in self._advance(each)]
@@ -148,33 +148,33 @@ class ByteText:
         self.name = name
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """One token per byte, int32 ``[bytes]``."""
+        """Return one token per byte, int32 ``[bytes]``."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        """``role: content`` lines and the answer's beginning."""
+        """Return ``role: content`` lines and the start of the answer."""
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant: ")
 
     def detokenizer(self) -> "ByteDetokenizer":
-        """A fresh one for one request."""
+        """Return a new detokenizer for one request."""
         return ByteDetokenizer()
 
     def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
-        """A fresh one for one request."""
+        """Return a new matcher for one request."""
         return StopStrings(tuple(stop))
 
 
 class ByteDetokenizer:
-    """Whole characters of a byte stream."""
+    """Decodes whole characters from a byte stream."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Characters that are whole now."""
+        """Return the characters that are complete now."""
         return self._decoder.decode(bytes(token_ids))
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return what was held back."""
         return self._decoder.decode(b"", final=True)

@@ -23,7 +23,7 @@ KEY = "secret"
 
 @dataclass
 class App:
-    """An ASGI app that streams as many words as are asked for, and keeps what it got."""
+    """An ASGI app that streams the requested number of words and keeps the requests."""
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     left: int = 0
@@ -128,7 +128,7 @@ LENGTHS = ("--prompt-tokens", "6", "--output-tokens", "4", "--num-requests", "5"
 
 
 class TestOtherSide:
-    """What the server says of itself, beside what its clients saw."""
+    """The server's own figures, beside those of its clients."""
 
     def test_json(self, bench: Any, app: App) -> None:
         app.metrics = ServerMetrics("tiny")

@@ -1,4 +1,4 @@
-"""The figures that ``kvell plan`` prints: two shapes by hand, all of them against the layout."""
+"""The figures of ``kvell plan``: two shapes computed by hand, all shapes against the layout."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ COLUMNS = 100
 
 @pytest.fixture
 def found(kvell: Kvell) -> Callable[..., Any]:
-    """The plan of a bench shape as JSON, and what a person sees of it, in cells."""
+    """The plan of a bench shape as JSON, and the cells of its printed tables."""
 
     def call(name: str | Path, *flags: str) -> Any:
         args = ("plan", "--model", CONFIGS / f"{name}.json", "--kv-memory", "24GiB", *flags)
@@ -105,7 +105,7 @@ class TestJambaByHand:
         assert data["sizing_rule"] == "padded"
 
     def test_requests(self, found: Any) -> None:
-        """Of 1,024 tokens: 64 pages and a state of 28. 1,005 take 4,948 + 2,559 large pages."""
+        """1,024 tokens: 64 pages and a state of 28. 1,005 requests: 4,948 + 2,559 large pages."""
         data, _ = found("jamba-mini")
         assert -(-1005 * 64 // 13) + -(-1005 * 28 // 11) == 7_507
         assert -(-1006 * 64 // 13) + -(-1006 * 28 // 11) == 7_514

@@ -82,7 +82,7 @@ class TestJson:
         assert slow > fast
 
     def test_what_clients_would_see(self, replay: Any) -> None:
-        """The words of ``kvell bench serve``, in virtual time."""
+        """The figures of ``kvell bench serve``, in virtual time."""
         found = replay("--arrivals", "trace", "--slo-ttft", "10", "--slo-tpot", "1e-9")
         assert (found["completed"], found["failed"]) == (2, 1)
         assert found["failures"] == {"refused": 1}
@@ -134,7 +134,7 @@ class TestJson:
         names = ("--trace", trace, "--model", tiny_config, "--speculative-model", tiny_config)
         ended = kvell("replay", *names)
         assert ended.code == 2
-        assert "guesses nothing without a number of tokens" in ended.stderr
+        assert "needs a number of draft tokens per step" in ended.stderr
 
     def test_requests_out(self, replay: Any, tmp_path: Path) -> None:
         path = tmp_path / "requests.jsonl"

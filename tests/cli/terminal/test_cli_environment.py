@@ -1,4 +1,4 @@
-"""What the command line takes from its surroundings."""
+"""What the command line reads from its environment."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Exit codes, and the one line that says what to change."""
+"""Exit codes, and the one line that tells the user what to change."""
 
 from collections.abc import Callable
 

@@ -137,7 +137,7 @@ def run_of(
 
 
 def ask(run: Run, name: str, prompt: Sequence[int], max_tokens: int = 4) -> int:
-    """One request, alone; tokens that it did not compute."""
+    """Run one request alone; return the tokens that it did not compute."""
     run.submit(name, prompt, max_tokens)
     while run.core.has_work:
         run.step()
@@ -226,7 +226,7 @@ def test_who_is_preempted_goes_before_prefixes() -> None:
 
 
 def test_what_made_way_before_a_second_try_is_not_fetched() -> None:
-    """A prompt that finds no room makes others give way: they may take its pages' places."""
+    """A prompt without room preempts others, whose pages may replace its own in the buffer."""
     run = run_of()
     ask(run, "first", text(0))
     for number in range(1, 12):
@@ -236,7 +236,7 @@ def test_what_made_way_before_a_second_try_is_not_fetched() -> None:
     run.swapping.begin()
 
     def opened() -> int:
-        """Tokens that it goes on behind."""
+        """Open the request again; return the tokens that it need not compute."""
         tokens = request.tokens(0, request.num_tokens)
         request.handle = run.core.memory.open(tokens, request.cache_root)
         request.computed = run.core.memory.hit_tokens(request.handle)

@@ -1,4 +1,4 @@
-"""Prompts ahead of decodes: who gives way, who comes back, and that answers stay the same."""
+"""Prompts ahead of decodes: which give way and come back; answers stay the same."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -85,7 +85,7 @@ def test_who_was_admitted_last_and_decodes_gives_way() -> None:
 
 @pytest.mark.parametrize("decoding", [1, 2, 3])
 def test_nobody_gives_way_for_a_prompt_that_the_step_has_no_tokens_for(decoding: int) -> None:
-    """Beside parked decodes a step computes few tokens of prompts, and it has begun some."""
+    """While decodes are parked, a step computes few prompt tokens, and it has some already."""
     few = limits(batched=32, seats=6, max_len=40)
     few = replace(few, enough_prompt_tokens=24, crowded_prompt_tokens=8)
     run = Run(swapping_core(SMALL, few, 40, ahead=40))
@@ -129,7 +129,7 @@ def test_lateness_moves_the_logical_size() -> None:
 def test_who_is_parked_for_long_is_not_overtaken(
     monkeypatch: pytest.MonkeyPatch, most_steps: int, overtaken: bool
 ) -> None:
-    """Else small prompts could take for ever what a large request waits for."""
+    """Otherwise small prompts could take forever the pages that a large request waits for."""
     monkeypatch.setattr("kvell.engine.cpu_buffer.parking.MOST_STEPS_PARKED", most_steps)
     run = started(40)
     parking = parking_of(run.core)
@@ -174,7 +174,7 @@ def test_a_journal_with_lateness_replays_to_equal_plans() -> None:
 def test_who_made_way_in_vain_does_so_once_until_somebody_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else pages go out and come back at every step."""
+    """Otherwise pages would go out and come back at every step."""
     run = Run(core_of(40))
 
     def too_few(

@@ -46,13 +46,13 @@ POOL_MIB, BUFFER_MIB = 14, 32
 
 
 class Dice(ObjectiveWatch):
-    """Says at random who is late, first tokens more often than others."""
+    """Reports lateness at random, of first tokens more often than of others."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
 
     def heard(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
-        """Whatever is said."""
+        """Ignore all commands and events."""
 
     def after_step(self, events: Sequence[Event]) -> Lateness:
         return Lateness(self._draw.random() < 0.8, self._draw.random() < 0.1)
@@ -74,7 +74,7 @@ def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[
 
 
 def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = None) -> Engine:
-    """Its memory, its requests and its clock do as the seed says."""
+    """An engine whose memory, swaps and lateness follow a seed."""
     options = roomy(module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0)
     engine = engine_over(module, options, journal)
     scheduler = engine.core._scheduler
@@ -88,7 +88,7 @@ def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = 
 
 
 def assert_used(engine: Engine) -> None:
-    """Every way was gone."""
+    """Assert that every kind of move happened."""
     rungs = engine.core.stats().rungs
     ways = ("inflate", "deflate", "preempt", "swap_out", "swap_in", "offload", "cache_out")
     assert all(rungs[way] > 0 for way in ways), rungs
@@ -146,7 +146,7 @@ def test_a_journal_of_all_that_replays_to_equal_plans(
 
 
 def again(engine: Engine, seed: int) -> EngineCore:
-    """The deciding part anew, over a device without bytes."""
+    """A new engine core for the same decisions, over a device without bytes."""
     layout, limits = engine.core.memory.layout, engine.core.limits
     core = create_core(layout)
     device = FakeChunks(elastic_of(engine).device.num_chunks, CHUNK_BYTES, has_bytes=False)

@@ -1,4 +1,4 @@
-"""Preempted requests go on where they were: exact, journaled, and nothing is left behind."""
+"""Preempted requests resume where they were: exact, journaled, with nothing left behind."""
 
 from collections.abc import Sequence
 
@@ -77,7 +77,7 @@ def busy(
     journal: Journal | None = None,
     seed: int | None = None,
 ) -> Run:
-    """Four requests of which the pool holds two to their ends."""
+    """Four requests; the pool holds two at full length."""
     rule = None if seed is None else AtRandom(seed)
     core = swapping_core(
         SMALL, limits(batched=16, seats=4, max_len=40), num_large, rule, implementation
@@ -186,7 +186,7 @@ def test_a_request_that_has_computed_nothing_of_its_own_is_not_swapped() -> None
 
 
 class Losing(Swapping):
-    """A buffer that loses what it holds, and refuses, when a seed says so."""
+    """A buffer that loses its content and refuses pages at random, from a seed."""
 
     seed = 0
 
@@ -202,7 +202,7 @@ class Losing(Swapping):
 
 
 class SwappingMachine(EngineMachine):
-    """Random traffic with a buffer that is short, refuses and loses: the same answers."""
+    """Random traffic with a small buffer that refuses and loses pages: the same answers."""
 
     keeps_prefixes = False
 

@@ -1,4 +1,4 @@
-"""Requests forced to the CPU buffer and back while a draft model guesses for them."""
+"""Requests forced to the CPU buffer and back while a draft model makes their draft tokens."""
 
 import pytest
 
@@ -21,7 +21,7 @@ PAIRS = [
 
 
 def assert_drafts_pages_came_back(run: Served) -> None:
-    """Of the model's groups and of the draft's, out and in."""
+    """Assert that pages of the model and of the draft model moved, out and in."""
     groups = run.layout.groups
     for moved in ("offloads", "fetches"):
         rows = [row for plan in run.plans for row in getattr(plan, moved)[:, 0].tolist()]
@@ -47,7 +47,7 @@ def test_tokens_are_those_of_who_was_never_preempted(
 
 
 def test_what_comes_back_is_what_the_draft_model_wrote() -> None:
-    """A model that guesses for itself is always right, wherever its pages have been."""
+    """A model that drafts for itself is always right, wherever its pages have been."""
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
     swapping = force(run.engine, 1)
@@ -57,8 +57,8 @@ def test_what_comes_back_is_what_the_draft_model_wrote() -> None:
     assert run.stats.spec_decode_accepted_tokens == run.stats.spec_decode_draft_tokens > 0
 
 
-def test_a_draft_model_whose_pages_came_back_damaged_draft_tokens_wrong() -> None:
-    """So the test above can fail; the answers stay the same."""
+def test_a_draft_model_whose_pages_came_back_damaged_is_wrong() -> None:
+    """The test above can fail; the answers stay the same."""
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
     force(run.engine, 1)

@@ -22,13 +22,13 @@ BUDGET = 12
 
 
 def traffic_of(batched: int = 100, seats: int = 8, large_pages: int = 60) -> Traffic:
-    """Pages of four tokens; five observe."""
+    """Traffic with pages of four tokens; five tokens observe."""
     layout = pool_of(large_pages, dropping(4, 1, BUDGET), group(4, 1))
     return Traffic(layout, replace(limits(batched=batched, seats=seats), observing_tokens=5))
 
 
 def step(traffic: Traffic) -> Works:
-    """One step whose every sampling work yields the token 7; what was computed."""
+    """Run a step in which every sampled token is 7; return what was computed."""
     made = traffic.plan()
     traffic.answer(made, *(7 for one in made.work if one.samples))
     return [(str(w.request_id), w.start, w.count) for w in made.work]
@@ -64,7 +64,7 @@ def test_prompts_within_the_budget_are_cut_anywhere() -> None:
 
 
 def test_what_others_leave_of_a_step_may_be_too_little() -> None:
-    """Three decode; of six tokens three are left, and five must observe at once."""
+    """Three requests decode; three of six tokens are left, but five must observe at once."""
     traffic = traffic_of(batched=6, seats=4)
     for name in "abc":
         traffic.submit(name, text(ord(name), 2), max_tokens=4)
@@ -111,7 +111,7 @@ def test_no_salt_leads_to_those_who_drop(salt: str) -> None:
 
 
 def test_preempted_it_is_cut_at_its_prompts_end_again() -> None:
-    """What was generated is computed after the prompt has been dropped, in a step of its own."""
+    """Generated tokens are recomputed in a step of their own, after the prompt was dropped."""
     traffic = traffic_of(large_pages=24)
     traffic.submit("a", text(0, 20), max_tokens=20)
     traffic.submit("b", text(9, 20), max_tokens=20)

@@ -14,7 +14,7 @@ IMAGES = ((3, 10, 10), (13, 4, 4), (20, 9, 9))
 
 @pytest.mark.parametrize(("pages", "count"), [(0, 0), (3, 1), (4, 2), (7, 3)])
 def test_images_count_while_all_their_pages_are_held(pages: int, count: int) -> None:
-    """Three, one and three pages; those of the text do not count."""
+    """Images of three, one and three pages; pages of the text do not count."""
     rows = [(0, 0, p, p) for p in range(9)] + [(0, 1, p, p) for p in range(pages)]
     assert embedded_images(GROUPS, np.asarray(rows, np.int32), IMAGES) == count
 

@@ -1,4 +1,4 @@
-"""What of a step's metadata goes to a GPU, and what stays at hand."""
+"""Which of a step's metadata goes to a GPU, and which stays on the host."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ def test_lengths_stay_on_the_host_beside_a_device() -> None:
 
 
 def test_parts_of_one_tensor_are_where_compiled_kernels_look() -> None:
-    """As those of a batch that was not cut."""
+    """They lie as in a batch that was not split."""
     batch = _to_device(arrays(), torch.device("cpu"))
     parts = [getattr(batch, name) for name in FIELDS]
     assert batch_args(batch, 5) == batch_args(GroupBatch(*parts), 5)

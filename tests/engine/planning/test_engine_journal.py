@@ -1,4 +1,4 @@
-"""The journal is all there is to know: replayed, it gives the same plans."""
+"""The journal is complete: replayed, it gives the same plans."""
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +40,7 @@ class Recording:
         self.told.tell(make_submit(name, prompt, max_tokens))
 
     def step(self, cancel: str = "") -> None:
-        """A step, maybe with a cancel while it is in flight."""
+        """Run a step, perhaps with a cancel while it is in flight."""
         if not self.told.core.has_work:
             return
         plan = self.told.plan()
@@ -92,7 +92,7 @@ def test_a_replay_ends_where_the_original_did() -> None:
 
 
 def test_a_cancel_left_out_is_noticed() -> None:
-    """The equality can fail: the journal is not decoration."""
+    """The comparison can fail: plans depend on the journal."""
     recording = busy()
     without = [e for e in recording.journal.entries if e != Cancel(RequestId("c"))]
     assert replay(without[: len(without) // 2], fresh()) != recording.plans

@@ -1,4 +1,4 @@
-"""Who is late, step by step."""
+"""Which objectives are missed, step by step."""
 
 from kvell.engine.planning.lateness import EARLY_TPOT, EARLY_TTFT, Lateness, LatenessWatch
 from kvell.engine.protocol.messages import Finished, Tokens

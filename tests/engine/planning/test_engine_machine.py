@@ -21,7 +21,7 @@ from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output
 from tests.pages.pools import group, pool_of
 
 STEPS_A_REQUEST = 80
-"""Where a device refuses every second mapping, one request after the other is served."""
+"""Step limit per request: if a device refuses every second mapping, they run one by one."""
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -34,7 +34,7 @@ class EngineMachine(RuleBasedStateMachine):
     has_drafter = False
     prompt_lookup_max = 5
     may_rest = False
-    """May a step do nothing, or keep pages for work that is put off, though requests wait?"""
+    """Whether a step may do nothing, or keep pages for postponed work, though requests wait."""
 
     @initialize(
         groups=st.lists(
@@ -117,7 +117,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def plan_ahead(self) -> None:
-        """As many steps as may be in flight at once."""
+        """Plan as many steps as may be in flight at once."""
         while self.engine.core.may_plan:
             plan = self.engine.plan()
             self.check_plan(plan)
@@ -126,7 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        """Of the oldest step in flight; it may run as late as now."""
+        """Commit the oldest step in flight, which may run as late as now."""
         if self.in_flight:
             self.take(self.engine.commit(self.model.run(self.in_flight.popleft())))
 
@@ -224,7 +224,7 @@ TestOverlappingMachine.settings = FEW
 
 
 class CommonPoolMachine(EngineMachine):
-    """With shared prefixes protected: nobody starves of it, and every lease ends."""
+    """With protected shared prefixes: no request starves, and every lease ends."""
 
     common_pool = True
 
@@ -234,7 +234,7 @@ TestCommonPoolMachine.settings = FEW
 
 
 class OverlappingCommonPoolMachine(CommonPoolMachine):
-    """Both."""
+    """Overlapping steps and protected prefixes."""
 
     depth = 1
 
@@ -244,7 +244,7 @@ TestOverlappingCommonPoolMachine.settings = FEW
 
 
 class SpeculatingMachine(EngineMachine):
-    """With guesses, of which some are right: the same answers."""
+    """With draft tokens, some of them right: the same answers."""
 
     words = 3
     num_speculative_tokens = 4
@@ -256,7 +256,7 @@ TestSpeculatingMachine.settings = settings(FEW, max_examples=40)
 
 
 class DraftingMachine(EngineMachine):
-    """With guesses that nobody knows when they are planned: the same answers."""
+    """With draft tokens that are unknown when the step is planned: the same answers."""
 
     num_speculative_tokens = 3
     has_drafter = True

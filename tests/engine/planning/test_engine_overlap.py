@@ -33,7 +33,7 @@ def depth_one(batched: int = 16, seats: int = 8) -> Limits:
 
 
 class Ahead:
-    """An engine core whose steps run as late as they may: when their results are due."""
+    """An engine core whose steps run as late as possible: when their results are due."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Ahead:
         return plan
 
     def commit(self, *token_ids: int) -> list[Event]:
-        """The oldest step's result: the model's own, or these tokens."""
+        """Commit the oldest step, with the model's own tokens or these."""
         plan = self.in_flight.popleft()
         result = StepResult(plan.step, token_ids) if token_ids else self.model.run(plan)
         events = self.told.commit(result)
@@ -197,7 +197,7 @@ def test_a_request_cancelled_in_flight_keeps_its_pages_until_its_last_result(
 
 
 def test_what_the_dropped_row_computed_is_a_prefix_like_any_other(ahead: Ahead) -> None:
-    """The stop token's own keys are there: a next turn goes on behind it."""
+    """The stop token's keys are cached: the next turn resumes after it."""
     (stop,) = expected_output(PROMPT, 1)
     ahead.tell(stopping("a", PROMPT, stop))
     ahead.run()
@@ -211,7 +211,7 @@ def test_what_the_dropped_row_computed_is_a_prefix_like_any_other(ahead: Ahead) 
 
 
 def test_nobody_is_preempted_before_results_that_may_free_pages() -> None:
-    """Six pages: what ``long`` needs for its thirteenth token is what ``short`` leaves."""
+    """Six pages: ``long`` gets the page for its thirteenth token from ``short``."""
     tight = Ahead(make_layout((0,), 6))
     tight.submit("long", PROMPT, 8)
     tight.submit("short", PROMPT[::-1], 2)

@@ -1,4 +1,4 @@
-"""Guesses from what a text repeats, and which of them a step takes."""
+"""Draft tokens from what a text repeats, and which of them a step takes."""
 
 import numpy as np
 import pytest

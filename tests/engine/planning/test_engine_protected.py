@@ -1,4 +1,4 @@
-"""Protected prefixes in the engine: what they bring, and that they give way."""
+"""Protected prefixes in the engine: what they save, and that they give way."""
 
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -41,7 +41,7 @@ def ask(traffic: Traffic, name: str, of: int, length: int = 24) -> int:
 
 
 def articles_in_turn(traffic: Traffic, articles: int, rounds: int) -> int:
-    """The worst order for the least recently used: round after round."""
+    """Ask in the worst order for LRU: round after round."""
     return sum(ask(traffic, f"{r}/{a}", a) for r in range(rounds) for a in range(articles))
 
 
@@ -135,7 +135,7 @@ def test_the_pool_is_off_unless_asked_for() -> None:
 
 
 def test_the_shadow_decides_unless_told() -> None:
-    """One seat, so no batch to lose: what hits is all that counts."""
+    """With one seat there is no batch to lose: only hits count."""
     tight = protecting(share=None, base=limits(batched=64, seats=1))
     traffic = Traffic(make_layout(FULL, 30), tight)
     assert articles_in_turn(traffic, articles=6, rounds=20) >= 10 * 24
@@ -151,7 +151,7 @@ def test_the_same_inputs_give_the_same_plans() -> None:
 
 @dataclass
 class Asking:
-    """What of a running request decides; all of its prompt is computed."""
+    """The part of a running request that decides; its whole prompt is computed."""
 
     prompt: npt.NDArray[np.int32]
     cache_root: str = ""
@@ -169,7 +169,7 @@ class Asking:
 
 
 class Counting:
-    """A core that finds so many tokens of whatever it is asked for, and counts what is held."""
+    """A core that hits this many tokens of every prompt, and keeps the open handles."""
 
     def __init__(self, layout: Layout, hit_tokens: int) -> None:
         self.layout, self._hit_tokens = layout, hit_tokens
@@ -190,7 +190,7 @@ class Counting:
 
 @pytest.mark.parametrize(("hit_tokens", "leases"), [(0, 0), (24, 1)])
 def test_several_reach_a_prefix_in_one_step(hit_tokens: int, leases: int) -> None:
-    """Whether it is there still or not: one lease at most, and all other handles are closed."""
+    """Whether the prefix is still cached or not: at most one lease; all other handles close."""
     core = Counting(make_layout(FULL, 60), hit_tokens)
     protected = ProtectedPrefixes(cast(Any, core), protecting())
     prompts = (np.array([*article(1), 48, number], np.int32) for number in range(4))

@@ -1,4 +1,4 @@
-"""What a step does and in which order, who is admitted, who gives way."""
+"""What a step does and in which order, which requests are admitted and which preempted."""
 
 import itertools
 from dataclasses import replace

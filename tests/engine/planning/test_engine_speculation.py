@@ -1,4 +1,4 @@
-"""Guesses change how many tokens a step yields, and never which: real models, random weights."""
+"""Draft tokens change how many tokens a step yields, never which: real models, random weights."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ PAIRS = (
     ("JambaForCausalLM", LLAMA),
     ("Qwen3NextForCausalLM", "Mamba2ForCausalLM"),
 )
-"""Of a model and what guesses for it; *blurred* is the model itself, a little wrong."""
+"""Pairs of a model and its draft model; *blurred* is the model itself with noise."""
 
 LARGE_PAGES = {
     ("Gemma3ForCausalLM", ""): 12,
@@ -45,7 +45,7 @@ LARGE_PAGES = {
     ("JambaForCausalLM", ""): 12,
     ("JambaForCausalLM", "blurred"): 24,
 }
-"""Pools in which the requests of a wave have to give way."""
+"""Pools in which requests of a wave are preempted."""
 
 
 def answers(run: Served, sampling: SamplingParams = GREEDY) -> dict[str, list[int]]:
@@ -87,7 +87,7 @@ def test_looked_up_draft_tokens_change_no_token(
 @pytest.mark.parametrize("draft", ["", "blurred"])
 @pytest.mark.parametrize("architecture", SOME)
 def test_nor_in_little_memory_and_small_chunks(architecture: str, draft: str) -> None:
-    """Preempted and prefilled in chunks, beside guesses."""
+    """Requests are preempted and prefilled in chunks, beside draft tokens."""
     module = words_module(architecture)
     drafter = draft_of(module, draft) if draft else None
     kv_bytes = served(module, 3, drafter).layout.large_page_bytes * LARGE_PAGES[architecture, draft]
@@ -119,8 +119,8 @@ def test_a_draft_models_draft_tokens_change_no_token(
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_a_model_that_draft_tokens_for_itself_is_always_right(architecture: str) -> None:
-    """So what it reads of its own pages is what the model would have read: hits included."""
+def test_a_model_that_drafts_for_itself_is_always_right(architecture: str) -> None:
+    """It reads from its own pages what the model would have read, hits included."""
     module = words_module(architecture)
     drafting, plain = served(module, 3, module), served(module)
     assert answers(drafting) == answers(plain)
@@ -131,7 +131,7 @@ def test_a_model_that_draft_tokens_for_itself_is_always_right(architecture: str)
 
 
 def test_what_a_draft_model_reads_is_what_it_wrote() -> None:
-    """Its pages spoilt: it guesses wrong, and no token changes. The model's own: tokens do."""
+    """With its pages spoilt, it drafts wrong, but tokens stay. With the model's, tokens change."""
     module = words_module("LlamaForCausalLM")
     expected = answers(served(module))
     prompt = {f"hit-{name}": tokens for name, tokens in prompts(1, 0).items()}
@@ -149,7 +149,7 @@ def test_what_a_draft_model_reads_is_what_it_wrote() -> None:
 
 
 def spoil(run: Served, *, is_draft: bool) -> None:
-    """Turn the cached keys and values of one of the models into others."""
+    """Overwrite the cached keys and values of one of the models."""
     for index in run.layout.indices_of(is_draft=is_draft):
         group = run.layout.groups[index]
         named = [e for e in run.engine.core.memory.snapshot().index if e.group == index]

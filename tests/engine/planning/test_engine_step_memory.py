@@ -1,4 +1,4 @@
-"""One pool for KV and activations: answers stay right, nothing is half granted, nobody hangs."""
+"""One pool for KV and activations: right answers, no partial grants, no request hangs."""
 
 from dataclasses import replace
 
@@ -150,7 +150,7 @@ def test_decodes_go_on_in_a_mapped_slot_while_a_prefill_is_refused_more() -> Non
 
 
 class Refusing(FakeChunks):
-    """Maps nothing, ever."""
+    """Refuses every mapping."""
 
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
         raise TryLater("device: never")
@@ -197,7 +197,7 @@ def test_who_waits_for_memory_that_still_comes_does_not_run_alone_for_it() -> No
 
 
 def test_where_no_more_memory_comes_a_request_has_what_there_is_to_itself() -> None:
-    """It would hold back its own pages else: what it could reuse lies in its way."""
+    """Otherwise the cached prefix that it could reuse would hold the pages that it needs."""
     traffic = Shared(full(20), limits(batched=32), ActivationModel(0, 16, 0), committed=9)
     for index in range(3):
         traffic.submit(str(index), [index] * 30, max_tokens=10)

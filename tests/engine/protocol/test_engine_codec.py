@@ -202,7 +202,7 @@ def test_the_length_is_four_little_endian_bytes() -> None:
 
 
 def test_several_answers_are_never_one_submission() -> None:
-    """They would be a request that nobody draws."""
+    """No engine would draw the further answers."""
     with pytest.raises(ChangeSomething, match="n=2"):
         Submit(RequestId("a"), b"", SamplingParams(n=2))
     frame = encode_frame(Submit(RequestId("a"), b"", SamplingParams()))

@@ -1,4 +1,4 @@
-"""How long a request waited, prefilled and decoded."""
+"""Seconds that a request waited, prefilled and decoded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A request's tokens across prompt and output, and where it is in its life."""
+"""A request's tokens across prompt and output, and its state."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Steps run in order on a thread of their own; a result comes when the next step computes."""
+"""Steps run in order on their own thread; a result arrives when the next step computes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,11 +11,11 @@ from kvell.engine.running.ahead import StepsAhead
 from kvell.vocabulary import StepNumber
 
 SOON = 10.0
-"""Seconds that a thread is waited for before a test fails."""
+"""Seconds to wait for a thread before a test fails."""
 
 
 class Steps:
-    """Steps that begin to compute, and end, when they are told."""
+    """Steps that begin to compute and end on command."""
 
     def __init__(self) -> None:
         self.ahead = StepsAhead()

@@ -164,7 +164,7 @@ def test_states_without_checkpoints(kind: type[PageTables]) -> None:
 
 
 def test_a_running_state_goes_on_over_known_tokens_only(kind: type[PageTables]) -> None:
-    """Of five tokens two are guesses: the state after the third is kept, that at the end not."""
+    """Two of five tokens are draft tokens: the state after the third is kept, not the last."""
     rows: list[Row] = [(5, 0, 0, 10), (5, 0, 1, 11), (6, 0, 0, 20), (6, 0, 1, 21)]
     made = tables(kind, *rows, groups=[STATE])
     drafting = structs.replace(work(5, 30, 5), proposed=2)
@@ -200,7 +200,7 @@ def test_states_that_moved_are_found_where_they_lie_now(kind: type[PageTables]) 
 def test_a_checkpoint_of_no_token_of_the_step_is_refused(
     kind: type[PageTables], row: tuple[int, int, int, int, int]
 ) -> None:
-    """Before its first token, after its last one, of a request that is not in it."""
+    """Before its first token, after its last one, or of a request outside the step."""
     made = tables(kind, (5, 0, 0, 10), (5, 0, 1, 11), groups=[STATE])
     second = (*row[:3], 1, row[4])
     with pytest.raises(ValueError, match="checkpoint"):
@@ -265,7 +265,7 @@ exchanges = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 63)), max_size
 def test_compiled_tables_answer_as_the_others(
     spans: list[tuple[int, int]], moves: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Full, sliding and chunked; some released and some grown later; wherever pages lie."""
+    """Full, sliding and chunked groups, released and grown pages, in any places."""
     slots, groups = SlotTable(64), (FULL, SLIDING, CHUNKED)
     both = PageTables(groups, slots), CompiledTables(groups, slots)
     pages = [

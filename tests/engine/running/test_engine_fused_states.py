@@ -27,13 +27,13 @@ def module() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def asked() -> list[list[int]]:
-    """Some begin as others do, so their states are resumed."""
+    """Prompts, some with a shared beginning, whose states are resumed."""
     return prompts(14)
 
 
 @pytest.fixture(scope="module")
 def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
-    """Of transformers' own code, in a pool that holds all."""
+    """Answers of transformers' own code, in a pool that holds all requests."""
     engine = build_engine(generic_model(module), "generic", EngineOptions(64 * MIB, 1024, 512))
     made = answers(engine, asked)
     assert len({tuple(tokens) for tokens in made.values()}) == len(asked), "answers differ"

@@ -1,4 +1,4 @@
-"""Images of a step: where what encoders make goes, and which tokens take it."""
+"""Images of a step: where embeddings are written, and which tokens read them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def group(kind: GroupKind, holds_embeddings: bool = False) -> GroupSpec:
 
 
 def batcher(groups: Sequence[GroupSpec], store: ImageStore) -> ImageBatcher:
-    """Position p of the last group is page 10 + p; of the others none is asked for."""
+    """A batcher in which position p of the last group is page 10 + p; other groups are not read."""
     tables = PageTables(groups, SlotTable(40))
     rows = [(HANDLE, len(groups) - 1, p, 10 + p) for p in range(20)]
     tables.update(StepPlan(StepNumber(1), new_pages=np.asarray(rows, np.int32)))

@@ -1,4 +1,4 @@
-"""Memory that the machine cannot give is refused, with the largest value that would do."""
+"""Memory that the machine lacks is refused; the error names the largest value that works."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The constants of a run, from a pool and a model; and what is wrong with a wish."""
+"""The constants of a run, from a pool and a model; and errors in options."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ GEMMA = layers([512, 512, 512, 512, 512, 0] * 3)
 
 
 def model(max_model_len: int = 32_768, specs: Sequence[LayerSpec] = GEMMA) -> PagedModel:
-    """All that limits are made from."""
+    """A model with all that limits are made from."""
     description = SimpleNamespace(max_model_len=max_model_len, vocab_size=262_144, layers=specs)
     return cast(PagedModel, SimpleNamespace(description=description))
 

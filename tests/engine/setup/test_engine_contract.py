@@ -1,4 +1,4 @@
-"""The memory contract: every byte named, and what fits said before it is tried."""
+"""The memory contract: every byte named, and what fits stated before the run."""
 
 import json
 

@@ -1,7 +1,7 @@
 """Balloon, memory core, CPU buffer and scheduler under random traffic, over a device that refuses.
 
 Mappings are refused by a rule that only counts calls, so that a replay is refused the same ones;
-the buffer is short, refuses and loses; memory comes behind the pool while requests run.  Every
+the buffer is small, refuses and loses pages; memory is committed while requests run.  Every
 answer is right, or refused with the device's reason, and at the end nothing is left anywhere.
 """
 
@@ -33,12 +33,12 @@ from tests.engine.swapping import AtRandom
 from tests.engine.virtual_model import expected_output
 
 MORE_LARGE = 8
-"""Large pages beside those of the plain machine, for activations."""
+"""Extra large pages for activations, beyond those of the plain machine."""
 TOKENS_A_CHUNK = 8
 
 
 class Refusing(FakeChunks):
-    """Refuses one mapping in so many, and unmaps half of what it should as often.
+    """Refuses one mapping in ``every``, and as often unmaps only half.
 
     :ivar every: 0 refuses nothing.
     """
@@ -62,7 +62,7 @@ class Refusing(FakeChunks):
 
 
 class ElasticMachine(ParkingMachine):
-    """One pool for KV and activations, a buffer beside it, and nothing that can be relied on."""
+    """One pool for KV and activations and a buffer, both unreliable."""
 
     may_rest = True
     chunk_bytes = 0
@@ -104,7 +104,7 @@ class ElasticMachine(ParkingMachine):
 
     @rule(count=st.integers(1, 5))
     def warm(self, count: int) -> None:
-        """Memory has come behind so many chunks."""
+        """Report that this many more chunks are committed."""
         if not self.shared.is_complete:
             self.engine.warm(count)
 

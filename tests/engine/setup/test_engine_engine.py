@@ -41,7 +41,7 @@ ACTIVATIONS = ActivationModel(fixed_bytes=100, token_bytes=10, logits_row_bytes=
 
 
 class Watched(VirtualModel):
-    """Sees what is granted while a step runs; fails when told to."""
+    """Records what is granted while a step runs; fails on command."""
 
     def __init__(self) -> None:
         super().__init__(LAYOUT)

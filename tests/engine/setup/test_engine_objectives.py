@@ -1,4 +1,4 @@
-"""Objectives of a served engine: what is refused, who is told, and what it changes."""
+"""Objectives of a served engine: what is refused, who is notified, and what changes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Several models in one engine core: what each asks of its requests, and who shares with whom."""
+"""Several models in one engine core: the rules of each, and which share what."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ def ask(name: str, model: str, tokens: int, outputs: int = 5, first: int = 5) ->
 
 
 def step(core: EngineCore, token: int = 7) -> tuple[StepPlan, list[Any]]:
-    """A step in which every request that decodes draws the same token."""
+    """Run a step in which every decoding request draws the same token."""
     plan = core.plan()
     result = StepResult(plan.step, (token,) * plan.num_logits)
     events = core.commit(result)

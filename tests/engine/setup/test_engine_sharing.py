@@ -1,4 +1,4 @@
-"""One bound for weights, KV cache and activations: sizes, what is said beforehand, and tokens."""
+"""One bound for weights, KV cache and activations: sizes, the contract, and tokens."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ SAMPLING = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def wide_module() -> torch.nn.Module:
-    """Small, but of a width and a vocabulary that give a step activations of several chunks."""
+    """A small model, wide enough that a step's activations take several chunks."""
     config = tiny_config(
         "Gemma3ForCausalLM",
         hidden_size=256,
@@ -57,7 +57,7 @@ def weights_of(module: torch.nn.Module) -> int:
 
 
 def prompts(count: int, seed: int = 5) -> list[list[int]]:
-    """Long and short, some with a shared beginning."""
+    """Long and short prompts, some with a shared beginning."""
     draw = np.random.default_rng(seed)
     made: list[list[int]] = []
     for index in range(count):
@@ -68,7 +68,7 @@ def prompts(count: int, seed: int = 5) -> list[list[int]]:
 
 
 def answers(engine: Engine, asked: list[list[int]], at_once: int = 8) -> dict[str, list[int]]:
-    """Tokens of every request; new ones come while others run."""
+    """Return the tokens of every request; new ones arrive while others run."""
     tokens: dict[str, list[int]] = {}
     waiting = list(enumerate(asked))
     while waiting or engine.has_work():
@@ -102,7 +102,7 @@ def roomy(module: torch.nn.Module, pool_mib: int = 16, **changes: object) -> Eng
 
 
 def test_large_pages_of_a_shared_pool_hold_whole_chunks(module: torch.nn.Module) -> None:
-    """So that a request that ends leaves chunks; a pool of few such pages keeps small ones."""
+    """A request that ends then frees chunks; a pool of few such pages keeps small ones."""
     wide, tight = (engine_over(module, roomy(module, mib)) for mib in (96, 16))
     alone = engine_over(module, EngineOptions(kv_memory_bytes=96 * MIB, max_model_len=1024))
     sizes = [one.core.stats().large_page_bytes for one in (wide, tight, alone)]
@@ -136,7 +136,7 @@ def asked() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
-    """Of an engine with a pool for KV alone."""
+    """Answers of an engine with a pool for KV alone."""
     options = EngineOptions(64 * MIB, 1024, 512)
     return answers(engine_over(module, options), asked)
 
@@ -167,7 +167,7 @@ def test_activations_lie_in_the_pool_and_nowhere_else(module: torch.nn.Module) -
 def test_a_journal_replays_to_equal_plans_on_a_device_without_bytes(
     module: torch.nn.Module, asked: list[list[int]]
 ) -> None:
-    """What came warm is in the journal; where slots are is in the plans."""
+    """The journal has the committed chunks; the plans have the slots' places."""
     journal = Journal()
     options = roomy(module, 90)
     engine = engine_over(module, options, journal)
@@ -188,7 +188,7 @@ def test_a_journal_replays_to_equal_plans_on_a_device_without_bytes(
 
 
 def test_the_longest_that_the_contract_promises_is_served(module: torch.nn.Module) -> None:
-    """Also when all of the pool caches something else."""
+    """Even if the whole pool caches something else."""
     engine = engine_over(module, roomy(module, 12, max_model_len=None))
     longest = engine.contract.max_model_len
     assert 200 < longest < 32_768, "the pool bounds it, not the model"

@@ -1,4 +1,4 @@
-"""Chunks forced to and fro at random, and mappings refused: tokens stay exact, nothing is left."""
+"""Chunks moved at random, mappings refused: tokens stay exact, nothing is left behind."""
 
 import random
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ def test_a_forced_journal_replays_to_equal_plans(
 
 
 class Preempting(Forced):
-    """And refuses decodes their memory, so that the youngest goes to the CPU buffer."""
+    """Also refuses memory to decodes, so that the youngest goes to the CPU buffer."""
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
         return super().before_decodes(lengths) and self._draw.random() > 0.2

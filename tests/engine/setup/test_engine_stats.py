@@ -1,4 +1,4 @@
-"""Gauges and counters: what is told to operators is what happened."""
+"""Gauges and counters: operators see what happened."""
 
 from dataclasses import replace
 

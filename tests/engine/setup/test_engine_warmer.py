@@ -1,4 +1,4 @@
-"""Memory comes behind the first request: in order, told once each, and it ends when asked."""
+"""Memory is committed after the first request: in order, each chunk reported once, stoppable."""
 
 import gc
 import os
@@ -31,7 +31,7 @@ class Gated(FakeChunks):
 
 
 def taken(warmer: Warmer, count: int) -> int:
-    """Chunks told of, once there are so many or none will come."""
+    """Wait for ``count`` reported chunks, or for the end; return how many were reported."""
     total = warmer.take()
     while total < count and not warmer.is_done:
         warmer.wait(PATIENCE_SECONDS)
@@ -78,7 +78,7 @@ def test_it_ends_when_nobody_holds_it() -> None:
 
 
 class Priorities(FakeChunks):
-    """Notes how kind the committing thread is."""
+    """Records the niceness of the committing thread."""
 
     def __init__(self) -> None:
         super().__init__(12, 64)
@@ -119,7 +119,7 @@ HOURS = 36_000.0
 
 
 def test_a_patient_one_rests_while_somebody_computes() -> None:
-    """It would rest for hours, but for nobody computing any more."""
+    """It would rest for hours, but computing ends."""
     device = Gated(4)
     warmer = Warmer(device, range(4), is_patient=True, rest_seconds=HOURS)
     warmer.computes(True)

@@ -116,6 +116,14 @@ def test_layers_of_unlike_windows_do_not_share() -> None:
         config_from_dict(FIELDS | {"kv_reuse_group": [[0, 1]]})
 
 
+@pytest.mark.parametrize("group", [[31, 32], [40, 41], [-1, 1]])
+def test_a_layer_that_does_not_exist_shares_nothing(group: list[int]) -> None:
+    expected_text = r"kv_reuse_group names layer -?\d+, which does not exist: use layers 0 to 31"
+    with pytest.raises(ChangeSomething, match=expected_text) as refused:
+        config_from_dict(FIELDS | {"kv_reuse_group": [[1, 2], group]})
+    assert refused.value.remedy == "repair its config.json"
+
+
 def test_a_directory_of_it_loads(tmp_path: Path) -> None:
     path = write_random_model(tmp_path / "tiny", tiny_config(NAME), 3, scale=8.0)
     check_model(path)

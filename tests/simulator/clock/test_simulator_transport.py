@@ -1,4 +1,4 @@
-"""The network of virtual time: what arrives, when, how often, and what never does."""
+"""The network in virtual time: what arrives, when and how often, and what is lost."""
 
 import doctest
 import math
@@ -21,7 +21,7 @@ LATE = 1e9
 def sent(
     network: VirtualTransport, count: int, now_seconds: float = 0.0, to: str = "b"
 ) -> list[Delivery]:
-    """Send numbered messages of 4 bytes from a; everything that ever arrives."""
+    """Send numbered messages of 4 bytes from a; return all that arrive."""
     for number in range(count):
         network.send("a", to, number.to_bytes(4), now_seconds)
     return network.due(LATE)

@@ -62,7 +62,7 @@ def test_a_model_without_attention_has_a_cost() -> None:
 
 
 def test_a_step_reads_each_requests_state_and_leaves_images_out() -> None:
-    """Two requests: two states of 1,000 bytes, tokens of 64; image groups cost nothing here."""
+    """Two requests: two states of 1,000 bytes, tokens of 64 bytes; image groups are free."""
     layers = (
         LayerSpec(0, GroupKind.FULL, 1, 16, 2),
         LayerSpec(1, GroupKind.STATE, 0, 0, 2, state_bytes=1000),

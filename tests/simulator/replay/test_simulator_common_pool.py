@@ -15,7 +15,7 @@ LAYERS = ((16, 2), (0, 1))
 
 
 def articles(seed: int, count: int = 12, questions: int = 8) -> list[TraceRow]:
-    """Eighty tokens each, and a few for the question."""
+    """Articles of eighty tokens, and a few tokens for the question."""
     draw = np.random.default_rng(seed)
     order = draw.permutation(np.repeat(np.arange(count), questions)).tolist()
     return [

@@ -14,7 +14,7 @@ from tests.simulator.replays import busy_rows, layout_of, make_replay, row
 
 PAGE_TOKENS = 4
 BLOCK_BYTES = 1024
-"""A block of the traces here is a page."""
+"""A block of these traces is a page."""
 FULL = replace(group(PAGE_TOKENS, 1), page_stride_bytes=BLOCK_BYTES)
 FIRST, LATER = Life(1, 1, 5), Life(9, 9, 12)
 
@@ -22,7 +22,7 @@ FIRST, LATER = Life(1, 1, 5), Life(9, 9, 12)
 def bound(
     room: float, *groups: GroupSpec, rows: Sequence[TraceRow], lives: Sequence[Life]
 ) -> float:
-    """Most tokens hit with room for so many pages of full attention at every step."""
+    """The most tokens that hit with ``room`` pages of full attention free at every step."""
     free_bytes = np.full(100, int(room * BLOCK_BYTES), np.int64)
     return Foresight([FULL, *groups], rows, lives, free_bytes).hit_tokens()
 
@@ -47,7 +47,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
 
 
 def test_room_is_for_what_will_be_used_only() -> None:
-    """Ten prompts come and go, one of them returns: it alone is kept."""
+    """Ten prompts come and go, one returns: only that one is kept."""
     others = [row(13, 2, list(range(10 * n, 10 * n + 3))) for n in range(1, 10)]
     rows = [*asked_twice()[:1], *others, *asked_twice()[:1]]
     lives = [Life(n + 1, n + 1, n + 2) for n in range(10)] + [Life(30, 30, 31)]
@@ -65,7 +65,7 @@ def test_two_that_return_share_the_room_while_both_wait() -> None:
 def test_a_state_takes_room_beside_the_attention_that_it_belongs_to(
     room: float, hit: float
 ) -> None:
-    """Two pages' worth; the program may keep a part of it, which is why it is a bound."""
+    """It takes two pages; the linear program may keep a part of it, hence only a bound."""
     own = state(2, 1, page_stride_bytes=BLOCK_BYTES)
     assert bound(room, own, rows=asked_twice(), lives=[FIRST, LATER]) == pytest.approx(hit)
 
@@ -88,8 +88,8 @@ def test_who_resumed_beyond_a_state_did_not_compute_it_again() -> None:
 
 
 def test_a_window_takes_room_once_its_request_has_left_it_behind() -> None:
-    """A window of five tokens resumes from four: the last block. With ten tokens of answer it
-    is left behind while the request runs; with one it is still held."""
+    """A window of five tokens resumes from four: the last block. A long answer leaves it behind
+    while the request runs; with one token of answer it is still held."""
     own, meanwhile = replace(FULL, kind=GroupKind.SLIDING, window_tokens=5), Life(9, 9, 12)
     running = Life(1, 1, 20)
     left, held = asked_twice(output=19), asked_twice(output=1)
@@ -114,7 +114,7 @@ def layouts() -> list[Layout]:
 @pytest.mark.parametrize("layout", layouts(), ids=["full", "window", "wide"])
 @pytest.mark.parametrize("seed", range(6))
 def test_no_run_hits_more(layout: Layout, seed: int) -> None:
-    """On its own schedule, in a pool so small that it forgets."""
+    """The bound of each run's own schedule, in a pool small enough to evict."""
     rows = [replace(each, output_tokens=1) for each in busy_rows(seed, count=60)]
     run = make_replay(layout, rows)
     needed = [0, *(sum(g.needed_bytes for g in s.groups) for s in run.means.samples)]

@@ -29,7 +29,7 @@ def ints(*values: int) -> Ints:
 
 
 def pool_of(tokens: int, *specs: LayerSpec) -> IdealCore:
-    """Room for so many tokens of one layer of 32 bytes."""
+    """A core with room for this many tokens of 32 bytes in one layer."""
     layout = plan_layout(specs, 1 << 20)
     groups = layout.groups
     return IdealCore(Layout(groups, 1, tokens * TOKEN_BYTES))
@@ -70,7 +70,7 @@ def test_what_is_behind_a_window_is_free_when_the_step_is_over() -> None:
 
 @pytest.mark.parametrize(("tokens", "fits"), [(19, False), (20, True)])
 def test_a_request_fits_at_its_worst_step(tokens: int, fits: bool) -> None:
-    """12 tokens in chunks of 3: all of them, and a window with a chunk."""
+    """12 tokens in chunks of 3: all of them in the full layer, a window and a chunk beside."""
     core = full_and_window(tokens)
     request = opened(core, 12)
     assert core.fits(request, 12, 3, ints(), ints()) is fits
@@ -110,13 +110,13 @@ def test_images_and_states_are_counted_in_their_own_units() -> None:
 
 
 def rows_that_share_nothing(seed: int) -> list[TraceRow]:
-    """One token of output: a preempted request would find in the cache what was its own."""
+    """Rows with one output token: with more, a preempted request would hit its own tokens."""
     draw = np.random.default_rng(seed)
     return [row(int(draw.integers(1, 120)), 1) for _ in range(60)]
 
 
 def lives(core: MemoryCore, layout: Layout, seed: int) -> list[tuple[int, int]]:
-    """When each request was admitted and ended."""
+    """The steps at which each request was admitted and ended."""
     limits = replace(limits_of(layout), max_num_batched_tokens=256)
     rows = rows_that_share_nothing(seed)
     run = Replay(core, layers_in(layout), limits, rows, "start", MACHINE, VirtualClock())

@@ -1,4 +1,4 @@
-"""Whole replays: what the loop promises, whatever the trace."""
+"""Whole replays: what the loop guarantees for any trace."""
 
 from dataclasses import replace
 from typing import Any
@@ -208,7 +208,7 @@ def test_progress_reaches_the_end() -> None:
 
 
 def test_prompts_come_however_many_are_parked() -> None:
-    """One a second, and eight seats: whoever comes next goes ahead of those that decode."""
+    """One every two seconds, and eight seats: each new prompt goes ahead of the decodes."""
     layout = layout_of((0, 1), large_pages=200)
     rows = [row(8 + i % 3, 60, at=2.0 * i) for i in range(40)]
 

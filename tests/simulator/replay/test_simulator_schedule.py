@@ -1,4 +1,4 @@
-"""Schedules: who comes when, and who waits for whose answer."""
+"""Schedules: when requests arrive, and which wait for another's answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace

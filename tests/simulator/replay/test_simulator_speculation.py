@@ -1,4 +1,4 @@
-"""Guesses in virtual time: how many are right, what they cost, and whose memory they take."""
+"""Draft tokens in virtual time: how many are right, what they cost, which memory they take."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_draft_tokens_that_are_always_or_never_right(rate: float, kept: int) -> 
 
 
 def test_as_many_draft_tokens_are_right_as_was_said() -> None:
-    """Behind right ones: the first of a step at the rate itself."""
+    """The rate holds after right ones: the first of a step is right at the rate itself."""
     runner = TraceRunner(PromptMaker([row(9, 2_000)]), Acceptance(0.7, seed=4))
     first = [work(0, 9, 2, 1) for _ in range(1_000)]
     plans = [
@@ -121,7 +121,7 @@ def test_draft_tokens_save_steps_and_change_no_length() -> None:
     assert drafting["requests_finished"] == plain["requests_finished"] == 60
     assert drafting["steps"] < 0.7 * plain["steps"]
     made, accepted = drafting["spec_decode_draft_tokens"], drafting["spec_decode_accepted_tokens"]
-    assert 0.4 < accepted / made < 0.7, "a guess counts only behind right ones"
+    assert 0.4 < accepted / made < 0.7, "a draft token counts only after right ones"
 
 
 def test_the_better_the_draft_tokens_the_fewer_the_steps() -> None:

@@ -28,7 +28,7 @@ class Watched(Replay):
         self.states.append(self._core.snapshot())
 
     def pairs(self) -> Iterator[tuple[Sample, PoolSnapshot]]:
-        """Each step's sample, and the state it was taken of."""
+        """Each step's sample, and the state it was taken from."""
         return zip(self.means._all, self.states, strict=True)
 
 

@@ -1,4 +1,4 @@
-"""Timelines: bounded, even, true to the pool, and read back as they were written."""
+"""Timelines: bounded, evenly spaced, true to the pool, and read back as written."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Hints from what the file knows: who returns, which of them are wrong, and where they arrive."""
+"""Hints derived from the file: who returns, which hints are wrong, and where they arrive."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Workloads after papers: what a paper prints comes out, and what it says in words holds."""
+"""Workloads after papers: their statistics match the papers' figures and words."""
 
 from itertools import pairwise
 

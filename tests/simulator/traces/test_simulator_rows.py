@@ -24,7 +24,7 @@ from tests.simulator.replays import row
 
 
 def turn(prompt: int, output: int, session: str | None = "s", **more: object) -> TraceRow:
-    """A turn of a session; it goes on from the last one unless told."""
+    """A turn of a session; by default it continues the last one."""
     return replace(row(prompt, output), session=session, **{"continues": True} | more)  # type: ignore[arg-type]
 
 
@@ -164,7 +164,7 @@ class TestIdealHits:
     def test_as_many_as_tokens_say(
         self, drawn: list[tuple[list[int], int]], block_tokens: int
     ) -> None:
-        """Against all prompts that were made, token by token."""
+        """Compared with all earlier prompts, token by token."""
         rows = [_with_chain(path, tail, block_tokens) for path, tail in drawn]
         maker, seen, hits = PromptMaker(rows), list[list[int]](), 0
         for index in range(len(rows)):

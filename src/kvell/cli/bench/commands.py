@@ -1,4 +1,4 @@
-"""``kvell bench``: drive a server, measure the engine, look at workloads."""
+"""``kvell bench``: loads a server, measures the engine, describes workloads."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``kvell bench offline``: throughput of the engine in this process."""
+"""``kvell bench offline``: measures the throughput of the engine in this process."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,8 +41,8 @@ def offline(
 ) -> None:
     """Give the engine all requests at the start and measure how fast they are done.
 
-    Turns of a session begin with made-up answers instead of the model's own, so that none
-    has to wait for another.
+    Turns of a session begin with made-up answers instead of the model's own, so that no turn
+    waits for another.
     """
     require_one_model(settings)
     check_results(json_path)
@@ -61,7 +61,7 @@ def offline(
 
 
 def _requests(rows: Sequence[Any], seed: int, vocab_size: int) -> tuple[list[Any], list[Any]]:
-    """Prompts, int32 [tokens] each, and how each is answered: greedy, of exact length."""
+    """Return prompts, int32 [tokens] each, and sampling for greedy answers of exact length."""
     import numpy as np
 
     from kvell.engine.protocol.sampling_params import SamplingParams
@@ -76,7 +76,7 @@ def _requests(rows: Sequence[Any], seed: int, vocab_size: int) -> tuple[list[Any
 
 
 def throughput(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a run from the engine's own, rates per second."""
+    """Return the figures of a run from the engine's stats; rates are per second."""
     seconds = float(stats["generation_seconds"])
     prompt_tokens = int(stats["prompt_tokens"])
 

@@ -1,4 +1,4 @@
-"""How the requests of ``kvell bench serve`` are written: ids, words or messages, further fields."""
+"""Builds the requests of ``kvell bench serve``: ids, words or messages, and extra fields."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class Flags:
 def made_prompts(
     session: Session, flags: Flags, rows: Sequence[Any], seed: int, progress: Any
 ) -> Any:
-    """Prompts in the form that the flags and the rows ask for."""
+    """Return prompts in the form that the flags and the rows require."""
     from kvell.load.prompts import chat_prompts, id_prompts, text_prompts
 
     if flags.endpoint == "chat":
@@ -57,7 +57,7 @@ def made_prompts(
 
 
 def _encoder(session: Session, flags: Flags, progress: Any) -> Encode:
-    """Text of answers to ids, without what a tokenizer puts before a text."""
+    """Return a function from an answer's text to ids, without special tokens."""
     if flags.tokenizer is None:
         return lambda _text: []
     from kvell.models.sources.source import resolve_model
@@ -69,9 +69,9 @@ def _encoder(session: Session, flags: Flags, progress: Any) -> Encode:
 
 
 def extra_fields(flags: Flags) -> dict[str, Any]:
-    """Fields that the user adds.
+    """Return the extra fields that the flags add to every request.
 
-    :raises ChangeSomething: if they are no JSON object.
+    :raises ChangeSomething: if ``--extra-body`` is not a JSON object.
     """
     try:
         found = json.loads(flags.extra_body or "{}")

@@ -1,4 +1,4 @@
-"""``kvell bench serve``: load on any server that speaks OpenAI's API."""
+"""``kvell bench serve``: loads any server that speaks OpenAI's API."""
 
 import asyncio
 import math
@@ -16,8 +16,8 @@ from kvell.cli.bench.workload_options import (
     results_option,
     source_options,
 )
-from kvell.cli.replay.command import require_directory, writing
 from kvell.cli.terminal.figures import print_load
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
@@ -27,7 +27,12 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 
 @click.command()
 @click.option("--base-url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
-@click.option("--model", default="", metavar="NAME", help="What it serves.  [default: ask it]")
+@click.option(
+    "--model",
+    default="",
+    metavar="NAME",
+    help="The model to ask.  [default: the only one it serves]",
+)
 @source_options
 @click.option("--rate", type=POSITIVE, metavar="R", help="Requests per second, Poisson; or inf.")
 @click.option("--time-scale", type=POSITIVE, default=1.0, help="Makes a trace's times longer.")
@@ -44,14 +49,14 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     metavar="P",
     help="Part of the clients that hang up midway.",
 )
-@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="To the first token at most.")
-@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Per further token at most.")
+@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
 @click.option(
     "--endpoint",
     type=click.Choice(["completions", "chat"]),
     default="completions",
     show_default=True,
-    help="Of OpenAI's API; chat adds the tokens of the model's template.",
+    help="Endpoint of OpenAI's API; chat adds the tokens of the model's template.",
 )
 @click.option(
     "--prompt-format",
@@ -64,10 +69,10 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(min=2),
     default=32_000,
     show_default=True,
-    help="Token ids are below it.",
+    help="Token ids of prompts are below it.",
 )
-@click.option("--tokenizer", metavar="MODEL", help="Makes answers into ids, for next turns.")
-@click.option("--return-token-ids", is_flag=True, help="Have the server tell ids (vLLM).")
+@click.option("--tokenizer", metavar="MODEL", help="Turns answers into ids, for next turns.")
+@click.option("--return-token-ids", is_flag=True, help="Ask the server for token ids (vLLM).")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers of exact length.")
 @click.option("--extra-body", metavar="JSON", help="Further fields of every request.")
 @click.option("--api-key", help="Sent as a bearer token.")
@@ -77,7 +82,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="For a whole answer.",
+    help="Time limit for a whole answer.",
 )
 @click.option(
     "--plot",
@@ -96,7 +101,7 @@ def serve(
     json_path: str | None,
     **given: Any,
 ) -> None:
-    """Send requests at their times, whatever the server does, and measure what clients see.
+    """Send requests on schedule, whatever the server does, and measure what clients see.
 
     Times to the first token, per token and end to end, with percentiles; goodput is complete
     requests per second that met --slo-ttft and --slo-tpot. All times are in seconds.
@@ -161,7 +166,7 @@ def _measured(session: Session, source: Source, flags: Flags, progress: Any) -> 
 
 
 def _allow_many_connections() -> None:
-    """As many open files as this user may have: one for each open request."""
+    """Raise the limit of open files as far as allowed: each open request needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Where the requests of a bench come from, and where its figures go."""
+"""Options of a bench: where its requests come from and where its figures go."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvell.cli.replay.command import require_directory, writing
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.errors import ChangeSomething
 
 Command = Callable[..., Any]
@@ -19,7 +19,7 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Source:
-    """The flags that say which requests there are."""
+    """The flags that choose the requests."""
 
     workload: str | None
     trace: Path | None
@@ -30,7 +30,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What was asked for, for titles."""
+        """The workload's name for titles."""
         if self.trace is not None:
             return self.trace.name
         lengths = (
@@ -39,9 +39,9 @@ class Source:
         return self.workload or lengths
 
     def rows(self) -> Any:
-        """The requests, sorted by arrival.
+        """Return the requests, sorted by arrival.
 
-        :raises ChangeSomething: if they come from nowhere or cannot be sent.
+        :raises ChangeSomething: if there is no such source, or its requests cannot be sent.
         """
         rows = self._rows()
         if any(row.images for row in rows):
@@ -83,7 +83,7 @@ USUAL_PROMPT, USUAL_OUTPUT = "256", "128"
 
 
 def source_options(command: Command) -> Command:
-    """All flags of :class:`Source`; the command gets them as ``source``."""
+    """Add the flags of :class:`Source`; the command gets them as ``source``."""
 
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
@@ -97,7 +97,7 @@ def source_options(command: Command) -> Command:
 
 
 def results_option(command: Command) -> Command:
-    """``--json``, alone for stdout or with a file."""
+    """``--json``: alone for stdout, or with a file."""
     option = click.option(
         "--json",
         "json_path",
@@ -110,9 +110,9 @@ def results_option(command: Command) -> Command:
 
 
 def check_results(json_path: str | None) -> None:
-    """Nobody should lose a run to a typing error.
+    """Check where results go before the run: a typing error must not cost the user a run.
 
-    :raises ChangeSomething: if the file's directory is not there.
+    :raises ChangeSomething: if the file's directory does not exist.
     """
     if json_path not in (None, STDOUT):
         require_directory("--json", Path(str(json_path)))
@@ -121,7 +121,7 @@ def check_results(json_path: str | None) -> None:
 def give_results(
     report: Mapping[str, Any], json_path: str | None, print_tables: Callable[[], None]
 ) -> None:
-    """The report as JSON where it was asked for; tables on stdout unless JSON goes there."""
+    """Write the report as JSON if asked for; print tables unless JSON goes to stdout."""
     text = json.dumps(report)
     if json_path == STDOUT:
         click.echo(text)

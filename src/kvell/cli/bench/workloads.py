@@ -1,4 +1,4 @@
-"""``kvell bench workloads``: what they look like, beside what papers print of them."""
+"""``kvell bench workloads``: statistics of workloads beside those that papers publish."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ COLUMNS = {
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME…]")
-@click.option("--num-requests", type=click.IntRange(min=1), metavar="N", help="Of each.")
+@click.option("--num-requests", type=click.IntRange(min=1), metavar="N", help="Requests of each.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @json_option
 @debug_option
@@ -36,7 +36,7 @@ def workloads(names: tuple[str, ...], num_requests: int | None, seed: int, as_js
     """Statistics of the named workloads, or of all, beside the published ones.
 
     Lengths are means in tokens: asked is what a turn adds to its session, context is prompt
-    and output together; shared is what a cache that never forgets hits.
+    and output together; shared is the part of prompt tokens that an unbounded cache would hit.
     """
     found = [_described(name, num_requests, seed) for name in _known(names)]
     if as_json:

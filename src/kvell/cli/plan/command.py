@@ -1,4 +1,4 @@
-"""``kvell plan``: what fits, per layer group, for a config and a memory size."""
+"""``kvell plan``: shows what fits, per layer group, for a config and a memory size."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvell.models.config.description import ModelDescription
 
 WIDE_COLUMNS = 120
-"""Width of tables where there is no terminal to ask."""
+"""Width of tables when stdout is not a terminal."""
 ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one stored number by ``--dtype``."""
 
@@ -91,12 +91,12 @@ def plan(
 
 
 def layers_of(models: Mapping[str, "ModelDescription"]) -> list[LayerSpec]:
-    """What all models store, under their names."""
+    """Return the layers of all models, each under its model's name."""
     return [replace(layer, model=name) for name, one in models.items() for layer in one.layers]
 
 
 def taken_beside(config: Any, element_bytes: int) -> Taken:
-    """Weights, and activations of the largest step with every default."""
+    """Return the bytes of weights, and of the activations of the largest step by default."""
     from kvell.models.config.activations import activation_model
     from kvell.models.families.weight_sizes import weights_bytes
 
@@ -108,7 +108,7 @@ def taken_beside(config: Any, element_bytes: int) -> Taken:
 def fits_on_devices(
     layout_of: Callable[[int], Layout], taken: Taken, lengths_tokens: Sequence[int]
 ) -> tuple[DeviceFit, ...]:
-    """What fits on each common GPU; nothing is said where the weights' size is not known."""
+    """Return what fits on each common GPU; nothing if the weights' size is unknown."""
     from kvell.engine.setup.sizes import GPU_KV_SHARE
 
     if taken.weights_bytes is None:
@@ -121,7 +121,7 @@ def fits_on_devices(
 
 
 def refusal_of(config: Any) -> str:
-    """Why ``generate`` and ``serve`` would not take the model; "" if they would."""
+    """Return why ``generate`` and ``serve`` would refuse the model; "" if they would not."""
     from kvell.models.loading.loading import check_architecture
 
     try:
@@ -132,7 +132,7 @@ def refusal_of(config: Any) -> str:
 
 
 def load_config(model: str, session: Session) -> Any:
-    """The transformers config of whatever ``--model`` names, without its weights.
+    """Return the transformers config of the model that ``--model`` names, without its weights.
 
     :raises ChangeSomething: if there is none.
     """
@@ -147,9 +147,9 @@ def load_config(model: str, session: Session) -> Any:
 
 
 def fetch_config(model: str) -> Path:
-    """The ``config.json`` of a hub model, downloaded or from the hub's cache.
+    """Return the ``config.json`` of a hub model, downloaded or from the hub's cache.
 
-    :raises ChangeSomething: if it cannot be had.
+    :raises ChangeSomething: if it is in neither.
     """
     import httpx2
     from huggingface_hub import hf_hub_download

@@ -1,4 +1,4 @@
-"""What fits on GPUs of common sizes, a model's weights and a step's activations counted."""
+"""What fits on GPUs of common sizes beside a model's weights and a step's activations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class DeviceFit:
     """What fits on one GPU.
 
     :param kv_memory_bytes: the pool that ``generate`` and ``serve`` would take there: a share
-        of what weights and a step leave; 0 if they leave not even a page.
-    :param requests: that decode at once, for each length that the report states.
+        of what weights and a step leave; 0 if they leave less than a page per group.
+    :param requests: number of requests that decode at once, for each length in the report.
     """
 
     memory_bytes: int
@@ -41,13 +41,13 @@ def device_fit(
 
     :param taken_bytes: weights, and activations of the largest step.
     :param kv_share: part of the rest that becomes the pool.
-    :param layout_of: the model's layout over a pool of so many bytes.
-    :param lengths_tokens: ascending; the last is the longest that the model was made for.
+    :param layout_of: returns the model's layout over a pool of a given number of bytes.
+    :param lengths_tokens: ascending; the last is the model's longest.
     """
     pool_bytes = int((memory_bytes - taken_bytes) * kv_share)
     try:
         layout = layout_of(pool_bytes) if pool_bytes > 0 else None
-    except ChangeSomething:  # not a page for every group
+    except ChangeSomething:  # less than a page for every group
         layout = None
     if layout is None:
         return DeviceFit(memory_bytes, 0, 0, "", 0, tuple(0 for _ in lengths_tokens))

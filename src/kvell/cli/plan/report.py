@@ -1,4 +1,4 @@
-"""What ``kvell plan`` says, as data."""
+"""The report of ``kvell plan`` as data."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Taken:
-    """What stands beside KV memory on a GPU.
+    """Memory of a GPU that is not KV memory.
 
-    :param weights_bytes: None where nobody knows.
+    :param weights_bytes: None if unknown.
     :param step_bytes: activations of the largest step.
     """
 
@@ -41,9 +41,9 @@ class PlanReport:
 
     :param layout: of the whole pool.
     :param refusal: why the model cannot be served yet; "" if it can.
-    :param devices: what fits on common GPUs; none where the weights' size is not known.
-    :param beside: of further models in the same pool; what fits of each, fits while the
-        others leave the pool alone.
+    :param devices: what fits on common GPUs; empty if the weights' size is unknown.
+    :param beside: reports of further models in the same pool; each counts what fits while
+        the other models hold nothing.
     """
 
     model: str
@@ -60,17 +60,17 @@ class PlanReport:
 
     @property
     def own_layout(self) -> Layout:
-        """The pool with the model's own groups, if they carry its name."""
+        """The layout with only the model's own groups, if groups carry model names."""
         named = any(group.model for group in self.layout.groups)
         return self.layout.seen_by(self.model) if named else self.layout
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:
-        """Lengths of requests that are stated, ascending; the last is the model's longest."""
+        """Request lengths in the report, ascending; the last is the model's longest."""
         return tuple(fit.request_tokens for fit in self.fits)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for machines; sizes in bytes, lengths in tokens."""
+        """Return the report for machines; sizes in bytes, lengths in tokens."""
         return {
             "model": self.model,
             "architecture": self.architecture,
@@ -89,7 +89,7 @@ class PlanReport:
         }
 
     def _own_dict(self) -> dict[str, Any]:
-        """What is of one model, not of the pool."""
+        """Return the fields of one model, not of the pool."""
         return {
             "max_model_len": self.max_model_len,
             "longest_request_tokens": self.longest_request_tokens,
@@ -107,9 +107,9 @@ def make_report(
     name: str = "",
     lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS,
 ) -> PlanReport:
-    """Work out what fits for each length that the model can serve, and for its longest.
+    """Compute what fits for each length that the model can serve, and for its longest.
 
-    :param name: of the model's groups in the layout, if there are several models.
+    :param name: name of the model's groups in the layout, if there are several models.
     """
     architecture, max_model_len = description.architecture, description.max_model_len
     own = layout.seen_by(name) if name else layout
@@ -124,7 +124,7 @@ def make_report(
 def stated_lengths(
     max_model_len: int, lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS
 ) -> tuple[int, ...]:
-    """Lengths within the model's own, ascending, and that one."""
+    """Return the lengths up to the model's longest, ascending, with the longest as the last."""
     return tuple(sorted({min(n, max_model_len) for n in (*lengths_tokens, max_model_len)}))
 
 

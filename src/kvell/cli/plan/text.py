@@ -1,4 +1,4 @@
-"""What ``kvell plan`` says, for people: sentences and tables."""
+"""The report of ``kvell plan`` for people: sentences and tables."""
 
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,11 @@ RULES = {
     "largest-page": "the largest page: all that pads less is above 1/64 of the pool",
     "max-page": "every page is as large as the largest",
 }
-"""What each sizing rule of :mod:`kvell.pages.sizing` makes of a large page."""
+"""How each sizing rule of :mod:`kvell.pages.sizing` chooses the large page."""
 
 
 def summary_lines(report: PlanReport) -> list[str]:
-    """The plan in sentences."""
+    """Return the plan in sentences."""
     layout, models = report.layout, (report, *report.beside)
     named = ", ".join(f"{one.model} ({one.architecture})" for one in models)
     return [
@@ -43,7 +43,7 @@ def summary_lines(report: PlanReport) -> list[str]:
 
 
 def _model_lines(report: PlanReport) -> list[str]:
-    """What is of one model, not of the pool."""
+    """Return the lines of one model, not of the pool."""
     lines = [
         f"longest request: {report.longest_request_tokens:,} tokens "
         f"(the model was made for {report.max_model_len:,})",
@@ -66,7 +66,7 @@ def _model_lines(report: PlanReport) -> list[str]:
 
 
 def _state_lines(layout: Layout) -> list[str]:
-    """What a request takes whatever its length."""
+    """Return what a request holds whatever its length."""
     return [
         f"every request holds one {group.name} of {format_bytes(group.token_bytes)} "
         f"in {group.slices:,} page{'s' * (group.slices > 1)}, and every checkpoint one more"
@@ -76,7 +76,7 @@ def _state_lines(layout: Layout) -> list[str]:
 
 
 def _image_lines(layout: Layout) -> list[str]:
-    """What requests with images take beside the figures, which are of text alone."""
+    """Return what images add to the figures, which count text only."""
     return [
         f"requests below are of text alone; a token of an image takes "
         f"{format_bytes(group.token_bytes)} more ({group.name})"

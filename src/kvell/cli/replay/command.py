@@ -1,8 +1,7 @@
-"""``kvell replay``: a trace against a model and a memory size, in virtual time."""
+"""``kvell replay``: replays a trace in virtual time, for a model and a memory size."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from kvell.cli.replay.models import (
     speculation_options,
 )
 from kvell.cli.replay.report import print_report
+from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
     debug_option,
     dtype_option,
@@ -45,7 +45,7 @@ __all__ = ["images_in_text", "load_rows", "named_config", "replay", "replay_limi
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 MIN_MODEL_LEN = 2
-"""A prompt of one token and one token of output."""
+"""One prompt token and one output token."""
 
 
 @click.command()
@@ -70,11 +70,13 @@ MIN_MODEL_LEN = 2
 @click.option(
     "--any-machine",
     is_flag=True,
-    help="Take a calibration of another machine, or of another version.",
+    help="Accept a calibration of another machine or version.",
 )
-@click.option("--rate", type=POSITIVE, metavar="R", help="Requests come so often, Poisson.")
-@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="To the first token at most.")
-@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Per further token at most.")
+@click.option(
+    "--rate", type=POSITIVE, metavar="R", help="Requests per second, as Poisson arrivals."
+)
+@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
 @click.option(
     "--max-num-batched-tokens",
     type=click.IntRange(min=1),
@@ -103,7 +105,7 @@ MIN_MODEL_LEN = 2
     type=click.Choice(EVICTIONS),
     default="lru",
     show_default=True,
-    help="What goes first: the least recently used, or by what is learned of who returns.",
+    help="Which prefixes go first: the least recently used, or those least likely to return.",
 )
 @click.option(
     "--hints",
@@ -217,7 +219,7 @@ def replay(
 
 
 def load_rows(trace: str, limit: int | None, seed: int) -> Any:
-    """The rows of a trace file, or of the generator of that name."""
+    """Return the rows of a trace file, or of the generator with that name."""
     from kvell.simulator.traces.generators import generate_trace
     from kvell.simulator.traces.trace import read_trace
 
@@ -226,9 +228,9 @@ def load_rows(trace: str, limit: int | None, seed: int) -> Any:
 
 
 def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = False) -> Any:
-    """The limits of a replay: requests as long as model and pool allow.
+    """Return the limits of a replay: requests may be as long as the model and the pool allow.
 
-    :raises ChangeSomething: if the pool holds no request at all.
+    :raises ChangeSomething: if the pool is too small for any request.
     """
     from kvell.engine.requests.limits import Limits
     from kvell.simulator.replay.replay import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
@@ -243,27 +245,5 @@ def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = Fal
 
 
 def images_in_text(layers: Sequence[LayerSpec]) -> bool:
-    """Are an image's tokens tokens of the prompt? Not if the text attends to them elsewhere."""
+    """Whether an image's tokens are part of the prompt; not so in models with cross-attention."""
     return not any(layer.kind is GroupKind.CROSS for layer in layers)
-
-
-def require_directory(flag: str, path: Path | None) -> None:
-    """Nobody should lose a long run to a typing error.
-
-    :raises ChangeSomething: if the file's directory is not there.
-    """
-    if path is not None and not path.parent.is_dir():
-        raise ChangeSomething(flag, path, "is in no directory that exists", "give another path")
-
-
-@contextmanager
-def writing(flag: str, path: Path) -> Iterator[None]:
-    """Say which flag's file cannot be written.
-
-    :raises ChangeSomething: instead of an ``OSError``.
-    """
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise ChangeSomething(flag, path, problem, "give another path") from error

@@ -1,4 +1,4 @@
-"""What ``--hardware`` names: a profile, a profile's file, or a calibration."""
+"""Resolves ``--hardware``: a profile's name, a profile's file, or a calibration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ CALIBRATION_SUFFIX = ".json"
 def step_timer(
     hardware: str, model: str, dtype: str, models: ReplayModels, *, any_machine: bool = False
 ) -> "StepTimer":
-    """How long the steps of these models take there.
+    """Return what times the steps of these models on that hardware.
 
-    :param any_machine: a calibration need not be of this machine and code.
-    :raises ChangeSomething: if there is no such hardware; for a calibration also if it is stale
-        or of another model, or a draft model runs beside the one that was timed.
+    :param any_machine: accept a calibration of another machine or version of Kvell.
+    :raises ChangeSomething: if there is no such hardware; for a calibration also if it is stale,
+        of another model, or used with a draft model, which it did not time.
     """
     if Path(hardware).suffix != CALIBRATION_SUFFIX:
         from kvell.simulator.hardware.profiles import load_profile

@@ -1,4 +1,4 @@
-"""What clients of a replayed run would have seen, in the words of ``kvell bench serve``."""
+"""Latencies that clients of a replay would see, under the names of ``kvell bench serve``."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from kvell.simulator.traces.rows import TraceRow
 
 UNKNOWN = ("inter_token_seconds", "send_lag_seconds")
-"""Figures that a replay has not: it keeps an answer's first and last token, and is never late."""
+"""Figures that a replay lacks: it records only first and last tokens, and never sends late."""
 REFUSED = "refused"
 
 
 def outcomes(figures: "Iterable[RequestFigures]", rows: "Iterable[TraceRow]") -> list[Outcome]:
-    """What a client saw of each request that came; answers have the trace's lengths."""
+    """Return the outcome of each request that arrived; answers have the trace's lengths."""
     return [
         _outcome(one, row.output_tokens)
         for one, row in zip(figures, rows, strict=True)
@@ -25,9 +25,9 @@ def outcomes(figures: "Iterable[RequestFigures]", rows: "Iterable[TraceRow]") ->
 
 
 def latencies(outcomes: list[Outcome], objectives: Objectives, refused: int) -> dict[str, Any]:
-    """Seconds to the first token, per token, end to end; rates and goodput.
+    """Return seconds to the first token, per token and end to end, rates and goodput.
 
-    :param refused: requests that could not be served, whether they came or not.
+    :param refused: number of requests that could not be served, arrived or not.
     """
     found = summary(outcomes, objectives)
     for name in UNKNOWN:

@@ -1,4 +1,4 @@
-"""Which models a replay is about: the one that answers, and the one that guesses for it."""
+"""The models of a replay: the one that answers, and its draft model."""
 
 import functools
 from collections.abc import Callable
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 CONFIGS = Path("bench", "configs")
 REPOSITORY = Path(__file__).resolve().parents[4]
-"""Where the named configs lie when Kvell runs from its repository."""
+"""Directory that contains ``CONFIGS`` when Kvell runs from its repository."""
 
 
 @dataclass(frozen=True)
 class DraftTokens:
     """The flags of speculative decoding in a replay.
 
-    :param acceptance: chance that a guess behind right ones is right, 0 to 1.
+    :param acceptance: chance that a draft token is accepted if those before it were, 0 to 1.
     """
 
     num_speculative_tokens: int = 0
@@ -33,12 +33,12 @@ class DraftTokens:
     acceptance: float = 0.0
 
     def within(self, limits: "Limits") -> "Limits":
-        """The limits of a run that guesses so."""
+        """Return ``limits`` with this number of draft tokens."""
         return replace(limits, num_speculative_tokens=self.num_speculative_tokens, has_drafter=True)
 
 
 def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags; the command gets them as ``guesses``."""
+    """Add the flags; the command gets them as ``draft_tokens``."""
 
     @functools.wraps(command)
     def gathered(
@@ -52,7 +52,7 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ChangeSomething(
                 "--speculative-model",
                 speculative_model,
-                "guesses nothing without a number of tokens to guess",
+                "needs a number of draft tokens per step",
                 "use --num-speculative-tokens 4",
             )
         draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
@@ -65,12 +65,12 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="N",
             default=0,
             show_default=True,
-            help="Tokens guessed per step and request.",
+            help="Draft tokens per step and request.",
         ),
         click.option(
             "--speculative-model",
             metavar="MODEL",
-            help="The model that guesses, named like --model. [default: guesses cost nothing]",
+            help="The draft model, named like --model. [default: draft tokens cost nothing]",
         ),
         click.option(
             "--acceptance",
@@ -78,7 +78,7 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="R",
             default=0.7,
             show_default=True,
-            help="Chance that a guess behind right ones is right.",
+            help="Chance that a draft token is accepted if those before it were.",
         ),
     )
     for option in reversed(options):
@@ -88,11 +88,11 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class ReplayModels:
-    """What is stored, and what a step costs.
+    """The layers that store KV, and what a step costs.
 
     :param layers: of both models.
     :param cost: of the model that answers.
-    :param draft_cost: of the model that guesses, if there is one.
+    :param draft_cost: of the draft model, if there is one.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -105,9 +105,9 @@ class ReplayModels:
 def read_models(
     model: str, speculative_model: str | None, element_bytes: int, session: Session
 ) -> ReplayModels:
-    """Both models from their configs.
+    """Read both models from their configs.
 
-    :raises ChangeSomething: if one of them cannot be had or described.
+    :raises ChangeSomething: if a config cannot be found or described.
     """
     from kvell.models.config.description import describe
     from kvell.simulator.hardware.model_cost import model_cost
@@ -130,7 +130,7 @@ def read_models(
 
 
 def named_config(model: str) -> str:
-    """The path of a config in ``bench/configs``, here or in the repository; else ``model``."""
+    """Return a config's path in ``bench/configs``, here or in the repository; else ``model``."""
     for place in (Path(), REPOSITORY):
         path = place / CONFIGS / f"{model}.json"
         if path.is_file() and not Path(model).exists():

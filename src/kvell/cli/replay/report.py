@@ -1,4 +1,4 @@
-"""A replay's figures as tables for people."""
+"""Prints a replay's figures as tables."""
 
 import sys
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ LATENCIES = {
     "end to end": "e2e_seconds",
 }
 WIDE_COLUMNS = 120
-"""Width of tables where there is no terminal to ask."""
+"""Width of tables when stdout is not a terminal."""
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print the figures of a run, then those of its groups, on stdout."""
+    """Print the figures of a run and then of its groups to stdout."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     console.print(run_table(report))
     console.print(latency_table(report))
@@ -28,7 +28,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def run_table(report: Mapping[str, Any]) -> Table:
-    """One row for each figure; the second column holds over steps that leave a request waiting."""
+    """One row per figure; the last column counts only steps that left a request waiting."""
     table = Table(title=f"{report['model']}, {report['trace']}, {report['manager']}")
     table.add_column("figure")
     table.add_column("all steps", justify="right")
@@ -51,7 +51,7 @@ def run_table(report: Mapping[str, Any]) -> Table:
 
 
 def latency_table(report: Mapping[str, Any]) -> Table:
-    """What clients would have seen, in virtual time."""
+    """Latencies that clients would see, in virtual time."""
     table = Table(title="virtual milliseconds, as clients see them")
     for name in ("", *SPREAD):
         table.add_column(name, justify="right" if name else "left")

@@ -1,1 +1,1 @@
-"""What all commands share: options, environment, errors, progress, tables."""
+"""What all commands share: options, environment, errors, files, progress, tables."""

@@ -5,12 +5,12 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 SPINS = "1000"
-"""How often a waiting OpenMP thread looks before it sleeps: some microseconds.  With the
+"""How often a waiting OpenMP thread spins before it sleeps: a few microseconds.  With the
 default of 300,000, two threads beside busy neighbours were ten times slower than one."""
 
 
 def cache_dir(environ: Mapping[str, str], home: Path) -> Path:
-    """Where converted weights are kept: ``KVELL_CACHE_DIR``, or ``kvell`` in the user's cache."""
+    """Return the directory of converted weights: ``KVELL_CACHE_DIR``, or ``kvell`` in the cache."""
     own = environ.get("KVELL_CACHE_DIR")
     if own:
         return Path(own)
@@ -19,13 +19,13 @@ def cache_dir(environ: Mapping[str, str], home: Path) -> Path:
 
 
 def prepare_libraries(environ: MutableMapping[str, str], cores: int) -> None:
-    """Set what torch and tokenizers read when they load; what the user set stays.
+    """Set the variables that torch and tokenizers read when they load; keep what the user set.
 
-    Must run before torch is imported.  Huge pages make weight reads 10-20 % faster;
-    one thread per core that this process may use, since a runtime that spins on
-    more than that loses most of its bandwidth.  Threads that wait sleep soon, so that
-    a neighbour on the same cores costs its share and not everything.  The libraries
-    stay quiet below errors: what goes wrong is said once, by the command.
+    Must run before torch is imported.  Huge pages make weight reads 10-20 % faster.
+    There is one thread per core that this process may use: with more, spinning threads
+    lose most of the bandwidth.  Waiting threads sleep soon, so that a busy neighbour on
+    the same cores costs only its share.  The libraries log errors only: the command
+    itself reports each problem once.
     """
     environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     environ.setdefault("OMP_NUM_THREADS", str(cores))
@@ -42,5 +42,5 @@ def prepare_process() -> None:
 
 
 def process_cache_dir() -> Path:
-    """This user's cache directory; it need not exist yet."""
+    """Return this user's cache directory; it need not exist yet."""
     return cache_dir(os.environ, Path.home())

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and one line for whoever must change something.
+"""How a command ends: exit codes, and one line for a user who must change something.
 
 =====================  ====  =========================================
 what happened          code  stderr
@@ -49,13 +49,13 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
 
 @dataclass
 class Debug:
-    """Whether tracebacks are shown; ``--debug`` switches it on wherever it stands."""
+    """Whether tracebacks are shown; ``--debug`` turns it on anywhere on the command line."""
 
     on: bool = False
 
 
 def guarded(work: Callable[[], object], debug: Debug) -> int:
-    """Run ``work`` and return the exit code; says on stderr what went wrong, if anything."""
+    """Run ``work`` and return the exit code; report what went wrong on stderr."""
     try:
         work()
     except click.exceptions.Exit as end:
@@ -80,13 +80,13 @@ def guarded(work: Callable[[], object], debug: Debug) -> int:
 
 
 def as_flags(error: ChangeSomething) -> str:
-    """The error's line with the field written as the flag that sets it, where there is one."""
+    """Return the error's line, with the field written as its flag if it has one."""
     field = _FLAGS.get(error.field, error.field)
     return f"{field}={error.value}: {error.problem}; {error.remedy}"
 
 
 def _with_help(error: click.ClickException) -> str:
-    """A usage error's line, with where to look things up."""
+    """Return a usage error's line with a pointer to ``--help``."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     place = f"; see {context.command_path} --help" if context else ""
     return error.format_message().rstrip(".") + place
@@ -100,7 +100,7 @@ def _say(text: str, code: int, debug: Debug) -> int:
 
 
 def _reader_left() -> int:
-    """Stdout was closed (``kvell … | head``): end quietly, also in the interpreter's last flush."""
+    """End quietly after stdout was closed (``kvell … | head``), also at the interpreter's exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE

@@ -1,4 +1,4 @@
-"""Figures of benches as tables for people."""
+"""Prints the figures of benches as tables."""
 
 import sys
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE_COLUMNS = 140
-"""Width of tables where there is no terminal to ask."""
+"""Width of tables when stdout is not a terminal."""
 LATENCIES = {
     "ttft_seconds": "to the first token",
     "tpot_seconds": "per output token",
@@ -27,19 +27,19 @@ OF_THE_SERVER = {
     "prefill_seconds": "  prefill",
     "decode_seconds": "  decode",
 }
-"""What it says of itself; percentiles are guessed from the buckets of its histograms."""
+"""The server's own figures; percentiles are interpolated in the buckets of its histograms."""
 SPREAD = ("mean", "p50", "p90", "p99")
 
 
 def wide_console() -> "Console":
-    """Stdout, with room for a table."""
+    """A console on stdout that is wide enough for a table."""
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
 
 
 def print_load(title: str, report: Mapping[str, Any]) -> None:
-    """What clients saw of a server, on stdout."""
+    """Print what clients measured on a server to stdout."""
     console = wide_console()
     rows = [
         (name, *(_milliseconds(report[key][part]) for part in SPREAD))
@@ -77,7 +77,7 @@ def _counts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "preemptions" in server:
         rows.append(("preemptions (server)", f"{server['preemptions']:,}"))
     if "draft_acceptance_rate" in server:
-        rows.append(("guesses right (server)", f"{server['draft_acceptance_rate']:.1%}"))
+        rows.append(("draft tokens accepted (server)", f"{server['draft_acceptance_rate']:.1%}"))
     if "tokens_per_step" in server:
         rows.append(("tokens per step (server)", f"{server['tokens_per_step']:,.1f}"))
     for key in ("prompt_tokens", "output_tokens"):

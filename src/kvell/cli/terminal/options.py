@@ -1,4 +1,4 @@
-"""Flags that several commands share; their names follow vLLM's."""
+"""Flags that several commands share, named as in vLLM."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ Command = Callable[..., Any]
 
 
 class LengthType(click.ParamType[int | None]):
-    """Tokens, or ``auto`` (None)."""
+    """A number of tokens, or ``auto`` (None)."""
 
     name = "n|auto"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
-        """A whole number of at least 1, or None for ``auto``."""
+        """Return a whole number of at least 1, or None for ``auto``."""
         if value is None or value == "auto":
             return None
         if str(value).isdecimal() and int(str(value)) > 0:
@@ -35,7 +35,7 @@ class LengthType(click.ParamType[int | None]):
 
 
 def models_option(command: Command) -> Command:
-    """``--model``, several times for several models; the command gets them as ``models``."""
+    """``--model``, repeated for several models; the command gets them as ``models``."""
     text = "smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
     option = click.option(
         "--model",
@@ -63,7 +63,7 @@ def memory_option(command: Command) -> Command:
 
 def cpu_buffer_option(command: Command) -> Command:
     """``--cpu-buffer``."""
-    text = "Host memory for pages of preempted requests, which go on later. [default: none]"
+    text = "Host memory for pages of preempted requests, which resume later. [default: none]"
     return click.option("--cpu-buffer", "cpu_buffer_bytes", type=SIZE, help=text)(command)
 
 
@@ -77,7 +77,7 @@ def objective_option(flag: str, text: str) -> Callable[[Command], Command]:
 def dtype_option(command: Command) -> Command:
     """``--dtype``."""
     choices = click.Choice(["auto", "float32", "bfloat16"])
-    text = "Numbers of weights, and of KV unless given; auto is bfloat16."
+    text = "Dtype of weights, and of KV unless given; auto is bfloat16."
     return click.option("--dtype", type=choices, default="auto", show_default=True, help=text)(
         command
     )
@@ -86,7 +86,7 @@ def dtype_option(command: Command) -> Command:
 def kv_cache_dtype_option(command: Command) -> Command:
     """``--kv-cache-dtype``."""
     choices = click.Choice(["auto", *KV_DTYPES])
-    text = "Numbers of KV; auto is --dtype, fp8 and int8 have a scale per token and head."
+    text = "Dtype of KV; auto is --dtype, fp8 and int8 have a scale per token and head."
     return click.option(
         "--kv-cache-dtype", type=choices, default="auto", show_default=True, help=text
     )(command)
@@ -94,7 +94,7 @@ def kv_cache_dtype_option(command: Command) -> Command:
 
 def quantization_option(command: Command) -> Command:
     """``--quantization``."""
-    text = "Bits of weights; int4 serves blocks that a model brings as they are."
+    text = "Storage of weights; int4 blocks in a model's files are served as they are."
     return click.option(
         "--quantization",
         type=click.Choice(QUANTIZATIONS),
@@ -136,7 +136,7 @@ def json_option(command: Command) -> Command:
 
 
 def engine_options(command: Command) -> Command:
-    """All flags of :class:`EngineSettings`; the command gets them as ``settings``."""
+    """Add the flags of :class:`EngineSettings`; the command gets them as ``settings``."""
 
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
@@ -149,7 +149,7 @@ def engine_options(command: Command) -> Command:
 
 
 def _with(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
-    """The command with the options in the order in which help shows them."""
+    """Add options to the command; help shows them in this order."""
     for option in reversed(options):
         command = option(command)
     return command
@@ -169,10 +169,12 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     cpu_buffer_option,
     objective_option(
         "--slo-ttft",
-        "To a first token at most: while they are late, prompts go ahead of decodes, whose pages "
-        "wait in the CPU buffer.",
+        "Time limit to a first token: while these are late, prompts go ahead of decodes, whose "
+        "pages wait in the CPU buffer.",
     ),
-    objective_option("--slo-tpot", "Per further token at most: while it is missed, they do not."),
+    objective_option(
+        "--slo-tpot", "Time limit per further token: while it is missed, prompts do not go ahead."
+    ),
     dtype_option,
     kv_cache_dtype_option,
     quantization_option,
@@ -203,15 +205,15 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
         metavar="N",
         default=0,
         show_default=True,
-        help="Tokens guessed per step; answers stay the same.",
+        help="Draft tokens of a request per step, at most; answers stay the same.",
     ),
     click.option(
         "--speculative-model",
         metavar="MODEL",
-        help="A smaller model that guesses. [default: look up what the text repeats]",
+        help="A smaller model that makes draft tokens. [default: look up what the text repeats]",
     ),
-    _number("--prompt-lookup-max", 5, "Longest end of the text to look up for a guess."),
-    _number("--prompt-lookup-min", 2, "Shortest one."),
+    _number("--prompt-lookup-max", 5, "Longest end of the text to look up for draft tokens."),
+    _number("--prompt-lookup-min", 2, "Shortest end of the text to look up."),
     click.option(
         "--async-scheduling/--no-async-scheduling",
         default=False,
@@ -224,7 +226,7 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
 
 
 def sampling_options(temperature: float, top_p: float) -> Callable[[Command], Command]:
-    """Flags of how tokens are drawn, with the command's own defaults."""
+    """Return flags for sampling, with the command's own defaults."""
 
     options = (
         _number("--max-tokens", 256, "Output tokens at most."),
@@ -258,7 +260,7 @@ def sampling_options(temperature: float, top_p: float) -> Callable[[Command], Co
 
 
 def require_one_model(settings: EngineSettings) -> None:
-    """For commands that ask one model.
+    """Check that one model is given, for commands that ask only one.
 
     :raises ChangeSomething: if several are given.
     """
@@ -268,7 +270,7 @@ def require_one_model(settings: EngineSettings) -> None:
 
 
 def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:
-    """The settings with the default KV pool of a CPU machine filled in if no size was given."""
+    """Return the settings; without a given size, a CPU machine gets the default KV pool."""
     given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
     if given or settings.device != "cpu":
         return settings

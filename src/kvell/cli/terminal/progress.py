@@ -1,4 +1,4 @@
-"""Progress on stderr, so that stdout holds results only."""
+"""Shows progress on stderr, so that stdout holds results only."""
 
 import sys
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from kvell.models.sources.progress import Progress
 
 @contextmanager
 def progress_bar(first: str) -> Iterator[Progress]:
-    """A bar that lives while the block runs and then vanishes; on no terminal, a line a stage.
+    """Show a bar while the ``with`` body runs; without a terminal, print a line per stage.
 
-    :param first: what is going on until the block reports.
+    :param first: text shown until the body reports.
     """
     if sys.stderr.isatty():
         with _drawn_bar(first) as report:
@@ -23,13 +23,13 @@ def progress_bar(first: str) -> Iterator[Progress]:
 
 
 class StageLines:
-    """A line for each new stage, for logs."""
+    """Prints a line for each new stage, for logs."""
 
     def __init__(self) -> None:
         self._stage = ""
 
     def __call__(self, what: str, fraction: float) -> None:
-        """Print ``what`` unless the last call named it too."""
+        """Print ``what`` unless the last call named it already."""
         if what != self._stage:
             self._stage = what
             click.echo(f"kvell: {what} …", err=True)

@@ -1,4 +1,4 @@
-"""What every command is handed: how to open a model, the clock, and how it was started."""
+"""What every command is given: a way to open models, the clock, and how it was started."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from kvell.pages.sizing import Manager
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The flags that say what to serve and with how much memory; None means Kvell decides."""
+    """The flags for what to serve and with how much memory; None means Kvell decides."""
 
     model: str
     kv_memory_bytes: int | None = None
@@ -38,7 +38,7 @@ class EngineSettings:
     slo_tpot_seconds: float | None = None
 
     def flags(self) -> list[str]:
-        """The command line that gives these settings again."""
+        """Return the command-line flags that give these settings again."""
         written = {
             "--memory": self.memory_bytes,
             "--kv-memory": self.kv_memory_bytes,
@@ -66,10 +66,10 @@ class EngineSettings:
 
 
 class Contract(Protocol):
-    """Where the memory goes, said beforehand."""
+    """The memory contract: where the memory goes, stated before the run."""
 
     def lines(self) -> list[str]:
-        """The contract for people, a line each."""
+        """Return the contract as lines of text for people."""
         ...
 
 
@@ -78,7 +78,7 @@ class Tokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model was taught to take part in a conversation."""
+        """Whether the model was trained for conversations."""
         ...
 
     def encode(self, text: str) -> Any:
@@ -86,12 +86,12 @@ class Tokenizer(Protocol):
         ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Any:
-        """Token ids of a conversation up to where the assistant speaks, int32 [n]."""
+        """Token ids of a conversation up to the start of the answer, int32 [n]."""
         ...
 
 
 class Model(Protocol):
-    """What the commands use of :class:`kvell.llm.LLM`."""
+    """The part of :class:`kvell.llm.LLM` that commands use."""
 
     @property
     def contract(self) -> Contract:
@@ -108,7 +108,7 @@ class Model(Protocol):
         ...
 
     def stream(self, prompt: Any, sampling: Any) -> Iterator[str]:
-        """Text as it is made."""
+        """Yield text as it is generated."""
         ...
 
     def stats(self) -> Mapping[str, Any]:
@@ -153,7 +153,7 @@ def open_model(
 
 @dataclass(frozen=True)
 class Session:
-    """One run of the command line; tests put their own parts in."""
+    """One run of the command line; tests supply their own parts."""
 
     cache_dir: Path
     program: str = "kvell"

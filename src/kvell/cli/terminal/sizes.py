@@ -16,9 +16,9 @@ _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-zA-Z]*)")
 
 
 def parse_bytes(text: str, field: str) -> int:
-    """Bytes that ``text`` names; a bare number is bytes, case does not matter.
+    """Return the bytes that ``text`` names; a bare number is bytes, case does not matter.
 
-    :raises ChangeSomething: naming ``field`` if it is no size or is not positive.
+    :raises ChangeSomething: naming ``field`` if it is not a size or not positive.
     """
     match = _SIZE.fullmatch(text.strip())
     factor = _BY_NAME.get(match["unit"].lower() or "b") if match else None
@@ -31,7 +31,7 @@ def parse_bytes(text: str, field: str) -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """A size for people, in binary units: exact below 1 KiB, else three digits or more."""
+    """Write a size in binary units: exact below 1 KiB, else with three digits or more."""
     value, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1023.5:
@@ -49,7 +49,7 @@ class SizeType(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Bytes; see :func:`parse_bytes`."""
+        """Return bytes, as :func:`parse_bytes` reads them."""
         if isinstance(value, int):
             return value
         return parse_bytes(str(value), param.opts[0] if param else "size")

@@ -1,4 +1,4 @@
-"""Tables for people: names to the left, figures to the right."""
+"""Tables for people: names on the left, figures on the right."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def made_table(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> "Table":
-    """A table with a title, a line under its headers, and no cell ever cut short."""
+    """Return a table with a title, a line under its headers, and no truncated cells."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -1,1 +1,1 @@
-"""Connections of the load generator, and what it reads from a server before and after."""
+"""Connections of the load generator, and what it reads from a server before and after a run."""

@@ -1,12 +1,12 @@
-"""HTTP/1.1 for many streams at once: thin, so that the client's own time stays small.
+"""An HTTP/1.1 client for many streams at once; thin, so that its own time stays small.
 
-Connections are used again; one that its server closed in between is opened anew.
+Connections are reused; one that the server closed in between is replaced.
 
 ::
 
     idle ──post──► head ──200──► body ──end──► idle
                     │ other status ─► Refused   └─ closed early: connection closed
-                    └─ lost before the head, and used before: once more on a new connection
+                    └─ lost before the head, on a reused connection: sent again on another
 """
 
 import asyncio
@@ -27,10 +27,10 @@ PREFLIGHT_SECONDS = 10.0
 
 
 class HttpClient:
-    """A client of one server; close it in the loop that it ran in.
+    """A client of one server; must be closed in the event loop that it ran in.
 
-    :param base_url: with or without the ``/v1`` at its end.
-    :raises ChangeSomething: if that is no address.
+    :param base_url: with or without ``/v1`` at its end.
+    :raises ChangeSomething: if it is not an address.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
@@ -52,7 +52,7 @@ class HttpClient:
         self._idle: list[Connection] = []
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body; see :class:`kvell.load.http.wire.Client`."""
+        """Return status and body; see :class:`kvell.load.http.wire.Client`."""
         try:
             async with asyncio.timeout(PREFLIGHT_SECONDS):
                 connection, head = await self._sent("GET", path, b"")
@@ -61,7 +61,7 @@ class HttpClient:
             raise ConnectionFailed(f"no answer within {PREFLIGHT_SECONDS:g} s") from error
 
     async def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
-        """The pieces of a streamed answer; see :class:`kvell.load.http.wire.Client`."""
+        """Yield the pieces of a streamed answer; see :class:`kvell.load.http.wire.Client`."""
         connection, head = await self._sent("POST", path, body)
         if head.status_code != 200:
             raise Refused(head.status_code, error_text(await self._rest(connection)))
@@ -78,13 +78,13 @@ class HttpClient:
             self._give_back(connection, is_whole=is_whole)
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     async def _sent(self, method: str, path: str, body: bytes) -> tuple[Connection, h11.Response]:
-        """A connection on which the request went out, and the head of the answer."""
+        """Send a request; return its connection and the head of the answer."""
         while True:
             connection = self._idle_one()
             was_used = connection is not None
@@ -104,7 +104,7 @@ class HttpClient:
                 raise
 
     async def _rest(self, connection: Connection) -> bytes:
-        """The body of an answer that is no stream."""
+        """Return the whole body of an answer that is not streamed."""
         found, is_whole = b"", False
         try:
             while True:
@@ -145,7 +145,7 @@ class HttpClient:
 
 
 def _reason(error: OSError) -> str:
-    """In the system's words; asyncio has its own, with the address in them."""
+    """Return the system's text for an error; asyncio's own text repeats the address."""
     if isinstance(error, ConnectionError) and error.errno is not None:
         return os.strerror(error.errno)
     return error.strerror or str(error)

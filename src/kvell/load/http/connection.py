@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection of a client, over h11, which knows the protocol and no sockets.
+"""One HTTP/1.1 connection of a client, over h11, which knows the protocol but no sockets.
 
-What comes in is stamped with the event loop's time as its packet arrives, before anybody is
-woken, so that a client with many open streams does not blame its server for its own queue.
+A packet gets the event loop's time on arrival, before any task is woken, so that a client with
+many open streams does not blame the server for its own queue.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """A request can be sent on it."""
+        """Whether a request can be sent."""
         return self._failed is None and self._transport is not None
 
     def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
@@ -47,9 +47,9 @@ class Connection(asyncio.Protocol):
         self._transport.write(b"".join(self._h11.send(part) or b"" for part in parts))
 
     async def received(self) -> tuple[float, Event]:
-        """The next part of the answer, with when its bytes came.
+        """Return the next part of the answer and the arrival time of its bytes.
 
-        :raises ConnectionFailed: if none will come.
+        :raises ConnectionFailed: if there will be none.
         """
         while not self._arrived:
             if self._failed is not None:
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         return self._arrived.popleft()
 
     def renewed(self) -> bool:
-        """Make ready for another request; False if the server will not take one."""
+        """Prepare for another request; return whether the server will take one."""
         if not self.is_open or self._h11.our_state is not h11.DONE:
             return False
         if self._h11.their_state is not h11.DONE:
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def close(self) -> None:
-        """Close at once, also in the middle of an answer."""
+        """Close at once, even in the middle of an answer."""
         self._failed = self._failed or LOST
         if self._transport is not None:
             self._transport.abort()
@@ -76,20 +76,20 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """Take the transport of the open connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Take bytes that arrived."""
         self._take(data)
 
     def eof_received(self) -> None:
-        """Its server will send no more; some answers end so."""
+        """Note that the server will send no more, which ends some answers."""
         self._take(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed."""
+        """Note that the connection is closed, and wake the waiting task."""
         if self._failed is None:
             self._take(b"")
             self._failed = LOST

@@ -1,4 +1,4 @@
-"""Before a run: is the server there, and does it serve that model?"""
+"""Checks before a run that the server is there and serves the model."""
 
 import msgspec
 
@@ -19,10 +19,10 @@ class _Cards(msgspec.Struct):
 
 
 async def served_model(client: Client, base_url: str, wanted: str | None) -> str:
-    """The name to ask for; a server that lists no models is believed.
+    """Return the model name to request; a server that lists no models is assumed to have it.
 
-    :param wanted: None takes the only model of the server.
-    :raises ChangeSomething: if the server is not there, wants a key, or has no such model.
+    :param wanted: None takes the server's only model.
+    :raises ChangeSomething: if the server is not there, needs a key, or has no such model.
     """
     try:
         status, body = await client.get(MODELS)

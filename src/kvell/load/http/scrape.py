@@ -1,4 +1,4 @@
-"""What a server's ``/metrics`` say of a run: counters after it less counters before it."""
+"""Reads a server's ``/metrics``; a run's figures are the counters after it minus before it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -25,13 +25,13 @@ LATENCIES = {
     "prefill_seconds": "request_prefill_time_seconds",
     "decode_seconds": "request_decode_time_seconds",
 }
-"""Figures of a run to the histograms that hold them."""
+"""Figures of a run, each mapped to its histogram."""
 STEP_TOKENS = "iteration_tokens_total"
 HISTOGRAMS = frozenset((*LATENCIES.values(), STEP_TOKENS))
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 Buckets = Mapping[float, float]
-"""Upper bound to how many values are at most that."""
+"""Upper bound → number of values at most that large."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """How many values."""
+        """Number of values."""
         return self.buckets.get(math.inf, 0.0)
 
     def since(self, before: "Histogram") -> "Histogram | None":
-        """What was observed in between; None after a restart."""
+        """Return what was observed since ``before``; None after a restart of the server."""
         if self.count < before.count or self.buckets.keys() != before.buckets.keys():
             return None
         grown = {bound: n - before.buckets[bound] for bound, n in self.buckets.items()}
         return Histogram(self.total - before.total, grown)
 
     def spread(self) -> dict[str, float | None]:
-        """The mean, exactly, and percentiles as Prometheus guesses them: evenly spread values
-        within a bucket; above the last bound, the bound."""
+        """Return the exact mean, and percentiles as Prometheus estimates them: values are evenly
+        spread within a bucket; above the last finite bound, that bound is taken."""
         percentiles = {name: self._quantile(part) for name, part in PERCENTILES.items()}
         return {"mean": self.total / self.count if self.count else None, **percentiles}
 
@@ -74,14 +74,14 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Counters:
-    """Values of the counters and histograms that a server has, summed over its labels."""
+    """Values of a server's counters and histograms, summed over labels."""
 
     values: dict[str, float]
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def since(self, before: "Counters") -> dict[str, Any]:
-        """Figures of what came in between; what is unknown is left out, and so is what a
-        restart in between has set back.
+        """Return figures since ``before``, without those that are unknown or that a restart has
+        reset.
 
         ``prefix_cache_hit_rate``, ``preemptions``, ``prompt_tokens``, ``output_tokens``,
         ``draft_acceptance_rate``, ``tokens_per_step``, ``steps``, and each of
@@ -117,14 +117,14 @@ class Counters:
 
     def _grown(self, before: "Counters", name: str) -> Histogram | None:
         mine, earlier = self.histograms.get(name), before.histograms.get(name)
-        # vLLM makes some series only with the first value, so none is as good as empty.
+        # vLLM creates some series only with the first value: a missing one counts as empty.
         if mine is None or not (earlier or before.values):
             return None
         return mine.since(earlier or Histogram(0.0, dict.fromkeys(mine.buckets, 0.0)))
 
 
 def parsed(text: str) -> Counters:
-    """Kvell's and vLLM's counters in Prometheus's text; nothing if it is something else."""
+    """Parse Kvell's or vLLM's counters from Prometheus text; empty if it is something else."""
     values: dict[str, float] = {}
     totals: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
@@ -145,7 +145,7 @@ def parsed(text: str) -> Counters:
 
 
 async def scraped(client: Client) -> Counters:
-    """The counters of a server now; none if it has no metrics."""
+    """Read the server's counters now; empty if it has no metrics."""
     try:
         status, body = await client.get(METRICS)
     except ConnectionFailed:
@@ -154,7 +154,7 @@ async def scraped(client: Client) -> Counters:
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
-    """Name without its prefix, labels and value of all that have a known prefix."""
+    """Yield name without prefix, labels and value of each sample with a known prefix."""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             for prefix in PREFIXES:

@@ -1,4 +1,4 @@
-"""Requests as bytes, and what a client must be able to do with them."""
+"""Requests as bytes, and the interface of a client that sends them."""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ PATHS: Mapping[Endpoint, str] = {
 
 
 class Refused(KvellError):  # noqa: N818 - it is the request that is refused
-    """A status that is not 200.
+    """A response with a status other than 200.
 
-    :param message: what the server says, in one line.
+    :param message: the server's message, in one line.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -27,23 +27,23 @@ class Refused(KvellError):  # noqa: N818 - it is the request that is refused
 
 
 class ConnectionFailed(KvellError):  # noqa: N818
-    """No connection, or one that broke."""
+    """There is no connection, or it broke."""
 
 
 class Client(Protocol):
-    """Speaks HTTP; the fakes of tests speak it without a network."""
+    """An HTTP client; tests have fakes without a network."""
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body.
+        """Return status and body.
 
         :raises ConnectionFailed: if there is no answer.
         """
         ...
 
     def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
-        """The pieces of a streamed answer, each with the event loop's time of its coming.
+        """Yield the pieces of a streamed answer, each with its arrival time in the event loop.
 
-        Closing it early closes the connection: the server sees a client that hung up.
+        Closing the generator early closes the connection: the server sees a client hang up.
 
         :raises Refused: if the status is not 200.
         :raises ConnectionFailed: if there is no connection, or it breaks.
@@ -53,9 +53,9 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class Wire:
-    """How a request is written.
+    """Writes requests.
 
-    :param ignore_eos: answers have exactly as many tokens as asked for, where the server can.
+    :param ignore_eos: ask for answers of exactly the given length, if the server can.
     :param extra: further fields of every body.
     """
 
@@ -66,13 +66,13 @@ class Wire:
 
     @property
     def path(self) -> str:
-        """Where requests go."""
+        """Path of the endpoint."""
         return PATHS[self.endpoint]
 
     def body(self, prompt: Mapping[str, Any], output_tokens: int) -> bytes:
-        """A request for a streamed answer of at most ``output_tokens``, greedy.
+        """Return a request for a greedy, streamed answer of at most ``output_tokens``.
 
-        :param prompt: the field that holds it, ``prompt`` or ``messages``.
+        :param prompt: the field ``prompt`` or ``messages``, with its value.
         """
         fields = {
             "model": self.model,

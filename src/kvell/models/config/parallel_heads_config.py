@@ -50,14 +50,18 @@ class ParallelHeadsConfig(LlamaConfig):  # type: ignore[misc]
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Check that layers that share keys and values have the same window.
+        """Check that layers that share keys and values exist and have the same window.
 
-        :raises ValueError: if a group has layers of both kinds.
-        :raises IndexError: if a group names a layer that does not exist.
+        :raises ValueError: if a group names a layer that does not exist, or has layers of both
+            kinds.
         """
         super().validate_architecture()
         types = self.layer_types or []
         for group in self.kv_reuse_group or ():
+            missing = [layer for layer in group if not 0 <= layer < len(types)]
+            if missing:
+                problem = f"kv_reuse_group names layer {missing[0]}, which does not exist"
+                raise ValueError(f"{problem}: use layers 0 to {len(types) - 1}")
             if len({types[layer] for layer in group}) > 1:
                 raise ValueError(f"layers {group} of kv_reuse_group have different windows")
 

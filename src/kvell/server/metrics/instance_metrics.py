@@ -93,16 +93,18 @@ class InstanceCollector(Collector):
     def _of_draft_tokens(self, stats: Stats) -> Iterator[Metric]:
         counter, right = self._counter, stats.spec_decode_accepted_tokens
         yield counter(
-            "spec_decode_num_drafts", "Steps of a request with guesses.", stats.spec_decode_drafts
+            "spec_decode_num_drafts",
+            "Steps of a request with draft tokens.",
+            stats.spec_decode_drafts,
         )
         yield counter(
-            "spec_decode_num_draft_tokens", "Guessed tokens.", stats.spec_decode_draft_tokens
+            "spec_decode_num_draft_tokens", "Draft tokens.", stats.spec_decode_draft_tokens
         )
-        yield counter("spec_decode_num_accepted_tokens", "Tokens guessed right.", right)
+        yield counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", right)
         places = enumerate(stats.spec_decode_accepted_by_position)
         yield self._by_label(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Tokens guessed right, by their place behind the newest one.",
+            "Draft tokens accepted, by their position after the newest token.",
             "position",
             {str(place): count for place, count in places},
         )

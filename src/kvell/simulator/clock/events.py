@@ -1,4 +1,4 @@
-"""Things that happen at known times, in order of time and then of scheduling."""
+"""A queue of events, ordered by time and then by order of scheduling."""
 
 import heapq
 import math
@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 class EventQueue(Generic[Item]):
-    """A priority queue; of two events at one time, the one scheduled first comes first."""
+    """A priority queue; of two events at the same time, the one scheduled first comes first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Item]] = []
@@ -19,17 +19,17 @@ class EventQueue(Generic[Item]):
         return len(self._heap)
 
     def schedule(self, at_seconds: float, item: Item) -> None:
-        """Let ``item`` happen at ``at_seconds``."""
+        """Schedule ``item`` for ``at_seconds``."""
         heapq.heappush(self._heap, (at_seconds, self._sequence, item))
         self._sequence += 1
         self._latest_seconds = max(self._latest_seconds, at_seconds)
 
     def next_seconds(self) -> float | None:
-        """When the next event happens; None if nothing is scheduled."""
+        """Return the time of the next event; None if nothing is scheduled."""
         return self._heap[0][0] if self._heap else None
 
     def num_due(self, now_seconds: float) -> int:
-        """How many events are due by now; looks at every one unless all are."""
+        """Return how many events are due by now; linear in the queue unless all are."""
         if now_seconds >= self._latest_seconds:
             return len(self._heap)
         return sum(1 for at_seconds, _, _ in self._heap if at_seconds <= now_seconds)

@@ -1,4 +1,4 @@
-"""What links of the virtual network are like, what they deliver, and what became of the rest."""
+"""Links of the virtual network, their deliveries and their counters."""
 
 import math
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """What one direction between two endpoints is like.
+    """Properties of one direction between two endpoints.
 
     :param latency_seconds: from the last byte sent to the message's arrival.
-    :param bandwidth_bytes: per second; messages queue behind each other, the lost ones too.
+    :param bandwidth_bytes: per second; messages queue behind each other, even lost ones.
     :param loss: part of the messages that never arrive.
-    :param duplication: part of those that arrive which arrive twice.
-    :param jitter_seconds: added latency is uniform in [0, jitter), for each copy by itself.
-        Without jitter a link keeps its order, also when it is replaced by a faster one.
+    :param duplication: part of the arriving messages that arrive twice.
+    :param jitter_seconds: added latency is uniform in [0, jitter), drawn for each copy.
+        Without jitter a link keeps messages in order, even when a faster link replaces it.
     :raises ValueError: for a number out of range.
     """
 
@@ -36,7 +36,7 @@ class Link:
 class Delivery:
     """One copy of a message that has arrived.
 
-    :param number: the message's position among all that were sent on its link, from 0.
+    :param number: the message's position among all messages sent on its link, from 0.
     """
 
     sender: str
@@ -49,10 +49,10 @@ class Delivery:
 
 @dataclass(frozen=True)
 class LinkStats:
-    """What became of a link's messages; ``sent + duplicated`` is the sum of the rest.
+    """Counts of a link's messages; ``sent + duplicated`` is the sum of the other counts.
 
-    :param lost: never arrived, by chance.
-    :param cut: never arrived, because the link was cut when they were sent or on their way.
+    :param lost: lost at random.
+    :param cut: lost because the link was cut at sending or in flight.
     :param in_flight: copies that are not due yet, or that nobody has taken.
     """
 

@@ -1,4 +1,4 @@
-"""A network that exists only in virtual time: slow, narrow, lossy and cut, all on purpose.
+"""A network in virtual time, with latency, bandwidth limits, loss and cuts.
 
 ::
 
@@ -7,10 +7,10 @@
                  └────────────────────► gone ◄──────────┴────────────┘
 
 Messages are bytes between named endpoints; a link is a direction between two of them.
-What happens to a message is decided when it is sent, by a keyed hash of the seed, the
-link and the message's number on it: one link's traffic never changes another link's
-fate, and the same sends give the same deliveries.  Whoever drives virtual time hands
-it in; nothing here reads a clock.  A message that is never delivered just is not:
+The fate of a message is decided when it is sent, by a keyed hash of the seed, the link
+and the message's number on it: traffic on one link never changes the fate of messages
+on another, and the same sends give the same deliveries.  The caller passes the virtual
+time; nothing here reads a clock.  Nobody is told of a message that is never delivered:
 deadlines belong to the sender.
 
 >>> network = VirtualTransport(Link(latency_seconds=0.5))
@@ -30,7 +30,7 @@ from kvell.simulator.clock.events import EventQueue
 from kvell.simulator.clock.links import Delivery, Link, LinkStats
 
 DRAW_BITS = 53
-"""As many as a float holds exactly, so that no draw rounds up to 1."""
+"""Bits that a float holds exactly, so that no draw rounds up to 1."""
 
 
 Payload = bytes | bytearray | memoryview
@@ -41,7 +41,7 @@ _COUNTS = tuple(counted.name for counted in fields(LinkStats))
 
 @dataclass
 class _LinkState:
-    """A link with its past."""
+    """A link and its history."""
 
     link: Link
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
@@ -52,13 +52,13 @@ class _LinkState:
 
 
 _Flight = tuple[_LinkState, int, Delivery]
-"""The link, how often it had been cut at sending, and what arrives."""
+"""The link, how often it had been cut at sending, and the delivery."""
 
 
 class VirtualTransport:
-    """All links between all endpoints; endpoints exist as soon as somebody names them.
+    """All links between all endpoints; endpoints exist as soon as they are named.
 
-    :param link: what every link is like until :meth:`set_link` says otherwise.
+    :param link: properties of every link until :meth:`set_link` changes them.
     :param seed: decides every loss, copy and delay.
     """
 
@@ -95,7 +95,7 @@ class VirtualTransport:
             self._schedule(state, delivery, "second")
 
     def due(self, now_seconds: float) -> list[Delivery]:
-        """Take what has arrived by now, in order of arrival.
+        """Take the deliveries that have arrived by now, in order of arrival.
 
         :raises ValueError: if time runs backwards.
         """
@@ -108,45 +108,45 @@ class VirtualTransport:
         return arrived
 
     def next_seconds(self) -> float | None:
-        """When something may arrive next (a cut may still prevent it); None if nothing will."""
+        """Return when the next delivery is due, unless a cut prevents it; None if there is none."""
         return self._flights.next_seconds()
 
     # --------------------------------------------------------------------- links
 
     def set_link(self, sender: str, receiver: str, link: Link) -> None:
-        """Replace one direction; what is on its way arrives as it would have."""
+        """Replace one direction; messages in flight arrive as before."""
         self._state(sender, receiver).link = link
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Cut one direction: what is on its way is gone, and what is sent from now on."""
+        """Cut one direction: messages in flight, and those sent from now on, are lost."""
         state = self._state(sender, receiver)
         state.is_cut, state.cuts = True, state.cuts + 1
 
     def partition(self, side: Collection[str], other: Collection[str]) -> None:
-        """Cut both directions between every endpoint of one side and every one of the other."""
+        """Cut both directions between every endpoint of one side and each of the other side."""
         for one in side:
             for another in other:
                 self.cut(one, another)
                 self.cut(another, one)
 
     def heal(self) -> None:
-        """Mend every link; what was cut off stays gone."""
+        """Mend every link; messages that were cut stay lost."""
         for state in self._links.values():
             state.is_cut = False
 
     def stats(self, sender: str, receiver: str) -> LinkStats:
-        """Counts of one direction since the start."""
+        """Return the counts of one direction since the start."""
         return LinkStats(**self._state(sender, receiver).counts)
 
     def total(self) -> LinkStats:
-        """Counts of all links together."""
+        """Return the counts summed over all links."""
         counts = [state.counts for state in self._links.values()]
         return LinkStats(**{name: sum(each[name] for each in counts) for name in _COUNTS})
 
     # -------------------------------------------------------------------- inside
 
     def _schedule(self, state: _LinkState, delivery: Delivery, copy: str) -> None:
-        """``delivery.due_seconds`` is when its last byte is on the wire."""
+        """Schedule a copy whose last byte is on the wire at ``delivery.due_seconds``."""
         link = state.link
         late = self._draw(delivery.sender, delivery.receiver, delivery.number, copy)
         due_seconds = delivery.due_seconds + link.latency_seconds + late * link.jitter_seconds

@@ -1,8 +1,8 @@
-"""What a step of a fused forward pass keeps alive beside weights and KV, from a config alone.
+"""Activation bytes of a step of a fused forward pass, from a config alone.
 
-Counted at the widest point of a layer, as a serving engine's profile run measures it: buffers
-of one layer are the next one's too, so layers do not add up.  In the element size of the run,
-but for logits, which are also kept in float32.
+Counted at the widest point of a layer, as a serving engine's profile run measures it: the next
+layer reuses the buffers, so layers do not add up.  Elements have the size of the run; logits are
+also kept in float32.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from kvell.vocabulary import MIB
 FIXED_BYTES = 64 * MIB
 """Workspaces of the libraries."""
 RESIDUAL_COPIES = 2
-"""The residual stream, and what a layer reads of it."""
+"""The residual stream, and the copy that a layer reads."""
 GATED_COPIES = 3
-"""Gate, up, and their product."""
+"""The gate and up projections, and their product."""
 RECURRENT_COPIES = 6
-"""Of a recurrent layer's inner size, which is twice the hidden one: input, gate, convolved,
-step sizes, and the scan's output in float32 (Mamba's five projections)."""
+"""Copies of a recurrent layer's inner size, which is twice the hidden size: input, gate, convolved
+input, step sizes, and the scan's output in float32 (Mamba's five projections)."""
 EXPANSION = 2
 LOGIT_BYTES = 4
 
@@ -27,7 +27,7 @@ LOGIT_BYTES = 4
 def activation_model(
     config: Any, description: ModelDescription, element_bytes: int
 ) -> ActivationModel:
-    """Bytes of a step by its tokens and rows of logits."""
+    """Return the model of a step's bytes: fixed, per token, and per row of logits."""
     text = text_config(config)
     hidden = description.hidden_size
     widest = max(_attention(description), _mlp(text, hidden), _recurrent(description, text, hidden))
@@ -39,7 +39,7 @@ def activation_model(
 
 
 def _attention(description: ModelDescription) -> int:
-    """Queries, keys, values and the heads' outputs."""
+    """Return the elements per token of queries, keys, values and the heads' outputs."""
     sizes = [layer.kv_heads * layer.head_size for layer in description.layers]
     heads = [layer.head_size for layer in description.layers if layer.head_size]
     query_size = description.query_heads * max(heads, default=0)
@@ -47,7 +47,7 @@ def _attention(description: ModelDescription) -> int:
 
 
 def _mlp(text: Any, hidden: int) -> int:
-    """Every expert that a token visits has its own inner numbers, and its output."""
+    """Return an MLP's elements per token; each active expert has inner elements and an output."""
     experts = int(getattr(text, "num_experts_per_tok", None) or 0)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     inner = max(inner) if isinstance(inner, list | tuple) else int(inner)

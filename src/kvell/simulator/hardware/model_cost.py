@@ -1,7 +1,7 @@
-"""What a model's step computes and reads, estimated from its config: dense and expert layers.
+"""Estimates what a model's step computes and reads, from its config: dense and expert layers.
 
-An estimate for the analytic profile: all experts are read in every step, as large batches
-do, as are states; encoders of images and attention to their tokens are left out.
+For the analytic profile: every step reads all experts, as large batches do, and all states;
+image encoders and attention to image tokens are left out.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from kvell.pages.grouping import group_of
 __all__ = ["LayerCost", "ModelCost", "layer_costs", "model_cost"]
 
 RECURRENT_SQUARES = 6
-"""Weights of a recurrent layer in squares of the hidden size: Mamba's, expanded twice."""
+"""Weights of a recurrent layer in squares of the hidden size: Mamba with an expansion of two."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def model_cost(config: Any, description: ModelDescription, element_bytes: int) -> ModelCost:
-    """Estimate a transformers config's weights."""
+    """Estimate the cost of a model from its transformers config."""
     text = text_config(config)
     hidden = description.hidden_size
     query_size, kv_size = _attention_sizes(description)
@@ -44,7 +44,7 @@ def model_cost(config: Any, description: ModelDescription, element_bytes: int) -
 
 
 def layer_costs(layers: Sequence[LayerSpec]) -> tuple[LayerCost, ...]:
-    """Layers that read alike together; those that read only images cost nothing here."""
+    """Return costs of layers that read alike, grouped; layers that read only images are free."""
     alike: dict[tuple[GroupKind, int], list[LayerSpec]] = {}
     for layer in layers:
         if layer.kv_of is None and (layer.kind is GroupKind.STATE or layer.kind.counts_tokens):
@@ -61,7 +61,7 @@ def layer_costs(layers: Sequence[LayerSpec]) -> tuple[LayerCost, ...]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How many layers have what: attention, a recurrence, one dense MLP, experts."""
+    """Number of layers with attention, with a recurrence, with a dense MLP, and with experts."""
 
     attention: int
     recurrent: int
@@ -75,13 +75,13 @@ def _shape(text: Any, types: Sequence[str]) -> _Shape:
     sparse = _sparse_layers(text, types)
     if {"mlp", "moe"} & set(types):  # MLPs are layers of their own
         mlps = types.count("mlp") + types.count("moe")
-    else:  # in models with layers of both, only those have an MLP
+    else:  # in models with hybrid layers, only those have an MLP
         mlps = types.count("hybrid") or len(types)
     return _Shape(len(kinds) - recurrent, recurrent, mlps - sparse, sparse)
 
 
 def _sparse_layers(text: Any, types: Sequence[str]) -> int:
-    """Layers with experts."""
+    """Return the number of layers with experts."""
     if {"mlp", "moe"} & set(types):
         return types.count("moe")
     if _first(text, EXPERTS, 1) == 1:
@@ -92,7 +92,7 @@ def _sparse_layers(text: Any, types: Sequence[str]) -> int:
 
 
 def _attention_sizes(description: ModelDescription) -> tuple[int, int]:
-    """Numbers that query and that are stored as keys; those of the hidden size without heads."""
+    """Return the sizes of a query and of stored keys; the hidden size if there are no heads."""
     attending = (x for x in description.layers if x.kind not in (GroupKind.STATE, GroupKind.VISION))
     first = next(attending, None)
     if first is None:
@@ -101,7 +101,7 @@ def _attention_sizes(description: ModelDescription) -> tuple[int, int]:
 
 
 def _first(text: Any, names: Sequence[str], default: int) -> int:
-    """The first of a config's fields that is set; of a list for each layer, its first."""
+    """Return the first of the fields that is set; of a list per layer, the first element."""
     values = (getattr(text, name, None) for name in names)
     value = next((value for value in values if value), default)
     return int(value[0] if isinstance(value, list) else value)

@@ -1,6 +1,6 @@
-"""Named devices and links: TOML files beside this module, each with its source.
+"""Named devices and links: TOML files in ``data/``, each with its source.
 
-They are meant to be edited; what they mean is in :mod:`kvell.cost.analytic`.
+Users may edit them; :mod:`kvell.cost.analytic` defines the fields.
 """
 
 import tomllib
@@ -27,14 +27,14 @@ DEFAULT_HARDWARE = "a100-80"
 
 
 def hardware_names(directory: Path = HARDWARE_DIR) -> list[str]:
-    """Names of the profiles there are."""
+    """Return the names of all profiles."""
     return sorted(path.stem for path in directory.glob("*.toml"))
 
 
 def load_profile(name: str, directory: Path = HARDWARE_DIR) -> DeviceProfile:
-    """The profile of a name, or of a TOML file's path.
+    """Load a profile by name or by a TOML file's path.
 
-    :raises ChangeSomething: if there is none, or it lacks a positive number.
+    :raises ChangeSomething: if there is none, or a field is not a positive number.
     """
     stem, values = _read("--hardware", name, directory)
     rates = {x.name: _rate(values, x.name, name) for x in fields(DeviceProfile)[1:]}
@@ -42,14 +42,14 @@ def load_profile(name: str, directory: Path = HARDWARE_DIR) -> DeviceProfile:
 
 
 def link_names(directory: Path = LINKS_DIR) -> list[str]:
-    """Names of the links there are."""
+    """Return the names of all links."""
     return hardware_names(directory)
 
 
 def load_link(name: str, directory: Path = LINKS_DIR) -> LinkProfile:
-    """The link of a name, or of a TOML file's path.
+    """Load a link by name or by a TOML file's path.
 
-    :raises ChangeSomething: if there is none, or it lacks a positive number.
+    :raises ChangeSomething: if there is none, or a field is not a positive number.
     """
     stem, values = _read("--link", name, directory)
     rates = {x.name: _rate(values, x.name, name, "--link") for x in fields(LinkProfile)[1:]}
@@ -57,7 +57,7 @@ def load_link(name: str, directory: Path = LINKS_DIR) -> LinkProfile:
 
 
 def _read(flag: str, name: str, directory: Path) -> tuple[str, dict[str, object]]:
-    """The file's own name, and what is in it."""
+    """Return the file's stem and its content."""
     path = directory / f"{name}.toml"
     if name not in hardware_names(directory):
         path = Path(name)

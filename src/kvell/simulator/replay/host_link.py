@@ -1,4 +1,4 @@
-"""The link to the host's memory in virtual time: what plans copy to the CPU buffer and back."""
+"""The link to host memory in virtual time: seconds of copies to the CPU buffer and back."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ WAITS = 0
 
 @dataclass(frozen=True)
 class WithHostLink:
-    """A machine whose steps wait for the pages that a plan moves, all of them or layer by layer.
+    """A machine whose steps wait for the pages that a plan moves, all at once or layer by layer.
 
     Layer by layer (eLLM §4.3.2), a layer is computed while the next one's pages move, out and in
-    at once, so the longer of computing and moving counts, and one layer's pages besides::
+    at the same time: a step takes the longer of computing and moving, plus one layer's move::
 
         moving     1 │ 2 │ 3 │ … │ L
         computing      1 │ 2 │ 3 │ … │ L
 
     :param bytes_per_second: of the link, one way.
-    :param streamed_layers: L; WAITS: nothing is overlapped.
+    :param streamed_layers: L; with WAITS, nothing overlaps.
     """
 
     machine: StepTimer
@@ -31,11 +31,11 @@ class WithHostLink:
 
     @property
     def request_seconds(self) -> float:
-        """See :class:`StepTimer`."""
+        """The machine's extra seconds of a request; see :class:`StepTimer`."""
         return self.machine.request_seconds
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """See :class:`StepTimer`."""
+        """Return the seconds of a step and of the pages it moves; see :class:`StepTimer`."""
         groups = self.layout.groups
         out = moved_bytes(plan.offloads, groups) / self.bytes_per_second
         back = moved_bytes(plan.fetches, groups) / self.bytes_per_second

@@ -1,8 +1,8 @@
-"""Replays an engine's journal in virtual time: what it decided, decided again without a model.
+"""Replays an engine's journal in virtual time: the same decisions again, without a model.
 
-The journal has every input of the engine, the model's answers among them; layout and
-limits are the engine's.  So plans, hits and evictions are the engine's too, and memory
-can be looked at as in the replay of a trace.
+The journal has every input of the engine, including the model's answers; layout and limits
+are the engine's.  So plans, hits and evictions are the engine's too, and memory can be
+sampled as in the replay of a trace.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ from kvell.vocabulary import RequestId
 
 @dataclass(frozen=True)
 class JournaledStep:
-    """A plan, and the counters when it had been decided; by group in order of the layout.
+    """A plan, and the counters after it was made, by group in the order of the layout.
 
-    :param end_seconds: virtual time at which the step's result is there.
+    :param end_seconds: virtual time at which the step ends.
     """
 
     plan: StepPlan
@@ -39,7 +39,7 @@ class JournaledStep:
 class JournalReport:
     """What an engine did.
 
-    :param finished: how each request ended, with the tokens that it hit.
+    :param finished: how each request ended, with its hit tokens.
     :param stats: gauges and counters at the end.
     :param means: memory over the steps.
     """
@@ -63,14 +63,14 @@ def replay_journal(
     machine: StepTimer,
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> JournalReport:
-    """Feed a journal to a fresh engine core over ``core``.
+    """Feed a journal to a new engine core over ``core``.
 
     :param core: an empty memory core of the engine's layout.
-    :param layers: the model's layers, which say what is needed of the pages.
+    :param layers: the model's layers, which determine what is needed of the pages.
     :param limits: the engine's.
-    :param machine: gives steps their length.
+    :param machine: gives each step its duration.
     :param eos_token_ids: the engine's.
-    :raises ValueError: if the journal is not of an engine like this: a result answers no plan.
+    :raises ValueError: if the journal is of a different engine: a result matches no plan.
     """
     again = _Again(MeteredCore(core), layers, limits, machine, eos_token_ids)
     for entry in entries:
@@ -81,7 +81,7 @@ def replay_journal(
 
 @dataclass
 class _Again:
-    """An engine that is told what another one was told."""
+    """An engine that gets the inputs of another one."""
 
     memory: MeteredCore
     layers: Sequence[LayerSpec]
@@ -99,7 +99,7 @@ class _Again:
         self.memory.on_advanced = self._look
 
     def take(self, entry: Entry) -> None:
-        """The engine's next input."""
+        """Take the engine's next input."""
         if isinstance(entry, Submit):
             self._note(self.engine.submit(entry))
         elif isinstance(entry, Cancel):

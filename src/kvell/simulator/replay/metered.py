@@ -1,4 +1,4 @@
-"""A memory core that is watched: time inside its calls, and how far each holder has come."""
+"""Meters a memory core: time inside its calls, and the progress of each holder."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,15 +16,15 @@ Answer = TypeVar("Answer")
 
 
 def _nothing() -> None:
-    """Called after a step's tokens are computed, unless the owner wants to look."""
+    """Do nothing: the default of :attr:`MeteredCore.on_advanced`."""
 
 
 class MeteredCore:
     """Passes every call on to ``core``; decides nothing.
 
-    :ivar nanoseconds: time inside the calls that manage memory (looking does not count).
-    :ivar on_advanced: called when a step's tokens are computed, pages behind windows are
-        released, and nothing of finished requests is: the moment at which metrics look.
+    :ivar nanoseconds: time inside the calls that manage memory, not in those that only look.
+    :ivar on_advanced: called when a step's tokens are computed and pages behind windows are
+        released, but those of finished requests are not yet: the moment of sampling.
     """
 
     def __init__(self, core: MemoryCore) -> None:
@@ -35,7 +35,7 @@ class MeteredCore:
 
     @property
     def layout(self) -> Layout:
-        """See :class:`MemoryCore`."""
+        """The core's layout."""
         return self._core.layout
 
     def _timed(
@@ -51,7 +51,7 @@ class MeteredCore:
             self.nanoseconds += time.perf_counter_ns() - start
 
     def begin_step(self, step: int) -> None:
-        """See :class:`MemoryCore`, here and below."""
+        """Passed on to the :class:`MemoryCore` and timed, like every call below."""
         self._timed(self._core.begin_step, step)
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
@@ -83,7 +83,7 @@ class MeteredCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Passed on; the holder is watched from now on, unless it is a lease."""
+        """Passed on; the holder is tracked from now on, unless it is a lease."""
         handle = self._timed(
             self._core.open,
             tokens,
@@ -101,7 +101,7 @@ class MeteredCore:
         return handle
 
     def running(self) -> list[RunningRequest]:
-        """How far each open holder has come."""
+        """Return the progress of each open holder."""
         return list(self._watched.values())
 
     def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
@@ -156,16 +156,16 @@ class MeteredCore:
         self._timed(self._core.append, handles, tokens)
 
     def advance(self, handles: Ints, computed: Ints) -> None:
-        """Passed on; then whoever watches looks."""
+        """Passed on; then ``on_advanced`` is called."""
         self._timed(self._core.advance, handles, computed)
         watched = self._watched
         for handle, length in zip(handles.tolist(), computed.tolist(), strict=True):
-            before = watched[handle]  # `replace` takes thrice as long, for each token of a trace
+            before = watched[handle]  # `replace` takes 3 times as long, for every token of a trace
             watched[handle] = RunningRequest(length, before.hit_tokens, before.facts, before.model)
         self.on_advanced()
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
-        """Passed on; the holder is watched no more."""
+        """Passed on; the holder is no longer tracked."""
         self._timed(self._core.close, handle, renew=renew, returns=returns)
         self._watched.pop(handle, None)
 

@@ -6,7 +6,7 @@
                               ▲                │ seconds of the step
                               └─ VirtualClock ◄┘
 
-Nothing of the engine is re-implemented: only the model's answers come from the trace.
+Nothing of the engine is re-implemented; only the model's answers come from the trace.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,17 +42,17 @@ Progress = Callable[[float], None]
 MAX_NUM_BATCHED_TOKENS = 8_192
 MAX_NUM_SEQS = 256
 AHEAD_TOKENS = 1 << 23
-"""Prompts are made shortly before they can be admitted: at most so many tokens …"""
+"""Prompts are made shortly before admission: no more while this many tokens wait …"""
 AHEAD_REQUESTS = 17
-"""… beyond as many requests as one step can hold back, and one more."""
+"""… in at least this many requests: as many as one step can hold back, and one more."""
 
 
 @dataclass
 class RequestFigures:
-    """One request's life, in steps and virtual seconds; None for what never came.
+    """One request's life, in steps and virtual seconds; None for what did not happen.
 
-    ``prompt_tokens`` include those that stand for images.  ``came_seconds`` is when it was
-    sent, the others when the first and the last token of its answer reached who had sent it.
+    ``prompt_tokens`` include those that stand for images.  ``came_seconds`` is when the client
+    sent it, the other times are when the first and the last token of its answer reached the client.
     """
 
     index: int
@@ -67,23 +67,23 @@ class RequestFigures:
 
 
 class Replay:
-    """One run of one trace; :meth:`run` it once, or go on to its end, then read the figures.
+    """One run of one trace; call :meth:`run` once, or :meth:`go_on` to the end, then read figures.
 
     :param core: an empty memory core.
-    :param layers: the model's layers, which say what is needed of the pages.
+    :param layers: the model's layers, which determine what is needed of the pages.
     :param limits: ``max_model_len`` decides which requests are refused.
-    :param machine: gives steps their length in virtual time.
-    :param wall: measures how long the replay itself takes.
+    :param machine: gives each step its duration in virtual time.
+    :param wall: measures the duration of the replay itself.
     :param timeline: is offered every step.
-    :param sessions: a turn waits for the one before it (see :class:`Schedule`).
+    :param sessions: whether a turn waits for the one before it (see :class:`Schedule`).
     :param images_in_text: whether an image's tokens are tokens of the prompt.
-    :param acceptance: how good the guesses are, if ``limits`` allow any.
-    :param memory: makes what shares the pool with activations, over the core it is given.
-    :param swapping: makes the CPU buffer, over the core it is given.
-    :param parking: makes what lets prompts go ahead of decodes, over core and buffer.
-    :param lateness: tells the engine who is late, if given.
-    :param look_every: steps between two looks at what pages are used for; figures of memory
-        stand still in between.
+    :param acceptance: which draft tokens are accepted, if ``limits`` allow any.
+    :param memory: makes the sharing of the pool with activations, from the core.
+    :param swapping: makes the CPU buffer, from the core.
+    :param parking: makes what lets prompts go ahead of decodes, from core and buffer.
+    :param lateness: tells the engine which requests are late, if given.
+    :param look_every: number of steps between samples of the use of pages; memory figures stay
+        the same in between.
     """
 
     def __init__(
@@ -139,14 +139,14 @@ class Replay:
         self._wall_seconds = 0.0
 
     def run(self, progress: Progress = lambda _: None) -> None:
-        """Until every request is finished or refused."""
+        """Run until every request is finished or refused."""
         while self.go_on():
             progress((self._counts["finished"] + len(self._pending.refused)) / len(self._rows))
 
     def go_on(self) -> bool:
-        """At most one step; False once every request is finished or refused.
+        """Run at most one step; return False once every request is finished or refused.
 
-        For who runs several side by side.
+        For callers that run several replays side by side.
         """
         if not len(self._pending) and not self._engine.has_work:
             return False
@@ -159,15 +159,15 @@ class Replay:
 
     @property
     def requests_refused(self) -> int:
-        """How many could not be served."""
+        """Number of requests that could not be served."""
         return len(self._pending.refused)
 
     def totals(self) -> PoolTotals:
-        """Counters of the memory core."""
+        """Return the counters of the memory core."""
         return self._memory.totals()
 
     def report(self) -> dict[str, Any]:
-        """The figures of the run, by the names that every bench uses."""
+        """Return the figures of the run under the names that every bench uses."""
         stats, steps = self._engine.stats(), self._engine.step
         every, saturated = self.means.means(), self.means.means(saturated=True)
         manager_us = self._memory.nanoseconds / 1e3
@@ -214,7 +214,7 @@ class Replay:
         return tokens <= self._engine.limits.max_model_len
 
     def _arrive(self) -> None:
-        """Submit what is due; an idle machine waits for the next arrival."""
+        """Submit the requests that are due; an idle machine first waits for the next arrival."""
         at_seconds = self._pending.next_seconds()
         if at_seconds is not None and not self._engine.has_work:
             self.clock.advance(max(0.0, at_seconds - self.clock.now_seconds()))
@@ -266,9 +266,9 @@ class Replay:
             self._journaled.note(self._lateness.step(events, self.clock.now_seconds()))
 
     def _is_short_of_memory(self, plan: StepPlan) -> bool:
-        """Does somebody wait although the step had tokens and a seat left?
+        """Whether a request waits for memory: the step had tokens and a seat left.
 
-        Not if those who were looked at wait for a prefix that another is computing.
+        False if the requests looked at only wait for a prefix that another request computes.
         """
         before, self._held_back = self._held_back, self._engine.stats().rungs["wait_for_prefix"]
         limits, held_back = self._engine.limits, self._held_back - before
@@ -278,7 +278,7 @@ class Replay:
         return has_tokens and has_seats and min(waiting, MAX_HELD_BACK) > held_back
 
     def _look(self) -> None:
-        """A step's tokens are computed: sample the pool."""
+        """Sample the pool after a step's tokens are computed."""
         running, waits = self._memory.running(), self._leaves_waiting
         if self.means.num_steps % self._look_every:
             sample = Sample(len(running), waits, self._seen.groups)
@@ -334,5 +334,5 @@ class Replay:
 
 
 def with_images(command: Submit, images: tuple[Span, ...]) -> Submit:
-    """Say where the prompt's images are; a prompt without any is told as it is."""
+    """Add the places of the prompt's images; a prompt without images stays as it is."""
     return replace(command, images=images) if images else command

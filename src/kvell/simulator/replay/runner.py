@@ -1,4 +1,4 @@
-"""What stands in for a model and its device: tokens from the trace, seconds from a profile."""
+"""Stands in for a model and its device: tokens come from the trace, seconds from a profile."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,41 +15,41 @@ from kvell.simulator.traces.drawing import keyed_fraction
 from kvell.simulator.traces.prompts import PromptMaker
 
 WRONG = -2
-"""A guess that no trace has as a token."""
+"""A draft token that never equals a trace's token."""
 
 
 class StepTimer(Protocol):
-    """Says how long a plan takes."""
+    """Times plans."""
 
     @property
     def request_seconds(self) -> float:
-        """What a request waits besides, before its first step and behind its first token."""
+        """Extra seconds that a request waits, before its first step and after its first token."""
         ...
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Virtual seconds of a step."""
+        """Return the virtual seconds of a step."""
         ...
 
 
 @dataclass(frozen=True)
 class CalibratedMachine:
-    """How long steps take where ``kvell calibrate`` has timed them, serving included."""
+    """Times steps as ``kvell calibrate`` measured them, serving included."""
 
     calibration: Calibration
 
     @property
     def request_seconds(self) -> float:
-        """See :class:`StepTimer`."""
+        """What serving adds to each request; see :class:`StepTimer`."""
         return self.calibration.serving.request_seconds
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """See :class:`StepTimer`."""
+        """Return the calibrated seconds of a step; see :class:`StepTimer`."""
         return self.calibration.served_step_seconds(plan.work)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How long steps take: a device, the model on it, and the one that guesses for it."""
+    """Times steps from a device, the model on it, and its draft model."""
 
     profile: DeviceProfile
     cost: ModelCost
@@ -57,7 +57,7 @@ class Machine:
     request_seconds: float = 0.0
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Virtual seconds of a step, the draft model's passes before it included."""
+        """Return the virtual seconds of a step, including the draft model's passes before it."""
         seconds = self.profile.step_seconds(self.cost.of_step(plan.work))
         if self.draft is None:
             return seconds
@@ -66,7 +66,7 @@ class Machine:
 
 
 def draft_passes(plan: StepPlan) -> list[list[TokenWork]]:
-    """What a draft model computes in each of its passes: known tokens, then guess by guess."""
+    """Return the draft model's work by pass: the known tokens, then one draft token per request."""
     most = max((work.proposed for work in plan.work), default=0)
     known = [structs.replace(work, count=work.known, proposed=0) for work in plan.work]
     return [
@@ -84,29 +84,29 @@ def draft_passes(plan: StepPlan) -> list[list[TokenWork]]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How good guesses are where there is no model to make them.
+    """Decides which draft tokens are right when there is no model to make them.
 
-    :param rate: chance that a guess behind right ones is right too, 0 to 1; each is drawn
-        from seed, request and output position alone.
+    :param rate: chance that a draft token is right if those before it are, 0 to 1; drawn from
+        seed, request and output position alone.
     """
 
     rate: float = 0.0
     seed: int = 0
 
     def is_right(self, request: int, position: int) -> bool:
-        """Is the guess at an output position right?"""
+        """Whether the draft token at an output position is right."""
         return keyed_fraction(self.seed, request, position) < self.rate
 
 
 class TraceRunner:
-    """Answers plans with the trace's output tokens (see ``engine.runner.Runner``)."""
+    """Answers plans with the trace's output tokens, like ``engine/running/runner.Runner``."""
 
     def __init__(self, prompts: PromptMaker, acceptance: Acceptance | None = None) -> None:
         self._prompts = prompts
         self._acceptance = acceptance or Acceptance()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A token for each work that samples, and more where guesses are the trace's tokens."""
+        """Return a token for each work that samples, and more where draft tokens are accepted."""
         tokens = [
             self._prompts.output_token(int(work.request_id), work.output_index + index)
             for work in plan.work
@@ -116,7 +116,7 @@ class TraceRunner:
         return verified(replace(plan, work=works), tokens)
 
     def _drafted(self, work: TokenWork) -> TokenWork:
-        """The work with guesses as good as they are said to be."""
+        """Return the work with draft tokens, right or wrong as ``Acceptance`` decides."""
         request, first = int(work.request_id), work.output_index
         draft_tokens = [
             self._prompts.output_token(request, position)

@@ -1,8 +1,8 @@
-"""When each request of a trace comes: at its time, and never before the answer it follows.
+"""When each request of a trace arrives: at its time, and never before the answer it follows.
 
-A session's first turn comes at its own time.  A later one keeps the trace's gap after
-the turn before it arrived, and waits for that turn's end if it takes longer: with
-arrivals at the start it comes the moment the turn before has ended.
+A session's first turn arrives at its own time.  A later turn keeps the trace's gap after
+the arrival of the turn before, and waits for that turn's end if it takes longer.  With
+arrivals at the start, it arrives the moment the turn before has ended.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ Arrivals = Literal["start", "trace"]
 class Schedule:
     """Requests by index, in order of arrival.
 
-    :param think_seconds: by request; a later turn comes that long after the turn before it has
-        ended, whatever the trace says.
-    :param is_served: requests for which it says no are refused: they never come, and
-        the next turn of their session comes as if they had ended when they came.
-    :param sessions: False lets each row come for itself.
+    :param think_seconds: by request; a later turn arrives this long after the turn before it
+        has ended, whatever the trace says.
+    :param is_served: returns whether a request can be served.  If not, it is refused: it never
+        arrives, and its session's next turn arrives as if it had ended on arrival.
+    :param sessions: False makes each row arrive on its own.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Schedule:
                 self._come(index, rows[index].arrival_s if arrivals == "trace" else 0.0)
 
     def __len__(self) -> int:
-        """Requests whose time is known; later turns are not among them."""
+        """Number of requests whose time is known; turns that wait for another are not counted."""
         return len(self._queue)
 
     def next_seconds(self) -> float | None:
-        """When the next request comes; None if the next one waits for another's end, or none is."""
+        """Return when the next request arrives; None if all are taken or wait for another."""
         return self._queue.next_seconds()
 
     def num_due(self, now_seconds: float) -> int:
-        """Requests that have come and were not taken."""
+        """Return how many requests have arrived and were not taken."""
         return self._queue.num_due(now_seconds)
 
     def pop(self) -> int:
@@ -65,19 +65,19 @@ class Schedule:
         return self._queue.pop()
 
     def came_seconds(self, index: int) -> float:
-        """When a request that was taken had come.
+        """Return when a request arrived.
 
-        :raises KeyError: if it has not come yet.
+        :raises KeyError: if its time is not known yet.
         """
         return self._came_seconds[index]
 
     def refuse(self, index: int, now_seconds: float) -> None:
-        """A request has come, and cannot be served after all."""
+        """Refuse a request that has arrived and cannot be served after all."""
         self.refused.append(index)
         self.ended(index, now_seconds)
 
     def ended(self, index: int, now_seconds: float) -> None:
-        """A request has ended: its session's next turn may come."""
+        """Note that a request has ended: its session's next turn may arrive."""
         after = self._next.get(index)
         if after is None:
             return
@@ -87,7 +87,7 @@ class Schedule:
             self._come(after, now_seconds + self._think_seconds[after])
 
     def _wanted_seconds(self, index: int, after: int) -> float:
-        """As long after the turn before as in the trace."""
+        """Return the arrival of ``after`` with the trace's gap after ``index``."""
         came = self._came_seconds[index]
         if self._arrivals == "start":
             return came

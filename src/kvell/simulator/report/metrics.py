@@ -1,9 +1,9 @@
-"""What memory is used for at one moment, and means of it over the steps of a run.
+"""The use of memory at one moment, and means over the steps of a run.
 
 ``needed``      bytes of tokens that a later step may still read, by each layer's rule
 ``allocated``   used pages, and never-written pages of large pages that hold a used one
-``stranded``    other pages of such large pages, cached or empty again: no other group
-                can get them
+``stranded``    other pages of such large pages, cached or empty again, which no other
+                group can get
 
 Every page's bytes are its stride, padding included.  A shared page counts once.
 """
@@ -29,7 +29,7 @@ class GroupSample:
 
     @property
     def allocated_bytes(self) -> int:
-        """What no other group can get and no cached prefix occupies."""
+        """Bytes that no other group can get and no cached prefix occupies."""
         return self.used_bytes + self.unwritten_bytes
 
 
@@ -44,11 +44,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class RunningRequest:
-    """How far a running request has come.
+    """The progress of a running request.
 
     :param computed: tokens computed.
-    :param hit_tokens: how many of them it took from the cache.
-    :param model: whose groups it uses.
+    :param hit_tokens: those of them that came from the cache.
+    :param model: model whose groups it uses.
     """
 
     computed: int
@@ -58,10 +58,10 @@ class RunningRequest:
 
 
 class MemoryMeter:
-    """Counts from token counts and pool totals alone: no page is looked at.
+    """Samples the pool from token counts and pool totals alone, without looking at pages.
 
-    What is needed is a matter of the model's layers, whatever groups a manager puts
-    them into: a sliding layer that holds every token needs its window only.
+    What is needed depends on the model's layers, not on the groups a manager puts them
+    into: a sliding layer that holds every token needs only its window.
     """
 
     def __init__(self, layout: Layout, layers: Sequence[LayerSpec]) -> None:
@@ -70,7 +70,7 @@ class MemoryMeter:
     def sample(
         self, running: Collection[RunningRequest], totals: PoolTotals, *, leaves_waiting: bool
     ) -> Sample:
-        """Look at the pool."""
+        """Return a sample of the pool."""
         groups = tuple(
             GroupSample(
                 needed_bytes(group, parts, running, totals.used_pages[g]),
@@ -91,11 +91,11 @@ Parts = Mapping[tuple[GroupKind, GroupPolicy], int]
 def needed_bytes(
     group: GroupSpec, parts: Parts, running: Collection[RunningRequest], used_pages: int
 ) -> int:
-    """Bytes that a later step may still read, shared ones once.
+    """Return the bytes that a later step may still read, shared ones counted once.
 
-    Only whole pages are shared, so every reference to a page beyond the first takes
-    away ``page_tokens``.  Where requests share the page in which their windows begin,
-    this counts up to a page less than is needed, never more.
+    Only whole pages are shared, so every reference to a page beyond the first subtracts
+    ``page_tokens``.  Where requests share the page in which their windows begin, the result
+    is up to a page too small, never too large.
     """
     own = (group.kind, policy_of(group))
     mine = [r for r in running if r.model == group.model]
@@ -120,7 +120,7 @@ def _held_pages(group: GroupSpec, policy: GroupPolicy, request: RunningRequest) 
 
 
 def _live_hit_tokens(policy: GroupPolicy, request: RunningRequest) -> int:
-    """Tokens from the cache that the request may still read: as many may be shared."""
+    """Return the tokens from the cache that may still be read: an upper bound of shared ones."""
     return max(0, request.hit_tokens - policy.active_start(request.computed))
 
 
@@ -134,7 +134,7 @@ def _parts(group: GroupSpec, layers: Sequence[LayerSpec]) -> Parts:
 
 
 def _may_hold(group: GroupSpec, layer: LayerSpec, layers: Sequence[LayerSpec]) -> bool:
-    """Is it this spec of the layer that the group stores? A layer may have several."""
+    """Whether the group may store this spec of the layer, which may have several specs."""
     if layer.kv_of is not None:
         return False
     if (layer.model, layer.is_draft) != (group.model, group.is_draft):
@@ -156,7 +156,7 @@ class Means:
 
 
 class StepMeans:
-    """Adds up samples; all arithmetic of the report is here."""
+    """Collects samples; all arithmetic of the report is here."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -168,16 +168,16 @@ class StepMeans:
 
     @property
     def num_steps(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return len(self._all)
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """One of each step, in order."""
+        """One sample per step, in order."""
         return self._all
 
     def means(self, *, saturated: bool = False) -> Means:
-        """Over all steps, or only over those that left a request waiting."""
+        """Return means over all steps, or over those that left a request waiting."""
         samples = [s for s in self._all if s.leaves_waiting or not saturated]
         return Means(
             mean([s.running for s in samples]),
@@ -186,7 +186,7 @@ class StepMeans:
         )
 
     def group_figures(self) -> list[dict[str, float | str]]:
-        """For each group its means over all steps, in bytes and as fractions."""
+        """Return each group's means over all steps, in bytes and as fractions."""
         return [
             self._figures(group, [s.groups[g] for s in self._all])
             for g, group in enumerate(self._layout.groups)
@@ -210,11 +210,11 @@ class StepMeans:
 
 
 def waste(groups: Sequence[GroupSample]) -> float:
-    """1 − needed/allocated; 0 where nothing is allocated."""
+    """Return 1 − needed/allocated; 0 if nothing is allocated."""
     allocated = sum(group.allocated_bytes for group in groups)
     return 1 - sum(group.needed_bytes for group in groups) / allocated if allocated else 0.0
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; 0 of nothing."""
+    """Return the mean; 0 for no values."""
     return sum(values) / len(values) if values else 0.0

@@ -1,4 +1,4 @@
-"""What all our pictures have in common: colours, plain axes, files that are equal byte for byte."""
+"""What all pictures share: colours, plain axes, reproducible files."""
 
 import io
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ STYLE = (
     "th,td{padding:.3rem .9rem;text-align:right;border-bottom:1px solid #e5e7eb}"
     "th:first-child{text-align:left}"
 )
-"""Of an HTML page with a picture and a table."""
+"""CSS of an HTML page with a picture and a table."""
 
 
 def quiet(axes: "Axes") -> None:
-    """Draw no more of them than is read."""
+    """Remove clutter from the axes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#9ca3af")
     axes.tick_params(colors=GREY, labelsize=8.5)
@@ -29,7 +29,7 @@ def quiet(axes: "Axes") -> None:
 
 
 def saved(figure: "Figure", kind: str) -> bytes:
-    """The same bytes for the same figure: no date, no random names."""
+    """Return the file's bytes, the same for the same figure: no date, no random names."""
     import matplotlib
 
     buffer = io.BytesIO()

@@ -1,10 +1,9 @@
 """Pictures of timelines: memory by owner and state, the batch below, runs side by side.
 
-Colours are layer groups, shades are states, and states lie in one order for all groups:
-what is needed at the bottom, then what is held without being needed, then what any
-group could have.  So the first edge is what the model needs, and the distance to the
-next plain area is what the manager wastes.  Runs share both scales: one that ends further
-left was done earlier.
+Colours are layer groups, shades are states, and states have one order for all groups:
+needed at the bottom, then held without being needed, then available to any group.  So
+the first edge is what the model needs, and the distance to the next plain area is what
+the manager wastes.  Runs share both scales: one that ends further left finished earlier.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,7 @@ EMPTY = "#f3f4f6"
 
 
 def draw(runs: Sequence[Run], path: Path, over: Over = "step") -> None:
-    """Draw runs side by side into a PNG, SVG or HTML file, as its name says.
+    """Draw runs side by side into a PNG, SVG or HTML file, chosen by its suffix.
 
     :raises ChangeSomething: for another suffix, or if matplotlib is not installed.
     :raises OSError: if the file cannot be written.
@@ -66,7 +65,7 @@ def _matplotlib_figure(path: Path) -> Callable[[Sequence[Run], Over], "Figure"]:
 
 
 def _figure(runs: Sequence[Run], over: Over) -> "Figure":
-    """No pyplot: nothing outside the figure changes."""
+    """Return the picture; without pyplot, so that no global state changes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.2 + 4.8 * len(runs), 5.6), dpi=150, layout="constrained")
@@ -142,7 +141,7 @@ def _draw_legends(figure: "Figure", hues: Mapping[str, str]) -> None:
 
 
 def _look(hue: str, state: State) -> dict[str, Any]:
-    """A hatch is drawn in the group's full colour, on its shade."""
+    """Return a state's style: a hatch in the group's full colour on its shade."""
     from matplotlib.colors import to_rgb
 
     shade = tuple(1 - state.strength * (1 - part) for part in to_rgb(hue))
@@ -150,19 +149,19 @@ def _look(hue: str, state: State) -> dict[str, Any]:
 
 
 def _positions(moments: Sequence[Moment], over: Over) -> Numbers:
-    """Where moments begin, and where the last one ends: as long as the one before it."""
+    """Return where moments begin, and where the last ends: it is as long as the one before."""
     at = [float(m.step) if over == "step" else m.virtual_seconds for m in moments]
     last = at[-1] - at[-2] if len(at) > 1 else 0.0
     return np.asarray([*at, at[-1] + (last or 1.0)])
 
 
 def _held(values: Numbers) -> Numbers:
-    """The last value again, up to where its moment ends."""
+    """Append the last value again, for the end of its moment."""
     return np.append(values, values[-1])
 
 
 def _page(runs: Sequence[Run], svg: str) -> str:
-    """One file that needs no other: the picture, and its means as a table."""
+    """Return a self-contained page: the picture, and its means as a table."""
     heads = "".join(f"<th>{head}</th>" for head in ("run", "running", *_MEANS, "empty"))
     rows = "".join(f"<tr>{_cells(run)}</tr>" for run in runs)
     return (

@@ -1,4 +1,4 @@
-"""What a picture of a timeline shows: states, shares of the pool, colours and scales."""
+"""The content of a timeline's picture: states, shares of the pool, colours and scales."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from kvell.simulator.report.timeline import GroupMoment, Moment
 from kvell.vocabulary import GIB, KIB, MIB
 
 MAX_POINTS = 1_000
-"""More than a picture has columns for."""
+"""Most moments to draw; a picture has about as many columns."""
 HUES = ("#1f6fb4", "#e08214", "#2a9d6b", "#b5489b", "#7a5bbf", "#c9a400", "#6b7280", "#8c564b")
 
 
 @dataclass(frozen=True)
 class State:
-    """How a state is drawn: the part of its group's colour in it, and a hatch."""
+    """How a state is drawn: the strength of its group's colour, and a hatch."""
 
     name: str
     strength: float
@@ -29,22 +29,22 @@ STATES = (
     State("stranded", 0.5, "xxxx"),
     State("cached", 0.22),
 )
-"""From the bottom upwards; what is left is empty."""
+"""States from the bottom upwards; the rest is empty."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A timeline and what to call it."""
+    """A timeline and its title."""
 
     title: str
     moments: Sequence[Moment]
 
 
 def state_bytes(moment: Moment) -> list[tuple[float, ...]]:
-    """Bytes of each of ``STATES`` by group; with ``empty_bytes`` they fill the pool.
+    """Return the bytes of each of ``STATES`` by group; with ``empty_bytes`` they fill the pool.
 
-    Large pages without a used page are the cache's.  How many each group has is not
-    recorded: they are divided as the groups' cached bytes are.
+    Large pages without a used page belong to the cache.  The number per group is not
+    recorded, so they are divided in proportion to the groups' cached bytes.
     """
     cached = sum(group.cached_bytes for group in moment.groups)
     share = moment.evictable_bytes / cached if cached else 0.0
@@ -63,7 +63,7 @@ def _group_states(group: GroupMoment, evictable_share: float) -> tuple[float, ..
 
 
 def unit_of(pool_bytes: float) -> tuple[str, int]:
-    """The largest unit of which the pool has at least one, and its bytes."""
+    """Return the largest unit that the pool reaches, and its bytes."""
     return next(
         ((name, size) for name, size in (("GiB", GIB), ("MiB", MIB)) if pool_bytes >= size),
         ("KiB", KIB),
@@ -71,18 +71,18 @@ def unit_of(pool_bytes: float) -> tuple[str, int]:
 
 
 def thinned(moments: Sequence[Moment], most: int = MAX_POINTS) -> list[Moment]:
-    """At most ``most`` of them, evenly, the first and the last among them."""
+    """Return at most ``most`` moments, evenly spaced, including the first and the last."""
     picked = np.unique(np.linspace(0, len(moments) - 1, min(most, len(moments))).round())
     return [moments[int(index)] for index in picked]
 
 
 def mean_running(run: Run) -> float:
-    """Requests running, over the moments of a timeline."""
+    """Return the mean number of running requests."""
     return float(np.mean([moment.running for moment in run.moments]))
 
 
 def mean_parts(moments: Sequence[Moment]) -> list[float]:
-    """Mean part of the pool in each of ``STATES``, all groups together, then empty."""
+    """Return the mean part of the pool in each of ``STATES``, all groups together, then empty."""
     parts = np.zeros(len(STATES) + 1)
     for moment in moments:
         used = np.asarray(state_bytes(moment)).sum(axis=0)
@@ -91,6 +91,6 @@ def mean_parts(moments: Sequence[Moment]) -> list[float]:
 
 
 def hues_of(runs: Sequence[Run]) -> dict[str, str]:
-    """A colour for each group name, the same in every run."""
+    """Return a colour for each group name, the same in every run."""
     names = dict.fromkeys(group.name for run in runs for group in run.moments[0].groups)
     return {name: HUES[i % len(HUES)] for i, name in enumerate(names)}

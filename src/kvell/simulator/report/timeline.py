@@ -1,8 +1,8 @@
-"""What memory is used for over the steps of a run, as JSON lines: one for each sampled step.
+"""The use of memory over the steps of a run, as JSON lines, one for each sampled step.
 
-The longer the run, the fewer steps are kept: when there are too many, every second one
-goes, and from then on only every second is taken.  So a timeline is bounded, evenly
-spaced, and the same for the same run.
+The longer the run, the smaller the part of steps that is kept: when there are too many,
+every second one is dropped, and from then on half as many are taken.  So a timeline is
+bounded, evenly spaced, and the same for the same run.
 """
 
 import json
@@ -19,10 +19,10 @@ MAX_MOMENTS = 2_000
 
 @dataclass(frozen=True)
 class GroupMoment:
-    """One layer group's bytes; what each means, ``metrics`` says.
+    """One layer group's bytes, as ``metrics`` defines them.
 
-    ``cached_bytes`` are all cached pages; those beside a used page are in
-    ``stranded_bytes`` too.
+    ``cached_bytes`` count all cached pages; those in a large page with a used page are also
+    in ``stranded_bytes``.
     """
 
     name: str
@@ -37,8 +37,8 @@ class GroupMoment:
 class Moment:
     """One step.
 
-    :param waiting: requests that have come and hold nothing.
-    :param empty_bytes: large pages of no group.
+    :param waiting: requests that have arrived and hold no pages.
+    :param empty_bytes: bytes of large pages of no group.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Moment:
 
     @property
     def evictable_bytes(self) -> int:
-        """Large pages of some group with no used page: cached, and any group can get them."""
+        """Bytes of groups' large pages without a used page: cached, and any group can get them."""
         held = sum(g.used_bytes + g.unwritten_bytes + g.stranded_bytes for g in self.groups)
         return self.pool_bytes - self.empty_bytes - held
 
@@ -59,7 +59,7 @@ class Moment:
 class Timeline:
     """Keeps at most ``max_moments`` (≥ 1) of the steps it is offered.
 
-    :ivar every: of how many steps one is kept.
+    :ivar every: one of this many steps is kept.
     """
 
     def __init__(self, max_moments: int = MAX_MOMENTS) -> None:
@@ -69,7 +69,7 @@ class Timeline:
         self._offered = 0
 
     def offer(self, look: Callable[[], Moment]) -> None:
-        """A step is over; ``look`` is called if it is one to keep."""
+        """Offer a step that is over; ``look`` is called if it is to be kept."""
         if self._offered % self.every == 0:
             self.moments.append(look())
             if len(self.moments) > self._max_moments:
@@ -79,7 +79,7 @@ class Timeline:
 
 
 def write_timeline(path: Path, moments: Sequence[Moment]) -> None:
-    """Write moments as JSON lines, gzipped where the name ends in ``.gz``.
+    """Write moments as JSON lines, gzipped if the name ends in ``.gz``.
 
     :raises OSError: if the file cannot be written.
     """
@@ -88,9 +88,9 @@ def write_timeline(path: Path, moments: Sequence[Moment]) -> None:
 
 
 def read_timeline(path: Path) -> list[Moment]:
-    """The moments of a file.
+    """Read the moments of a file.
 
-    :raises ChangeSomething: naming file and line of whatever is wrong.
+    :raises ChangeSomething: naming file and line of the first error.
     """
     remedy = "give a file that `kvell replay --timeline` wrote"
     try:

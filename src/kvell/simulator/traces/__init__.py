@@ -1,1 +1,1 @@
-"""Traces: files, generators, and the prompts that they stand for."""
+"""Traces: files, generators, and the prompts that rows stand for."""

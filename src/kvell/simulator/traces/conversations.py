@@ -1,4 +1,4 @@
-"""Conversations: each turn begins with all that was said before, answers included."""
+"""Conversations: each turn begins with everything said before, answers included."""
 
 from kvell.simulator.traces.drawing import REQUESTS_PER_SECOND, Draw, NewIds
 from kvell.simulator.traces.rows import BlockIds, TraceRow
@@ -6,9 +6,9 @@ from kvell.simulator.traces.rows import BlockIds, TraceRow
 SYSTEM_BLOCK_TOKENS = 16
 SYSTEM_PROMPT_TOKENS = (128, 256, 512, 1_024)
 TEMPLATE_TOKENS = 4
-"""What marks a turn, beside what is said in it."""
+"""Tokens that mark a turn, in addition to its text."""
 LAST_TURN = 0.25
-"""Every turn is the last with this chance: four turns on average."""
+"""Chance that a turn is the last: four turns on average."""
 MAX_ANSWER_TOKENS = 1_000
 MEAN_PAUSE_SECONDS = 30.0
 """From one turn of a conversation to the next."""
@@ -18,7 +18,7 @@ def chat(draw: Draw, count: int) -> list[TraceRow]:
     """Conversations of about four turns behind one of four system prompts.
 
     Of 1,000 turns with seed 0: prompts have 1,621 tokens on average (139 to 7,416), answers
-    198; a cache that never forgets hits 90 % of the prompt tokens.
+    198; an unbounded cache hits 90 % of the prompt tokens.
     """
     rows: list[TraceRow] = []
     ids = NewIds()

@@ -22,23 +22,23 @@ class Distribution:
 
     :param kind: ``fixed`` (tokens), ``uniform`` (least, most), ``normal`` or ``lognormal`` (mean,
         standard deviation), ``exponential`` (mean).
-    :param numbers: what the kind needs, in tokens.
+    :param numbers: the parameters of the kind, in tokens.
     """
 
     kind: str
     numbers: tuple[float, ...]
 
     def draw(self, draw: Draw, count: int) -> Tokens:
-        """int64 [count]."""
+        """Draw lengths, int64 [count]."""
         found = np.rint(_DRAWS[self.kind](draw, count, *self.numbers))
         whole: Tokens = np.clip(found, 1, LONGEST_TOKENS).astype(np.int64)
         return whole
 
 
 def parse_distribution(text: str, field: str) -> Distribution:
-    """The distribution that ``text`` names.
+    """Return the distribution that ``text`` names.
 
-    :raises ChangeSomething: naming ``field`` if it is none.
+    :raises ChangeSomething: naming ``field`` if there is none.
     """
     *names, last = text.split(":")
     kind = names.pop(0) if names and names[0] in _PARAMETERS else ""
@@ -59,7 +59,7 @@ def parse_distribution(text: str, field: str) -> Distribution:
 def independent(
     prompts: Distribution, outputs: Distribution, draw: Draw, count: int
 ) -> list[TraceRow]:
-    """Requests that share nothing, with lengths of these distributions."""
+    """Draw requests that share nothing, with lengths from these distributions."""
     arrivals = poisson_arrivals(draw, count)
     return unrelated(arrivals, prompts.draw(draw, count), outputs.draw(draw, count))
 

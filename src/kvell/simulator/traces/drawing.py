@@ -1,4 +1,4 @@
-"""What generators of traces draw with."""
+"""Helpers of the trace generators: new ids, arrivals, keyed random numbers."""
 
 from hashlib import blake2b
 
@@ -13,25 +13,25 @@ REQUESTS_PER_SECOND = 5.0
 
 
 class NewIds:
-    """Hands out block ids that nobody has had."""
+    """Hands out block ids that were not used before."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def take(self, count: int) -> BlockIds:
-        """int64 [count]."""
+        """Return new ids, int64 [count]."""
         self._next += count
         return np.arange(self._next - count, self._next, dtype=np.int64)
 
 
 def poisson_arrivals(draw: Draw, count: int) -> Seconds:
-    """float64 [count], the first at 0: independent requests, ``REQUESTS_PER_SECOND`` on average."""
+    """Draw Poisson arrivals, float64 [count], the first at 0, at ``REQUESTS_PER_SECOND``."""
     arrivals = np.cumsum(draw.exponential(1 / REQUESTS_PER_SECOND, count))
     return arrivals - arrivals[0] if count else arrivals
 
 
 def unrelated(arrivals: Seconds, prompts: BlockIds, outputs: BlockIds) -> list[TraceRow]:
-    """Rows of these lengths that share nothing."""
+    """Return rows of these lengths that share nothing."""
     return [
         TraceRow(float(at), int(prompt), int(output))
         for at, prompt, output in zip(arrivals, prompts, outputs, strict=True)
@@ -39,6 +39,6 @@ def unrelated(arrivals: Seconds, prompts: BlockIds, outputs: BlockIds) -> list[T
 
 
 def keyed_fraction(*key: int) -> float:
-    """A number in [0, 1) that looks drawn and depends on the key alone."""
+    """Return a pseudo-random number in [0, 1) that depends on the key alone."""
     data = b"".join(part.to_bytes(8, "little", signed=True) for part in key)
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") / 2**64

@@ -28,13 +28,13 @@ MINISTRAL_OUTPUT_TOKENS = (50, 100)
 IMAGE_TOKENS, IMAGE_QUESTION_TOKENS = 6_193, 43
 """Means of MMMU-pro in the Jenga paper."""
 REPEATED_IMAGES = 0.1
-"""Part of the requests about an image that was there before."""
+"""Part of the requests about an image of an earlier request."""
 TREE_PREFIX_TOKENS = (1, 16_000)
 TREE_USERS = (2, 6)
 
 
 def generate_trace(name: str, count: int | None = None, seed: int = 0) -> list[TraceRow]:
-    """``count`` requests of a named kind, sorted by arrival; None means as many as is usual.
+    """Generate ``count`` requests of a named kind, sorted by arrival; None takes the usual count.
 
     :raises ChangeSomething: for an unknown name.
     """
@@ -46,7 +46,7 @@ def generate_trace(name: str, count: int | None = None, seed: int = 0) -> list[T
 
 
 def long_documents(draw: Draw, count: int) -> list[TraceRow]:
-    """Unrelated documents of 8 K to 128 K tokens, evenly on a logarithmic scale."""
+    """Unrelated documents of 8 K to 128 K tokens, uniform on a logarithmic scale."""
     lengths = np.exp(draw.uniform(np.log(8_192), np.log(131_072), count)).astype(np.int64)
     outputs = draw.integers(100, 1_000, count, endpoint=True)
     return unrelated(poisson_arrivals(draw, count), lengths, outputs)
@@ -55,7 +55,7 @@ def long_documents(draw: Draw, count: int) -> list[TraceRow]:
 def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
     """Articles, each with five questions; the mean prompt is the paper's 92,408 tokens.
 
-    Of 200 requests with seed 0: 58,730 to 121,462 tokens; a cache that never forgets hits 80 %.
+    Of 200 requests with seed 0: 58,730 to 121,462 tokens; an unbounded cache hits 80 %.
     """
     articles = -(-count // QUESTIONS_PER_ARTICLE)
     shape = draw.uniform(*ARTICLE_SPREAD, articles)
@@ -81,8 +81,8 @@ def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
 def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
     """Exam questions behind their subject's worked examples, at most the paper's 3,076 tokens.
 
-    Of 1,000 requests with seed 0: 703 to 2,748 tokens, 1,459 on average; a cache that never
-    forgets hits 83 %.
+    Of 1,000 requests with seed 0: 703 to 2,748 tokens, 1,459 on average; an unbounded
+    cache hits 83 %.
     """
     ids, arrivals = NewIds(), poisson_arrivals(draw, count)
     blocks = draw.integers(600, 2_200, EXAM_SUBJECTS, endpoint=True) // TEXT_BLOCK_TOKENS
@@ -103,7 +103,7 @@ def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def ministral_static(draw: Draw, count: int) -> list[TraceRow]:
-    """Long prompts that all wait at the start, 55 to 110 thousand tokens, evenly; output 50 to 100.
+    """Long prompts that all wait at the start: 55,000 to 110,000 tokens, uniform; output 50 to 100.
 
     Twenty of them are the workload of the Jenga paper's figure 15.
     """
@@ -121,10 +121,10 @@ def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
-    """Exam questions about an image that stands before them; some are about the same image.
+    """Exam questions, each after its image; some are about the same image.
 
     Every request has the mean lengths of MMMU-pro in the Jenga paper: 6,193 image tokens
-    and 43 text tokens, so that what follows from them holds for each one.
+    and 43 text tokens, so that figures derived from the means hold for each request.
     """
     arrivals, images = poisson_arrivals(draw, count), _image_ids(draw, count)
     outputs = draw.integers(4, 64, count, endpoint=True)
@@ -140,11 +140,11 @@ def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def tree(draw: Draw, count: int) -> list[TraceRow]:
-    """Prefixes of 1 to 16,000 tokens, evenly, each shared by two to six requests in random order.
+    """Prefixes of uniformly 1 to 16,000 tokens, each shared by 2 to 6 requests in random order.
 
-    An id names a single token, so that prefixes end anywhere; every request adds 1 to 500
-    tokens of its own.  ``ideal_hit_tokens`` is every prefix but at its first use: 73 % of 400
-    requests with seed 0.
+    An id names a single token, so that prefixes may end anywhere; every request adds 1 to 500
+    tokens of its own.  ``ideal_hit_tokens`` counts every prefix except at its first use: 73 % of
+    the tokens of 400 requests with seed 0.
     """
     ids, prefixes = NewIds(), list[BlockIds]()
     for users in _family_sizes(draw, count):
@@ -166,7 +166,7 @@ def tree(draw: Draw, count: int) -> list[TraceRow]:
 
 @dataclass(frozen=True)
 class TraceKind:
-    """A generator and how many requests it makes unless told."""
+    """A generator and the number of requests it makes by default."""
 
     make: Maker
     usual_count: int
@@ -192,11 +192,11 @@ GENERATORS = {
         for number, lengths in enumerate(INFINITE_LLM)
     },
 }
-"""Names that may stand for a trace file."""
+"""Names that may be given instead of a trace file."""
 
 
 def _image_ids(draw: Draw, count: int) -> list[int]:
-    """New ids, and now and then one again that was there before."""
+    """Draw image ids: new ones, and sometimes an earlier one."""
     ids: list[int] = []
     new = 0
     for again in draw.random(count) < REPEATED_IMAGES:
@@ -209,7 +209,7 @@ def _image_ids(draw: Draw, count: int) -> list[int]:
 
 
 def _family_sizes(draw: Draw, count: int) -> list[int]:
-    """Sizes in ``TREE_USERS`` that add up to ``count`` (≥ 2)."""
+    """Draw sizes within ``TREE_USERS`` that add up to ``count`` (≥ 2)."""
     low, high = TREE_USERS
     sizes, left = list[int](), count
     while left:

@@ -1,6 +1,6 @@
-"""Hints for a trace that has none: what clients who know their next turn would have said.
+"""Hints for a trace without hints, as clients that know their next turn would give them.
 
-True ones come from the file itself, of which a part is made wrong, always the same requests'.
+True hints are derived from the trace; a part of them is flipped, always for the same requests.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ _KEY = b"kvell"
 
 
 def hinted(rows: Sequence[TraceRow], wrong: float) -> list[TraceRow]:
-    """Each row with the hint whether a later one returns to it; the others' hints are replaced.
+    """Return the rows with new hints whether a later row returns to them.
 
-    It returns to a row that goes on with its session's text, or whose prompt has its last full
-    block.
+    A later row returns to one if it continues its session's text, or if its prompt contains the
+    row's last full block.
 
     :param wrong: part of the hints that are flipped, from 0 to 1.
     """
@@ -36,7 +36,7 @@ def hinted(rows: Sequence[TraceRow], wrong: float) -> list[TraceRow]:
 
 
 def is_wrong(index: int, share: float) -> bool:
-    """Is the hint of request number ``index`` among the ``share`` that is wrong?"""
+    """Whether the hint of request number ``index`` is in the ``share`` that is wrong."""
     digest = blake2b(str(index).encode(), key=_KEY, digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 

@@ -1,4 +1,4 @@
-"""Unrelated requests whose lengths are what a paper prints: fixed, or with a mean and a spread."""
+"""Unrelated requests with lengths from papers: fixed, or with a mean and a deviation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from kvell.simulator.traces.rows import TraceRow
 Lengths = npt.NDArray[np.float64]
 K = 1 << 10
 SHORT_MEAN_TOKENS = 60.0
-"""Of the requests that are not long ones, where a trace has both."""
+"""Mean length of the short requests, in traces with short and long ones."""
 MAX_OUTPUT_TOKENS = 1_000
 MEAN_OUTPUT_TOKENS = 200.0
 EVENING_ROUNDS = 8
@@ -22,12 +22,12 @@ EVENING_ROUNDS = 8
 class ContextLengths:
     """Prompt and output together, as table 1 of the Infinite-LLM paper describes a trace.
 
-    :param high: the longest; the shortest is 1.
+    :param high: the longest, in tokens; the shortest is 1.
     :param mean: average tokens.
     :param deviation: standard deviation, in tokens.
-    :param long_share: part of the requests that are long; 1 draws all alike.  The mean of
-        traces 0 to 2 is far below their deviation, which a few requests near the end of the
-        range and many short ones give, and no distribution of one piece.
+    :param long_share: part of the requests that are long; 1 draws all from one distribution.
+        The mean of traces 0 to 2 is far below their deviation: a few requests near the end of
+        the range and many short ones give that, but no single distribution does.
     """
 
     high: int
@@ -36,7 +36,7 @@ class ContextLengths:
     long_share: float = 1.0
 
     def draw(self, draw: Draw, count: int) -> npt.NDArray[np.int64]:
-        """int64 [count] in random order; mean and deviation come out as near as count allows."""
+        """Draw lengths, int64 [count]; mean and deviation are as close as count allows."""
         longs = max(1, round(self.long_share * count))
         short = np.minimum(draw.exponential(SHORT_MEAN_TOKENS, count - longs) + 2, self.high)
         mean, deviation = self._of_the_long(short, count)
@@ -46,7 +46,7 @@ class ContextLengths:
         return whole
 
     def _of_the_long(self, short: Lengths, count: int) -> tuple[float, float]:
-        """Mean and deviation that the long ones need so that all have those of the trace."""
+        """Return the long requests' mean and deviation that give all requests the trace's."""
         longs = count - len(short)
         mean = (self.mean * count - float(short.sum())) / longs
         square = (self.deviation**2 + self.mean**2) * count - float((short**2).sum())
@@ -65,11 +65,11 @@ INFINITE_LLM = (
     ContextLengths(1_200_000, 293_945, 172_169.14),
     ContextLengths(2_000_000, 498_609, 261_817.24),
 )
-"""The nine traces of table 1, 0 to 2 short and 3 to 8 long."""
+"""The nine traces of table 1: 0 to 2 are short, 3 to 8 long."""
 
 
 def fixed(prompt_tokens: int, output_tokens: int) -> Callable[[Draw, int], list[TraceRow]]:
-    """A generator of requests that all have these lengths."""
+    """Return a generator of requests that all have these lengths."""
 
     def make(draw: Draw, count: int) -> list[TraceRow]:
         prompts = np.full(count, prompt_tokens, np.int64)
@@ -80,9 +80,9 @@ def fixed(prompt_tokens: int, output_tokens: int) -> Callable[[Draw, int], list[
 
 
 def contexts(lengths: ContextLengths) -> Callable[[Draw, int], list[TraceRow]]:
-    """A generator of requests whose prompt and output together have these lengths.
+    """Return a generator of requests whose prompt and output together have these lengths.
 
-    How much of it is output the paper does not say: at most half, and 200 tokens on
+    The paper does not say how much of it is output: here at most half, and 200 tokens on
     average where there is room.
     """
 
@@ -98,12 +98,12 @@ def contexts(lengths: ContextLengths) -> Callable[[Draw, int], list[TraceRow]]:
 def _evened(
     draw: Draw, count: int, bounds: tuple[float, float], mean: float, deviation: float
 ) -> Lengths:
-    """Draws of a beta distribution over ``bounds``, then moved onto mean and deviation."""
+    """Draw from a beta distribution over ``bounds``, then shift to the mean and deviation."""
     low, high = bounds
     centre, spread = (mean - low) / (high - low), deviation / (high - low)
     weight = max(centre * (1 - centre) / max(spread, 1e-9) ** 2 - 1, 0.1)
     found: Lengths = low + (high - low) * draw.beta(centre * weight, (1 - centre) * weight, count)
-    for _ in range(EVENING_ROUNDS):  # what the bounds cut off is made up for by the others
+    for _ in range(EVENING_ROUNDS):  # the other values make up for what the bounds cut off
         scale = deviation / max(float(found.std()), 1e-9) if count > 1 else 1.0
         found = np.clip(mean + (found - float(found.mean())) * scale, low, high)
     return found

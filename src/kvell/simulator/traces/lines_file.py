@@ -1,4 +1,4 @@
-"""Files of JSON lines, gzipped where the name ends in ``.gz``."""
+"""Files of JSON lines, gzipped if the name ends in ``.gz``."""
 
 import gzip
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import IO, Literal
 def open_lines(path: Path, mode: Literal["rt", "wt"]) -> IO[str]:
     """Open a text file of lines.
 
-    :raises OSError: as opening does.
+    :raises OSError: if it cannot be opened.
     """
     if path.suffix == ".gz":
         return gzip.open(path, mode, encoding="utf-8")

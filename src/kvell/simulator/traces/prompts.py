@@ -1,20 +1,19 @@
-"""Token ids for a trace's requests: equal chains of blocks give equal tokens, all else differs.
+"""Token ids for a trace's requests: equal chains of blocks give equal tokens, all others differ.
 
 ::
 
-    id   … -1    images: -1 - id of the content, for each of its tokens
+    id   … -1    images: -1 - id of the content, for each of an image's tokens
          0       FILLER
          1 …     ranges of block_tokens ids, one for each block id of the trace
-         base …  two marks for each request: its prompt's end, its output
+         base …  two marks for each request: start of its own prompt tokens, its output
 
-A stretch without ids begins with its request's own mark and goes on with FILLER.
-Nothing else is needed to be unique: matching walks from the first token, and two
-prompts part for good at the first one that differs, so what follows a mark (or shares
-a page with it) is never found by anybody else.  So ids never run out or wrap: a
-request costs two, however long it is.
+Tokens without block ids begin with their request's own mark and continue with FILLER.
+One mark is enough: matching walks from the first token and stops at the first one that
+differs, so no other request ever hits what follows a mark (or shares a page with it).
+So ids never run out or wrap: a request costs two, however long it is.
 
-A turn that goes on from the last one is made of the marks of all turns before it, so
-no turn's tokens need be kept.
+A turn that continues a session is rebuilt from the marks of all turns before it, so no
+turn's tokens need be kept.
 """
 
 from collections.abc import Sequence
@@ -34,10 +33,10 @@ Tokens = npt.NDArray[np.int32]
 
 
 class PromptMaker:
-    """Makes the tokens of request ``index`` when they are asked for, and the same each time.
+    """Makes the tokens of a request on demand, the same each time.
 
     :param images_in_text: see :func:`kvell.simulator.traces.rows.placed`.
-    :raises ChangeSomething: if int32 has too few ids, or a row continues what it cannot.
+    :raises ChangeSomething: if int32 has too few ids, or a row cannot continue its session.
     """
 
     def __init__(self, rows: Sequence[TraceRow], images_in_text: bool = True) -> None:
@@ -57,7 +56,7 @@ class PromptMaker:
             )
 
     def prompt(self, index: int) -> Tokens:
-        """int32 [prompt tokens, with those that stand for images], a new array."""
+        """Return a new array, int32 [prompt tokens, including those that stand for images]."""
         row, text = self._rows[index], self._text(index)
         if not row.images:
             return text
@@ -71,11 +70,11 @@ class PromptMaker:
         return np.concatenate([*between, pieces[-1]])
 
     def output_token(self, index: int, position: int) -> int:
-        """Output token ``position`` of request ``index``."""
+        """Return output token ``position`` of request ``index``."""
         return FILLER if position else self._base + MARKS_PER_REQUEST * index + 1
 
     def _text(self, index: int) -> Tokens:
-        """int32 [prompt_tokens], without images."""
+        """Return the prompt without images, int32 [prompt_tokens]."""
         tokens = np.full(self._rows[index].prompt_tokens, FILLER, np.int32)
         turns = self._turns(index)
         own_start = self._write_named(tokens, self._rows[turns[0]])
@@ -89,7 +88,7 @@ class PromptMaker:
         return tokens
 
     def _turns(self, index: int) -> list[int]:
-        """The rows that a prompt is made of, the first turn first."""
+        """Return the rows that a prompt is made of, the first turn first."""
         turns = [index]
         while (before := self._continued(turns[-1])) is not None:
             turns.append(before)
@@ -99,7 +98,7 @@ class PromptMaker:
         return self._before[index] if self._rows[index].continues else None
 
     def _write_named(self, tokens: Tokens, row: TraceRow) -> int:
-        """Write the blocks that have ids; returns where they end."""
+        """Write the blocks that have ids; return where they end."""
         named = min(len(row.block_ids) * row.block_tokens, row.prompt_tokens)
         if named:
             tokens[:named] = self._shared_runs(row)[:named]

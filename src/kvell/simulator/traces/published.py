@@ -1,4 +1,4 @@
-"""What a workload's requests look like, beside what the paper that it follows prints."""
+"""Statistics of a workload's requests, and those that the paper it follows prints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ MEMSERVE_NOTE = "the figure has no numbers in print"
 
 @dataclass(frozen=True)
 class Statistics:
-    """Figures of one workload; tokens, and None for what a paper does not print.
+    """Figures of one workload, in tokens; None for what a paper does not print.
 
-    :param asked_tokens_mean: text tokens of a prompt without what goes on from the turn before.
-    :param shared_share: part of the prompt tokens that a cache which never forgets hits.
-    :param context_tokens_mean: prompt and output together, as ``_deviation`` and ``_max``.
+    :param asked_tokens_mean: text tokens that a prompt adds to the turns before it.
+    :param shared_share: part of the prompt tokens that an unbounded cache hits.
+    :param context_tokens_mean: prompt and output together; so are ``_deviation`` and ``_max``.
     """
 
     requests: int | None = None
@@ -36,7 +36,7 @@ class Statistics:
 
 
 def statistics(rows: Sequence[TraceRow]) -> Statistics:
-    """Figures of these rows (≥ 1)."""
+    """Compute the figures of these rows (≥ 1)."""
     prompts = _tokens([row.prompt_tokens for row in rows])
     outputs = _tokens([row.output_tokens for row in rows])
     contexts = prompts + outputs
@@ -58,7 +58,7 @@ def statistics(rows: Sequence[TraceRow]) -> Statistics:
 class Published:
     """What a paper says of a workload.
 
-    :param says: in words, where the paper has no numbers or they fit in no column.
+    :param says: in words, where the paper has no numbers or they do not fit the columns.
     """
 
     source: str
@@ -109,11 +109,11 @@ PUBLISHED = {
         for number, lengths in enumerate(INFINITE_LLM)
     },
 }
-"""By generator."""
+"""What papers say, by generator."""
 
 
 def _asked(rows: Sequence[TraceRow]) -> list[int]:
-    """Tokens of each prompt that its client adds to what was said before."""
+    """Return the tokens that each prompt adds to the turns before it."""
     return [
         row.prompt_tokens - (rows[before].num_tokens if row.continues and before is not None else 0)
         for row, before in zip(rows, predecessors(rows), strict=True)

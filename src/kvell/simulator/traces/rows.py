@@ -1,8 +1,8 @@
-"""Rows of a trace, and what follows from them: sessions, images in their place, ideal hits.
+"""Rows of a trace, and what is derived from them: sessions, placed images, ideal hits.
 
 A block id stands for the content of a run of ``block_tokens`` prompt tokens together
 with everything before it, so two prompts share exactly their longest common run of
-leading ids.  ("Block" is the word of the trace format; it is no page.)
+leading ids.  ("Block" is the word of the trace format; it is not a page.)
 """
 
 import itertools
@@ -26,8 +26,8 @@ class ImageRow:
     """One image of a prompt.
 
     :param start: text tokens before it; images at one position keep their order.
-    :param tokens: tokens that the encoder makes of it, at least 1.
-    :param id: stands for its content, 0 … ``MAX_IMAGE_ID``.
+    :param tokens: number of tokens that the encoder makes of it, at least 1.
+    :param id: identifies its content, 0 … ``MAX_IMAGE_ID``.
     """
 
     start: int
@@ -41,12 +41,12 @@ class TraceRow:
 
     :param arrival_s: seconds after the first request.
     :param prompt_tokens: text tokens; those of images are not counted.
-    :param block_ids: int64 [b], ids of the prompt's leading blocks; what has no id is unique.
+    :param block_ids: int64 [b], ids of the prompt's leading blocks; tokens after them are unique.
     :param block_tokens: text tokens of a block; 0 without ids.
-    :param session: rows of one session are turns: each is sent after the answer to the last.
-    :param images: by position in the text.
+    :param session: rows of one session are turns: each is sent after the answer to the previous.
+    :param images: in order of position in the text.
     :param continues: the prompt begins with the prompt and the output of the session's last row.
-    :param will_return: its client's hint: will a later prompt begin with this one?
+    :param will_return: the client's hint whether a later prompt begins with this one.
     """
 
     arrival_s: float
@@ -61,19 +61,19 @@ class TraceRow:
 
     @property
     def num_tokens(self) -> int:
-        """Text of prompt and output."""
+        """Text tokens of prompt and output."""
         return self.prompt_tokens + self.output_tokens
 
 
 Span = tuple[int, int, int]
-"""Where an image stands in a prompt: first token, tokens there, tokens of the image."""
+"""Place of an image in a prompt: first token, tokens in the prompt, tokens of the image."""
 
 
 @dataclass(frozen=True)
 class Placed:
     """A prompt as a model sees it.
 
-    :param prompt_tokens: with the tokens that stand for images.
+    :param prompt_tokens: includes the tokens that stand for images.
     """
 
     prompt_tokens: int
@@ -81,10 +81,10 @@ class Placed:
 
 
 def placed(row: TraceRow, images_in_text: bool) -> Placed:
-    """Put a row's images into its text.
+    """Place a row's images in its text.
 
-    :param images_in_text: an image's tokens are tokens of the prompt; else one token stands
-        for it, and the text attends to the image elsewhere.
+    :param images_in_text: whether an image's tokens are part of the prompt; if not, one token
+        stands for it, and the text attends to the image by cross-attention.
     """
     spans: list[Span] = []
     before = 0
@@ -96,7 +96,7 @@ def placed(row: TraceRow, images_in_text: bool) -> Placed:
 
 
 def predecessors(rows: Sequence[TraceRow]) -> list[int | None]:
-    """For each row the index of its session's last row before it; None for a first turn."""
+    """Return for each row the index of its session's previous row; None for a first turn."""
     last: dict[str, int] = {}
     found: list[int | None] = []
     for index, row in enumerate(rows):
@@ -107,7 +107,7 @@ def predecessors(rows: Sequence[TraceRow]) -> list[int | None]:
 
 
 def continuation_problem(row: TraceRow, before: TraceRow | None) -> str | None:
-    """Why ``row`` cannot go on from ``before``, its session's last row; None if it can."""
+    """Return why ``row`` cannot continue ``before``, its session's last row; None if it can."""
     if not row.continues:
         return None
     if before is None:
@@ -124,9 +124,9 @@ def continuation_problem(row: TraceRow, before: TraceRow | None) -> str | None:
 
 
 def repeated(rows: Sequence[TraceRow], times: int) -> list[TraceRow]:
-    """The trace, then again ``times - 1`` times with the same ids, each shifted by its span.
+    """Return the trace repeated ``times`` times with the same ids, each shifted by its span.
 
-    Sessions of a repetition are others: they do not wait for those before.
+    Each repetition has its own sessions: they do not wait for those before.
     """
     span_s = rows[-1].arrival_s - rows[0].arrival_s
     return [_again(row, turn, span_s) if turn else row for turn in range(times) for row in rows]
@@ -138,7 +138,7 @@ def _again(row: TraceRow, turn: int, span_s: float) -> TraceRow:
 
 
 def ideal_hit_rate(rows: Sequence[TraceRow]) -> float:
-    """Hit rate of a cache that never evicts, one request after the other, whole blocks only.
+    """Return the hit rate of an unbounded cache, with requests in sequence and whole blocks only.
 
     A prompt's last token is always computed.
     """
@@ -154,9 +154,9 @@ def ideal_hit_rate(rows: Sequence[TraceRow]) -> float:
 
 
 def ideal_hit_tokens(rows: Sequence[TraceRow]) -> int:
-    """Text tokens such a cache hits, counted one by one; for rows without images.
+    """Return the text tokens that such a cache hits, to the token; for rows without images.
 
-    A prompt's last token is always computed, and an output's last never is.
+    A prompt's last token is always computed, and an output's last token never is.
     """
     seen: dict[int, int] = {}
     hit_tokens = 0
@@ -174,7 +174,7 @@ def _leading(ids: Sequence[int], seen: set[int]) -> int:
 
 
 def _known_tokens(row: TraceRow, seen: dict[int, int]) -> int:
-    """Leading tokens of a row's blocks (≥ 1) that were seen before; ``seen`` takes them in.
+    """Return the leading tokens of a row's blocks (≥ 1) that were seen; add the row to ``seen``.
 
     :param seen: block id → the most tokens of it that a prompt has had.
     """

@@ -1,7 +1,7 @@
 """Sessions after the workloads of the MemServe paper (§8.2): chats, documents, agents.
 
-The paper's figure 7 is a picture without numbers; what its text says is kept, and
-:mod:`kvell.simulator.traces.published` shows it beside what comes out here.
+The paper's figure 7 has no numbers; the generators follow its text, and
+:mod:`kvell.simulator.traces.published` puts that beside their statistics.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from kvell.simulator.traces.drawing import REQUESTS_PER_SECOND, Draw, NewIds
 from kvell.simulator.traces.rows import BlockIds, TraceRow
 
 MakeSession = Callable[[Draw, str, float], list[TraceRow]]
-"""A session's rows from its name and the seconds at which it begins."""
+"""Makes a session's rows from its name and the time at which it begins."""
 
 BLOCK_TOKENS = 16
 DOCUMENT_TOKENS = 1_024
@@ -30,12 +30,12 @@ MEAN_PAUSE_SECONDS, MEAN_TOOL_SECONDS = 20.0, 2.0
 
 
 def sharegpt_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Conversations whose turns have ShareGPT's mean lengths and lead on from the answers."""
+    """Conversations whose turns have ShareGPT's mean lengths and continue the answers."""
     return _sessions(draw, count, _conversation)
 
 
 def loogle_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Documents of 1K tokens with five questions each, one asked after the other is answered."""
+    """Documents of 1K tokens with five questions each, each asked after the previous answer."""
     ids = NewIds()
 
     def document(draw: Draw, session: str, now_s: float) -> list[TraceRow]:
@@ -52,7 +52,7 @@ def loogle_like(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def react_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Agents behind the same two examples: thoughts are answers, observations come in between."""
+    """Agents with the same two examples: thoughts are answers, with observations in between."""
     examples = NewIds().take(EXAMPLES_TOKENS // BLOCK_TOKENS)
     return _sessions(draw, count, lambda *place: _task(examples, *place))
 
@@ -80,14 +80,14 @@ def _conversation(draw: Draw, session: str, now_s: float) -> list[TraceRow]:
 
 
 def _turn(draw: Draw) -> tuple[int, int]:
-    """Tokens of a question and of its answer."""
+    """Draw the tokens of a question and of its answer."""
     lengths = [draw.lognormal(*shape) + 1 for shape in (QUESTION_MU_SIGMA, ANSWER_MU_SIGMA)]
     question, answer = (min(LONGEST_TURN_TOKENS, int(length)) for length in lengths)
     return question, answer
 
 
 def _next(last: TraceRow, asked: int, answer: int, pause_s: float) -> TraceRow:
-    """The turn that goes on from ``last`` with so many tokens of its own."""
+    """Return the turn that continues ``last`` with ``asked`` tokens of its own."""
     prompt = last.num_tokens + asked
     at_s = last.arrival_s + pause_s
     return TraceRow(at_s, prompt, answer, session=last.session, continues=True)
@@ -98,7 +98,7 @@ def _evenly(draw: Draw, bounds: tuple[int, int]) -> int:
 
 
 def _sessions(draw: Draw, count: int, make: MakeSession) -> list[TraceRow]:
-    """Sessions that begin evenly spread, until there are ``count`` rows; sorted by arrival."""
+    """Make sessions that begin evenly spread, up to ``count`` rows; sorted by arrival."""
     rows: list[TraceRow] = []
     while len(rows) < count:
         now_s = len(rows) / REQUESTS_PER_SECOND * float(draw.uniform(0.5, 1.5))

@@ -1,4 +1,4 @@
-"""Trace files: one JSON object per line, gzipped or not; what a row means, ``rows`` says."""
+"""Reads and writes trace files: JSON lines, gzipped or not; ``rows`` defines the fields."""
 
 import itertools
 import json
@@ -35,9 +35,9 @@ __all__ = [
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
-    """The first ``limit`` requests of a file, sorted by arrival as the file must be.
+    """Read the first ``limit`` requests of a file, which must be sorted by arrival.
 
-    :raises ChangeSomething: naming file, line and field of whatever is wrong.
+    :raises ChangeSomething: naming file, line and field of the first error.
     """
     try:
         with open_lines(path, "rt") as file:
@@ -51,7 +51,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
 
 
 def write_trace(path: Path, rows: Iterable[TraceRow]) -> None:
-    """Write rows as a trace, gzipped where the name ends in ``.gz``."""
+    """Write rows as a trace, gzipped if the name ends in ``.gz``."""
     with open_lines(path, "wt") as file:
         file.writelines(json.dumps(_as_dict(row)) + "\n" for row in rows)
 
@@ -83,16 +83,16 @@ def _rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRow]:
 
 
 class _Order:
-    """What a line may ask of the lines above it."""
+    """Checks a line against the lines above it."""
 
     def __init__(self) -> None:
         self._before_s, self._block_tokens = 0.0, 0
         self._sessions: dict[str | None, TraceRow] = {}
 
     def check(self, place: str, row: TraceRow) -> None:
-        """Take the next row in.
+        """Take the next row.
 
-        :raises ChangeSomething: if it does not go with those above.
+        :raises ChangeSomething: if it contradicts those above.
         """
         if row.arrival_s < self._before_s:
             raise _wrong(place, "arrival_s", "is before the line above")
@@ -118,7 +118,7 @@ def _object(place: str, line: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line's object, or one inside it, and where it stands."""
+    """One line's object, or an object inside it, and its place in the file."""
 
     place: str
     raw: dict[str, Any]
@@ -143,7 +143,7 @@ class _Line:
         return row
 
     def image(self, lowest: int, prompt_tokens: int) -> ImageRow:
-        """An image that starts no earlier than the one before it, and inside the prompt."""
+        """Read an image; it must start no earlier than the one before it, and inside the prompt."""
         start = self._whole("start", 0)
         if start < lowest:
             raise self._wrong("start", f"is {start}, before the image above")

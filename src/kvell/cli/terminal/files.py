@@ -1,0 +1,29 @@
+"""Files that commands write: checked before the work, reported if they cannot be written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvell.errors import ChangeSomething
+
+
+def require_directory(flag: str, path: Path | None) -> None:
+    """Check a file's directory early: a typing error must not cost the user a long run.
+
+    :raises ChangeSomething: if the file's directory does not exist.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise ChangeSomething(flag, path, "is in no directory that exists", "give another path")
+
+
+@contextmanager
+def writing(flag: str, path: Path) -> Iterator[None]:
+    """Report a file that cannot be written under the flag that named it.
+
+    :raises ChangeSomething: instead of an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror})"
+        raise ChangeSomething(flag, path, problem, "give another path") from error
