@@ -41,6 +41,11 @@ class _Running:
     submit: Submit
     emitted: int = 0
 
+    def end(self, token: int) -> FinishReason | None:
+        if token in self.submit.sampling.stop_token_ids:
+            return "stop"
+        return "length" if self.emitted == self.submit.sampling.max_tokens else None
+
 
 class FakeEngine:
     """Makes one token per running request and step; remembers prompts as a prefix cache would.
@@ -92,23 +97,22 @@ class FakeEngine:
         return [event for each in list(self._running.values()) for event in self._advance(each)]
 
     def _submit(self, submit: Submit) -> list[Event]:
-        running = self._running[submit.request_id] = _Running(submit)
+        output = np.frombuffer(submit.output, "<i4")
+        running = self._running[submit.request_id] = _Running(submit, len(output))
         if REFUSE_TOKEN in np.frombuffer(submit.prompt, "<i4"):
             return [self._finish(running, "refused", "prompt=…: can never fit; shorten it")]
-        return []
+        reason = running.end(int(output[-1])) if len(output) else None
+        return [self._finish(running, reason)] if reason else []
 
     def _advance(self, running: _Running) -> list[Event]:
-        submit, sampling = running.submit, running.submit.sampling
+        submit = running.submit
         if CRASH_TOKEN in np.frombuffer(submit.prompt, "<i4"):
             raise RuntimeError("the fake engine was told to crash")
         token = fake_token(submit.prompt + submit.model.encode(), running.emitted)
         tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,))
         running.emitted += 1
-        if token in sampling.stop_token_ids:
-            return [tokens, self._finish(running, "stop")]
-        if running.emitted == sampling.max_tokens:
-            return [tokens, self._finish(running, "length")]
-        return [tokens]
+        reason = running.end(token)
+        return [tokens, self._finish(running, reason)] if reason else [tokens]
 
     def _finish(self, running: _Running, reason: FinishReason, message: str = "") -> Finished:
         submit = running.submit

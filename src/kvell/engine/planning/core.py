@@ -32,7 +32,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.admissible import request_problem
+from kvell.engine.requests.admissible import output_problem, request_problem
 from kvell.engine.requests.counting import DraftTokens, StepSizes
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
@@ -95,10 +95,15 @@ class EngineCore:
     # ------------------------------------------------------------------- inputs
 
     def submit(self, command: Submit) -> list[Event]:
-        """Queue a request; refuse it at once if it can never be served."""
+        """Queue a request; refuse it at once if it can never be served.
+
+        One with output goes on like a preempted request.  It ends at once if that output is all:
+        the instance before emitted the last token, and could not say any more that it had.
+        """
         prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
+        output = np.frombuffer(command.output, "<i4").astype(np.int32)
         model = command.model or self._first
-        if problem := self._problem(command, prompt, model):
+        if problem := self._problem(command, prompt, output, model):
             self._finished["refused"] += 1
             return [_refusal(command, problem)]
         room = self._rules[model].limits.max_model_len - len(prompt)
@@ -111,11 +116,16 @@ class EngineCore:
             command.cache_salt,
             images=np.asarray(command.images, np.int32) if command.images else None,
             image_rows=command.images,
+            output=output.tolist(),
             model=model,
             number=self._submitted,
         )
         self._submitted += 1
         self._requests[request.request_id] = request
+        if request.output:
+            request.finish_reason = self._finish_reason(request, request.output[-1])
+        if request.finish_reason is not None:
+            return [self._told(request)]
         self._scheduler.waiting.append(request)
         return []
 
@@ -277,7 +287,7 @@ class EngineCore:
             reason,
             len(request.prompt),
             len(request.output),
-            request.cached_tokens or 0,
+            min(request.cached_tokens or 0, len(request.prompt)),
             request.preemptions,
         )
 
@@ -296,7 +306,11 @@ class EngineCore:
         return rules
 
     def _problem(
-        self, command: Submit, prompt: npt.NDArray[np.int32], model: str
+        self,
+        command: Submit,
+        prompt: npt.NDArray[np.int32],
+        output: npt.NDArray[np.int32],
+        model: str,
     ) -> ChangeSomething | None:
         if command.request_id in self._requests:
             return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
@@ -305,7 +319,8 @@ class EngineCore:
         except ChangeSomething as problem:
             return problem
         asked = command.sampling.max_tokens or 1
-        return request_problem(prompt, command.images, asked, rules.limits, rules.layout)
+        problem = request_problem(prompt, command.images, asked, rules.limits, rules.layout)
+        return problem or output_problem(output, rules.limits)
 
     def _is_in_flight(self, request: Request) -> bool:
         return any(request is one for step in self._in_flight for one in step.requests)

@@ -26,7 +26,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ class Submit:
     ``sampling.n`` is 1: a front submits each answer on its own
     (:meth:`SamplingParams.choices`).
 
-    :raises ChangeSomething: if it asks for several answers.
+    ``output`` holds the tokens that an earlier attempt emitted, as little-endian int32 bytes.
+    The instance computes them like a prompt, emits what follows them, and counts them
+    against ``max_tokens``: ``Tokens.first_index`` begins behind them.
+
+    :raises ChangeSomething: if it asks for several answers, or the output is no whole tokens.
     """
 
     request_id: RequestId
@@ -56,8 +60,12 @@ class Submit:
     attempt: int = 0
     images: tuple[tuple[int, int, int], ...] = ()
     model: str = ""
+    output: bytes = b""
 
     def __post_init__(self) -> None:
+        if len(self.output) % 4:
+            size = f"{len(self.output)} bytes"
+            raise ChangeSomething("output", size, "are no whole tokens", "send 4 bytes per token")
         if self.sampling.n != 1:
             raise ChangeSomething("n", self.sampling.n, "is not 1", "submit each answer on its own")
 

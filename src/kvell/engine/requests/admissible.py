@@ -30,6 +30,19 @@ def prompt_problem(prompt: npt.NDArray[np.int32], limits: Limits) -> ChangeSomet
     return None
 
 
+def output_problem(output: npt.NDArray[np.int32], limits: Limits) -> ChangeSomething | None:
+    """What is wrong with the output of an earlier attempt (int32 [n]); None if it can go on."""
+    wrong = output[(output < 0) | (output >= limits.vocab_size)]
+    if not len(wrong):
+        return None
+    return ChangeSomething(
+        "output",
+        f"[… {wrong[0]} …]",
+        "holds an id that is not a token of this model",
+        f"use ids from 0 to {limits.vocab_size - 1}",
+    )
+
+
 def request_problem(
     prompt: npt.NDArray[np.int32],
     images: tuple[tuple[int, int, int], ...],
