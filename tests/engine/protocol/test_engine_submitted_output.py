@@ -81,7 +81,7 @@ def test_output_of_another_vocabulary_is_refused(instance: LocalInstance) -> Non
 
 
 def test_output_is_whole_tokens_and_survives_the_wire() -> None:
-    with pytest.raises(ChangeSomething, match="3 bytes.*4 bytes per token"):
+    with pytest.raises(ChangeSomething, match="3 bytes"):
         Submit(RequestId("a"), b"", GREEDY, output=b"abc")
     submit = Submit(RequestId("a"), PROMPT.tobytes(), GREEDY, output=as_bytes([7, 8]))
     body = encode_frame(submit)[4:]

@@ -319,8 +319,8 @@ class EngineCore:
         except ChangeSomething as problem:
             return problem
         asked = command.sampling.max_tokens or 1
-        problem = request_problem(prompt, command.images, asked, rules.limits, rules.layout)
-        return problem or output_problem(output, rules.limits)
+        unfit = request_problem(prompt, command.images, asked, rules.limits, rules.layout)
+        return unfit or output_problem(output, rules.limits)
 
     def _is_in_flight(self, request: Request) -> bool:
         return any(request is one for step in self._in_flight for one in step.requests)
