@@ -10,8 +10,12 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.mailbox import Mailbox, Output
 from kvell.server.front.request_log import EndedRequest, LogEntry
+from kvell.server.instance.death import InstanceDeath, ended
 from kvell.server.instance.restart import RestartPolicy
 from kvell.vocabulary import FinishReason, RequestId
+
+KILLED = InstanceDeath("it was killed", "killed")
+CRASHED = InstanceDeath("it crashed", "crash")
 
 
 class Recorder:
@@ -153,22 +157,110 @@ def test_dropping_what_is_unknown_does_nothing() -> None:
     assert opened(1).drop(RequestId("nobody"), "cancelled", 0.0) is None
 
 
-def test_death_fails_what_is_in_flight_and_keeps_what_waits() -> None:
+def test_death_puts_what_was_in_flight_before_what_waits() -> None:
     admission_queue, running, waiting = opened(1), entry("a"), entry("b")
     admission_queue.add(running)
     admission_queue.add(waiting)
     admission_queue.due(0.0)
     admission_queue.tokens(Tokens(running.request_id, 0, 0, (1, 2)), 0.0)
-    assert admission_queue.fail_in_flight("it died", 1.0) == 1
-    last = taken(running).finished
-    assert last == Finished(
-        running.request_id, 0, "error", prompt_tokens=1, output_tokens=2, message="it died"
-    )
+    admission_queue.lost(KILLED, 1.0)
+    assert (admission_queue.waiting, admission_queue.in_flight) == (2, 0)
     assert names_due(admission_queue) == []
     admission_queue.open(4)
-    assert names_due(admission_queue) == ["b"]
-    admission_queue.fail_waiting("gave up", 2.0)
-    assert admission_queue.in_flight == 1
+    again, other = admission_queue.due(2.0)
+    assert (again.request_id, again.attempt, again.output) == ("a", 1, b"\1\0\0\0\2\0\0\0")
+    assert (other.request_id, other.attempt, other.output) == ("b", 0, b"")
+    admission_queue.tokens(Tokens(running.request_id, 0, 2, (9,)), 3.0)  # of the dead one
+    admission_queue.tokens(Tokens(running.request_id, 1, 2, (3,)), 3.0)
+    assert taken(running).token_ids == (1, 2, 3)
+
+
+def test_the_third_death_ends_a_request_and_says_why() -> None:
+    admission_queue, request = opened(2), entry("a")
+    admission_queue.add(request)
+    admission_queue.add(entry("b"))
+    for attempt in range(3):
+        admission_queue.open(2)
+        assert {submit.attempt for submit in admission_queue.due(0.0)} == {attempt}
+        if attempt == 2:  # both are on probation by now, so the other still waits
+            assert (admission_queue.waiting, admission_queue.in_flight) == (1, 1)
+        admission_queue.lost(KILLED, 1.0)
+    last = taken(request).finished
+    assert last is not None
+    assert (last.reason, last.attempt, last.prompt_tokens) == ("error", 2, 1)
+    assert last.message == (
+        "it was killed; its instance ended 3 times, and a request is retried twice"
+    )
+    assert admission_queue.waiting == 1
+
+
+def test_a_request_that_crashes_instances_takes_no_other_with_it() -> None:
+    admission_queue, poison = opened(8), entry("poison")
+    admission_queue.add(poison)
+    others = [entry(name) for name in "abc"]
+    for other in others:
+        admission_queue.add(other)
+    crashes = 0
+    while admission_queue.waiting or admission_queue.in_flight:
+        admission_queue.open(8)
+        submits = admission_queue.due(0.0)
+        if any(submit.request_id == "poison" for submit in submits):
+            admission_queue.lost(CRASHED, 0.0)
+            crashes += 1
+            continue
+        for submit in submits:
+            admission_queue.tokens(Tokens(submit.request_id, submit.attempt, 0, (1,)), 0.0)
+            ended = Finished(submit.request_id, submit.attempt, "length")
+            admission_queue.finished(ended, 0.0)
+    assert crashes == 2
+    last = taken(poison).finished
+    assert last is not None
+    assert "not tried on a third" in last.message
+    for other in others:
+        last = taken(other).finished
+        assert last is not None
+        assert last.reason == "length"
+
+
+def test_a_request_that_was_told_to_stop_ends_with_its_instance() -> None:
+    admission_queue, request = opened(1), entry("a")
+    admission_queue.add(request)
+    admission_queue.due(0.0)
+    admission_queue.drop(request.request_id, "stop", 0.0)
+    admission_queue.lost(KILLED, 1.0)
+    last = taken(request).finished
+    assert last is not None
+    assert (last.reason, admission_queue.waiting) == ("stop", 0)
+
+
+def test_closing_is_no_reason_for_another_attempt() -> None:
+    admission_queue, request = opened(1), entry("a")
+    admission_queue.add(request)
+    admission_queue.due(0.0)
+    admission_queue.lost(InstanceDeath("closing down", "closing"), 1.0)
+    last = taken(request).finished
+    assert last is not None
+    assert (last.reason, last.message) == ("error", "closing down")
+
+
+def test_those_that_wait_for_another_attempt_take_no_place_in_the_line() -> None:
+    admission_queue = opened(2, max_waiting=1)
+    for name in "ab":
+        admission_queue.add(entry(name))
+        admission_queue.due(0.0)
+    admission_queue.lost(KILLED, 1.0)
+    admission_queue.add(entry("c"))
+    with pytest.raises(TryLater):
+        admission_queue.add(entry("d"))
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [(-9, "killed"), (-15, "killed"), (0, "killed"), (1, "crash"), (-11, "crash")],
+)
+def test_an_exit_status_tells_a_crash_from_a_kill(code: int, cause: str) -> None:
+    assert ended(code).cause == cause
+    assert f"(exit {code})" in ended(code).problem
 
 
 def test_giving_up_fails_what_waits() -> None:

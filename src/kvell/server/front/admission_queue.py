@@ -3,8 +3,9 @@
 ::
 
     add ──► waiting ──credit──► in flight ──Finished──► gone
-               │                    ├─ drop ──► Cancel sent, still in flight
-               └─ drop ──► gone     └─ instance dies ──► error, gone
+               │ ▲                  ├─ drop ──► Cancel sent, still in flight
+               │ └── attempts left ─┴─ instance dies ──► error, gone
+               └─ drop ──► gone
 """
 
 from dataclasses import replace
@@ -12,6 +13,7 @@ from dataclasses import replace
 from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.request_log import LogEntry, RequestObserver
+from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import FinishReason, RequestId
 
 
@@ -50,19 +52,33 @@ class AdmissionQueue:
         """
         if entry.request_id in self._waiting or entry.request_id in self._in_flight:
             raise ChangeSomething("request_id", entry.request_id, "is in use", "choose another")
-        if len(self._waiting) >= self._max_waiting + self._free_credits():
+        if self._is_full():
             if self._observer is not None:
                 self._observer.rejected()
             raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
         self._waiting[entry.request_id] = entry
 
     def due(self, now: float) -> list[Submit]:
-        """Submissions that credits allow now, first come first served."""
-        count = min(self._free_credits(), len(self._waiting))
-        chosen = [self._waiting.pop(next(iter(self._waiting))) for _ in range(count)]
+        """Submissions that credits allow now, first come first served.
+
+        One request on probation is in flight at a time, so that a crash has one suspect.
+        """
+        chosen: list[LogEntry] = []
+        free = self._free_credits()
+        if free and self._waiting:
+            suspect = any(entry.attempts.on_probation for entry in self._in_flight.values())
+            for entry in self._waiting.values():
+                if len(chosen) == free:
+                    break
+                if suspect and entry.attempts.on_probation:
+                    continue
+                suspect |= entry.attempts.on_probation
+                chosen.append(entry)
         for entry in chosen:
-            entry.submitted_seconds = now
-        self._in_flight.update((entry.request_id, entry) for entry in chosen)
+            del self._waiting[entry.request_id]
+            self._in_flight[entry.request_id] = entry
+            if entry.submitted_seconds is None:
+                entry.submitted_seconds = now
         return [entry.submission() for entry in chosen]
 
     def drop(self, request_id: RequestId, end_as: FinishReason, now: float) -> Cancel | None:
@@ -73,7 +89,7 @@ class AdmissionQueue:
         entry = self._in_flight.get(request_id)
         if entry is None or entry.end_as != "cancelled":
             return None
-        entry.end_as = end_as
+        entry.end_as, entry.is_dropped = end_as, True
         return Cancel(request_id)
 
     def tokens(self, event: Tokens, now: float) -> None:
@@ -95,19 +111,35 @@ class AdmissionQueue:
         reason = entry.end_as if event.reason == "cancelled" else event.reason
         self._end(entry, replace(event, reason=reason), now)
 
-    def fail_in_flight(self, message: str, now: float) -> int:
-        """The instance died: every request it had ends with an error; returns how many."""
+    def lost(self, death: InstanceDeath, now: float) -> None:
+        """Take back what a dead instance had: to the head of the line, or to an end.
+
+        The next attempt goes on behind the tokens that were emitted.
+        """
         self._credits = 0
-        failed, self._in_flight = self._in_flight, {}
-        for entry in failed.values():
-            self._end(entry, entry.failure(message), now)
-        return len(failed)
+        lost, self._in_flight = self._in_flight, {}
+        again: dict[RequestId, LogEntry] = {}
+        for entry in lost.values():
+            end = _end_after(entry, death, sole=len(lost) == 1)
+            if end is None:
+                entry.attempt += 1
+                again[entry.request_id] = entry
+            else:
+                self._end(entry, end, now)
+        self._waiting = again | self._waiting
 
     def fail_waiting(self, message: str, now: float) -> None:
         """No instance will come: every request in the line ends with an error."""
         failed, self._waiting = self._waiting, {}
         for entry in failed.values():
             self._end(entry, entry.failure(message), now)
+
+    def _is_full(self) -> bool:
+        """Whether a new request finds no place; those that wait for another attempt take none."""
+        most = self._max_waiting + self._free_credits()
+        if len(self._waiting) < most:
+            return False
+        return sum(1 for entry in self._waiting.values() if not entry.attempt) >= most
 
     def _free_credits(self) -> int:
         return max(0, self._credits - len(self._in_flight))
@@ -125,3 +157,13 @@ class AdmissionQueue:
         entry.mailbox.finish(finished)
         if self._observer is not None:
             self._observer.ended(entry.ended(finished, now))
+
+
+def _end_after(entry: LogEntry, death: InstanceDeath, *, sole: bool) -> Finished | None:
+    """The end of a request whose instance died; None if it is tried again."""
+    if entry.is_dropped:
+        return entry.failure("", entry.end_as)
+    if death.cause == "closing":
+        return entry.failure(death.problem)
+    refusal = entry.attempts.after(death.cause, sole=sole)
+    return entry.failure(f"{death.problem}; {refusal}") if refusal else None

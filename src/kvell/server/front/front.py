@@ -19,6 +19,7 @@ from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.mailbox import Output
 from kvell.server.front.place import Place
 from kvell.server.front.request_log import LogEntry, RequestObserver
+from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.restart import RestartPolicy
 from kvell.server.instance.supervisor import FrontState, Supervisor
 from kvell.vocabulary import RequestId
@@ -187,13 +188,13 @@ class Front:
             self._stats_waiter.set_result(event)
             self._stats_waiter = None
 
-    def instance_lost(self, problem: str) -> None:
-        """Every request it had ends with an error."""
+    def instance_lost(self, death: InstanceDeath) -> None:
+        """Keep its requests for the next incarnation, which goes on behind what was emitted."""
         if self._place is not None:
             self._place.give_back()
-        self._admission_queue.fail_in_flight(problem, self._now())
+        self._admission_queue.lost(death, self._now())
         if self._stats_waiter is not None:
-            self._stats_waiter.set_exception(InstanceDied(problem))
+            self._stats_waiter.set_exception(InstanceDied(death.problem))
             self._stats_waiter.exception()  # read once: perhaps nobody waits any more
             self._stats_waiter = None
 

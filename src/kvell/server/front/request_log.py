@@ -1,11 +1,15 @@
 """The front's record of a request: the truth about what was asked and what was sent out."""
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.server.front.mailbox import Mailbox
+from kvell.server.front.retries import Attempts
 from kvell.vocabulary import FinishReason, RequestId
 
 
@@ -51,10 +55,10 @@ class LogEntry:
     """One request from its arrival to its end.
 
     :param prompt: token ids as little-endian int32 bytes.
-    :param emitted_tokens: output positions that went to the reader; a re-run's
-        repetitions of them are dropped.
+    :param output: tokens that went to the reader; the next attempt goes on behind them.
     :param model: which of several models; "" is the first.
     :param end_as: the reason to report when the instance says ``cancelled``.
+    :param is_dropped: whether the instance was told to cancel it.
     """
 
     request_id: RequestId
@@ -64,16 +68,23 @@ class LogEntry:
     arrived_seconds: float
     attempt: int = 0
     model: str = ""
-    emitted_tokens: int = 0
+    output: "array[int]" = field(default_factory=lambda: array("i"))
     submitted_seconds: float | None = None
     last_token_seconds: float | None = None
     end_as: FinishReason = "cancelled"
+    is_dropped: bool = False
+    attempts: Attempts = field(default_factory=Attempts)
     mailbox: Mailbox = field(default_factory=Mailbox)
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt) // 4
+
+    @property
+    def emitted_tokens(self) -> int:
+        """Tokens that went to the reader."""
+        return len(self.output)
 
     def ended(self, finished: Finished, now: float) -> EndedRequest:
         """All there is to say of it."""
@@ -95,6 +106,7 @@ class LogEntry:
             self.cache_salt,
             self.attempt,
             model=self.model,
+            output=np.frombuffer(self.output, np.int32).astype("<i4").tobytes(),
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:
@@ -102,15 +114,17 @@ class LogEntry:
         if event.attempt != self.attempt:
             return ()
         fresh = event.token_ids[max(0, self.emitted_tokens - event.first_index) :]
-        self.emitted_tokens += len(fresh)
+        self.output.extend(fresh)
+        if fresh:
+            self.attempts.on_probation = False
         return fresh
 
-    def failure(self, message: str) -> Finished:
+    def failure(self, message: str, reason: FinishReason = "error") -> Finished:
         """The end of this request when its instance cannot say it any more."""
         return Finished(
             self.request_id,
             self.attempt,
-            "error",
+            reason,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.emitted_tokens,
             message=message,

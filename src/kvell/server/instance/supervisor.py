@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from kvell.engine.protocol.codec import ProtocolError
 from kvell.engine.protocol.messages import Command, Drain, Event, Ready, Tokens
 from kvell.errors import InstanceDied
+from kvell.server.instance.death import InstanceDeath, ended
 from kvell.server.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
 
@@ -35,7 +36,7 @@ class InstanceListener(Protocol):
         """An event after Ready."""
         ...
 
-    def instance_lost(self, problem: str) -> None:
+    def instance_lost(self, death: InstanceDeath) -> None:
         """The incarnation is gone and will say nothing more."""
         ...
 
@@ -99,7 +100,7 @@ class Supervisor:
         self._task.cancel()
         await asyncio.wait([self._task])
         await self._process.kill()
-        self._listener.instance_lost("the server is shutting down")
+        self._listener.instance_lost(InstanceDeath("the server is shutting down", "closing"))
 
     async def _launch(self) -> InstanceProcess:
         process = await InstanceProcess.launch(self._command, self.restarts)
@@ -117,23 +118,22 @@ class Supervisor:
     async def _supervise(self, process: InstanceProcess) -> None:
         following: InstanceProcess | None = process
         while following is not None:
-            problem = await self._follow(following)
+            death = await self._follow(following)
             if self.state == "closing":
                 return
             self.state = "restarting"
-            logger.error("%s; restarting", problem)
-            self._listener.instance_lost(problem)
+            logger.error("%s; restarting", death.problem)
+            self._listener.instance_lost(death)
             following = await self._relaunch()
 
-    async def _follow(self, process: InstanceProcess) -> str:
+    async def _follow(self, process: InstanceProcess) -> InstanceDeath:
         """Pass events on until the instance ends; says how it ended."""
         try:
             await process.follow(self._heard)
         except ProtocolError as error:
             await process.kill()
-            return f"the instance broke the protocol: {error}"
-        code = await process.end()
-        return f"the instance process ended unexpectedly (exit {code})"
+            return InstanceDeath(f"the instance broke the protocol: {error}", "protocol")
+        return ended(await process.end())
 
     def _heard(self, event: Event) -> None:
         if isinstance(event, Tokens):
