@@ -12,6 +12,7 @@ from bench.engine.seams.recorder import Recorder
 from kvell.engine.engine import Engine
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.protocol import instance
+from kvell.engine.protocol.channel import Channel
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running import runner
 from kvell.engine.running.batching import PageTables
@@ -47,8 +48,8 @@ def watch_loop(recorder: Recorder) -> None:
     watch(EngineCore, "plan", "plan")
     watch(EngineCore, "commit", "commit")
     watch(Engine, "step", "engine")
-    watch(instance._Channel, "queue", "encoding and sending")
-    watch(instance._Channel, "receive", "receiving")
+    watch(Channel, "queue", "encoding and sending")
+    watch(Channel, "receive", "receiving")
     watch(selectors.DefaultSelector, "select", "waiting")
     watch(instance, "_turn", "loop")
 

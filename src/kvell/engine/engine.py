@@ -8,6 +8,7 @@ passes release Python's lock.
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,6 +27,7 @@ from kvell.engine.protocol.messages import (
     Drain,
     Event,
     Finished,
+    Heartbeat,
     Ready,
     Submit,
 )
@@ -109,12 +111,18 @@ class Engine:
             self.contract.kv_pool_bytes,
             {share.model: share.max_model_len for share in self.contract.beside},
             self.contract.parts(),
+            sum(group.token_bytes for group in self.contract.groups),
         )
+
+    def pulse(self) -> Heartbeat:
+        """What the instance has at the end of its last step."""
+        return self.core.pulse()
 
     def handle(self, command: Command) -> list[Event]:
         """Take a command; answers that need no step come at once."""
         if isinstance(command, AskStats):
-            return [self.core.stats()]
+            stats = self.core.stats()
+            return [replace(stats, problems=self.core.audit()) if command.with_audit else stats]
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
         if isinstance(command, Submit) and not self._knows_images(command):

@@ -16,6 +16,7 @@ from kvell.engine.protocol.messages import (
     Command,
     Event,
     Finished,
+    Heartbeat,
     Ready,
     Stats,
     Submit,
@@ -29,6 +30,9 @@ CRASH_TOKEN = 1
 REFUSE_TOKEN = 2
 """A prompt with this token is refused."""
 EOS_TOKEN = 0
+POOL_BYTES = 1 << 20
+TOKEN_BYTES = 64
+LARGE_PAGES = 4
 
 
 def fake_token(prompt: bytes, index: int) -> int:
@@ -66,7 +70,7 @@ class FakeEngine:
     ) -> None:
         lengths = dict.fromkeys(beside, max_model_len // 2)
         self._ready = Ready(
-            schema_version, incarnation, credits, "fake", max_model_len, 1 << 20, lengths
+            schema_version, incarnation, credits, "fake", max_model_len, POOL_BYTES, lengths
         )
         self._step_seconds = step_seconds
         self._running: dict[RequestId, _Running] = {}
@@ -77,6 +81,20 @@ class FakeEngine:
     def ready(self) -> Ready:
         """Return what this engine serves."""
         return self._ready
+
+    def pulse(self) -> Heartbeat:
+        """Return what it has now, as if each token of a running request had its own bytes."""
+        held = [len(one.submit.prompt) // 4 + one.emitted for one in self._running.values()]
+        return Heartbeat(
+            incarnation=self._ready.incarnation,
+            step=self._steps,
+            running=len(held),
+            waiting=0,
+            large_pages=LARGE_PAGES,
+            empty_large_pages=LARGE_PAGES,
+            free_bytes=max(0, POOL_BYTES - TOKEN_BYTES * sum(held)),
+            pool_bytes=POOL_BYTES,
+        )
 
     def has_work(self) -> bool:
         """Whether a request is running."""
@@ -130,8 +148,8 @@ class FakeEngine:
             step=self._steps,
             running=len(self._running),
             waiting=0,
-            large_pages=4,
-            empty_large_pages=4,
+            large_pages=LARGE_PAGES,
+            empty_large_pages=LARGE_PAGES,
             kv_cache_usage=0.0,
             prompt_tokens=0,
             output_tokens=0,

@@ -1,6 +1,8 @@
 """The codec: every message survives the round trip, everything else is refused."""
 
 import re
+import zlib
+from itertools import accumulate, pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,12 +12,13 @@ from hypothesis import given
 
 from kvell.engine.protocol import codec
 from kvell.engine.protocol.codec import (
-    LENGTH_BYTES,
+    HEADER_BYTES,
     FrameReader,
     ProtocolError,
     decode_command,
     decode_event,
     encode_frame,
+    framed,
 )
 from kvell.engine.protocol.messages import (
     AskStats,
@@ -26,6 +29,7 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     GroupStats,
+    Heartbeat,
     Ready,
     Stats,
     Submit,
@@ -34,6 +38,8 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
+
+LENGTH_AND_ITS_CHECKSUM_BYTES = 8
 
 naturals = st.integers(0, 2**62)
 texts = st.text(max_size=20)
@@ -84,12 +90,13 @@ events: st.SearchStrategy[Event] = st.one_of(
         rungs=counts,
         groups=st.lists(groups, max_size=2).map(tuple),
     ),
+    st.builds(Heartbeat, *[naturals] * 8),
     st.builds(Drained),
 )
 
 
 def body_of(message: Command | Event) -> bytes:
-    return encode_frame(message)[LENGTH_BYTES:]
+    return encode_frame(message)[HEADER_BYTES:]
 
 
 def packed(name: str, **fields: Any) -> bytes:
@@ -118,6 +125,32 @@ def test_frames_come_out_whole_however_the_stream_is_cut(
         at += size
     assert received == sent
     assert reader.pending_bytes == 0
+
+
+@given(st.lists(events, min_size=1, max_size=5), st.data())
+def test_a_flipped_byte_is_noticed_as_soon_as_its_part_of_the_frame_is_there(
+    sent: list[Event], data: st.DataObject
+) -> None:
+    frames = [encode_frame(event) for event in sent]
+    ends = list(accumulate(map(len, frames)))
+    stream = bytearray(b"".join(frames))
+    flipped_at = data.draw(st.integers(0, len(stream) - 1))
+    stream[flipped_at] ^= data.draw(st.integers(1, 255))
+    damaged = sum(end <= flipped_at for end in ends)
+    begin = ends[damaged] - len(frames[damaged])
+    in_header = flipped_at < begin + LENGTH_AND_ITS_CHECKSUM_BYTES
+    noticed_at = begin + HEADER_BYTES if in_header else ends[damaged]
+    cuts = data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=8))
+    reader, received = FrameReader(), list[Event]()
+    for start, end in pairwise([0, *sorted(cuts), len(stream)]):
+        if end >= noticed_at:
+            for piece in (bytes(stream[start:end]), b"", encode_frame(Drain())):
+                with pytest.raises(ProtocolError, match="header" if in_header else "body"):
+                    reader.feed(piece)
+            return
+        received += [decode_event(body) for body in reader.feed(bytes(stream[start:end]))]
+        assert received == sent[: sum(whole <= end for whole in ends)]
+    raise AssertionError("the damage was not noticed")
 
 
 @given(st.binary(max_size=200))
@@ -183,10 +216,11 @@ def test_sampling_out_of_range_says_what_is_wrong() -> None:
 
 
 def test_a_header_that_announces_too_much_is_refused_before_its_body_comes() -> None:
-    reader = FrameReader()
-    assert reader.feed(b"\xff\xff\xff") == []
+    reader, length = FrameReader(), b"\xff" * 4
+    header = length + zlib.crc32(length).to_bytes(4, "little") + bytes(4)
+    assert reader.feed(header[:-1]) == []
     with pytest.raises(ProtocolError, match=re.escape(str(0xFFFFFFFF))):
-        reader.feed(b"\xff")
+        reader.feed(header[-1:])
 
 
 def test_a_message_too_long_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +230,12 @@ def test_a_message_too_long_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPat
         encode_frame(Cancel(RequestId("x" * 100)))
 
 
-def test_the_length_is_four_little_endian_bytes() -> None:
-    frame = encode_frame(Drain())
-    assert frame[:LENGTH_BYTES] == (len(frame) - LENGTH_BYTES).to_bytes(4, "little")
+def test_a_header_is_the_length_its_checksum_and_that_of_the_body() -> None:
+    frame = framed(b"123456789")
+    assert frame[:4] == b"\x09\0\0\0"
+    assert frame[4:8] == zlib.crc32(b"\x09\0\0\0").to_bytes(4, "little")
+    assert frame[8:HEADER_BYTES] == (0xCBF43926).to_bytes(4, "little")  # the known check value
+    assert frame[HEADER_BYTES:] == b"123456789"
 
 
 def test_several_answers_are_never_one_submission() -> None:
@@ -206,6 +243,6 @@ def test_several_answers_are_never_one_submission() -> None:
     with pytest.raises(ChangeSomething, match="n=2"):
         Submit(RequestId("a"), b"", SamplingParams(n=2))
     frame = encode_frame(Submit(RequestId("a"), b"", SamplingParams()))
-    several = frame[LENGTH_BYTES:].replace(b"\xa1n\x01", b"\xa1n\x02")
+    several = frame[HEADER_BYTES:].replace(b"\xa1n\x01", b"\xa1n\x02")
     with pytest.raises(ProtocolError, match="n=2"):
         decode_command(several)

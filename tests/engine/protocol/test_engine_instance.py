@@ -1,16 +1,13 @@
 """The instance's loop over a real socket pair, and the same protocol in one process."""
 
-import contextlib
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
-from kvell.engine.protocol.codec import FrameReader, ProtocolError, decode_event, encode_frame
+from kvell.engine.protocol.codec import ProtocolError, encode_frame, framed
 from kvell.engine.protocol.instance import (
     CommandGate,
     LocalInstance,
@@ -26,76 +23,11 @@ from kvell.engine.protocol.messages import (
     Finished,
     Ready,
     Stats,
-    Submit,
     Tokens,
 )
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
-
-WAIT_SECONDS = 20.0
-FOREVER = 1 << 30
-
-
-def submit(name: str, max_tokens: int = 3) -> Submit:
-    prompt = np.frombuffer(name.encode(), np.uint8).astype("<i4").tobytes()
-    return Submit(RequestId(name), prompt, SamplingParams(max_tokens=max_tokens))
-
-
-class Peer:
-    """The front's end of the socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._reader = FrameReader()
-        self._events: list[Event] = []
-        sock.settimeout(WAIT_SECONDS)
-
-    def send(self, *commands: Command) -> None:
-        self._socket.sendall(b"".join(encode_frame(command) for command in commands))
-
-    def read(self) -> Event | None:
-        while not self._events:
-            data = self._socket.recv(1 << 16)
-            if not data:
-                return None
-            self._events = [decode_event(body) for body in self._reader.feed(data)]
-        return self._events.pop(0)
-
-    def read_all(self) -> list[Event]:
-        return list(iter(self.read, None))
-
-    def read_until(self, kind: type[Event]) -> list[Event]:
-        events: list[Event] = []
-        while not events or not isinstance(events[-1], kind):
-            event = self.read()
-            assert event is not None, f"the instance ended before {kind.__name__}"
-            events.append(event)
-        return events
-
-
-@contextlib.contextmanager
-def serving(engine: FakeEngine, **options: int) -> Iterator[tuple[Peer, threading.Thread]]:
-    ours, theirs = socket.socketpair()
-
-    def run() -> None:
-        with theirs:
-            serve_instance(engine, theirs, **options)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        with ours:
-            yield Peer(ours), thread
-    finally:
-        thread.join(WAIT_SECONDS)
-        assert not thread.is_alive()
-
-
-def tokens_of(events: list[Event], name: str) -> list[int]:
-    found = [e for e in events if isinstance(e, Tokens) and e.request_id == name]
-    assert [e.first_index for e in found] == list(range(len(found)))
-    return [token for event in found for token in event.token_ids]
+from tests.engine.protocol.peer import FOREVER, WAIT_SECONDS, Peer, serving, submit, tokens_of
 
 
 def test_ready_comes_first_and_a_request_is_served_in_order() -> None:
@@ -190,7 +122,7 @@ def test_a_peer_that_speaks_garbage_ends_the_loop_with_an_error() -> None:
 
     class Interrupted(FakeEngine):
         def step(self) -> list[Event]:
-            ours.sendall(b"\x01\0\0\0\xc1")
+            ours.sendall(framed(b"\xc1"))
             return super().step()
 
     engine = Interrupted()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvell.engine.protocol.codec import ProtocolError, decode_command, encode_frame
+from kvell.engine.protocol.codec import HEADER_BYTES, ProtocolError, decode_command, encode_frame
 from kvell.engine.protocol.instance import LocalInstance
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -84,7 +84,7 @@ def test_output_is_whole_tokens_and_survives_the_wire() -> None:
     with pytest.raises(ChangeSomething, match="3 bytes"):
         Submit(RequestId("a"), b"", GREEDY, output=b"abc")
     submit = Submit(RequestId("a"), PROMPT.tobytes(), GREEDY, output=as_bytes([7, 8]))
-    body = encode_frame(submit)[4:]
+    body = encode_frame(submit)[HEADER_BYTES:]
     assert decode_command(body) == submit
     with pytest.raises(ProtocolError, match="no whole tokens"):
         decode_command(body.replace(b"\xc4\x08" + as_bytes([7, 8]), b"\xc4\x03" + b"abc"))

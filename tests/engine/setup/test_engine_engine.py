@@ -22,6 +22,7 @@ from kvell.engine.protocol.messages import (
     Drain,
     Event,
     Finished,
+    Heartbeat,
     Ready,
     Stats,
     Tokens,
@@ -108,8 +109,31 @@ def test_the_first_event_says_who_is_there() -> None:
     engine, _ = make_engine()
     told = engine.ready()
     parts = engine.contract.parts()
-    assert told == Ready(SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, memory=parts)
+    assert told == Ready(
+        SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, {}, parts, 96
+    )
     assert parts["contract_bytes"] == LAYOUT.pool_bytes + 10_000 + 64 * MIB
+
+
+def test_a_pulse_counts_what_no_running_request_uses() -> None:
+    engine, _ = make_engine()
+    large, pool_bytes = LAYOUT.num_large_pages, LAYOUT.pool_bytes
+    idle = Heartbeat(0, 0, 0, 0, large, large, pool_bytes, pool_bytes)
+    assert engine.pulse() == idle
+    engine.handle(make_submit("a", range(20), 3))
+    assert engine.pulse() == replace(idle, waiting=1)
+    engine.step()
+    beat = engine.pulse()
+    [stats] = engine.handle(AskStats())
+    assert isinstance(stats, Stats)
+    used_bytes = sum(group.used_pages * group.page_bytes for group in stats.groups)
+    assert 0 < used_bytes == pool_bytes - beat.free_bytes
+    assert (beat.step, beat.running, beat.waiting) == (1, 1, 0)
+    assert beat.empty_large_pages == stats.empty_large_pages < large
+    while engine.has_work():
+        engine.step()
+    assert engine.pulse().free_bytes == pool_bytes  # some of it is cached
+    assert engine.pulse().empty_large_pages < large
 
 
 def test_a_request_is_served_from_submission_to_its_end() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.codec import (
-    LENGTH_BYTES,
     FrameReader,
     ProtocolError,
     decode_command,
     encode_frame,
+    framed,
 )
 from kvell.engine.protocol.messages import AskStats, Cancel, Command, Drain, Drained, Event, Tokens
 from kvell.server.instance.instance_line import InstanceLine
@@ -22,7 +22,7 @@ from kvell.vocabulary import RequestId
 
 T = TypeVar("T")
 Told = tuple[Event | None, list[Event]]
-GARBAGE = (3).to_bytes(LENGTH_BYTES, "little") + b"abc"
+GARBAGE = framed(b"abc")
 
 
 def tokens(index: int) -> Tokens:

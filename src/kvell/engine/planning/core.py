@@ -27,6 +27,7 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     GroupStats,
+    Heartbeat,
     Stats,
     Submit,
     Tokens,
@@ -39,7 +40,7 @@ from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
-from kvell.memory import Layout, MemoryCore, PoolTotals
+from kvell.memory import Layout, MemoryCore, PoolTotals, audit
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
@@ -380,13 +381,27 @@ class EngineCore:
         """Requests that hold pages."""
         return len(self._scheduler.running)
 
+    def pulse(self) -> Heartbeat:
+        """What there is now; it costs as much as counting the pool, so it is not for every step."""
+        totals, layout = self.memory.totals(), self.memory.layout
+        return Heartbeat(
+            incarnation=self._incarnation,
+            step=self.step,
+            running=self.num_running(),
+            waiting=self.num_waiting(),
+            large_pages=layout.num_large_pages,
+            empty_large_pages=totals.empty_large,
+            free_bytes=layout.pool_bytes - _used_bytes(totals, layout),
+            pool_bytes=layout.pool_bytes,
+        )
+
+    def audit(self) -> tuple[str, ...]:
+        """Everything that contradicts itself in pages, tables and index; linear in the pool."""
+        return tuple(audit(self.memory.layout, self.memory.snapshot()))
+
     def stats(self) -> Stats:
         """Gauges now and counters so far."""
         totals, layout = self.memory.totals(), self.memory.layout
-        used_bytes = sum(
-            count * group.page_stride_bytes
-            for count, group in zip(totals.used_pages, layout.groups, strict=True)
-        )
         swapping, parking = self._scheduler.swapping, self._scheduler.parking
         return Stats(
             incarnation=self._incarnation,
@@ -395,7 +410,7 @@ class EngineCore:
             waiting=self.num_waiting(),
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
-            kv_cache_usage=used_bytes / layout.pool_bytes,
+            kv_cache_usage=_used_bytes(totals, layout) / layout.pool_bytes,
             prompt_tokens=self._counts["prompt"],
             output_tokens=self._counts["output"],
             prefix_cache_queries=self._counts["queries"],
@@ -423,6 +438,14 @@ class EngineCore:
             memory=self.step_memory.figures(),
             buffer=self._buffer_figures(),
         )
+
+
+def _used_bytes(totals: PoolTotals, layout: Layout) -> int:
+    """Bytes of the small pages that requests use."""
+    return sum(
+        count * group.page_stride_bytes
+        for count, group in zip(totals.used_pages, layout.groups, strict=True)
+    )
 
 
 def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:

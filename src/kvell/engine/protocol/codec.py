@@ -1,13 +1,21 @@
-"""The instance protocol as bytes: msgpack in length-prefixed frames, never pickle.
+"""The instance protocol as bytes: msgpack in frames with checksums, never pickle.
 
-A frame is a 4-byte little-endian body length and a body; a body is the msgpack
-array ``[name of the message type, {field: value}]``.
+A frame is a header and a body; a body is the msgpack array
+``[name of the message type, {field: value}]``.  A header is three little-endian u32::
+
+    0             4                       8                    12
+    │ body length │ crc32 of those 4 bytes │ crc32 of the body │
+
+The length has a checksum of its own: a damaged one is noticed with the header, and can never
+make the reader wait for bytes that do not come.
 """
 
 import contextlib
 import dataclasses
+import struct
 from collections.abc import Iterable
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -15,11 +23,16 @@ from kvell.engine.protocol import messages as protocol
 from kvell.engine.protocol.messages import Command, Event
 from kvell.errors import ChangeSomething, KvellError
 
-LENGTH_BYTES = 4
+HEADER_BYTES = 12
 MAX_FRAME_BYTES = 64 << 20
 """Largest body that either side accepts: room for a prompt of 16 million tokens."""
 
 Message = Command | Event
+
+_LENGTH_BYTES = 4
+_CHECKSUMS = struct.Struct("<II")
+_HEADER = struct.Struct("<III")
+assert _HEADER.size == HEADER_BYTES
 
 
 class ProtocolError(KvellError):
@@ -39,7 +52,14 @@ def _names(kind: Any) -> Iterable[str]:
 
 _COMMANDS = _by_name((protocol.Submit, protocol.Cancel, protocol.AskStats, protocol.Drain))
 _EVENTS = _by_name(
-    (protocol.Ready, protocol.Tokens, protocol.Finished, protocol.Stats, protocol.Drained)
+    (
+        protocol.Ready,
+        protocol.Tokens,
+        protocol.Finished,
+        protocol.Stats,
+        protocol.Heartbeat,
+        protocol.Drained,
+    )
 )
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
@@ -58,9 +78,17 @@ def encode_frame(message: Message) -> bytes:
 
     :raises ProtocolError: when the body would exceed ``MAX_FRAME_BYTES``.
     """
-    body = _ENCODER.encode((type(message).__name__, message))
+    return framed(_ENCODER.encode((type(message).__name__, message)))
+
+
+def framed(body: bytes) -> bytes:
+    """Put a header in front of a body.
+
+    :raises ProtocolError: when the body exceeds ``MAX_FRAME_BYTES``.
+    """
     _check_length(len(body))
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+    length = len(body).to_bytes(_LENGTH_BYTES, "little")
+    return length + _CHECKSUMS.pack(crc32(length), crc32(body)) + body
 
 
 def decode_command(body: bytes) -> Command:
@@ -116,22 +144,31 @@ class FrameReader:
     def feed(self, data: bytes) -> list[bytes]:
         """Add received bytes; return the bodies that are now complete, in order.
 
-        :raises ProtocolError: as soon as a header announces a body that is too long.
+        :raises ProtocolError: as soon as a header is complete that is damaged or announces a body
+            that is too long, or a body is complete that is damaged.  Every later call raises it
+            again: nothing that follows in the stream can be trusted.
         """
         self._buffer += data
         bodies: list[bytes] = []
         start = 0
-        while (end := self._end_of_frame(start)) is not None:
-            bodies.append(bytes(self._buffer[start + LENGTH_BYTES : end]))
-            start = end
+        while (body := self._body_at(start)) is not None:
+            bodies.append(body)
+            start += HEADER_BYTES + len(body)
         del self._buffer[:start]
         return bodies
 
-    def _end_of_frame(self, start: int) -> int | None:
-        header = self._buffer[start : start + LENGTH_BYTES]
-        if len(header) < LENGTH_BYTES:
+    def _body_at(self, start: int) -> bytes | None:
+        begin = start + HEADER_BYTES
+        if len(self._buffer) < begin:
             return None
-        length_bytes = int.from_bytes(header, "little")
+        length_bytes, length_crc, body_crc = _HEADER.unpack_from(self._buffer, start)
+        if crc32(self._buffer[start : start + _LENGTH_BYTES]) != length_crc:
+            raise ProtocolError("the header of a frame is damaged: its checksum differs")
         _check_length(length_bytes)
-        end = start + LENGTH_BYTES + length_bytes
-        return end if end <= len(self._buffer) else None
+        end = begin + length_bytes
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[begin:end])
+        if crc32(body) != body_crc:
+            raise ProtocolError("the body of a frame is damaged: its checksum differs")
+        return body

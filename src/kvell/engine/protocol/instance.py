@@ -11,24 +11,31 @@ import selectors
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
-from kvell.engine.protocol.codec import FrameReader, decode_command, encode_frame
+from kvell.clock import Clock, MonotonicClock
+from kvell.engine.protocol.channel import Channel, PeerClosed
+from kvell.engine.protocol.heart import Heart
 from kvell.engine.protocol.messages import (
+    HEARTBEAT_SECONDS,
     Cancel,
     Command,
     Drain,
     Drained,
     Event,
     Finished,
+    Heartbeat,
     Ready,
     Submit,
 )
+from kvell.engine.protocol.rhythm import Rhythm
 from kvell.vocabulary import RequestId
 
 OUTGOING_LIMIT_BYTES = 4 << 20
-READ_BYTES = 256 << 10
+LONGEST_STEP_SECONDS = 600.0
+"""A loop that is inside one turn for longer is taken for one that hangs."""
 
 
 class Engine(Protocol):
@@ -48,6 +55,10 @@ class Engine(Protocol):
 
     def step(self) -> list[Event]:
         """One plan, run and commit."""
+        ...
+
+    def pulse(self) -> Heartbeat:
+        """What there is between two steps; called when a heartbeat is due, not at every step."""
         ...
 
 
@@ -112,7 +123,7 @@ def _refusal(command: Submit, why: str) -> Finished:
 
 
 class LocalInstance:
-    """The same protocol inside one process: no socket, no thread."""
+    """The same protocol inside one process: no socket, no thread, and so no heartbeats."""
 
     def __init__(self, engine: Engine) -> None:
         self._gate = CommandGate(engine)
@@ -134,103 +145,97 @@ class LocalInstance:
         return events
 
 
-class _PeerClosed(Exception):  # noqa: N818 - not an error: how a serving loop may end
-    pass
-
-
-class _Channel:
-    """A non-blocking socket with a send buffer of limited size."""
-
-    def __init__(self, sock: socket.socket, outgoing_limit_bytes: int) -> None:
-        sock.setblocking(False)
-        self._socket = sock
-        self._limit_bytes = outgoing_limit_bytes
-        self._reader = FrameReader()
-        self._outgoing = bytearray()
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._outgoing)
-
-    @property
-    def full(self) -> bool:
-        return len(self._outgoing) >= self._limit_bytes
-
-    def queue(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._outgoing += encode_frame(event)
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self._outgoing:
-                del self._outgoing[: self._socket.send(self._outgoing)]
-        except BlockingIOError:
-            return
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise _PeerClosed from error
-
-    def receive(self) -> list[Command]:
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return []
-        except ConnectionResetError as error:
-            raise _PeerClosed from error
-        if not data:
-            raise _PeerClosed
-        return [decode_command(body) for body in self._reader.feed(data)]
-
-
 def serve_instance(
-    engine: Engine, sock: socket.socket, *, outgoing_limit_bytes: int = OUTGOING_LIMIT_BYTES
+    engine: Engine,
+    sock: socket.socket,
+    *,
+    outgoing_limit_bytes: int = OUTGOING_LIMIT_BYTES,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    longest_step_seconds: float = LONGEST_STEP_SECONDS,
+    clock: Clock | None = None,
 ) -> None:
     """Serve the peer at a connected stream socket until it drains or closes.
 
-    Blocks while idle, never while there is work.  While more than
+    Waits while idle, never while there is work.  While more than
     ``outgoing_limit_bytes`` wait for a slow peer, neither steps nor commands are
     taken.  In the main thread SIGTERM means :class:`Drain`.
+
+    A :class:`Heartbeat` follows :class:`Ready` at once, and then another every
+    ``heartbeat_seconds``, idle or not; a thread sends them while a step computes.
+    It stops once the loop has been inside one turn for longer than
+    ``longest_step_seconds``: a loop that hangs falls silent, and the front notices.
 
     :raises ProtocolError: when the peer does not speak the protocol.
     """
     gate = CommandGate(engine)
-    channel = _Channel(sock, outgoing_limit_bytes)
+    channel = Channel(sock, outgoing_limit_bytes)
+    rhythm = Rhythm(heartbeat_seconds, longest_step_seconds)
+    heart = Heart(engine.pulse, channel, clock or MonotonicClock(), rhythm)
+    serving = _Serving(gate, channel, heart)
     try:
         with _sigterm_as_readable() as terminated, selectors.DefaultSelector() as selector:
             selector.register(terminated, selectors.EVENT_READ)
             selector.register(sock, selectors.EVENT_READ)
             channel.queue([gate.ready])
-            while not gate.drained or channel.pending:
-                _turn(gate, channel, selector, sock, terminated)
-    except _PeerClosed:
+            with heart:
+                while not gate.drained or channel.pending:
+                    _turn(serving, selector, sock, terminated)
+    except PeerClosed:
         pass
     finally:
         gate.cancel_all()
 
 
+@dataclass(frozen=True)
+class _Serving:
+    """What the turns of a serving loop work on."""
+
+    gate: CommandGate
+    channel: Channel
+    heart: Heart
+
+    def take(self, command: Command) -> None:
+        """Take a command, and tell what is answered at once."""
+        self._tell(self.gate.accept(command))
+
+    def step(self) -> None:
+        """Step, and tell what came of it."""
+        self._tell(self.gate.advance())
+
+    def may_step(self) -> bool:
+        """Whether there is work, and room for what comes of it."""
+        return self.gate.has_work() and not self.channel.full
+
+    def _tell(self, events: list[Event]) -> None:
+        if self.gate.drained:
+            self.heart.end()  # before Drained is sent, which is the last event
+        self.channel.queue(events)
+
+
 def _turn(
-    gate: CommandGate,
-    channel: _Channel,
+    serving: _Serving,
     selector: selectors.BaseSelector,
     sock: socket.socket,
     terminated: socket.socket,
 ) -> None:
-    selector.modify(sock, _interest(channel))
-    may_step = gate.has_work() and not channel.full
-    for key, mask in selector.select(0 if may_step else None):
+    timeout_seconds = 0 if serving.may_step() else serving.heart.rests()
+    selector.modify(sock, _interest(serving.channel))
+    ready = selector.select(timeout_seconds)
+    serving.heart.works()
+    for key, mask in ready:
         if key.fileobj is terminated:
             terminated.recv(64)
-            channel.queue(gate.accept(Drain()))
+            serving.take(Drain())
         elif mask & selectors.EVENT_WRITE:
-            channel.flush()
+            serving.channel.flush()
         if key.fileobj is sock and mask & selectors.EVENT_READ:
-            for command in channel.receive():
-                channel.queue(gate.accept(command))
-    if gate.has_work() and not channel.full:
-        channel.queue(gate.advance())
+            for command in serving.channel.receive():
+                serving.take(command)
+    if serving.may_step():
+        serving.step()
 
 
-def _interest(channel: _Channel) -> int:
+def _interest(channel: Channel) -> int:
     reading = 0 if channel.full else selectors.EVENT_READ
     return reading | (selectors.EVENT_WRITE if channel.pending else 0)
 

@@ -11,6 +11,7 @@ inside one.  Commands go to the instance, events come back::
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
+      │ ◄── Heartbeat ─────────────────────── │  after Ready, and then again and again
       │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
       │ ◄── Drained ───────────────────────── │  then the instance ends
 
@@ -26,7 +27,10 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+
+HEARTBEAT_SECONDS = 0.5
+"""An instance sends a :class:`Heartbeat` this often."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,12 @@ class Cancel:
 
 @dataclass(frozen=True)
 class AskStats:
-    """Send :class:`Stats` once."""
+    """Send :class:`Stats` once.
+
+    ``with_audit`` asks for ``Stats.problems`` too, which takes time in proportion to the pool.
+    """
+
+    with_audit: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,7 @@ class Ready:
 
     ``beside`` maps every further model's name to its ``max_model_len``, in order; ``memory``
     has the parts of the memory contract in bytes, and their sum, ``contract_bytes``.
+    ``token_bytes`` is the most KV memory that a token takes.
     """
 
     schema_version: int
@@ -103,6 +113,7 @@ class Ready:
     kv_pool_bytes: int
     beside: dict[str, int] = dataclasses.field(default_factory=dict)
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
+    token_bytes: int = 0
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -174,7 +185,8 @@ class Stats:
     :data:`~kvell.engine.requests.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` are the tokens
     they computed.
     ``memory`` has the chunks of a shared pool by owner and state, and how many moved; empty
-    where KV cache and activations share none.  ``buffer`` has large pages and holders of the CPU
+    where KV cache and activations share none.  ``problems`` are the contradictions that the audit
+    found; None if it was not asked for.  ``buffer`` has large pages and holders of the CPU
     buffer, and pages copied out and in; empty without one.
     """
 
@@ -204,6 +216,25 @@ class Stats:
     large_page_bytes: int = 0
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
     buffer: dict[str, int] = dataclasses.field(default_factory=dict)
+    problems: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The instance lives, and what it has at the end of its last step.
+
+    Sent every ``HEARTBEAT_SECONDS``, also while a step computes.  ``free_bytes`` of KV memory
+    are used by no running request: they are empty, or cached and can be evicted.
+    """
+
+    incarnation: int
+    step: int
+    running: int
+    waiting: int
+    large_pages: int
+    empty_large_pages: int
+    free_bytes: int
+    pool_bytes: int
 
 
 @dataclass(frozen=True)
@@ -212,4 +243,4 @@ class Drained:
 
 
 Command = Submit | Cancel | AskStats | Drain
-Event = Ready | Tokens | Finished | Stats | Drained
+Event = Ready | Tokens | Finished | Stats | Heartbeat | Drained

@@ -1,0 +1,93 @@
+"""Heartbeats of an instance: from its loop, and from a thread while the loop is in a step."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from kvell.clock import Clock
+from kvell.engine.protocol.channel import Channel, PeerClosed
+from kvell.engine.protocol.codec import encode_frame
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.rhythm import Rhythm
+
+
+class Heart:
+    """Sends a :class:`Heartbeat` whenever one is due, from ``with`` until :meth:`end`.
+
+    The loop calls :meth:`works` and :meth:`rests`, and beats there itself, with a fresh pulse.
+    While a step takes longer than the time between two beats, a daemon thread sends the last
+    pulse again: it never calls the engine.  If bytes wait for the peer, the thread only sends of
+    those what the peer takes, which is a sign of life as well.
+    """
+
+    def __init__(
+        self, pulse: Callable[[], Heartbeat], channel: Channel, clock: Clock, rhythm: Rhythm
+    ) -> None:
+        """:param pulse: is called from the loop's thread alone, and only when a beat is due."""
+        self._pulse = pulse
+        self._channel = channel
+        self._clock = clock
+        self._rhythm = rhythm
+        self._frame = b""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvell-heart", daemon=True)
+
+    def __enter__(self) -> "Heart":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def works(self) -> None:
+        """Note that the loop begins a turn; beat if it is time.
+
+        A peer that does not read gets no further beats: they would only fill the buffer.
+        """
+        now_seconds = self._clock.now_seconds()
+        is_due = self._rhythm.is_due(now_seconds) and not self._ended.is_set()
+        if is_due:  # noted before the turn is, so that the thread does not beat as well
+            self._rhythm.beats(now_seconds)
+        self._rhythm.works(now_seconds)
+        if is_due and not self._channel.full:
+            self._frame = encode_frame(self._pulse())
+            self._channel.queue_frames(self._frame)
+
+    def rests(self) -> float | None:
+        """Note that the loop waits for its peer.
+
+        :returns: for how many seconds it may, since a beat is due then; None: for ever.
+        """
+        with self._channel.lock:  # afterwards, only the loop adds to what it waits to send
+            self._rhythm.rests()
+        if self._ended.is_set():
+            return None
+        return self._rhythm.seconds_to_beat(self._clock.now_seconds())
+
+    def end(self) -> None:
+        """Beat no more: once this returns, nothing is sent but by the loop."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause_seconds()):
+            try:
+                self._beat_alone()
+            except (PeerClosed, OSError):
+                return  # the loop meets the same when it sends or receives next
+
+    def _pause_seconds(self) -> float:
+        remaining_seconds = self._rhythm.seconds_to_beat(self._clock.now_seconds())
+        return remaining_seconds or self._rhythm.beat_seconds
+
+    def _beat_alone(self) -> None:
+        with self._channel.lock:
+            now_seconds = self._clock.now_seconds()
+            if self._rhythm.may_beat_alone(now_seconds):
+                self._rhythm.beats(now_seconds)
+                self._channel.offer_frame(self._frame)

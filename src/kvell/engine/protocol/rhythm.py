@@ -1,0 +1,54 @@
+"""When a heartbeat is due, and for how long one may be sent without the loop: a pure decision."""
+
+import math
+
+
+class Rhythm:
+    """Notes what the instance's loop does, and when it was last said that it lives.
+
+    ::
+
+        resting ──works──► working ──works──► working (the next turn) ──rests──► resting
+
+    A resting loop waits for its peer, and wakes by itself when a beat is due.  A working loop
+    beats between its steps; during a step somebody else beats in its place, but not for ever: a
+    turn that takes too long is a loop that hangs, and nobody may say of it that it lives.
+
+    All times are seconds of one clock that never runs backwards.
+    """
+
+    def __init__(self, beat_seconds: float, longest_turn_seconds: float) -> None:
+        """:param beat_seconds: time from one beat to the next.
+        :param longest_turn_seconds: a loop that works on one turn for longer is not vouched for.
+        """
+        self.beat_seconds = beat_seconds
+        self._longest_turn_seconds = longest_turn_seconds
+        self._next_beat_seconds = -math.inf
+        self._working_since_seconds: float | None = None
+
+    def works(self, now_seconds: float) -> None:
+        """Note that the loop begins a turn."""
+        self._working_since_seconds = now_seconds
+
+    def rests(self) -> None:
+        """Note that the loop waits for its peer."""
+        self._working_since_seconds = None
+
+    def beats(self, now_seconds: float) -> None:
+        """Note that a beat is sent."""
+        self._next_beat_seconds = now_seconds + self.beat_seconds
+
+    def is_due(self, now_seconds: float) -> bool:
+        """Whether it is time for a beat; so it is before the first."""
+        return now_seconds >= self._next_beat_seconds
+
+    def may_beat_alone(self, now_seconds: float) -> bool:
+        """Whether a beat is due and may be sent in the place of a loop that is busy."""
+        since_seconds = self._working_since_seconds  # read once: the loop's thread may change it
+        if since_seconds is None or not self.is_due(now_seconds):
+            return False
+        return now_seconds - since_seconds <= self._longest_turn_seconds
+
+    def seconds_to_beat(self, now_seconds: float) -> float:
+        """Time until a beat is due; 0 if it is."""
+        return max(0.0, self._next_beat_seconds - now_seconds)
