@@ -1,0 +1,64 @@
+"""How many instances of which role: the words of ``--instances`` and their bounds."""
+
+from collections.abc import Mapping
+
+from kvell.errors import ChangeSomething
+
+ROLES = ("mixed",)
+LATER_ROLES = ("prefill", "decode")
+MOST_INSTANCES = 64
+
+_MOST_DIGITS = 20
+_REMEDY = "write it like mixed=3"
+
+
+def parse_instances(text: str, field: str = "--instances") -> dict[str, int]:
+    """Return the number of instances of each role in ``mixed=3``; ``3`` alone means the same.
+
+    :param field: what the user gave it as.
+    :raises ChangeSomething: for anything else, a role that is not served, or a number out of
+        bounds.
+    """
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        role, count = _parsed(part, text, field)
+        if role in counts:
+            raise ChangeSomething(field, text, f"names {role} twice", _REMEDY)
+        counts[role] = count
+    return checked_counts(counts, field)
+
+
+def checked_counts(counts: Mapping[str, int], field: str = "instances") -> dict[str, int]:
+    """Return numbers of instances by role that came as data.
+
+    :raises ChangeSomething: if there are none, for a role that is not served, or a number out of
+        bounds.
+    """
+    text = ",".join(f"{role}={count}" for role, count in counts.items())
+    if not counts:
+        raise ChangeSomething(field, text, "names no role", _REMEDY)
+    for role, count in counts.items():
+        _check_role(role, text, field)
+        if not 1 <= count <= MOST_INSTANCES:
+            problem = f"must be between 1 and {MOST_INSTANCES} instances"
+            remedy = f"write it like {role}={min(max(count, 1), MOST_INSTANCES)}"
+            raise ChangeSomething(field, text, problem, remedy)
+    return dict(counts)
+
+
+def _parsed(part: str, text: str, field: str) -> tuple[str, int]:
+    role, _, count = part.rpartition("=") if "=" in part else (ROLES[0], "", part)
+    role, count = role.strip(), count.strip()
+    _check_role(role, text, field)
+    if not (count.isascii() and count.isdecimal()):
+        raise ChangeSomething(field, text, "is no whole number of instances", _REMEDY)
+    # A number of many digits is out of bounds anyway, and int() refuses the longest ones.
+    return role, int(count[:_MOST_DIGITS])
+
+
+def _check_role(role: str, text: str, field: str) -> None:
+    if role in LATER_ROLES:
+        problem = f"asks for {role} instances, which are not served yet"
+        raise ChangeSomething(field, text, problem, _REMEDY)
+    if role not in ROLES:
+        raise ChangeSomething(field, text, f"{role!r} is no role of an instance", _REMEDY)

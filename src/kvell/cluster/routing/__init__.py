@@ -1,0 +1,1 @@
+"""Which instance gets a request, by policies over views of the instances."""

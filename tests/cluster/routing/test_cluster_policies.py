@@ -1,0 +1,185 @@
+"""Routing policies: what they promise, over any instances and requests."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.cluster.routing.policies import (
+    DEFAULT_ROUTING,
+    PROMPT_TOKENS_PER_OUTPUT_TOKEN,
+    ROUTINGS,
+    LeastLoad,
+    load,
+    router_named,
+)
+from kvell.cluster.routing.rendezvous import owner, weight
+from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.errors import ChangeSomething
+
+PINNED_WEIGHT = 11389781745166224120
+
+ids = st.integers(0, 20).map(lambda number: f"mixed-{number}")
+counts = st.integers(0, 6)
+views = st.builds(InstanceView, ids, st.integers(0, 3), counts, counts, counts)
+clusters = st.lists(views, min_size=1, max_size=8, unique_by=lambda one: one.instance_id)
+sessions = st.text(st.characters(), max_size=12)
+requests = st.builds(RequestView, counts, counts, sessions)
+
+
+def view(instance_id: str, prompt: int = 0, output: int = 0, free: int = 0) -> InstanceView:
+    return InstanceView(instance_id, 1, prompt, output, free)
+
+
+def request(session: str = "") -> RequestView:
+    return RequestView(10, 10, session)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@given(st.lists(st.tuples(requests, clusters), max_size=8))
+def test_every_policy_returns_an_id_that_it_was_given(
+    name: str, asked: list[tuple[RequestView, list[InstanceView]]]
+) -> None:
+    router = router_named(name)
+    for one, cluster in asked:
+        assert router.choose(one, cluster) in {view.instance_id for view in cluster}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@given(st.lists(st.tuples(requests, clusters), max_size=8))
+def test_equal_questions_have_equal_answers(
+    name: str, asked: list[tuple[RequestView, list[InstanceView]]]
+) -> None:
+    one, other = router_named(name), router_named(name)
+    for question, cluster in asked:
+        assert one.choose(question, cluster) == other.choose(question, cluster[::-1])
+
+
+@pytest.mark.parametrize("name", [name for name in ROUTINGS if name != "session"])
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_an_idle_cluster_uses_all_its_instances(name: str, rounds: int) -> None:
+    router, cluster = router_named(name), [view(f"mixed-{number}") for number in range(3)]
+    chosen = Counter(router.choose(request(), cluster) for _ in range(3 * rounds))
+    assert set(chosen.values()) == {rounds} and len(chosen) == 3
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ChangeSomething, match=r"--routing=fastest: .*; use one of least-load, "):
+        router_named("fastest")
+
+
+def test_the_default_is_a_policy() -> None:
+    assert DEFAULT_ROUTING in ROUTINGS
+
+
+class TestLeastLoad:
+    @given(clusters, st.lists(requests, min_size=1, max_size=5))
+    def test_never_chooses_what_another_dominates(
+        self, cluster: list[InstanceView], asked: list[RequestView]
+    ) -> None:
+        router, by_id = LeastLoad(), {one.instance_id: one for one in cluster}
+        for one in asked:
+            chosen = by_id[router.choose(one, cluster)]
+            assert not any(dominates(other, chosen) for other in cluster)
+
+    def test_counts_tokens_not_requests(self) -> None:
+        cluster = [view("mixed-0", prompt=100), view("mixed-1", prompt=90)]
+        assert router_named("least-load").choose(request(), cluster) == "mixed-1"
+
+    def test_an_output_token_is_more_work_than_a_prompt_token(self) -> None:
+        assert PROMPT_TOKENS_PER_OUTPUT_TOKEN > 1
+        cluster = [view("mixed-0", output=100), view("mixed-1", prompt=101)]
+        assert router_named("least-load").choose(request(), cluster) == "mixed-1"
+
+    def test_ties_do_not_wait_for_a_busy_instance(self) -> None:
+        router = router_named("least-load")
+        cluster = [view("mixed-0"), view("mixed-1", prompt=5), view("mixed-2")]
+        chosen = [router.choose(request(), cluster) for _ in range(4)]
+        assert chosen == ["mixed-0", "mixed-2", "mixed-0", "mixed-2"]
+
+
+def dominates(other: InstanceView, chosen: InstanceView) -> bool:
+    """Whether ``other`` has no more of either kind of work, and less of one."""
+    fewer_prompts = other.outstanding_prompt_tokens <= chosen.outstanding_prompt_tokens
+    fewer_outputs = other.outstanding_output_tokens <= chosen.outstanding_output_tokens
+    return fewer_prompts and fewer_outputs and load(other) != load(chosen)
+
+
+class TestMostFreeMemory:
+    @given(clusters, requests)
+    def test_nobody_has_more(self, cluster: list[InstanceView], one: RequestView) -> None:
+        chosen = router_named("most-free-memory").choose(one, cluster)
+        free = {view.instance_id: view.free_bytes for view in cluster}
+        assert free[chosen] == max(free.values())
+
+    def test_of_those_with_equally_much_the_least_load(self) -> None:
+        cluster = [view("mixed-0", 5, free=9), view("mixed-1", 4, free=9), view("mixed-2", free=8)]
+        assert router_named("most-free-memory").choose(request(), cluster) == "mixed-1"
+
+    def test_a_negative_estimate_is_only_little_memory(self) -> None:
+        cluster = [view("mixed-0", free=-9), view("mixed-1", free=-3)]
+        assert router_named("most-free-memory").choose(request(), cluster) == "mixed-1"
+
+
+class TestRoundRobin:
+    @given(st.lists(ids, min_size=1, max_size=8, unique=True), st.integers(1, 5))
+    def test_is_fair(self, names: list[str], rounds: int) -> None:
+        router, cluster = router_named("round-robin"), [view(name) for name in names]
+        chosen = Counter(router.choose(request(), cluster) for _ in range(rounds * len(names)))
+        assert chosen == dict.fromkeys(names, rounds)
+
+    @given(clusters, clusters)
+    def test_goes_on_after_a_change(
+        self, before: list[InstanceView], after: list[InstanceView]
+    ) -> None:
+        router = router_named("round-robin")
+        last = router.choose(request(), before)
+        following = [router.choose(request(), after) for _ in after]
+        assert len(set(following)) == len(after)
+        behind = sorted(one.instance_id for one in after if one.instance_id > last)
+        assert following[: len(behind)] == behind
+
+    def test_an_instance_that_comes_back_gets_its_turn(self) -> None:
+        router = router_named("round-robin")
+        both, one = [view("mixed-0"), view("mixed-1")], [view("mixed-1")]
+        chosen = [router.choose(request(), cluster) for cluster in (both, one, one, both, both)]
+        assert chosen == ["mixed-0", "mixed-1", "mixed-1", "mixed-0", "mixed-1"]
+
+
+class TestSession:
+    @given(clusters, sessions.filter(bool), st.data())
+    def test_depends_on_neither_load_nor_order(
+        self, cluster: list[InstanceView], session: str, data: st.DataObject
+    ) -> None:
+        router = router_named("session")
+        chosen = router.choose(request(session), cluster)
+        others = data.draw(st.permutations([view(one.instance_id, 7, 7) for one in cluster]))
+        assert router.choose(request(session), others) == chosen
+
+    @given(st.sets(ids, min_size=1, max_size=8), ids, st.lists(sessions, max_size=20))
+    def test_an_instance_that_comes_or_goes_moves_only_its_own_sessions(
+        self, names: set[str], changed: str, several: list[str]
+    ) -> None:
+        without, having = names - {changed}, names | {changed}
+        for session in several if without else []:
+            owned = owner(session, having)
+            assert owner(session, without) == owned or owned == changed
+
+    def test_sessions_are_spread(self) -> None:
+        names = [f"mixed-{number}" for number in range(4)]
+        found = Counter(owner(f"session {number}", names) for number in range(400))
+        assert set(found) == set(names)
+        assert min(found.values()) > 60
+
+    def test_without_a_session_it_is_least_load(self) -> None:
+        cluster = [view("mixed-0", prompt=1), view("mixed-1"), view("mixed-2")]
+        chosen = [router_named("session").choose(request(), cluster)]
+        assert chosen == ["mixed-1"]
+
+    def test_weights_are_a_contract(self) -> None:
+        """Another front, or the same one after a restart, sends a session to the same place."""
+        assert weight("chat", "mixed-0") == PINNED_WEIGHT
+
+    def test_pairs_are_not_mixed_up(self) -> None:
+        assert weight("1chat", "mixed-") != weight("chat", "mixed-1")

@@ -1,0 +1,57 @@
+"""How many instances of which role, as users write it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.cluster.instances import MOST_INSTANCES, checked_counts, parse_instances
+from kvell.errors import ChangeSomething
+
+
+@given(st.integers(1, MOST_INSTANCES))
+def test_a_number_alone_is_of_mixed_instances(count: int) -> None:
+    wanted = {"mixed": count}
+    assert parse_instances(str(count)) == parse_instances(f"mixed={count}") == wanted
+    assert parse_instances(f" mixed = {count} ") == checked_counts(wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is no whole number of instances"),
+        ("mixed", "is no whole number of instances"),
+        ("mixed=", "is no whole number of instances"),
+        ("mixed=-1", "is no whole number of instances"),
+        ("mixed=1.5", "is no whole number of instances"),
+        ("²", "is no whole number of instances"),
+        ("mixed=0", "must be between 1 and 64 instances"),
+        ("65", "must be between 1 and 64 instances"),
+        ("9" * 5000, "must be between 1 and 64 instances"),
+        ("mixed=1,mixed=2", "names mixed twice"),
+        ("mixed=1,", "is no whole number of instances"),
+        ("=3", "'' is no role of an instance"),
+        ("prefil=1", "'prefil' is no role of an instance"),
+        ("mixed=1=2", "'mixed=1' is no role of an instance"),
+        ("prefill=1,decode=1", "asks for prefill instances, which are not served yet"),
+        ("mixed=1,decode=1", "asks for decode instances, which are not served yet"),
+    ],
+)
+def test_anything_else_is_refused_with_field_problem_and_remedy(text: str, problem: str) -> None:
+    with pytest.raises(ChangeSomething) as caught:
+        parse_instances(text)
+    assert (caught.value.field, caught.value.problem) == ("--instances", problem)
+    assert caught.value.remedy.startswith("write it like mixed=")
+
+
+@given(st.text(max_size=20))
+def test_no_text_is_anything_but_read_or_refused(text: str) -> None:
+    try:
+        assert parse_instances(text, "instances")["mixed"] > 0
+    except ChangeSomething as error:
+        assert error.field == "instances"
+
+
+@pytest.mark.parametrize("counts", [{}, {"mixed": 0}, {"mixed": 65}, {"mixed": -1}, {"decode": 1}])
+def test_counts_that_came_as_data_are_checked_too(counts: dict[str, int]) -> None:
+    with pytest.raises(ChangeSomething, match="instances="):
+        checked_counts(counts)
