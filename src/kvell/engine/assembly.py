@@ -10,6 +10,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.process_size import give_back_freed
+from kvell.device.shared_weights import SharedWeights
 from kvell.engine.engine import Engine
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import Journal
@@ -61,6 +62,7 @@ def load_model(
     kv_budget: str | None = None,
     enforce_eager: bool = False,
     quantization: str = "none",
+    weights_fd: int | None = None,
 ) -> PagedModel:
     """Load weights onto a device.
 
@@ -68,6 +70,8 @@ def load_model(
     :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
     :param enforce_eager: run transformers' own code, even if the model has a fused pass.
     :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a fused pass.
+    :param weights_fd: descriptor of a memfd in which processes of this host have the weights once;
+        not used on a GPU.
     :raises ChangeSomething: for a missing device, a dtype that is not served, or anything wrong
         with the model's files.
     """
@@ -85,6 +89,7 @@ def load_model(
         kv_budget,
         fused=not enforce_eager,
         quantization=quantization,
+        shared=None if weights_fd is None else SharedWeights(weights_fd),
     )
     give_back_freed()
     progress("loading weights", 1.0)

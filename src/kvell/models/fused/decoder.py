@@ -10,6 +10,7 @@ import torch
 from kvell.attention.host_batch import HostGroupBatch, HostRows
 from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
 from kvell.attention.states import StateBatch
+from kvell.device.weight_memory import PrivateWeights, WeightMemory
 from kvell.elastic.arena import StepBuffers
 from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
@@ -22,7 +23,7 @@ from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, wei
 from kvell.models.fused.skeleton import DecoderSkeleton
 from kvell.models.fused.states import batch_args as state_batch_args
 from kvell.models.fused.states import state_args
-from kvell.models.fused.weights import LayerMatrices, PackedWeights, packed_inner
+from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory, packed_inner
 from kvell.models.states.state_memory import StateMemory
 from kvell.models.states.state_pages import StateShapes
 
@@ -67,11 +68,15 @@ class FusedDecoder:
         kernels: "NativeKernels",
         forms: WeightForms,
         longest_tokens: int,
+        memory: WeightMemory,
+        maps_table: bool,
     ) -> None:
         """Pack the recipe's weights and free the modules' own; tied ones are packed once.
 
         :param forms: how each weight is stored.
         :param longest_tokens: longest context that attention may split among threads.
+        :param memory: for packed weights, and for embeddings that are neither tied nor mapped.
+        :param maps_table: embeddings of the model's dtype are used as they lie.
         """
         self._threads = kernels.num_threads or torch.get_num_threads()
         self._dtype = recipe.dtype
@@ -82,9 +87,9 @@ class FusedDecoder:
         self._state_groups: list[int] = []
         table = recipe.embedding.weight
         tied = table.data_ptr() == recipe.head.weight.data_ptr()
-        self._weights = PackedWeights(recipe, forms, self._threads)
-        if not tied:
-            table.data = table.data.to(self._dtype)
+        self._weights = PackedWeights(recipe, forms, self._threads, memory)
+        if not tied and not (maps_table and table.dtype == self._dtype):
+            table.data = in_memory(memory, table.data, self._dtype, "embeddings")
         self._table = None if tied else table.detach()
         self._shape = _shape(recipe)
         self.state_shapes = _state_shapes(recipe)
@@ -296,6 +301,7 @@ def fused_decoder(
     kernels: AttentionKernels,
     quantization: str = "none",
     blocks: Mapping[str, GroupedWeight] | None = None,
+    memory: WeightMemory | None = None,
 ) -> FusedDecoder | None:
     """Make the compiled pass of a module and take over its weights; None if it has none.
 
@@ -305,13 +311,18 @@ def fused_decoder(
 
     :param quantization: one of ``quantization.QUANTIZATIONS``.
     :param blocks: weights by the names of the module's parameters, used unchanged.
+    :param memory: for the weights; this process's own if not given.
     """
+    memory = memory or PrivateWeights()
     recipe = _recipe(module, description, kernels)
     if recipe is None:
         return None
     with torch.no_grad():
         forms = WeightForms(module, recipe.head, quantization, blocks or {})
-        return FusedDecoder(recipe, kernels, forms, description.max_model_len)  # type: ignore[arg-type]
+        # A skeleton's tensors are its files, which all processes map anyway.
+        maps_table = isinstance(module, DecoderSkeleton) or not memory.is_shared
+        longest = description.max_model_len
+        return FusedDecoder(recipe, kernels, forms, longest, memory, maps_table)  # type: ignore[arg-type]
 
 
 def _recipe(

@@ -6,12 +6,12 @@ weights have the same order of items, by groups.  All matrices of a model lie on
 in order of use, in huge pages if the system has them.
 """
 
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kvell.device.weight_memory import PrivateWeights, WeightMemory
 from kvell.models.fused.grouped import GROUP, Form, GroupedWeight
 
 PANEL = 32
@@ -144,13 +144,22 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 class WeightStore:
-    """Anonymous memory for packed weights, in huge pages if the system has any."""
+    """Memory for packed weights.
 
-    def __init__(self, size_bytes: int) -> None:
-        self._map = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+    :ivar is_filled: another process packed them there; they can only be found.
+    """
+
+    def __init__(
+        self, size_bytes: int, memory: WeightMemory | None = None, what: str = "packed"
+    ) -> None:
+        """Take memory for so many bytes.
+
+        :param memory: this process's own, in huge pages if the system has any, if not given.
+        :param what: describes the weights to ``memory``.
+        """
+        piece = (memory or PrivateWeights()).take(what, size_bytes)
+        self.is_filled = piece.is_filled
+        self._bytes = torch.frombuffer(piece.memory, dtype=torch.uint8)[: max(size_bytes, 1)]
         self._used = 0
 
     @property
@@ -172,16 +181,26 @@ class WeightStore:
         :param dtype: the model's.
         :raises ValueError: if the store has no room for it.
         """
-        out, width = weight.shape
         form = weight.form if isinstance(weight, GroupedWeight) else Form.PLAIN
-        place = self._place(packed_bytes((out, width, form), dtype))
+        shape = (*weight.shape, form)
+        place = self._place(packed_bytes(shape, dtype))
         if isinstance(weight, GroupedWeight):
             made = packed_groups(weight, dtype)
             place.view(made.shape).copy_(made)
         else:
             _pack(weight, place, dtype, num_threads)
-        columns = (_by_column(factors, out), _by_column(bias, out))
-        return PackedMatrix(place.data_ptr(), *columns, out, _whole_items(width, dtype), form)
+        return _matrix(place, shape, bias, dtype, factors)
+
+    def find(
+        self,
+        shape: Shape,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        factors: torch.Tensor | None = None,
+    ) -> PackedMatrix:
+        """Return the next weight of a store that is filled; see :meth:`add`."""
+        place = self._place(packed_bytes(shape, dtype))
+        return _matrix(place, shape, bias, dtype, factors)
 
     def _place(self, size_bytes: int) -> torch.Tensor:
         if self._used + size_bytes > self._bytes.numel():
@@ -189,6 +208,18 @@ class WeightStore:
         place = self._bytes[self._used : self._used + size_bytes]
         self._used += -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
         return place
+
+
+def _matrix(
+    place: torch.Tensor,
+    shape: Shape,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    factors: torch.Tensor | None,
+) -> PackedMatrix:
+    out, width, form = shape
+    columns = (_by_column(factors, out), _by_column(bias, out))
+    return PackedMatrix(place.data_ptr(), *columns, out, _whole_items(width, dtype), form)
 
 
 def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int) -> None:

@@ -1,11 +1,13 @@
 """A recipe's weights, packed one after another in order of use."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kvell.device.weight_memory import WeightMemory
 from kvell.models.fused.forms import WeightForms, join, widen
 from kvell.models.fused.grouped import GroupedWeight
 from kvell.models.fused.packing import (
@@ -40,12 +42,19 @@ class LayerMatrices:
 
 
 class PackedWeights:
-    """All weights of a recipe; the modules' own are freed as they are packed."""
+    """All weights of a recipe; the modules' own are freed as they are packed.
 
-    def __init__(self, recipe: DecoderRecipe, forms: WeightForms, num_threads: int) -> None:
+    Where another process packed them already, they are neither read nor packed.
+    """
+
+    def __init__(
+        self, recipe: DecoderRecipe, forms: WeightForms, num_threads: int, memory: WeightMemory
+    ) -> None:
         self._dtype, self._threads = recipe.dtype, num_threads
         self._forms = forms
-        self._store = WeightStore(store_bytes(list(_shapes(recipe, forms)), self._dtype))
+        shapes = list(_shapes(recipe, forms))
+        self._shapes = iter(shapes)
+        self._store = WeightStore(store_bytes(shapes, self._dtype), memory, _named(shapes))
         self.layers = [self._layer(layer) for layer in recipe.layers]
         self.head = self._alone(recipe.head)
 
@@ -65,8 +74,11 @@ class PackedWeights:
 
     def _together(self, parts: Sequence[ScaledLinear], how: Joined) -> PackedMatrix:
         linears = [part.linear for part in parts]
-        weight = join(self._forms.weights(linears), how)
-        made = self._add(weight, joined_bias(parts, how), joined_factors(parts, how))
+        made = self._add(
+            lambda: join(self._forms.weights(linears), how),
+            joined_bias(parts, how),
+            joined_factors(parts, how),
+        )
         for linear in linears:
             _free(linear)
         return made
@@ -77,24 +89,45 @@ class PackedWeights:
         :param width: number of inputs; those beyond the linear's own are zero.
         """
         made = self._add(
-            widen(self._forms.weight(linear), width or linear.in_features), linear.bias
+            lambda: widen(self._forms.weight(linear), width or linear.in_features), linear.bias
         )
         _free(linear)
         return made
 
     def _add(
         self,
-        weight: Rows | GroupedWeight,
+        made: Callable[[], Rows | GroupedWeight],
         bias: torch.Tensor | None,
         factors: torch.Tensor | None = None,
     ) -> PackedMatrix:
-        return self._store.add(weight, bias, self._dtype, factors, self._threads)
+        shape = next(self._shapes)
+        if self._store.is_filled:
+            return self._store.find(shape, bias, self._dtype, factors)
+        return self._store.add(made(), bias, self._dtype, factors, self._threads)
 
 
 def packed_inner(layer: LayerRecipe) -> int:
     """Width of an MLP, rounded up to whole halves of a panel."""
     half = PANEL // 2
     return -(-int(layer.gates[0].linear.out_features) // half) * half
+
+
+def in_memory(
+    memory: WeightMemory, values: torch.Tensor, dtype: torch.dtype, name: str
+) -> torch.Tensor:
+    """A tensor's values in a dtype, in a piece of memory of their own."""
+    size_bytes = values.numel() * dtype.itemsize
+    piece = memory.take(f"{name} {tuple(values.shape)} {dtype}", size_bytes)
+    view = torch.frombuffer(piece.memory, dtype=torch.uint8)[:size_bytes].view(dtype)
+    view = view.view(values.shape)
+    if not piece.is_filled:
+        view.copy_(values)
+    return view
+
+
+def _named(shapes: Sequence[Shape]) -> str:
+    text = repr([(out, width, int(form)) for out, width, form in shapes])
+    return f"packed {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 def _shapes(recipe: DecoderRecipe, forms: WeightForms) -> Iterator[Shape]:

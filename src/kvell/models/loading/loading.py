@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
+from kvell.device.shared_weights import SharedWeights
 from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.description import ModelDescription, describe
 from kvell.models.config.quantization import require_quantization, unkept
@@ -24,6 +25,7 @@ from kvell.models.families.plain_config import known_config
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
+from kvell.models.loading.shared_loading import memory_for
 from kvell.models.loading.weight_files import check_weight_file, mapped_tensors, weight_files
 from kvell.models.paged_model import PagedModel
 
@@ -39,6 +41,7 @@ def load_paged_model(
     kv_budget: str | None = None,
     fused: bool = True,
     quantization: str = "none",
+    shared: SharedWeights | None = None,
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
@@ -47,6 +50,7 @@ def load_paged_model(
     :param device: where weights go; the CPU if not given.
     :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
+    :param shared: a file in which processes of this host have the weights once; no GPU uses it.
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing
         or damaged, no layer can keep such a budget, or weights cannot be quantised this way.
     """
@@ -60,19 +64,25 @@ def load_paged_model(
         description = replace(description, layers=layers)
     for file in weight_files(path):
         check_weight_file(file)
-    blocks = blocks_of(path) if quantization == "int4" else {}
     place = device or CPU
-    skeleton = _skeleton(path, config, dtype) if fused and takes(kernels, place, dtype) else None
-    if skeleton is not None:
-        with unkept(quantization):
-            decoder = fused_decoder(skeleton, description, kernels, quantization, blocks)
-        if decoder is not None:
-            return PagedModel(skeleton, description, kernels, kv_dtype, decoder)
-    # Imported here: transformers' modelling code takes seconds to import.
-    from kvell.models.loading.module_loading import load_module, paged_module
+    with memory_for(shared, path, kernels, dtype, place, fused, quantization) as memory:
+        blocks = blocks_of(path) if quantization == "int4" else {}
+        fits = fused and takes(kernels, place, dtype)
+        skeleton = _skeleton(path, config, dtype) if fits else None
+        if skeleton is not None:
+            with unkept(quantization):
+                decoder = fused_decoder(
+                    skeleton, description, kernels, quantization, blocks, memory
+                )
+            if decoder is not None:
+                return PagedModel(skeleton, description, kernels, kv_dtype, decoder)
+        # Imported here: transformers' modelling code takes seconds to import.
+        from kvell.models.loading.module_loading import load_module, paged_module
 
-    module = load_module(path, config, dtype, place)
-    return paged_module(module, description, kernels, kv_dtype, fused, quantization, blocks)
+        module = load_module(path, config, dtype, place)
+        return paged_module(
+            module, description, kernels, kv_dtype, fused, quantization, blocks, memory
+        )
 
 
 def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:

@@ -1,0 +1,92 @@
+"""Which memory a model's weights go into, and how a module's parameters get there."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvell.attention.interface import AttentionKernels
+from kvell.device.shared_weights import SharedWeights
+from kvell.device.weight_memory import PrivateWeights, WeightMemory
+from kvell.models.loading.weight_files import weight_files
+
+ALIGN_BYTES = 128
+
+
+@contextmanager
+def memory_for(
+    shared: SharedWeights | None,
+    path: Path,
+    kernels: AttentionKernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    fused: bool,
+    quantization: str,
+) -> Iterator[WeightMemory]:
+    """Give the memory for the weights of a model that is loaded in the block.
+
+    :param shared: a file that other processes map too; not used on a GPU.
+    """
+    if shared is None or device.type != "cpu":
+        yield PrivateWeights()
+        return
+    stats = {file.name: file.stat() for file in weight_files(path)}
+    key = {
+        "version": version("kvell"),
+        "path": str(path.resolve()),
+        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+        "dtype": str(dtype),
+        "quantization": quantization,
+        "kernels": [kernels.name, getattr(kernels, "instruction_set", "")],
+        "fused": fused,
+    }
+    with shared.memory_of(json.dumps(key, sort_keys=True)) as memory:
+        yield memory
+
+
+def share_parameters(module: Any, memory: WeightMemory) -> None:
+    """Put a module's parameters into shared memory, where nothing may write to them any more.
+
+    Parameters that transformers left in their file's mapping stay there: processes share the
+    system's copy of a file.  Buffers stay the module's own: some modules write to theirs.
+    Nothing happens if the memory is private.
+    """
+    if not memory.is_shared:
+        return
+    files = mapped_files()
+    found = {
+        name: values
+        for name, values in module.named_parameters()
+        if values.is_cpu
+        and values.is_contiguous()
+        and values.nbytes > 0
+        and not any(values.data_ptr() in file for file in files)
+    }
+    if not found:
+        return
+    shapes = [(name, tuple(one.shape), str(one.dtype)) for name, one in found.items()]
+    text = hashlib.blake2b(repr(shapes).encode(), digest_size=16).hexdigest()
+    sizes_bytes = [-(-one.nbytes // ALIGN_BYTES) * ALIGN_BYTES for one in found.values()]
+    piece = memory.take(f"parameters {text}", sum(sizes_bytes))
+    flat, at = torch.frombuffer(piece.memory, dtype=torch.uint8), 0
+    for one, size_bytes in zip(found.values(), sizes_bytes, strict=True):
+        view = flat[at : at + one.nbytes].view(one.dtype).view(one.shape)
+        if not piece.is_filled:
+            view.copy_(one.detach())
+        one.data, at = view, at + size_bytes
+
+
+def mapped_files() -> list[range]:
+    """The addresses at which files of a file system are mapped into this process."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, _, _, _, _, *name = line.split(maxsplit=5)
+        if name and name[0].startswith("/") and not name[0].startswith("/memfd:"):
+            start, end = (int(one, 16) for one in addresses.split("-"))
+            found.append(range(start, end))
+    return found
