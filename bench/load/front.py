@@ -23,12 +23,12 @@ from bench import machine, result_file
 from bench.side_by_side.driving import drive, figures_of
 from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.scenarios import Scenario
-from kvell.cli.serve import texts_of
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.engine.protocol.instance import serve_instance
 from kvell.engine.protocol.messages import Event
 from kvell.models.sources.progress import quiet
 from kvell.server.run import ServeOptions, serve
+from kvell.server.text.named_texts import texts_of
 from kvell.testing.instance import FakeEngine
 
 MODEL = "smollm2"

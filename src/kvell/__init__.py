@@ -1,17 +1,18 @@
 """Kvell: memory-first LLM serving.
 
 Importing this package is cheap: it loads neither torch nor transformers until
-``LLM`` is used.
+``LLM`` or ``AsyncEngine`` is used.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvell.async_engine import AsyncEngine as AsyncEngine
     from kvell.engine.protocol.sampling_params import SamplingParams as SamplingParams
     from kvell.llm import LLM as LLM
 
 __version__ = "0.1.0.dev0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from kvell.llm import LLM
 
         return LLM
+    if name == "AsyncEngine":
+        from kvell.async_engine import AsyncEngine
+
+        return AsyncEngine
     if name == "SamplingParams":
         from kvell.engine.protocol.sampling_params import SamplingParams
 

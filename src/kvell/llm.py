@@ -107,7 +107,11 @@ class LLM:
         answers stay the same.
     :param cache_dir: directory of the packaged model once converted.
     :param journal: records every input of the engine, if given.
-    :param incarnation: number of restarts of a served instance.
+    :param incarnation: tells this start of a served instance from its other starts.
+    :param memory_parts: instances that start at once on this machine; each may have this part
+        of what is free.
+    :param weights_fd: descriptor of a memfd in which processes of this host have the models'
+        weights once; it must stay open while they load. Not used on a GPU.
     :raises ChangeSomething: naming the argument that cannot work.
     """
 
@@ -140,6 +144,8 @@ class LLM:
         progress: Progress = quiet,
         journal: Journal | None = None,
         incarnation: int = 0,
+        memory_parts: int = 1,
+        weights_fd: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         floor_bytes = process_bytes()
@@ -152,6 +158,7 @@ class LLM:
             device=device,
             progress=progress,
             enforce_eager=enforce_eager,
+            weights_fd=weights_fd,
         )
         draft_path: Path | None = None
         if speculative_model is not None:
@@ -180,6 +187,7 @@ class LLM:
                 slo_ttft_seconds=slo_ttft_seconds,
                 slo_tpot_seconds=slo_tpot_seconds,
                 async_scheduling=async_scheduling,
+                memory_parts=memory_parts,
             ),
             first.eos_token_ids,
             journal,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from kvell.cli.main import run
-from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.cli.terminal.session import Session
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.models.sources.progress import Progress
 from kvell.vocabulary import GIB
 
@@ -117,7 +118,11 @@ def kvell(model: FakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     """Run a command line in this process with the fake model behind it."""
 
     def open_model(
-        settings: EngineSettings, cache_dir: Path, progress: Progress, incarnation: int = 0
+        settings: EngineSettings,
+        cache_dir: Path,
+        progress: Progress,
+        incarnation: int = 0,
+        weights_fd: int | None = None,
     ) -> FakeModel:
         assert cache_dir == tmp_path / "cache"
         progress("loading weights", 0.5)

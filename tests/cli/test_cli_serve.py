@@ -12,11 +12,12 @@ from unittest.mock import Mock
 import pytest
 
 from kvell.cli.main import root
-from kvell.cli.serve import instance_command
-from kvell.cli.served_text import ServedText
-from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.cli.terminal.session import Session
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
+from kvell.server.instance.command import instance_command
 from kvell.server.instance.instance_process import InstanceStartError
+from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_model import TextModel
 
 Kvell = Callable[..., Any]
@@ -49,7 +50,9 @@ class Served:
         self.calls: list[tuple[Any, ...]] = []
         self.fails: Exception | None = None
 
-    def __call__(self, command: Any, texts: Any, options: Any, announce: Any) -> None:
+    def __call__(
+        self, command: Any, texts: Any, options: Any, announce: Any, show_contract: Any
+    ) -> None:
         self.calls.append((command, texts, options))
         if self.fails:
             raise self.fails
@@ -146,7 +149,9 @@ class TestInstanceCommand:
     def test_is_this_python_and_leaves_the_socket_to_the_front(self) -> None:
         command = instance_command(ALL_SET)
         assert command[:4] == [sys.executable, "-m", "kvell.cli.main", "instance"]
-        assert command[-4:] == ["--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"]
+        names = ("socket_fd", "incarnation", "processors", "threads", "memory_parts", "weights_fd")
+        words = [(f"--{name.replace('_', '-')}", f"{{{name}}}") for name in names]
+        assert command[-12:] == [word for pair in words for word in pair]
 
     def test_debug_is_passed_on(self) -> None:
         assert "--debug" in instance_command(ALL_SET, debug=True)

@@ -49,7 +49,8 @@ sys.argv = words
 """
 
 ENGINE = """
-from kvell.cli.terminal.session import EngineSettings, open_model
+from kvell.cli.terminal.session import open_model
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.sources.progress import quiet
 model = open_model(EngineSettings("smollm2", 64 << 20), process_cache_dir(), quiet)
@@ -58,7 +59,7 @@ assert model.engine.ready().max_model_len
 
 FRONT = """
 import kvell.server.run
-from kvell.cli.serve import texts_of
+from kvell.server.text.named_texts import texts_of
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.sources.progress import quiet
 assert texts_of(("smollm2",), process_cache_dir(), quiet).names == ["smollm2"]

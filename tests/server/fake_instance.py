@@ -3,6 +3,7 @@
 import argparse
 import socket
 import sys
+from pathlib import Path
 
 from kvell.engine.protocol.instance import serve_instance
 from kvell.engine.protocol.messages import SCHEMA_VERSION
@@ -17,13 +18,15 @@ def main() -> int:
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--schema-version", type=int, default=SCHEMA_VERSION)
     parser.add_argument("--exit-at-start", type=int)
-    parser.add_argument("--exit-from-incarnation", type=int)
+    parser.add_argument("--starts-once", help="A file: made at the first start; the next exit.")
     parser.add_argument("--beside", action="append", default=[])
     args = parser.parse_args()
     if args.exit_at_start is not None:
         return int(args.exit_at_start)
-    if args.exit_from_incarnation is not None and args.incarnation >= args.exit_from_incarnation:
-        return 1
+    if args.starts_once is not None:
+        if Path(args.starts_once).exists():
+            return 1
+        Path(args.starts_once).touch()
     engine = FakeEngine(
         credits=args.credits,
         step_seconds=args.step_seconds,

@@ -4,11 +4,12 @@ import json
 import sys
 from pathlib import Path
 
-from kvell.cli.serve import instance_command, texts_of
 from kvell.cli.terminal.environment import prepare_process, process_cache_dir
-from kvell.cli.terminal.session import EngineSettings
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.models.sources.progress import quiet
+from kvell.server.instance.command import instance_command
 from kvell.server.run import ServeOptions, serve
+from kvell.server.text.named_texts import texts_of
 from kvell.vocabulary import MIB
 
 INSTANCE = "bench.engine.seams.watched_instance"

@@ -13,8 +13,9 @@ from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import engine_options, json_option, with_kv_memory
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.tables import made_table
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 
 if TYPE_CHECKING:

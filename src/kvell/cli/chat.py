@@ -17,8 +17,9 @@ from kvell.cli.terminal.options import (
     with_kv_memory,
 )
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import EngineSettings, Model, Session
+from kvell.cli.terminal.session import Model, Session
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 
 HELP = "/quit ends, /reset starts over, Ctrl-C stops an answer"

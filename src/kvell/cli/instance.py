@@ -5,23 +5,41 @@ import socket
 
 import click
 
+from kvell.cli.terminal.environment import take_processors
 from kvell.cli.terminal.options import engine_options, with_kv_memory
 from kvell.cli.terminal.progress import StageLines
-from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.cli.terminal.session import Session
+from kvell.engine.setup.engine_settings import EngineSettings
 
 
 @click.command(hidden=True)
 @click.option("--socket-fd", type=int, required=True, help="A connected stream socket.")
 @click.option("--incarnation", type=int, default=0, help="How often it was started before.")
+@click.option("--processors", default="", help="Those it may use, like 0,1; all if not given.")
+@click.option("--threads", type=int, default=0, help="Threads of its steps; 0: one a processor.")
+@click.option("--weights-fd", type=int, default=-1, help="A memory file of shared weights.")
+@click.option("--memory-parts", type=int, default=1, help="Instances that start at once.")
 @engine_options
 @click.pass_obj
-def instance(session: Session, settings: EngineSettings, socket_fd: int, incarnation: int) -> None:
+def instance(
+    session: Session,
+    /,
+    settings: EngineSettings,
+    socket_fd: int,
+    incarnation: int,
+    processors: str,
+    threads: int,
+    weights_fd: int,
+) -> None:
     """Serve the instance protocol over an inherited socket until the peer closes it."""
+    if processors:  # before torch is imported
+        take_processors([int(one) for one in processors.split(",")], threads)
     from kvell.engine.protocol.instance import serve_instance
 
     with socket.socket(fileno=socket_fd) as peer:
         chosen = with_kv_memory(settings, session)
-        model = session.open_model(chosen, session.cache_dir, StageLines(), incarnation)
+        shared = None if weights_fd < 0 else weights_fd
+        model = session.open_model(chosen, session.cache_dir, StageLines(), incarnation, shared)
         model.engine.warm()
         gc.freeze()  # objects of the start live on: scanning them would take 0.1 s each time
         serve_instance(model.engine, peer)

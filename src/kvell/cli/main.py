@@ -10,6 +10,7 @@ import kvell
 from kvell.cli.bench.commands import bench
 from kvell.cli.calibrate import calibrate
 from kvell.cli.chat import chat
+from kvell.cli.cluster.commands import cluster
 from kvell.cli.generate import generate
 from kvell.cli.instance import instance
 from kvell.cli.plan.command import plan
@@ -31,14 +32,13 @@ def root() -> None:
 
     \b
     Try:  kvell generate --prompt "What is a page?"
-          kvell plan --kv-memory 2GiB
           kvell replay --trace chat --model llama3-8b --kv-memory 16GiB --timeline kvell.jsonl
           kvell plot kvell.jsonl --out memory.png
           kvell serve --port 8000
     """
 
 
-for command in (generate, chat, serve, plan, replay, plot, bench, calibrate, instance):
+for command in (generate, chat, serve, cluster, plan, replay, plot, bench, calibrate, instance):
     root.add_command(command)
 
 

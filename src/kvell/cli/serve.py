@@ -4,19 +4,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from kvell.cli.terminal.faults import CHANGE
-from kvell.cli.terminal.options import engine_options, json_option
+from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import EngineSettings, Session
-from kvell.models.sources.progress import Progress
-
-if TYPE_CHECKING:
-    from kvell.server.text.text_model import Texts
+from kvell.cli.terminal.session import Session
+from kvell.cluster.instances import parse_instances
+from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
+from kvell.engine.setup.engine_settings import EngineSettings
 
 
 @click.command()
@@ -29,6 +26,20 @@ if TYPE_CHECKING:
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option("--api-key", help="Clients must send it; without one, all are served.")
+@click.option(
+    "--instances",
+    metavar="ROLE=N",
+    default="mixed=1",
+    show_default=True,
+    help="Engines behind this server, each with its own KV pool.",
+)
+@click.option(
+    "--routing",
+    type=click.Choice(ROUTINGS),
+    default=DEFAULT_ROUTING,
+    show_default=True,
+    help="Which instance gets a request.",
+)
 @json_option
 @engine_options
 @click.pass_obj
@@ -39,19 +50,26 @@ def serve(
     host: str,
     port: int,
     api_key: str | None,
+    instances: str,
+    routing: str,
     as_json: bool,
 ) -> None:
     """Serve the OpenAI API over HTTP."""
+    counts = parse_instances(instances)
+    settings = with_shared_kv_memory(settings, session, sum(counts.values()))
     with progress_bar("looking for the model") as report:
+        from kvell.server.instance.command import instance_command
         from kvell.server.instance.instance_process import InstanceStartError
         from kvell.server.run import ServeOptions
         from kvell.server.run import serve as serve_http
+        from kvell.server.text.named_texts import texts_of
 
         texts = texts_of((settings.model, *settings.beside), session.cache_dir, report)
+    options = ServeOptions(host, port, api_key, instances=counts, routing=routing)
     announce = _announce_json if as_json else _announce
     command = instance_command(settings, debug=session.debug.on)
     try:
-        serve_http(command, texts, ServeOptions(host, port, api_key), announce)
+        serve_http(command, texts, options, announce, _show_contract)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
@@ -59,28 +77,8 @@ def serve(
         raise click.exceptions.Exit(CHANGE) from error
 
 
-def texts_of(models: Sequence[str], cache_dir: Path, progress: Progress) -> "Texts":
-    """Return the models' names, and a loader of their tokenizers to call while the instance starts.
-
-    :raises ChangeSomething: if a model cannot be found, or two have the same name.
-    """
-    from kvell.models.sources.named_sources import named_sources
-    from kvell.models.sources.source import resolve_model
-    from kvell.server.text.text_model import LoadedTexts, Texts
-
-    named = named_sources(models[0], models[1:])
-    paths = [resolve_model(one.source, cache_dir, progress) for one in named]
-
-    def load() -> LoadedTexts:
-        from kvell.cli.served_text import ServedText
-        from kvell.device.process_size import give_back_freed, process_bytes
-
-        floor_bytes = process_bytes()
-        read = [ServedText.load(one.name, path) for one, path in zip(named, paths, strict=True)]
-        give_back_freed()
-        return LoadedTexts(read, floor_bytes)
-
-    return Texts([one.name for one in named], load)
+def _show_contract(lines: Sequence[str]) -> None:
+    click.echo("\n".join(lines), err=True)
 
 
 def _announce(url: str) -> None:
@@ -90,13 +88,3 @@ def _announce(url: str) -> None:
 def _announce_json(url: str) -> None:
     click.echo(json.dumps({"url": url, "pid": os.getpid()}))
     sys.stdout.flush()
-
-
-INHERITED = ("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}")
-"""Arguments that the front fills in at each start of an instance."""
-
-
-def instance_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:
-    """Return an instance's command line; the front fills in what is in braces."""
-    command = [sys.executable, "-m", "kvell.cli.main", "instance", *settings.flags()]
-    return [*command, *(["--debug"] if debug else []), *INHERITED]

@@ -24,6 +24,11 @@ class HttpFace:
     def __init__(self, texts: LoadedTexts, options: ServeOptions) -> None:
         self._texts, self._options = texts, options
 
+    @property
+    def floor_bytes(self) -> int:
+        """Of this process before it loaded anything."""
+        return self._texts.floor_bytes
+
     def server(self, front: Front, metrics: ServerMetrics) -> uvicorn.Server:
         """Around a started front."""
         first, *beside = self._texts.models

@@ -12,6 +12,7 @@ from kvell.server.api.serve_options import ServeOptions
 from kvell.server.front.front import Front
 from kvell.server.front.place import Place
 from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.metrics.memory_page import contract_lines
 from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:
@@ -25,19 +26,21 @@ def serve(
     texts: Texts,
     options: ServeOptions | None = None,
     announce: Callable[[str], None] = lambda url: None,
+    show_contract: Callable[[Sequence[str]], None] = lambda lines: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; then running requests may end within the deadline.
 
     :param command: the instance's command line, with an argument ``{socket_fd}``.
     :param texts: of the models that it serves; read while it starts.
     :param announce: is called with the server's URL once it answers.
+    :param show_contract: is called before with the memory contract of several instances.
     :raises ChangeSomething: when the address cannot be bound, or a tokenizer cannot be read.
     :raises InstanceStartError: when the instance does not become ready.
     """
     options = options or ServeOptions()
     # Bound before the instance loads its weights, so that a port in use is said at once.
     with bind(options.host, options.port) as listener:
-        asyncio.run(_serve(command, texts, options, listener, announce))
+        asyncio.run(_serve(command, texts, options, listener, announce, show_contract))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -76,21 +79,37 @@ async def _serve(
     options: ServeOptions,
     listener: socket.socket,
     announce: Callable[[str], None],
+    show_contract: Callable[[Sequence[str]], None],
 ) -> None:
     metrics = ServerMetrics(",".join(texts.names))
     loading = asyncio.create_task(asyncio.to_thread(_face, texts, options))
     try:
-        front = Front(command, limits=options.limits, observer=metrics, place=Place())
+        front = Front(
+            command,
+            instances=options.instances,
+            routing=options.routing,
+            limits=options.limits,
+            observer=metrics,
+            place=Place(),
+        )
         async with front:
             face = await loading
             server = face.server(front, metrics)
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
+            if contract := _contract(front, face.floor_bytes):
+                show_contract(contract)
             announce(_url(listener))
             await server.serve(sockets=[listener])
     finally:
         # What the instance says of a model is said; the tokenizer's complaint would repeat it.
         await asyncio.gather(loading, return_exceptions=True)
+
+
+def _contract(front: Front, front_floor_bytes: int) -> list[str]:
+    """Every process and the whole, where there are several instances."""
+    told = {one.instance_id: one.ready.memory for one, _ in front.instances() if one.ready}
+    return contract_lines(told, front_floor_bytes) if len(told) > 1 else []
 
 
 def _face(texts: Texts, options: ServeOptions) -> "HttpFace":

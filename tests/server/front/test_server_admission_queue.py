@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvell.engine.protocol.messages import Cancel, Finished, Tokens
+from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
@@ -49,13 +49,20 @@ def finished(name: str, reason: FinishReason = "length") -> Finished:
     return Finished(RequestId(name), 0, reason)
 
 
+ONLY = "mixed-0"
+
+
+def due(admission_queue: AdmissionQueue, now: float = 0.0) -> list[Submit]:
+    return [submit for _, submit in admission_queue.due(now)]
+
+
 def names_due(admission_queue: AdmissionQueue) -> list[str]:
-    return [submit.request_id for submit in admission_queue.due(0.0)]
+    return [submit.request_id for submit in due(admission_queue)]
 
 
 def opened(credits_: int, max_waiting: int = 8) -> AdmissionQueue:
     admission_queue = AdmissionQueue(max_waiting)
-    admission_queue.open(credits_)
+    admission_queue.line(ONLY).open(credits_)
     return admission_queue
 
 
@@ -74,11 +81,11 @@ def test_the_waiting_line_is_bounded() -> None:
     admission_queue = opened(1, max_waiting=2)
     for name in "abc":
         admission_queue.add(entry(name))
-        admission_queue.due(0.0)
+        due(admission_queue, 0.0)
     with pytest.raises(TryLater, match="2 requests are waiting"):
         admission_queue.add(entry("d"))
     admission_queue.finished(finished("a"), 0.0)
-    admission_queue.due(0.0)
+    due(admission_queue, 0.0)
     admission_queue.add(entry("d"))
     assert admission_queue.waiting == 2
 
@@ -86,7 +93,7 @@ def test_the_waiting_line_is_bounded() -> None:
 def test_with_no_waiting_allowed_a_free_credit_is_enough() -> None:
     admission_queue = opened(1, max_waiting=0)
     admission_queue.add(entry("a"))
-    admission_queue.due(0.0)
+    due(admission_queue, 0.0)
     with pytest.raises(TryLater):
         admission_queue.add(entry("b"))
 
@@ -97,7 +104,7 @@ def test_a_request_id_is_used_once_at_a_time() -> None:
         admission_queue.add(entry("a"))
         with pytest.raises(ChangeSomething, match="request_id=a"):
             admission_queue.add(entry("a"))
-        admission_queue.due(0.0)
+        due(admission_queue, 0.0)
         with pytest.raises(ChangeSomething, match="request_id=a"):
             admission_queue.add(entry("a"))
         admission_queue.finished(finished("a"), 0.0)
@@ -106,7 +113,7 @@ def test_a_request_id_is_used_once_at_a_time() -> None:
 def test_tokens_reach_their_reader_merged_and_in_order() -> None:
     admission_queue, request = opened(1), entry("a")
     admission_queue.add(request)
-    admission_queue.due(0.0)
+    due(admission_queue, 0.0)
     admission_queue.tokens(Tokens(request.request_id, 0, 0, (5, 6)), 1.0)
     admission_queue.tokens(Tokens(request.request_id, 0, 2, (7,)), 2.0)
     assert taken(request) == Output((5, 6, 7))
@@ -117,7 +124,7 @@ def test_tokens_reach_their_reader_merged_and_in_order() -> None:
 def test_repeated_positions_and_other_attempts_are_dropped() -> None:
     admission_queue, request = opened(1), entry("a")
     admission_queue.add(request)
-    admission_queue.due(0.0)
+    due(admission_queue, 0.0)
     admission_queue.tokens(Tokens(request.request_id, 0, 0, (5, 6)), 1.0)
     admission_queue.tokens(Tokens(request.request_id, 0, 0, (5, 6, 7)), 1.0)
     admission_queue.tokens(Tokens(request.request_id, 1, 3, (8,)), 1.0)
@@ -141,9 +148,12 @@ def test_a_waiting_request_is_dropped_without_a_word_to_the_instance() -> None:
 def test_a_dropped_request_keeps_its_credit_until_the_instance_confirms() -> None:
     admission_queue, request = opened(1), entry("a")
     admission_queue.add(request)
-    admission_queue.due(0.0)
+    due(admission_queue, 0.0)
     admission_queue.add(entry("b"))
-    assert admission_queue.drop(request.request_id, "stop", 0.0) == Cancel(request.request_id)
+    assert admission_queue.drop(request.request_id, "stop", 0.0) == (
+        ONLY,
+        Cancel(request.request_id),
+    )
     assert admission_queue.drop(request.request_id, "cancelled", 0.0) is None
     assert names_due(admission_queue) == []
     admission_queue.finished(finished("a", "cancelled"), 1.0)
@@ -161,13 +171,13 @@ def test_death_puts_what_was_in_flight_before_what_waits() -> None:
     admission_queue, running, waiting = opened(1), entry("a"), entry("b")
     admission_queue.add(running)
     admission_queue.add(waiting)
-    admission_queue.due(0.0)
+    due(admission_queue, 0.0)
     admission_queue.tokens(Tokens(running.request_id, 0, 0, (1, 2)), 0.0)
-    admission_queue.lost(KILLED, 1.0)
+    admission_queue.lost(ONLY, KILLED, 1.0)
     assert (admission_queue.waiting, admission_queue.in_flight) == (2, 0)
     assert names_due(admission_queue) == []
-    admission_queue.open(4)
-    again, other = admission_queue.due(2.0)
+    admission_queue.line(ONLY).open(4)
+    again, other = due(admission_queue, 2.0)
     assert (again.request_id, again.attempt, again.output) == ("a", 1, b"\1\0\0\0\2\0\0\0")
     assert (other.request_id, other.attempt, other.output) == ("b", 0, b"")
     admission_queue.tokens(Tokens(running.request_id, 0, 2, (9,)), 3.0)  # of the dead one
@@ -180,11 +190,11 @@ def test_the_third_death_ends_a_request_and_says_why() -> None:
     admission_queue.add(request)
     admission_queue.add(entry("b"))
     for attempt in range(3):
-        admission_queue.open(2)
-        assert {submit.attempt for submit in admission_queue.due(0.0)} == {attempt}
+        admission_queue.line(ONLY).open(2)
+        assert {submit.attempt for submit in due(admission_queue, 0.0)} == {attempt}
         if attempt == 2:  # both are on probation by now, so the other still waits
             assert (admission_queue.waiting, admission_queue.in_flight) == (1, 1)
-        admission_queue.lost(KILLED, 1.0)
+        admission_queue.lost(ONLY, KILLED, 1.0)
     last = taken(request).finished
     assert last is not None
     assert (last.reason, last.attempt, last.prompt_tokens) == ("error", 2, 1)
@@ -202,10 +212,10 @@ def test_a_request_that_crashes_instances_takes_no_other_with_it() -> None:
         admission_queue.add(other)
     crashes = 0
     while admission_queue.waiting or admission_queue.in_flight:
-        admission_queue.open(8)
-        submits = admission_queue.due(0.0)
+        admission_queue.line(ONLY).open(8)
+        submits = due(admission_queue, 0.0)
         if any(submit.request_id == "poison" for submit in submits):
-            admission_queue.lost(CRASHED, 0.0)
+            admission_queue.lost(ONLY, CRASHED, 0.0)
             crashes += 1
             continue
         for submit in submits:
@@ -225,9 +235,9 @@ def test_a_request_that_crashes_instances_takes_no_other_with_it() -> None:
 def test_a_request_that_was_told_to_stop_ends_with_its_instance() -> None:
     admission_queue, request = opened(1), entry("a")
     admission_queue.add(request)
-    admission_queue.due(0.0)
+    due(admission_queue, 0.0)
     admission_queue.drop(request.request_id, "stop", 0.0)
-    admission_queue.lost(KILLED, 1.0)
+    admission_queue.lost(ONLY, KILLED, 1.0)
     last = taken(request).finished
     assert last is not None
     assert (last.reason, admission_queue.waiting) == ("stop", 0)
@@ -236,8 +246,8 @@ def test_a_request_that_was_told_to_stop_ends_with_its_instance() -> None:
 def test_closing_is_no_reason_for_another_attempt() -> None:
     admission_queue, request = opened(1), entry("a")
     admission_queue.add(request)
-    admission_queue.due(0.0)
-    admission_queue.lost(InstanceDeath("closing down", "closing"), 1.0)
+    due(admission_queue, 0.0)
+    admission_queue.lost(ONLY, InstanceDeath("closing down", "closing"), 1.0)
     last = taken(request).finished
     assert last is not None
     assert (last.reason, last.message) == ("error", "closing down")
@@ -247,8 +257,8 @@ def test_those_that_wait_for_another_attempt_take_no_place_in_the_line() -> None
     admission_queue = opened(2, max_waiting=1)
     for name in "ab":
         admission_queue.add(entry(name))
-        admission_queue.due(0.0)
-    admission_queue.lost(KILLED, 1.0)
+        due(admission_queue, 0.0)
+    admission_queue.lost(ONLY, KILLED, 1.0)
     admission_queue.add(entry("c"))
     with pytest.raises(TryLater):
         admission_queue.add(entry("d"))
@@ -275,7 +285,7 @@ def test_giving_up_fails_what_waits() -> None:
 def test_an_observer_hears_of_times_as_the_client_sees_them() -> None:
     recorder = Recorder()
     admission_queue = AdmissionQueue(8, recorder)
-    admission_queue.open(1)
+    admission_queue.line(ONLY).open(1)
     admission_queue.add(entry("a", arrived=10.0))
     admission_queue.due(10.25)
     admission_queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 10.5)

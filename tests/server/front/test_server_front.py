@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from kvell.engine.protocol.messages import SCHEMA_VERSION, Finished, Stats
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, TryLater
-from kvell.server.front.front import Front, FrontLimits
+from kvell.server.front.front import Front
+from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.member import MemberStatus
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
 from kvell.testing.instance import fake_token
@@ -48,10 +51,20 @@ async def finish_of(
     raise AssertionError("the outputs ended without an end")
 
 
+async def stats_of(front: Front) -> Stats:
+    [stats] = (await front.stats()).values()
+    return stats
+
+
 async def stats_when(front: Front, condition: Callable[[Stats], bool]) -> Stats:
-    while not condition(stats := await front.stats()):
+    while not condition(stats := await stats_of(front)):
         await asyncio.sleep(0.005)
     return stats
+
+
+def only(front: Front) -> MemberStatus:
+    [(status, _)] = front.instances()
+    return status
 
 
 def expected(prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]", count: int) -> list[int]:
@@ -103,19 +116,20 @@ def test_a_stream_goes_on_after_a_kill_where_it_stopped(
     async def scenario() -> None:
         command = instance_command("--step-seconds", "0.001", "--credits", "1")
         async with Front(command, limits=QUICK) as front:
-            first_pid = front.instance_pid
+            first_pid = only(front).pid
             assert first_pid is not None
+            first_incarnation = front.ready.incarnation
             long = SamplingParams(max_tokens=400)
             running = asyncio.create_task(finish_of(front, long, PROMPT))
             await stats_when(front, lambda stats: stats.running == 1)
             short = SamplingParams(max_tokens=3)
             waiting = asyncio.create_task(finish_of(front, short, PROMPT))
             await until(lambda: front.waiting == 1)
-            asked = asyncio.create_task(front.stats())
+            asked = asyncio.create_task(stats_of(front))
             os.kill(first_pid, signal.SIGKILL)
             await until(lambda: front.state == "restarting")
             assert not running.done()
-            assert front.instance_pid is None
+            assert only(front).pid is None
             with pytest.raises(InstanceDied):
                 await finish_of(front, short, PROMPT)
             with pytest.raises(InstanceDied):
@@ -126,11 +140,13 @@ def test_a_stream_goes_on_after_a_kill_where_it_stopped(
             assert finished.attempt == 1
             tokens, finished = await waiting
             assert (tokens, finished.reason) == (expected(PROMPT, 3), "length")
-            assert front.ready.incarnation == 1
-            assert front.restarts == 1
-            second_pid = front.instance_pid
+            ready = only(front).ready
+            assert ready is not None
+            assert ready.incarnation != first_incarnation
+            assert only(front).restarts == 1
+            second_pid = only(front).pid
             assert second_pid != first_pid
-            assert (await front.stats()).incarnation == 1
+            assert (await stats_of(front)).incarnation == ready.incarnation
 
     run(scenario())
 
@@ -141,7 +157,7 @@ def test_a_crash_in_the_engine_is_a_death(instance_command: CommandFactory) -> N
             _, finished = await finish_of(front, FOREVER, np.array([1], np.int32))
             assert finished.reason == "error"
             assert "not tried on a third" in finished.message
-            await until(lambda: front.restarts == 2)
+            await until(lambda: only(front).restarts == 2)
             await until(lambda: front.state == "serving")
             tokens, _ = await finish_of(front, SamplingParams(max_tokens=2), PROMPT)
             assert tokens == expected(PROMPT, 2)
@@ -149,20 +165,22 @@ def test_a_crash_in_the_engine_is_a_death(instance_command: CommandFactory) -> N
     run(scenario())
 
 
-def test_restarts_that_do_not_help_end(instance_command: CommandFactory) -> None:
+def test_restarts_that_do_not_help_end(instance_command: CommandFactory, tmp_path: Path) -> None:
     async def scenario() -> None:
-        command = instance_command("--exit-from-incarnation", "1", "--credits", "1")
+        started = str(tmp_path / "started")
+        command = instance_command("--starts-once", started, "--credits", "1")
         async with Front(command, limits=QUICK) as front:
-            assert front.instance_pid is not None
+            pid = only(front).pid
+            assert pid is not None
             running = asyncio.create_task(finish_of(front, FOREVER, PROMPT))
             await until(lambda: front.in_flight == 1)
             waiting = asyncio.create_task(finish_of(front, FOREVER, PROMPT))
             await until(lambda: front.waiting == 1)
-            os.kill(front.instance_pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             assert (await running)[1].reason == "error"
             assert (await waiting)[1].message == "the instance cannot be restarted"
             assert front.state == "failed"
-            assert front.restarts == 3
+            assert only(front).restarts == 3
             with pytest.raises(InstanceDied, match="failed"):
                 await finish_of(front, FOREVER, PROMPT)
 
@@ -217,7 +235,7 @@ def test_closing_ends_what_outlasts_the_deadline(instance_command: CommandFactor
         async with Front(command, limits=limits) as front:
             running = asyncio.create_task(finish_of(front, FOREVER, PROMPT))
             await until(lambda: front.in_flight == 1)
-            pid = front.instance_pid
+            pid = only(front).pid
             assert pid is not None
             await front.close()
             assert (await running)[1].reason == "error"
@@ -231,13 +249,13 @@ def test_an_instance_told_to_end_drains_and_is_replaced(instance_command: Comman
     async def scenario() -> None:
         command = instance_command("--step-seconds", "0.001")
         async with Front(command, limits=QUICK) as front:
-            pid = front.instance_pid
+            pid = only(front).pid
             assert pid is not None
             running = asyncio.create_task(finish_of(front, SamplingParams(max_tokens=50), PROMPT))
             await stats_when(front, lambda stats: stats.running == 1)
             os.kill(pid, signal.SIGTERM)
             assert (await running)[1].reason == "length"
-            await until(lambda: front.restarts == 1 and front.state == "serving")
+            await until(lambda: only(front).restarts == 1 and front.state == "serving")
             assert (await finish_of(front, SamplingParams(max_tokens=1), PROMPT))[
                 1
             ].reason == "length"
@@ -295,8 +313,8 @@ def test_a_seed_is_drawn_where_none_was_given(instance_command: CommandFactory) 
 def test_concurrent_stats_share_an_answer(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         async with Front(instance_command()) as front:
-            answers = await asyncio.gather(*(front.stats() for _ in range(5)))
+            answers = await asyncio.gather(*(stats_of(front) for _ in range(5)))
             assert all(answer is answers[0] for answer in answers)
-            assert (await front.stats()) is not answers[0]
+            assert (await stats_of(front)) is not answers[0]
 
     run(scenario())

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvell.server.front.front import Front, FrontLimits
+from kvell.server.front.front import Front
+from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.place import Place
 from kvell.server.instance.restart import RestartPolicy
 
@@ -95,11 +96,11 @@ def test_an_instance_that_is_started_again_has_all_processors(
         async with Front(instance_command(), limits=quick, place=Place()) as front:
             for restarts in range(2):
                 assert os.sched_getaffinity(0) == processors - {min(processors)}
-                pid = front.instance_pid
+                pid = front.instances()[0][0].pid
                 assert pid is not None
                 assert os.sched_getaffinity(pid) == processors
                 os.kill(pid, 9)
-                while front.restarts == restarts or front.state != "serving":
+                while front.instances()[0][0].restarts == restarts or front.state != "serving":
                     await asyncio.sleep(0.005)
 
     in_a_thread(lambda: asyncio.run(asyncio.wait_for(scenario(), 60)))

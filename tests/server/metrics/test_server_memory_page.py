@@ -5,7 +5,7 @@ import os
 import httpx
 
 from kvell.engine.protocol.messages import GroupStats, Ready, Stats
-from kvell.server.metrics.memory_page import memory_page
+from kvell.server.metrics.memory_page import InstanceMemory, contract_lines, memory_page
 from kvell.vocabulary import MIB
 
 READY = Ready(4, 0, 8, "m", 64, 0, memory={"weights_bytes": 5, "contract_bytes": 90 * MIB})
@@ -29,14 +29,14 @@ STATS = Stats(
 
 
 def test_the_promise_is_both_processes() -> None:
-    page = memory_page(READY, STATS, 10 * MIB, None)
+    page = memory_page({"mixed-0": InstanceMemory(READY, STATS, None)}, 10 * MIB)
     assert page["contract_bytes"] == 100 * MIB
     assert page["parts"]["weights_bytes"] == 5
     assert page["parts"]["front_floor_bytes"] == 10 * MIB
 
 
 def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
-    page = memory_page(READY, STATS, 0, None)
+    page = memory_page({"mixed-0": InstanceMemory(READY, STATS, None)}, 0)
     assert page["pool"]["chunks"] == {"kv": 30, "activation_idle": 2, "activation_used": 1}
     assert (page["pool"]["withheld_large_pages"], page["pool"]["largest_step_chunks"]) == (5, 3)
     assert page["moves"] == {"mapped": 11}
@@ -47,7 +47,7 @@ def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
 
 
 def test_processes_are_measured_now() -> None:
-    now = memory_page(READY, STATS, 0, os.getpid())["now_bytes"]
+    now = memory_page({"mixed-0": InstanceMemory(READY, STATS, os.getpid())}, 0)["now_bytes"]
     assert now["front"] > MIB
     assert abs(now["instance"] - now["front"]) < 16 * MIB, "here they are one"
 
@@ -57,3 +57,23 @@ def test_a_server_tells_it_over_http(server_url: str) -> None:
     assert page["pool"]["chunks"] == {}, "the fake engine shares no pool"
     assert page["now_bytes"]["instance"] > MIB
     assert page["contract_bytes"] >= page["parts"]["front_floor_bytes"] > MIB
+
+
+def test_weights_of_several_instances_count_once() -> None:
+    known = {f"mixed-{n}": InstanceMemory(READY, STATS, None) for n in range(3)}
+    page = memory_page(known, 10 * MIB)
+    assert page["contract_bytes"] == 280 * MIB - 2 * 5
+    assert page["parts"]["contract_bytes"] == 270 * MIB
+    assert set(page["instances"]) == set(known)
+    assert page["instances"]["mixed-1"]["requests"] == {"running": 2, "waiting": 3}
+    assert "pool" not in page, "there are three"
+
+
+def test_the_contract_has_a_line_for_every_process_and_the_whole() -> None:
+    parts = {"weights_bytes": 30 * MIB, "contract_bytes": 90 * MIB}
+    lines = contract_lines({"mixed-0": parts, "mixed-1": parts}, 10 * MIB)
+    assert [line.split()[0] for line in lines[1:]] == [
+        *("front", "mixed-0", "mixed-1", "shared", "all"),
+    ]
+    assert lines[-1].split()[-2:] == ["160.0", "MiB"]
+    assert lines[-2].split()[-3:] == ["-", "30.0", "MiB"]

@@ -7,6 +7,7 @@ import pytest
 from kvell.engine.protocol.messages import Finished, GroupStats, Ready, Stats
 from kvell.server.front.request_log import EndedRequest
 from kvell.server.metrics.front_metrics import MOST_NOTED, ServerMetrics
+from kvell.server.metrics.instance_metrics import InstanceFigures
 from kvell.vocabulary import FinishReason, RequestId
 
 STATS = Stats(
@@ -41,7 +42,19 @@ STATS = Stats(
 
 
 def sample(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(f"kvell:{name}", {"model_name": "m", **labels})
+    """A sample of the front, or of the instance ``mixed-0``."""
+    keys = {"model_name": "m", **labels}
+    of_front = metrics.registry.get_sample_value(f"kvell:{name}", keys)
+    if of_front is not None:
+        return of_front
+    return metrics.registry.get_sample_value(f"kvell:{name}", {"instance": "mixed-0", **keys})
+
+
+def tell(
+    metrics: ServerMetrics, stats: Stats | None, ready: Ready | None = None, restarts: int = 0
+) -> None:
+    """Let the one instance say this of itself."""
+    metrics.instances.instances = {"mixed-0": InstanceFigures(stats, ready, restarts)}
 
 
 def ended(reason: FinishReason, **changes: float) -> EndedRequest:
@@ -134,14 +147,13 @@ def test_prompts_with_several_answers() -> None:
 
 def test_the_instances_gauges_and_counters() -> None:
     metrics = ServerMetrics("m")
-    metrics.instance.stats = STATS
-    metrics.instance.front_waiting = 10
-    metrics.instance.restarts = 3
+    tell(metrics, STATS, restarts=3)
+    metrics.instances.front_waiting = 10
     expected = {
         "instance_up": 1,
         "instance_restarts_total": 3,
         "num_requests_running": 5,
-        "num_requests_waiting": 16,
+        "num_requests_waiting": 6,
         "kv_cache_usage_perc": 0.25,
         "large_pages": 7,
         "empty_large_pages": 2,
@@ -157,11 +169,12 @@ def test_the_instances_gauges_and_counters() -> None:
         "spec_decode_num_accepted_tokens_total": 33,
     }
     assert {name: sample(metrics, name) for name in expected} == expected
+    assert sample(metrics, "num_requests_waiting", instance="front") == 10
 
 
 def test_groups_and_rungs_have_labels() -> None:
     metrics = ServerMetrics("m")
-    metrics.instance.stats = STATS
+    tell(metrics, STATS)
     assert sample(metrics, "group_used_pages", group="full") == 1
     assert sample(metrics, "group_cached_pages", group="sliding(512)") == 6
     assert sample(metrics, "group_evicted_pages_total", group="full") == 4
@@ -172,8 +185,7 @@ def test_groups_and_rungs_have_labels() -> None:
 
 def test_pages_by_state_and_sizes_of_groups() -> None:
     metrics = ServerMetrics("m")
-    metrics.instance.stats = STATS
-    metrics.instance.ready = Ready(3, 3, 8, "m", 512, 28 * 1024)
+    tell(metrics, STATS, ready=Ready(3, 3, 8, "m", 512, 28 * 1024))
     assert sample(metrics, "group_unwritten_pages", group="full") == 9
     assert sample(metrics, "group_stranded_pages", group="sliding(512)") == 2
     assert sample(metrics, "group_checkpoint_pages_total", group="full") == 0
@@ -182,6 +194,7 @@ def test_pages_by_state_and_sizes_of_groups() -> None:
     [info] = [f for f in metrics.registry.collect() if f.name == "kvell:cache_config_info"]
     assert info.samples[0].labels == {
         "model_name": "m",
+        "instance": "mixed-0",
         "block_size": "16",
         "num_gpu_blocks": "28",
         "large_page_bytes": "4096",
@@ -194,7 +207,7 @@ def test_pages_by_state_and_sizes_of_groups() -> None:
 
 def test_steps_by_size_draft_tokens_by_position_and_sources() -> None:
     metrics = ServerMetrics("m")
-    metrics.instance.stats = STATS
+    tell(metrics, STATS)
     assert sample(metrics, "iteration_tokens_total_bucket", le="1.0") == 30
     assert sample(metrics, "iteration_tokens_total_bucket", le="64.0") == 39
     assert sample(metrics, "iteration_tokens_total_bucket", le="16384.0") == 39
@@ -210,6 +223,7 @@ def test_steps_by_size_draft_tokens_by_position_and_sources() -> None:
 
 def test_without_an_instance_only_what_is_known_is_said() -> None:
     metrics = ServerMetrics("m")
+    tell(metrics, None)
     assert sample(metrics, "instance_up") == 0
     assert sample(metrics, "num_requests_running") is None
 
@@ -222,18 +236,18 @@ def test_two_servers_in_one_process_share_nothing() -> None:
 
 def test_the_text_format_carries_every_series_of_the_stats() -> None:
     metrics = ServerMetrics("m")
-    metrics.instance.stats = dataclasses.replace(STATS, groups=(), rungs={})
+    tell(metrics, dataclasses.replace(STATS, groups=(), rungs={}))
     text = metrics.render().decode()
-    assert 'kvell:num_requests_running{model_name="m"} 5.0' in text
+    assert 'kvell:num_requests_running{instance="mixed-0",model_name="m"} 5.0' in text
     assert "# TYPE kvell:num_preemptions_total counter" in text
 
 
 def test_a_cpu_buffer_says_what_went_out_and_came_in() -> None:
     metrics = ServerMetrics("m")
-    metrics.instance.stats = STATS
+    tell(metrics, STATS)
     assert sample(metrics, "cpu_buffer_requests") is None, "there is none"
     buffer = {"large_pages": 9, "used_large_pages": 4, "holders": 2, "out_bytes": 70, "in_bytes": 5}
-    metrics.instance.stats = dataclasses.replace(STATS, buffer=buffer)
+    tell(metrics, dataclasses.replace(STATS, buffer=buffer))
     assert sample(metrics, "cpu_buffer_large_pages", state="used") == 4
     assert sample(metrics, "cpu_buffer_large_pages", state="empty") == 5
     assert sample(metrics, "cpu_buffer_requests") == 2
@@ -241,21 +255,38 @@ def test_a_cpu_buffer_says_what_went_out_and_came_in() -> None:
     assert sample(metrics, "cpu_buffer_bytes_total", way="in") == 5
     assert sample(metrics, "cpu_buffer_parked") is None, "prompts do not go ahead there"
     more = dataclasses.replace(STATS, buffer=buffer | {"cached_pages": 3, "cache_hit_tokens": 40})
-    metrics.instance.stats = dataclasses.replace(more, prefix_cache_hits=100)
+    tell(metrics, dataclasses.replace(more, prefix_cache_hits=100))
     assert sample(metrics, "cpu_buffer_cached_pages") == 3
     found = {"source": "cpu_buffer"}, {"source": "device"}
     hits = [sample(metrics, "prompt_tokens_cached_by_source_total", **one) for one in found]
     assert hits == [40, 60]
     ahead = {"parked": 1, "parkings": 8, "logical_large_pages": 6}
-    metrics.instance.stats = dataclasses.replace(STATS, buffer=buffer | ahead)
+    tell(metrics, dataclasses.replace(STATS, buffer=buffer | ahead))
     assert sample(metrics, "cpu_buffer_parked") == 1
     assert sample(metrics, "cpu_buffer_logical") == 6
 
 
 def test_a_shared_pool_says_who_has_its_chunks() -> None:
     metrics = ServerMetrics("m")
-    metrics.instance.stats = STATS
+    tell(metrics, STATS)
     assert sample(metrics, "memory_chunks", state="kv") == 21
     assert sample(metrics, "memory_chunks", state="cold") == 0
     assert sample(metrics, "memory_chunk_moves_total", move="inflated") == 13
     assert sample(metrics, "memory_chunk_moves_total", move="chunk_bytes") is None
+
+
+def test_every_instance_has_its_own_series_of_one_family() -> None:
+    metrics = ServerMetrics("m")
+    beside = dataclasses.replace(STATS, running=9)
+    metrics.instances.instances = {
+        "mixed-0": InstanceFigures(STATS),
+        "mixed-1": InstanceFigures(beside, restarts=2),
+        "mixed-2": InstanceFigures(),
+    }
+    running = [sample(metrics, "num_requests_running", instance=f"mixed-{n}") for n in range(3)]
+    assert running == [5, 9, None]
+    assert [sample(metrics, "instance_up", instance=f"mixed-{n}") for n in range(3)] == [1, 1, 0]
+    assert sample(metrics, "instance_restarts_total", instance="mixed-1") == 2
+    text = metrics.render().decode()
+    assert text.count("# TYPE kvell:num_requests_running gauge") == 1
+    assert text.count("# TYPE kvell:iteration_tokens_total histogram") == 1

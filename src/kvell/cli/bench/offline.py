@@ -15,8 +15,9 @@ from kvell.cli.bench.workload_options import (
 from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.options import engine_options, require_one_model, with_kv_memory
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.tables import made_table
+from kvell.engine.setup.engine_settings import EngineSettings
 
 
 @click.command()

@@ -1,7 +1,7 @@
 """The only place that reads or sets environment variables."""
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 SPINS = "1000"
@@ -39,6 +39,17 @@ def prepare_libraries(environ: MutableMapping[str, str], cores: int) -> None:
 def prepare_process() -> None:
     """Apply :func:`prepare_libraries` to this process."""
     prepare_libraries(os.environ, len(os.sched_getaffinity(0)))
+
+
+def take_processors(processors: Sequence[int], threads: int) -> None:
+    """Run this process on some processors only, with so many threads in a step.
+
+    Must run before torch is imported.  A smaller number of threads that the user set is kept.
+    """
+    os.sched_setaffinity(0, processors)
+    share = threads or len(processors)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    os.environ["OMP_NUM_THREADS"] = str(min(int(given), share) if given.isdecimal() else share)
 
 
 def process_cache_dir() -> Path:

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from kvell.cli.terminal.session import EngineSettings, Session
+from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.models.config.kv_dtypes import KV_DTYPES
 from kvell.models.config.quantization import QUANTIZATIONS
@@ -142,7 +143,8 @@ def engine_options(command: Command) -> Command:
     def gathered(*args: Any, **given: Any) -> Any:
         model, *beside = given.pop("models")
         given |= {"model": model, "beside": tuple(beside)}
-        chosen = {field.name: given.pop(field.name) for field in fields(EngineSettings)}
+        names = [field.name for field in fields(EngineSettings) if field.name in given]
+        chosen = {name: given.pop(name) for name in names}
         return command(*args, settings=EngineSettings(**chosen), **given)
 
     return _with(_ENGINE_OPTIONS, gathered)
@@ -274,4 +276,19 @@ def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings
     given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
     if given or settings.device != "cpu":
         return settings
-    return replace(settings, kv_memory_bytes=default_kv_memory_bytes(session.available_bytes()))
+    share_bytes = session.available_bytes() // settings.memory_parts
+    return replace(settings, kv_memory_bytes=default_kv_memory_bytes(share_bytes))
+
+
+def with_shared_kv_memory(
+    settings: EngineSettings, session: Session, instances: int
+) -> EngineSettings:
+    """Return the settings of each of several instances, which share the default KV memory.
+
+    One instance decides by itself, when it starts.
+    """
+    given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
+    if given or instances < 2 or settings.device != "cpu":
+        return settings
+    share_bytes = default_kv_memory_bytes(session.available_bytes() // instances)
+    return replace(settings, kv_memory_bytes=share_bytes)

@@ -7,62 +7,8 @@ from typing import Any, Protocol
 
 from kvell.cli.terminal.faults import Debug
 from kvell.clock import Clock, MonotonicClock
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.models.sources.progress import Progress
-from kvell.pages.sizing import Manager
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """The flags for what to serve and with how much memory; None means Kvell decides."""
-
-    model: str
-    kv_memory_bytes: int | None = None
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    quantization: str = "none"
-    kv_budget: str | None = None
-    device: str = "cpu"
-    max_model_len: int | None = None
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    manager: Manager = "kvell"
-    num_speculative_tokens: int = 0
-    speculative_model: str | None = None
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
-    beside: tuple[str, ...] = ()
-    memory_bytes: int | None = None
-    cpu_buffer_bytes: int | None = None
-    async_scheduling: bool = False
-    slo_ttft_seconds: float | None = None
-    slo_tpot_seconds: float | None = None
-
-    def flags(self) -> list[str]:
-        """Return the command-line flags that give these settings again."""
-        written = {
-            "--memory": self.memory_bytes,
-            "--kv-memory": self.kv_memory_bytes,
-            "--cpu-buffer": self.cpu_buffer_bytes,
-            "--slo-ttft": self.slo_ttft_seconds,
-            "--slo-tpot": self.slo_tpot_seconds,
-            "--dtype": self.dtype,
-            "--kv-cache-dtype": self.kv_cache_dtype,
-            "--quantization": self.quantization,
-            "--kv-budget": self.kv_budget,
-            "--device": self.device,
-            "--max-model-len": self.max_model_len,
-            "--max-num-batched-tokens": self.max_num_batched_tokens,
-            "--max-num-seqs": self.max_num_seqs,
-            "--manager": self.manager,
-            "--num-speculative-tokens": self.num_speculative_tokens,
-            "--speculative-model": self.speculative_model,
-            "--prompt-lookup-max": self.prompt_lookup_max,
-            "--prompt-lookup-min": self.prompt_lookup_min,
-        }
-        switches = ["--async-scheduling" if self.async_scheduling else "--no-async-scheduling"]
-        models = [("--model", model) for model in (self.model, *self.beside)]
-        pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
-        return [*(word for pair in (*models, *pairs) for word in pair), *switches]
 
 
 class Contract(Protocol):
@@ -117,7 +63,11 @@ class Model(Protocol):
 
 
 def open_model(
-    settings: EngineSettings, cache_dir: Path, progress: Progress, incarnation: int = 0
+    settings: EngineSettings,
+    cache_dir: Path,
+    progress: Progress,
+    incarnation: int = 0,
+    weights_fd: int | None = None,
 ) -> Any:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
@@ -144,9 +94,11 @@ def open_model(
         prompt_lookup_max=settings.prompt_lookup_max,
         prompt_lookup_min=settings.prompt_lookup_min,
         async_scheduling=settings.async_scheduling,
+        memory_parts=settings.memory_parts,
         cache_dir=cache_dir,
         progress=progress,
         incarnation=incarnation,
+        weights_fd=weights_fd,
     )
     return model
 

@@ -18,6 +18,8 @@ class EngineOptions:
         lateness sets how much of it they may use.
     :param slo_tpot_seconds: longest mean time per further token.
     :param async_scheduling: plan a step while the one before runs, where that is possible.
+    :param memory_parts: instances that start at once on this machine; each may have this part of
+        what is free.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
     """
@@ -37,6 +39,7 @@ class EngineOptions:
     async_scheduling: bool = False
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None
+    memory_parts: int = 1
 
     @property
     def has_objectives(self) -> bool:

@@ -65,10 +65,11 @@ def sizes_of(
     weights_bytes = sum(one.weight_bytes for one in every)
     reserve_bytes = need.need_bytes(options.max_num_batched_tokens, options.max_step_logits)
     device, memory_bytes = every[0].device, options.memory_bytes
+    host_free_bytes = available_bytes() // options.memory_parts
     if memory_bytes is None:
         kv_bytes = options.kv_memory_bytes or _default_kv_bytes(device, reserve_bytes)
-        free_bytes = available_bytes() if device.type == "cpu" else _free_bytes(device)
-        host_bytes = available_bytes() + (0 if device.type == "cpu" else kv_bytes + reserve_bytes)
+        free_bytes = host_free_bytes if device.type == "cpu" else _free_bytes(device)
+        host_bytes = host_free_bytes + (0 if device.type == "cpu" else kv_bytes + reserve_bytes)
         check_affordable(options, kv_bytes, reserve_bytes, free_bytes, host_bytes)
         layout = layout_of(layers, kv_bytes, options)
         return Sizes(weights_bytes, need, reserve_bytes, layout, layout)
@@ -77,7 +78,7 @@ def sizes_of(
         raise ChangeSomething("--memory", f"{memory_bytes}B", problem, "use --kv-memory")
     shares = can_share(every, options, has_draft=has_draft)
     bound = Bound(memory_bytes, weights_bytes, 0 if shares else reserve_bytes)
-    free_bytes = available_bytes()
+    free_bytes = host_free_bytes
     pool_bytes = bound.pool_bytes(options.kv_memory_bytes, free_bytes)
     check_buffer(options, free_bytes - pool_bytes)
     if not shares:

@@ -8,11 +8,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.server.api.http_errors import ApiError, invalid_request
 
-GUARDED_PREFIX = "/v1/"
+GUARDED = ("/v1/", "/cluster")
+"""Paths that need the key begin so: what costs work, and what changes the server."""
 
 
 class ApiKeyGuard:
-    """Lets ``/v1/`` through only with ``Authorization: Bearer <key>``."""
+    """Lets guarded paths through only with ``Authorization: Bearer <key>``."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
@@ -20,7 +21,7 @@ class ApiKeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        guarded = scope["type"] == "http" and scope["path"].startswith(GUARDED_PREFIX)
+        guarded = scope["type"] == "http" and scope["path"].startswith(GUARDED)
         if not guarded or self._allowed(scope["headers"]):
             await self._app(scope, receive, send)
             return

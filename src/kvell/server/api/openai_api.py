@@ -1,5 +1,6 @@
 """OpenAI's API over a front."""
 
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -11,9 +12,10 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from kvell.device.process_size import process_bytes
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import Stats
 from kvell.errors import TryLater
 from kvell.server.api import http_errors, responses
+from kvell.server.api.cluster_api import ClusterApi
 from kvell.server.api.guards import ApiKeyGuard, BodyLimit
 from kvell.server.api.http_errors import UnknownModel
 from kvell.server.api.prompts import PromptEncoder, TokenIds
@@ -32,7 +34,9 @@ from kvell.server.api.streaming import (
 )
 from kvell.server.front.front import Front
 from kvell.server.metrics.front_metrics import CONTENT_TYPE, ServerMetrics
-from kvell.server.metrics.memory_page import memory_page
+from kvell.server.metrics.instance_metrics import InstanceFigures
+from kvell.server.metrics.memory_page import InstanceMemory, memory_page
+from kvell.server.text.session_key import conversation_key, prompt_key
 from kvell.server.text.text_model import PreparedPrompt, TextModel
 from kvell.server.text.text_stream import TextDelta, Usage, text_deltas
 from kvell.server.text.usage_so_far import UsageSoFar
@@ -95,30 +99,46 @@ class Api:
 
     async def prometheus(self) -> Response:
         """``/metrics``."""
-        instance = self.metrics.instance
-        try:
-            instance.stats = await self.front.stats(STATS_SECONDS)
-        except TryLater:
-            instance.stats = None
-        instance.ready = self.front.ready
-        instance.front_waiting = self.front.waiting
-        instance.restarts = self.front.restarts
+        told = await self._stats()
+        self.metrics.instances.front_waiting = self.front.waiting
+        self.metrics.instances.instances = {
+            one.instance_id: InstanceFigures(told.get(one.instance_id), one.ready, one.restarts)
+            for one, _ in self.front.instances()
+        }
         return Response(self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def memory(self) -> Response:
         """``/debug/memory``; 503 while no instance answers."""
+        told = await self._stats()
+        known = {
+            one.instance_id: InstanceMemory(one.ready, told[one.instance_id], one.pid)
+            for one, _ in self.front.instances()
+            if one.ready is not None and one.instance_id in told
+        }
+        if not known:
+            return _json({"error": f"no instance answers just now ({self.front.state})"}, 503)
+        return _json(memory_page(known, self.floor_bytes))
+
+    async def audit(self) -> Response:
+        """``/debug/audit``: every contradiction that instances find; 503 while none answers."""
+        told = await self._stats(with_audit=True)
+        if not told:
+            return _json({"error": f"no instance answers just now ({self.front.state})"}, 503)
+        problems = {name: list(stats.problems or ()) for name, stats in told.items()}
+        return _json({"clean": not any(problems.values()), "problems": problems})
+
+    async def _stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
+        """What each instance says within a bounded time; those that are silent are left out."""
         try:
-            stats = await self.front.stats(STATS_SECONDS)
-        except TryLater as error:
-            return _json({"error": str(error)}, 503)
-        front = self.front
-        return _json(memory_page(front.ready, stats, self.floor_bytes, front.instance_pid))
+            return await self.front.stats(STATS_SECONDS, with_audit=with_audit)
+        except TryLater:
+            return {}
 
     async def _complete(
         self, served: Served, heading: Heading, body: CompletionRequest
     ) -> Response:
         prompts = [await served.prompts.prompt(prompt) for prompt in body.prompts()]
-        deltas = self._serve(served, heading, prompts, body)
+        deltas = self._serve(served, heading, prompts, body, "")
         if body.stream:
             so_far = _counter(prompts, body)
             events = _completion_events(heading, deltas, body.include_usage(), so_far)
@@ -129,7 +149,8 @@ class Api:
 
     async def _chat(self, served: Served, heading: Heading, body: ChatRequest) -> Response:
         prompt = await served.prompts.chat(body.messages)
-        deltas = self._serve(served, heading, [prompt], body)
+        session = conversation_key([one.model_dump() for one in body.messages])
+        deltas = self._serve(served, heading, [prompt], body, session)
         if body.stream:
             so_far = _counter([prompt], body)
             return await _stream(_chat_events(heading, deltas, body.include_usage(), so_far))
@@ -143,13 +164,20 @@ class Api:
         heading: Heading,
         prompts: Sequence[TokenIds],
         body: GenerationRequest,
+        session: str,
     ) -> Deltas:
         # All sampling parameters are checked before the first prompt is submitted.
         samplings = [body.sampling(served.prompts.room_tokens(ids)).choices() for ids in prompts]
         asked = [(ids, one) for ids, some in zip(prompts, samplings, strict=True) for one in some]
         salt = body.cache_salt or ""
+        sessions = [body.prompt_cache_key or session or prompt_key(ids) for ids, _ in asked]
         answers = [
-            self._text(served, ids, f"{heading.answer_id}-{i}", salt, sampling)
+            text_deltas(
+                self.front,
+                served.text,
+                PreparedPrompt(ids, f"{heading.answer_id}-{i}", salt, served.key, sessions[i]),
+                sampling,
+            )
             for i, (ids, sampling) in enumerate(asked)
         ]
         for _ in prompts:
@@ -158,12 +186,6 @@ class Api:
         if body.choices() > 1:
             deltas = _prompts_counted_once(deltas, body.choices())
         return _told(deltas, body.choices(), self.metrics)
-
-    def _text(
-        self, served: Served, ids: TokenIds, request_id: str, salt: str, sampling: SamplingParams
-    ) -> AsyncGenerator[TextDelta, None]:
-        prompt = PreparedPrompt(ids, request_id, salt, served.key)
-        return text_deltas(self.front, served.text, prompt, sampling)
 
     def _served(self, body: GenerationRequest) -> tuple[str, Served]:
         """The model that a request names, and its name; who names none means the first."""
@@ -282,6 +304,8 @@ def build_app(
     app.add_api_route("/health", api.health, methods=["GET"])
     app.add_api_route("/metrics", api.prometheus, methods=["GET"])
     app.add_api_route("/debug/memory", api.memory, methods=["GET"])
+    app.add_api_route("/debug/audit", api.audit, methods=["GET"])
+    ClusterApi(front, api.floor_bytes, os.getpid()).install(app)
     http_errors.install(app)
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
     if api_key is not None:

@@ -44,6 +44,7 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool = False
     max_tokens: Count | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
     will_return: StrictBool | None = None
     return_token_ids: bool | None = False
 
@@ -57,7 +58,6 @@ class GenerationRequest(BaseModel):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
     def neutral_fields(self) -> dict[str, tuple[Any, ...]]:

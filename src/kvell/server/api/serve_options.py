@@ -1,8 +1,11 @@
 """Where and within which bounds a server serves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvell.server.front.front import FrontLimits
+from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.server.front.front import ONE_MIXED
+from kvell.server.front.front_limits import FrontLimits
 
 MAX_BODY_BYTES = 32 << 20
 
@@ -12,7 +15,9 @@ class ServeOptions:
     """Where and within which bounds to serve.
 
     :param port: 0 takes any free port.
-    :param api_key: when given, ``/v1/`` answers only to it.
+    :param api_key: when given, ``/v1/`` and ``/cluster`` answer only to it.
+    :param instances: how many of each role to start.
+    :param routing: which instance gets a request.
     """
 
     host: str = "127.0.0.1"
@@ -20,3 +25,5 @@ class ServeOptions:
     api_key: str | None = None
     max_body_bytes: int = MAX_BODY_BYTES
     limits: FrontLimits = field(default_factory=FrontLimits)
+    instances: Mapping[str, int] = field(default_factory=lambda: dict(ONE_MIXED))
+    routing: str = DEFAULT_ROUTING

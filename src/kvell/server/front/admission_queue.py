@@ -1,48 +1,66 @@
-"""Who waits, who is served, and with how many credits: the front without any I/O.
+"""Who waits, who is served by which instance, and with how many credits: the front without I/O.
 
 ::
 
-    add ──► waiting ──credit──► in flight ──Finished──► gone
+    add ──► waiting ──routed──► in flight ──Finished──► gone
                │ ▲                  ├─ drop ──► Cancel sent, still in flight
                │ └── attempts left ─┴─ instance dies ──► error, gone
                └─ drop ──► gone
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
+from kvell.cluster.routing.views import RequestView
 from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.errors import ChangeSomething, TryLater
+from kvell.server.front.line import Line
 from kvell.server.front.request_log import LogEntry, RequestObserver
 from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import FinishReason, RequestId
 
 
 class AdmissionQueue:
-    """The request log and the bounded waiting line.
+    """The request log, the bounded waiting line, and a line to every instance.
 
     :param max_waiting: requests that may wait for a credit.
+    :param router: chooses among the instances that have room.
     """
 
-    def __init__(self, max_waiting: int, observer: RequestObserver | None = None) -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        observer: RequestObserver | None = None,
+        router: Router | None = None,
+    ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
-        self._credits = 0
+        self._router = router or router_named(DEFAULT_ROUTING)
         self._waiting: dict[RequestId, LogEntry] = {}
-        self._in_flight: dict[RequestId, LogEntry] = {}
+        self._submitted: dict[RequestId, LogEntry] = {}
+        self.lines: dict[str, Line] = {}
 
     @property
     def waiting(self) -> int:
-        """Requests the instance has not seen yet."""
+        """Requests that no instance has."""
         return len(self._waiting)
 
     @property
     def in_flight(self) -> int:
-        """Requests the instance has and did not finish."""
-        return len(self._in_flight)
+        """Requests that instances have and did not finish."""
+        return len(self._submitted)
 
-    def open(self, credits: int) -> None:  # noqa: A002 - the protocol's word
-        """An instance is ready for so many requests at once."""
-        self._credits = credits
+    def line(self, instance_id: str) -> Line:
+        """The line to an instance; a new one is closed until it is opened."""
+        if instance_id not in self.lines:
+            self.lines[instance_id] = Line(instance_id)
+        return self.lines[instance_id]
+
+    def remove_line(self, instance_id: str) -> None:
+        """Forget an instance that has no request any more."""
+        line = self.lines.pop(instance_id)
+        assert not line.in_flight, "its requests would be forgotten"
 
     def add(self, entry: LogEntry) -> None:
         """Put a request in the line.
@@ -50,7 +68,7 @@ class AdmissionQueue:
         :raises TryLater: when the line is full.
         :raises ChangeSomething: when the id is already in use.
         """
-        if entry.request_id in self._waiting or entry.request_id in self._in_flight:
+        if entry.request_id in self._waiting or entry.request_id in self._submitted:
             raise ChangeSomething("request_id", entry.request_id, "is in use", "choose another")
         if self._is_full():
             if self._observer is not None:
@@ -58,68 +76,75 @@ class AdmissionQueue:
             raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
         self._waiting[entry.request_id] = entry
 
-    def due(self, now: float) -> list[Submit]:
-        """Submissions that credits allow now, first come first served.
+    def due(self, now: float) -> list[tuple[str, Submit]]:
+        """Submissions that can go out now, each with its instance, first come first served.
 
-        One request on probation is in flight at a time, so that a crash has one suspect.
+        An instance has one request on probation at a time, so that a crash has one suspect.
         """
+        if not self._waiting:
+            return []
         chosen: list[LogEntry] = []
-        free = self._free_credits()
-        if free and self._waiting:
-            suspect = any(entry.attempts.on_probation for entry in self._in_flight.values())
-            for entry in self._waiting.values():
-                if len(chosen) == free:
-                    break
-                if suspect and entry.attempts.on_probation:
-                    continue
-                suspect |= entry.attempts.on_probation
-                chosen.append(entry)
+        open_lines = [line for line in self.lines.values() if line.has_room]
+        for entry in self._waiting.values():
+            if not open_lines:
+                break
+            line = self._line_for(entry, open_lines)
+            if line is None:
+                continue
+            line.add(entry)
+            chosen.append(entry)
+            if not line.has_room:
+                open_lines.remove(line)
         for entry in chosen:
             del self._waiting[entry.request_id]
-            self._in_flight[entry.request_id] = entry
+            self._submitted[entry.request_id] = entry
             if entry.submitted_seconds is None:
                 entry.submitted_seconds = now
-        return [entry.submission() for entry in chosen]
+        return [(entry.line, entry.submission()) for entry in chosen]
 
-    def drop(self, request_id: RequestId, end_as: FinishReason, now: float) -> Cancel | None:
-        """End a request early; returns what the instance must be told."""
+    def drop(
+        self, request_id: RequestId, end_as: FinishReason, now: float
+    ) -> tuple[str, Cancel] | None:
+        """End a request early; returns which instance must be told what."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
-        entry = self._in_flight.get(request_id)
+        entry = self._submitted.get(request_id)
         if entry is None or entry.end_as != "cancelled":
             return None
         entry.end_as, entry.is_dropped = end_as, True
-        return Cancel(request_id)
+        return entry.line, Cancel(request_id)
 
     def tokens(self, event: Tokens, now: float) -> None:
         """Hand new tokens to their reader; unknown requests and old attempts are dropped."""
-        entry = self._in_flight.get(event.request_id)
+        entry = self._submitted.get(event.request_id)
         fresh = entry.take_tokens(event) if entry else ()
         if entry is None or not fresh:
             return
+        self.lines[entry.line].emitted(entry, len(fresh))
         self._observe_tokens(entry, len(fresh), now)
         entry.last_token_seconds = now
         entry.mailbox.put(fresh)
 
     def finished(self, event: Finished, now: float) -> None:
         """A request is over; its credit is free again."""
-        entry = self._in_flight.get(event.request_id)
+        entry = self._submitted.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return
-        del self._in_flight[event.request_id]
+        del self._submitted[event.request_id]
+        self.lines[entry.line].remove(entry)
         reason = entry.end_as if event.reason == "cancelled" else event.reason
         self._end(entry, replace(event, reason=reason), now)
 
-    def lost(self, death: InstanceDeath, now: float) -> None:
+    def lost(self, instance_id: str, death: InstanceDeath, now: float) -> None:
         """Take back what a dead instance had: to the head of the line, or to an end.
 
         The next attempt goes on behind the tokens that were emitted.
         """
-        self._credits = 0
-        lost, self._in_flight = self._in_flight, {}
+        lost = self.line(instance_id).lost()
         again: dict[RequestId, LogEntry] = {}
-        for entry in lost.values():
+        for entry in lost:
+            del self._submitted[entry.request_id]
             end = _end_after(entry, death, sole=len(lost) == 1)
             if end is None:
                 entry.attempt += 1
@@ -134,15 +159,23 @@ class AdmissionQueue:
         for entry in failed.values():
             self._end(entry, entry.failure(message), now)
 
+    def _line_for(self, entry: LogEntry, open_lines: Iterable[Line]) -> Line | None:
+        """The line that a request goes to; None if it must wait for another's suspect."""
+        if entry.attempts.on_probation:
+            open_lines = [line for line in open_lines if not line.has_suspect]
+        views = [line.view() for line in open_lines]
+        if len(views) < 2:  # the common case of one instance asks no router
+            return self.lines[views[0].instance_id] if views else None
+        computed = entry.prompt_tokens + entry.emitted_tokens
+        request = RequestView(computed, entry.expected_output_tokens, entry.session)
+        return self.lines[self._router.choose(request, views)]
+
     def _is_full(self) -> bool:
         """Whether a new request finds no place; those that wait for another attempt take none."""
-        most = self._max_waiting + self._free_credits()
+        most = self._max_waiting + sum(line.free_credits for line in self.lines.values())
         if len(self._waiting) < most:
             return False
         return sum(1 for entry in self._waiting.values() if not entry.attempt) >= most
-
-    def _free_credits(self) -> int:
-        return max(0, self._credits - len(self._in_flight))
 
     def _observe_tokens(self, entry: LogEntry, count: int, now: float) -> None:
         if self._observer is None:

@@ -1,72 +1,80 @@
-"""The front: gives each request its own output, whatever happens to the instance."""
+"""The front: gives each request its own output, whatever happens to the instances."""
 
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.engine.protocol.codec import ProtocolError
-from kvell.engine.protocol.messages import AskStats, Event, Finished, Ready, Stats, Submit, Tokens
+from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Ready, Stats, Submit, Tokens
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
+from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.host import Host
+from kvell.server.front.line import Line
 from kvell.server.front.mailbox import Output
+from kvell.server.front.member import MemberStatus, Told
+from kvell.server.front.members import CLOSING, Members
 from kvell.server.front.place import Place
 from kvell.server.front.request_log import LogEntry, RequestObserver
 from kvell.server.instance.death import InstanceDeath
-from kvell.server.instance.restart import RestartPolicy
-from kvell.server.instance.supervisor import FrontState, Supervisor
 from kvell.vocabulary import RequestId
 
-
-@dataclass(frozen=True)
-class FrontLimits:
-    """Bounds of a front.
-
-    :param max_waiting: requests that may wait for a credit before new ones are refused.
-    :param startup_seconds: an instance must be ready within this time.
-    :param drain_seconds: running requests may end within this time when closing.
-    """
-
-    max_waiting: int = 1024
-    startup_seconds: float = 600.0
-    drain_seconds: float = 30.0
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
+FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]
+ONE_MIXED: Mapping[str, int] = {"mixed": 1}
 
 
 class Front:
     """``async with Front(command) as front: async for output in front.generate(…)``.
 
-    :param command: the instance's command line; arguments ``{socket_fd}`` (needed) and
-        ``{incarnation}`` (optional) are filled in at each start.
+    :param command: an instance's command line.  Filled in at each start are the arguments
+        ``{socket_fd}`` (needed), ``{incarnation}``, ``{processors}``, ``{threads}``,
+        ``{memory_parts}`` and ``{weights_fd}``.
+    :param instances: how many of each role to start.
+    :param routing: which instance gets a request (:data:`kvell.cluster.routing.policies.ROUTINGS`).
     :param observer: is told of each request's times.
-    :param place: is taken while an instance serves, and given back while one is started.
+    :param place: is taken while a single instance serves, and given back while one is started.
+    :param host: what the instances share.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
+        instances: Mapping[str, int] = ONE_MIXED,
+        routing: str = DEFAULT_ROUTING,
         limits: FrontLimits | None = None,
         observer: RequestObserver | None = None,
         clock: Clock | None = None,
         place: Place | None = None,
+        host: Host | None = None,
     ) -> None:
+        self.routing = routing
         self._limits = limits or FrontLimits()
+        self._instances = dict(instances)
         self._place = place
         self._clock = clock or MonotonicClock()
-        self._admission_queue = AdmissionQueue(self._limits.max_waiting, observer)
-        self._supervisor = Supervisor(
-            command, self, self._limits.restart, self._limits.startup_seconds
+        router = router_named(routing)
+        self._admission_queue = AdmissionQueue(self._limits.max_waiting, observer, router)
+        told = Told(
+            self._instance_ready,
+            self._instance_said,
+            self._instance_lost,
+            self._instance_given_up,
+            self._instance_leaving,
+            self._instance_gone,
         )
+        self._members = Members(command, self._limits, host or Host(), told)
+        self._closing, self._started = False, False
         self._ready: Ready | None = None
-        self._stats_waiter: asyncio.Future[Stats] | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -77,12 +85,18 @@ class Front:
 
     @property
     def state(self) -> FrontState:
-        """The supervisor's state; only ``serving`` is healthy."""
-        return self._supervisor.state
+        """Only ``serving`` is healthy: at least one instance serves."""
+        if self._closing:
+            return "closing"
+        states = {one.supervisor.state for one in self._members}
+        for state in ("serving", "restarting", "starting"):
+            if state in states:
+                return state
+        return "failed" if states else "starting"
 
     @property
     def ready(self) -> Ready:
-        """What the latest ready incarnation said of itself.
+        """What the first instance that was ready said of itself; they are alike.
 
         :raises InstanceDied: before the first was ready.
         """
@@ -92,35 +106,51 @@ class Front:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a credit."""
+        """Requests that wait for an instance."""
         return self._admission_queue.waiting
 
     @property
     def in_flight(self) -> int:
-        """Requests the instance holds."""
+        """Requests that instances hold."""
         return self._admission_queue.in_flight
 
-    @property
-    def restarts(self) -> int:
-        """How often an instance was started again."""
-        return self._supervisor.restarts
-
-    @property
-    def instance_pid(self) -> int | None:
-        """Process id of the instance; None while there is none."""
-        return self._supervisor.pid
+    def instances(self) -> list[tuple[MemberStatus, Line]]:
+        """Every instance as operators see it, with its line."""
+        queue = self._admission_queue
+        return [(one.status(), queue.line(one.instance_id)) for one in self._members]
 
     async def start(self) -> None:
-        """Start the instance and wait until it is ready.
+        """Start the instances and wait until all are ready.
 
-        :raises InstanceStartError: when it does not become ready.
+        :raises InstanceStartError: when one does not become ready.
         """
-        await self._supervisor.start()
+        await self._members.start(self._instances)
+        self._started = True
 
     async def close(self) -> None:
-        """Refuse what waits, let what runs end within the deadline, end the instance."""
-        self._admission_queue.fail_waiting("the server is shutting down", self._now())
-        await self._supervisor.close(self._limits.drain_seconds)
+        """Refuse what waits, let what runs end within the deadline, end the instances."""
+        self._closing = True
+        self._fail_waiting("the server is shutting down")
+        await self._members.close()
+
+    def scale(self, instances: Mapping[str, int]) -> None:
+        """Add or drain instances until each role named has so many; returns at once.
+
+        :raises ChangeSomething: when the host has no memory for more.
+        :raises InstanceDied: when the front is closing.
+        """
+        self._require_open()
+        self._members.scale(instances)
+        self._take_place()
+
+    def drain(self, instance_id: str) -> None:
+        """Take an instance out of service: it finishes what it has, or others go on with it.
+
+        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        :raises InstanceDied: when the front is closing.
+        """
+        self._require_open()
+        self._members.drain(instance_id)
 
     async def generate(
         self,
@@ -130,16 +160,18 @@ class Front:
         request_id: str | None = None,
         cache_salt: str = "",
         model: str = "",
+        session: str = "",
     ) -> AsyncGenerator[Output, None]:
         """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
 
         Closing the generator early cancels the request.
 
-        :param model: which of several; the instance's first if it is not named.
+        :param model: which of several; the instances' first if it is not named.
+        :param session: requests of one session share prefixes; "" if it has none.
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
-        entry = self._admit(prompt, sampling, request_id, cache_salt, model)
+        entry = self._admit(prompt, sampling, request_id, cache_salt, model, session)
         ended = False
         try:
             while not ended:
@@ -154,53 +186,88 @@ class Front:
         """End a request on purpose; its last output says ``stop``."""
         self._drop(RequestId(request_id), "stop")
 
-    async def stats(self, deadline_seconds: float = 5.0) -> Stats:
-        """Ask the instance for its counters; callers at the same time share one answer.
+    async def stats(
+        self, deadline_seconds: float = 5.0, *, with_audit: bool = False
+    ) -> dict[str, Stats]:
+        """Counters of every instance that serves and answers in time, by id.
+
+        :param with_audit: ask for ``problems`` too, which costs each instance some time.
 
         :raises InstanceDied: when no instance serves just now.
-        :raises TryLater: when it does not answer in time.
+        :raises TryLater: when none answers in time.
         """
-        waiter = self._stats_waiter
-        if waiter is None:
-            self._supervisor.send(AskStats())
-            waiter = self._stats_waiter = asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait([waiter], timeout=deadline_seconds)
-        if not done:
-            raise TryLater(f"the instance gave no statistics within {deadline_seconds:g} s")
-        return waiter.result()
+        serving = [one for one in self._members if one.is_serving]
+        if not serving:
+            raise InstanceDied(f"no instance serves just now ({self.state})")
+        asked = (one.stats(deadline_seconds, with_audit=with_audit) for one in serving)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        told: dict[str, Stats] = {}
+        for member, answer in zip(serving, answers, strict=True):
+            if isinstance(answer, Stats):
+                told[member.instance_id] = answer
+            elif not isinstance(answer, TryLater):
+                raise answer
+        if not told:
+            raise next(answer for answer in answers if isinstance(answer, TryLater))
+        return told
 
-    def instance_ready(self, ready: Ready) -> None:
-        """Serve with the credits of a new incarnation."""
-        self._ready = ready
-        self._admission_queue.open(ready.credits)
-        if self._place is not None:
-            self._place.take()
+    def _instance_ready(self, instance_id: str, ready: Ready) -> None:
+        self._ready = self._ready or ready
+        others = any(one.is_serving for one in self._members if one.instance_id != instance_id)
+        line = self._admission_queue.line(instance_id)
+        line.open(
+            ready.credits,
+            ready.incarnation,
+            free_bytes=ready.kv_pool_bytes,
+            token_bytes=ready.token_bytes,
+            joins_others=others and self._started,
+        )
+        self._take_place()
         self._pump()
 
-    def instance_said(self, event: Event) -> None:
-        """Route an event to whom it concerns."""
+    def _instance_said(self, instance_id: str, event: Event) -> None:
         if isinstance(event, Tokens):
             self._admission_queue.tokens(event, self._now())
+            if self._admission_queue.waiting:  # a first token may let a new instance have more
+                self._pump()
         elif isinstance(event, Finished):
             self._admission_queue.finished(event, self._now())
             self._pump()
-        elif isinstance(event, Stats) and self._stats_waiter is not None:
-            self._stats_waiter.set_result(event)
-            self._stats_waiter = None
+        elif isinstance(event, Heartbeat):
+            self._admission_queue.line(instance_id).heard(event)
 
-    def instance_lost(self, death: InstanceDeath) -> None:
-        """Keep its requests for the next incarnation, which goes on behind what was emitted."""
+    def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
+        """Give its requests to others, which go on behind what was emitted."""
         if self._place is not None:
             self._place.give_back()
-        self._admission_queue.lost(death, self._now())
-        if self._stats_waiter is not None:
-            self._stats_waiter.set_exception(InstanceDied(death.problem))
-            self._stats_waiter.exception()  # read once: perhaps nobody waits any more
-            self._stats_waiter = None
+        self._admission_queue.lost(instance_id, CLOSING if self._closing else death, self._now())
+        self._pump()
 
-    def instance_given_up(self) -> None:
-        """Nothing that waits can be served."""
-        self._admission_queue.fail_waiting("the instance cannot be restarted", self._now())
+    def _instance_given_up(self, _instance_id: str) -> None:
+        if all(one.supervisor.state == "failed" for one in self._members):
+            self._fail_waiting("the instance cannot be restarted")
+
+    def _instance_leaving(self, instance_id: str) -> None:
+        self._admission_queue.line(instance_id).close()
+
+    def _instance_gone(self, instance_id: str) -> None:
+        self._admission_queue.remove_line(instance_id)
+        self._take_place()
+
+    def _fail_waiting(self, message: str) -> None:
+        self._admission_queue.fail_waiting(message, self._now())
+
+    def _take_place(self) -> None:
+        if self._place is None:
+            return
+        if len(self._members) == 1 and self.state == "serving":
+            self._place.take()
+        else:
+            self._place.give_back()
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise InstanceDied("the server is shutting down")
 
     def _now(self) -> float:
         return self._clock.now_seconds()
@@ -212,6 +279,7 @@ class Front:
         request_id: str | None,
         cache_salt: str,
         model: str = "",
+        session: str = "",
     ) -> LogEntry:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves just now ({self.state})")
@@ -220,25 +288,29 @@ class Front:
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
         name = RequestId(request_id or uuid.uuid4().hex)
         ids = np.ascontiguousarray(prompt, dtype="<i4").tobytes()
-        entry = LogEntry(name, ids, sampling, cache_salt, self._now(), model=model)
+        entry = LogEntry(name, ids, sampling, cache_salt, self._now(), model=model, session=session)
         self._admission_queue.add(entry)
         self._pump()
         return entry
 
     def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
-        cancel = self._admission_queue.drop(request_id, end_as, self._now())
-        if cancel is not None and self.state == "serving":
-            self._supervisor.send(cancel)
+        told = self._admission_queue.drop(request_id, end_as, self._now())
+        if told is None:
+            return
+        instance_id, cancel = told
+        supervisor = self._members[instance_id].supervisor
+        if supervisor.pid is not None:
+            supervisor.send(cancel)
 
     def _pump(self) -> None:
-        if self.state != "serving":
+        if self._closing:
             return
-        for submission in self._admission_queue.due(self._now()):
-            self._submit(submission)
+        for instance_id, submission in self._admission_queue.due(self._now()):
+            self._submit(instance_id, submission)
 
-    def _submit(self, submission: Submit) -> None:
+    def _submit(self, instance_id: str, submission: Submit) -> None:
         try:
-            self._supervisor.send(submission)
+            self._members[instance_id].supervisor.send(submission)
         except ProtocolError as error:
             name, attempt = submission.request_id, submission.attempt
             refusal = Finished(name, attempt, "refused", message=str(error))

@@ -12,6 +12,10 @@ from kvell.server.front.mailbox import Mailbox
 from kvell.server.front.retries import Attempts
 from kvell.vocabulary import FinishReason, RequestId
 
+EXPECTED_OUTPUT_TOKENS = 512
+"""Output tokens that load counts for a request at most: many clients ask for all there is room
+for, and few answers are that long."""
+
 
 @dataclass(frozen=True)
 class EndedRequest:
@@ -57,6 +61,10 @@ class LogEntry:
     :param prompt: token ids as little-endian int32 bytes.
     :param output: tokens that went to the reader; the next attempt goes on behind them.
     :param model: which of several models; "" is the first.
+    :param session: requests of one session share prefixes; "" if it has none.
+    :param line: the instance that has it, or had it last; "" before the first.
+    :param pending_prompt_tokens: that the instance has still to compute, as far as is known.
+    :param pending_output_tokens: that the instance is expected to make yet.
     :param end_as: the reason to report when the instance says ``cancelled``.
     :param is_dropped: whether the instance was told to cancel it.
     """
@@ -68,6 +76,10 @@ class LogEntry:
     arrived_seconds: float
     attempt: int = 0
     model: str = ""
+    session: str = ""
+    line: str = ""
+    pending_prompt_tokens: int = 0
+    pending_output_tokens: int = 0
     output: "array[int]" = field(default_factory=lambda: array("i"))
     submitted_seconds: float | None = None
     last_token_seconds: float | None = None
@@ -85,6 +97,13 @@ class LogEntry:
     def emitted_tokens(self) -> int:
         """Tokens that went to the reader."""
         return len(self.output)
+
+    @property
+    def expected_output_tokens(self) -> int:
+        """Tokens that it may still make; a large bound is not taken for a promise."""
+        most = self.sampling.max_tokens
+        expected = EXPECTED_OUTPUT_TOKENS if most is None else min(most, EXPECTED_OUTPUT_TOKENS)
+        return max(1, expected - len(self.output))
 
     def ended(self, finished: Finished, now: float) -> EndedRequest:
         """All there is to say of it."""

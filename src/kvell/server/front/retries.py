@@ -30,8 +30,12 @@ class Attempts:
     def after(self, cause: Cause, *, sole: bool) -> str | None:
         """Count a death; returns why there is no further attempt, or None if there is one.
 
+        An instance that was taken out of service counts as none.
+
         :param sole: whether the instance had no other request.
         """
+        if cause == "drained":
+            return None
         self.deaths += 1
         self.alone += sole and cause != "killed"
         if self.deaths > MOST_RETRIES:

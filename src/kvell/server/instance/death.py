@@ -4,9 +4,10 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-Cause = Literal["crash", "killed", "protocol", "closing"]
-"""``crash``: it ended by itself; ``killed``: somebody ended it; ``protocol``: what it sent could
-not be read; ``closing``: the front is shutting down."""
+Cause = Literal["crash", "killed", "hung", "protocol", "drained", "closing"]
+"""``crash``: it ended by itself; ``killed``: somebody ended it; ``hung``: it gave no sign of life
+and was killed; ``protocol``: what it sent could not be read; ``drained``: it was taken out of
+service; ``closing``: the front is shutting down."""
 
 SENT_BY_OTHERS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready
 from kvell.errors import KvellError
@@ -25,10 +26,25 @@ class InstanceStartError(KvellError):
         super().__init__(message)
 
 
-def filled_in(command: Sequence[str], socket_fd: int, incarnation: int) -> list[str]:
-    """The command line with its ``{socket_fd}`` and ``{incarnation}`` replaced."""
-    names = {"{socket_fd}": str(socket_fd), "{incarnation}": str(incarnation)}
-    return [names.get(argument, argument) for argument in command]
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What one start of an instance is given beside its socket.
+
+    :param incarnation: tells this start from all others; drawn at random.
+    :param values: of further ``{name}`` arguments of the command line.
+    :param inherited_fds: descriptors that the child keeps open.
+    """
+
+    incarnation: int
+    values: Mapping[str, str] = field(default_factory=dict)
+    inherited_fds: tuple[int, ...] = ()
+
+
+def filled_in(command: Sequence[str], socket_fd: int, plan: LaunchPlan) -> list[str]:
+    """The command line with ``{socket_fd}``, ``{incarnation}`` and the plan's names replaced."""
+    names = {"socket_fd": str(socket_fd), "incarnation": str(plan.incarnation), **plan.values}
+    in_braces = {f"{{{name}}}": value for name, value in names.items()}
+    return [in_braces.get(argument, argument) for argument in command]
 
 
 class InstanceProcess:
@@ -43,7 +59,7 @@ class InstanceProcess:
         self._line = line
 
     @classmethod
-    async def launch(cls, command: Sequence[str], incarnation: int) -> "InstanceProcess":
+    async def launch(cls, command: Sequence[str], plan: LaunchPlan) -> "InstanceProcess":
         """Start a child that inherits its end of a socket pair.
 
         The child gets a session of its own: an interrupt typed at the front's terminal
@@ -55,10 +71,10 @@ class InstanceProcess:
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *filled_in(command, theirs.fileno(), incarnation),
+                    *filled_in(command, theirs.fileno(), plan),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=STDERR_FD,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(theirs.fileno(), *plan.inherited_fds),
                     start_new_session=True,
                 )
             except OSError as error:

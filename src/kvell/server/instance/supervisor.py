@@ -1,32 +1,40 @@
-"""Keeps one instance process alive.
+"""Keeps one instance alive: starts it, watches it, and starts it again after a death.
 
 ::
 
-    starting ──Ready──► serving ──instance ends──► restarting ──Ready──► serving
-        │                  │                            └─ attempts used up ──► failed
-        └─ not ready ──► (raises)                 close(), from any ──► closing
+    starting ──Ready──► serving ──retire──► draining ──ended──► gone
+        │                  │ ▲
+        │ exit 2           │ └──Ready── restarting ──attempts used up──► failed
+        └──► failed        └──dies, hangs, breaks the protocol──► restarting
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from kvell.engine.protocol.codec import ProtocolError
 from kvell.engine.protocol.messages import Command, Drain, Event, Ready, Tokens
 from kvell.errors import InstanceDied
 from kvell.server.instance.death import InstanceDeath, ended
-from kvell.server.instance.instance_process import InstanceProcess, InstanceStartError
+from kvell.server.instance.instance_process import (
+    InstanceProcess,
+    InstanceStartError,
+    LaunchPlan,
+)
+from kvell.server.instance.pulse import Pulse
 from kvell.server.instance.restart import RestartPolicy
 
 logger = logging.getLogger(__name__)
 
-FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]
+InstanceState = Literal["starting", "serving", "restarting", "draining", "failed", "gone"]
+USER_MUST_CHANGE = 2
+"""Exit status of an instance that has told the user on stderr what to change."""
 
 
 class InstanceListener(Protocol):
-    """Whoever is told what happens to the instance; called from the event loop."""
+    """Whoever is told what happens to an instance; called from the event loop."""
 
     def instance_ready(self, ready: Ready) -> None:
         """An incarnation can serve."""
@@ -46,29 +54,40 @@ class InstanceListener(Protocol):
 
 
 class Supervisor:
-    """Starts the instance, follows it, starts it again when it dies."""
+    """Starts the instance, follows it, starts it again when it dies.
+
+    :param plan: makes what each start is given; called once for each.
+    :param silence_seconds: an instance that says nothing for so long is killed.
+    """
 
     def __init__(
         self,
+        name: str,
         command: Sequence[str],
+        plan: Callable[[], LaunchPlan],
         listener: InstanceListener,
         policy: RestartPolicy,
         startup_seconds: float,
+        silence_seconds: float,
     ) -> None:
+        self.name = name
         self._command = tuple(command)
+        self._plan = plan
         self._listener = listener
         self._policy = policy
         self._startup_seconds = startup_seconds
+        self._silence_seconds = silence_seconds
         self._fruitless_restarts = 0
         self._process: InstanceProcess | None = None
         self._task: asyncio.Task[None] | None = None
-        self.state: FrontState = "starting"
+        self._pulse = Pulse(silence_seconds)
+        self.state: InstanceState = "starting"
         self.restarts = 0
 
     @property
     def pid(self) -> int | None:
-        """Process id of the serving instance; None while there is none."""
-        return self._process.pid if self._process and self.state == "serving" else None
+        """Process id of the instance that serves or drains; None while there is none."""
+        return self._process.pid if self._process and self._is_up else None
 
     async def start(self) -> None:
         """Start the first incarnation and wait until it is ready.
@@ -78,77 +97,129 @@ class Supervisor:
         process = await self._launch()
         self._task = asyncio.create_task(self._supervise(process))
 
-    def send(self, command: Command) -> None:
-        """Queue a command for the serving instance.
+    def start_soon(self) -> None:
+        """Start the first incarnation while others serve; a failure shows in ``state``."""
+        self._task = asyncio.create_task(self._start_and_supervise())
 
-        :raises InstanceDied: when none serves just now.
+    def send(self, command: Command) -> None:
+        """Queue a command for the instance.
+
+        :raises InstanceDied: when none is up just now.
         :raises ProtocolError: when the command is too long for a frame.
         """
-        if self._process is None or self.state != "serving":
+        if self._process is None or not self._is_up:
             raise InstanceDied(f"no instance serves just now ({self.state})")
         self._process.send(command)
 
-    async def close(self, drain_seconds: float) -> None:
-        """Drain a serving instance within the deadline, then end it."""
+    async def retire(self, drain_seconds: float, death: InstanceDeath) -> None:
+        """Let the instance finish what it has within the deadline, then end it for good.
+
+        :param death: is told to the listener at the end; it has what the instance did not finish.
+        """
         drains = self.state == "serving"
-        self.state = "closing"
-        if self._task is None or self._process is None:
-            return
-        if drains:
+        self.state = "draining" if drains else "gone"
+        if drains and self._process is not None and self._task is not None:
             self._process.send(Drain())
             await asyncio.wait([self._task], timeout=drain_seconds)
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        await self._process.kill()
-        self._listener.instance_lost(InstanceDeath("the server is shutting down", "closing"))
+        self.state = "gone"
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._process is not None:
+            await self._process.kill()
+        self._listener.instance_lost(death)
+
+    @property
+    def _is_up(self) -> bool:
+        return self.state in ("serving", "draining")
+
+    @property
+    def _is_retired(self) -> bool:
+        return self.state in ("draining", "gone")
 
     async def _launch(self) -> InstanceProcess:
-        process = await InstanceProcess.launch(self._command, self.restarts)
+        process = await InstanceProcess.launch(self._command, self._plan())
         try:
             ready = await process.wait_ready(self._startup_seconds)
         except BaseException:
             await process.kill()
             raise
         self._process = process
+        self._pulse = Pulse(self._silence_seconds)
         self.state = "serving"
-        logger.info("instance %d is ready (pid %d)", self.restarts, process.pid)
+        logger.info("instance %s is ready (pid %d)", self.name, process.pid)
         self._listener.instance_ready(ready)
         return process
+
+    async def _start_and_supervise(self) -> None:
+        try:
+            process: InstanceProcess | None = await self._launch()
+        except InstanceStartError as error:
+            logger.error("instance %s: %s", self.name, error)
+            if error.exit_code == USER_MUST_CHANGE:
+                self._give_up()
+                return
+            process = await self._relaunch()
+        if process is not None:
+            await self._supervise(process)
 
     async def _supervise(self, process: InstanceProcess) -> None:
         following: InstanceProcess | None = process
         while following is not None:
             death = await self._follow(following)
-            if self.state == "closing":
+            if self._is_retired:
                 return
             self.state = "restarting"
-            logger.error("%s; restarting", death.problem)
+            logger.error("instance %s: %s; restarting", self.name, death.problem)
             self._listener.instance_lost(death)
             following = await self._relaunch()
 
     async def _follow(self, process: InstanceProcess) -> InstanceDeath:
-        """Pass events on until the instance ends; says how it ended."""
+        """Pass events on until the instance ends; says how it ended.
+
+        The process is gone when this returns, so whoever takes its requests over is alone.
+        """
+        silent = asyncio.Event()
+        watch = asyncio.create_task(self._watch(process, silent))
         try:
             await process.follow(self._heard)
         except ProtocolError as error:
             await process.kill()
             return InstanceDeath(f"the instance broke the protocol: {error}", "protocol")
-        return ended(await process.end())
+        finally:
+            watch.cancel()
+        code = await process.end()
+        if silent.is_set():
+            silence = f"no sign of life for {self._silence_seconds:g} s"
+            return InstanceDeath(f"the instance gave {silence} and was killed", "hung")
+        return ended(code)
+
+    async def _watch(self, process: InstanceProcess, silent: asyncio.Event) -> None:
+        """Kill the process once it was silent for too long; a stopped one can be killed too."""
+        while not self._pulse.look():
+            await asyncio.sleep(self._pulse.interval_seconds)
+        silent.set()
+        await process.kill()
 
     def _heard(self, event: Event) -> None:
+        self._pulse.beat()
         if isinstance(event, Tokens):
             self._fruitless_restarts = 0
         self._listener.instance_said(event)
 
     async def _relaunch(self) -> InstanceProcess | None:
         while (pause := self._policy.pause_seconds(self._fruitless_restarts)) is not None:
+            self.state = "restarting"
             await asyncio.sleep(pause)
             self.restarts += 1
             self._fruitless_restarts += 1
             with contextlib.suppress(InstanceStartError, ProtocolError):
                 return await self._launch()
-            logger.error("restart %d of the instance failed", self.restarts)
-        self.state = "failed"
-        logger.error("the instance cannot be restarted; giving up")
-        self._listener.instance_given_up()
+            logger.error("restart %d of instance %s failed", self.restarts, self.name)
+        self._give_up()
         return None
+
+    def _give_up(self) -> None:
+        self.state = "failed"
+        logger.error("instance %s cannot be started; giving up", self.name)
+        self._listener.instance_given_up()

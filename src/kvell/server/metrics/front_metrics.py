@@ -18,9 +18,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kvell.server.front.request_log import EndedRequest
-from kvell.server.metrics.instance_metrics import LABELS, InstanceCollector
+from kvell.server.metrics.instance_metrics import InstancesCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LABELS = ("model_name",)
 MOST_NOTED = 4096
 """Pieces of output that are noted before they are counted: what runs for every token is kept small,
 since none of it is in the caches when the next comes."""
@@ -96,8 +97,8 @@ class ServerMetrics:
         self._noted: list[tuple[float, int]] = []
         self.registry = CollectorRegistry()
         self.registry.register(_BeforeOthers(self._count_noted))
-        self.instance = InstanceCollector(model_name)
-        self.registry.register(self.instance)
+        self.instances = InstancesCollector(model_name)
+        self.registry.register(self.instances)
         ProcessCollector(registry=self.registry)
         self._model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens prefilled.")

@@ -1,6 +1,7 @@
 """What an instance says of itself, as Prometheus metrics: vLLM's names, and pages by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -15,7 +16,10 @@ from kvell.engine.protocol.messages import GroupStats, Ready, Stats
 from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS
 from kvell.server.metrics.memory_page import chunks_by_state, moves_by_kind
 
-LABELS = ("model_name",)
+LABELS = ("model_name", "instance")
+FRONT = "front"
+"""The instance label of what waits in the front."""
+WAITING = "kvell:num_requests_waiting"
 GROUP_GAUGES = {
     "used_pages": "Pages in use.",
     "cached_pages": "Pages kept for hits.",
@@ -28,15 +32,45 @@ GROUP_COUNTERS = {
 }
 
 
-class InstanceCollector(Collector):
-    """The latest :class:`Stats` as metrics; counters start anew with an incarnation."""
+@dataclass(frozen=True)
+class InstanceFigures:
+    """What is known of one instance; ``stats`` is None if it did not answer."""
+
+    stats: Stats | None = None
+    ready: Ready | None = None
+    restarts: int = 0
+
+
+class InstancesCollector(Collector):
+    """The latest figures of every instance as metrics, told apart by the label ``instance``."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self.stats: Stats | None = None
-        self.ready: Ready | None = None
+        self.instances: Mapping[str, InstanceFigures] = {}
         self.front_waiting = 0
-        self.restarts = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric that is known now, once, with samples of every instance."""
+        families: dict[str, Metric] = {}
+        waiting = GaugeMetricFamily(WAITING, "Requests that wait.", labels=LABELS)
+        waiting.add_metric((self._model_name, FRONT), self.front_waiting)
+        families[waiting.name] = waiting
+        for name, figures in self.instances.items():
+            for family in _InstanceMetrics(self._model_name, name, figures).collect():
+                if family.name in families:
+                    families[family.name].samples.extend(family.samples)
+                else:
+                    families[family.name] = family
+        yield from families.values()
+
+
+class _InstanceMetrics:
+    """Figures of one instance as metrics; counters start anew with an incarnation."""
+
+    def __init__(self, model_name: str, instance: str, figures: InstanceFigures) -> None:
+        self._key = (model_name, instance)
+        self.stats, self.ready = figures.stats, figures.ready
+        self.restarts = figures.restarts
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric that is known now."""
@@ -57,9 +91,8 @@ class InstanceCollector(Collector):
 
     def _gauges(self, stats: Stats) -> Iterator[Metric]:
         gauge = self._gauge
-        waiting = stats.waiting + self.front_waiting
         yield gauge("num_requests_running", "Requests in the running batch.", stats.running)
-        yield gauge("num_requests_waiting", "Requests that wait.", waiting)
+        yield gauge("num_requests_waiting", "Requests that wait.", stats.waiting)
         yield gauge(
             "kv_cache_usage_perc", "Used part of the KV pool (1 is all).", stats.kv_cache_usage
         )
@@ -116,7 +149,7 @@ class InstanceCollector(Collector):
         bounds = [*(str(float(bound)) for bound in STEP_TOKENS_BUCKETS), "+Inf"]
         counts = stats.steps_by_size or (0,) * len(bounds)
         buckets = list(zip(bounds, accumulate(counts), strict=True))
-        family.add_metric((self._model_name,), buckets, stats.step_tokens)
+        family.add_metric(self._key, buckets, stats.step_tokens)
         return family
 
     def _of_groups(self, groups: tuple[GroupStats, ...]) -> Iterator[Metric]:
@@ -184,7 +217,7 @@ class InstanceCollector(Collector):
         keys = tuple(rows[0]) if rows else ()
         family = GaugeMetricFamily(f"kvell:{name}", text, labels=(*LABELS, *keys))
         for row in rows:
-            family.add_metric((self._model_name, *(str(row[key]) for key in keys)), 1)
+            family.add_metric((*self._key, *(str(row[key]) for key in keys)), 1)
         return family
 
     def _by_label(
@@ -197,17 +230,17 @@ class InstanceCollector(Collector):
     ) -> Metric:
         family = kind(f"kvell:{name}", text, labels=(*LABELS, label))
         for key, value in values.items():
-            family.add_metric((self._model_name, key), value)
+            family.add_metric((*self._key, key), value)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"kvell:{name}", text, labels=LABELS)
-        family.add_metric((self._model_name,), value)
+        family.add_metric(self._key, value)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(f"kvell:{name}", text, labels=LABELS)
-        family.add_metric((self._model_name,), value)
+        family.add_metric(self._key, value)
         return family
 
 

@@ -1,9 +1,12 @@
 """``/debug/memory``: what was promised of the machine's memory, and who has it now."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvell.device.process_size import process_bytes
 from kvell.engine.protocol.messages import GroupStats, Ready, Stats
+from kvell.engine.setup.contract import size
 
 CHUNKS = "_chunks"
 GAUGES = ("chunk_bytes", "stale_positions", "withheld_large_pages", "largest_step_chunks")
@@ -23,21 +26,75 @@ def moves_by_kind(memory: dict[str, int]) -> dict[str, int]:
     return {n: c for n, c in memory.items() if n not in GAUGES and not n.endswith(CHUNKS)}
 
 
-def memory_page(
-    ready: Ready, stats: Stats, front_floor_bytes: int, instance_pid: int | None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class InstanceMemory:
+    """What is known of one instance's memory.
+
+    :param pid: None while it has no process.
+    """
+
+    ready: Ready
+    stats: Stats
+    pid: int | None
+
+
+def contract_of_all(parts: Sequence[Mapping[str, int]]) -> int:
+    """``contract_bytes`` of instances together, whose weights are in memory once.
+
+    :param parts: the memory contract of each.
+    """
+    promised_bytes = sum(one.get("contract_bytes", 0) for one in parts)
+    weights = [one.get("weights_bytes", 0) for one in parts]
+    return promised_bytes - sum(weights) + max(weights, default=0)
+
+
+def contract_lines(contracts: Mapping[str, Mapping[str, int]], front_floor_bytes: int) -> list[str]:
+    """The memory contract of several instances, a line for each process and one for the whole.
+
+    :param contracts: the parts of each, by instance id.
+    """
+    rows = {name: parts.get("contract_bytes", 0) for name, parts in contracts.items()}
+    whole_bytes = contract_of_all(list(contracts.values())) + front_floor_bytes
+    shared_bytes = sum(rows.values()) + front_floor_bytes - whole_bytes
+    return [
+        "memory contract, at most",
+        f"  {'front':<18}  {size(front_floor_bytes)}",
+        *(f"  {name:<18}  {size(promised_bytes)}" for name, promised_bytes in rows.items()),
+        *([f"  {'shared weights':<18} -{size(shared_bytes)}"] if shared_bytes else []),
+        f"  {'all processes':<18}  {size(whole_bytes)}",
+    ]
+
+
+def memory_page(instances: Mapping[str, InstanceMemory], front_floor_bytes: int) -> dict[str, Any]:
     """Everything as plain data.
 
+    :param instances: those that answered, by id.
     :param front_floor_bytes: of this process before it served anything.
-    :returns: ``contract_bytes`` is of both processes together; ``now_bytes`` what each takes.
+    :returns: ``contract_bytes`` is of all processes together; ``now_bytes`` what each takes;
+        ``instances`` has every instance's own.  A single instance's figures stand at the top too.
     """
+    pages = {name: _instance_page(one) for name, one in instances.items()}
+    contracts = [one.ready.memory for one in instances.values()]
+    names = {name for contract in contracts for name in contract}
+    parts = {name: sum(contract.get(name, 0) for contract in contracts) for name in sorted(names)}
+    alone = next(iter(pages.values())) if len(pages) == 1 else {}
     return {
-        "contract_bytes": ready.memory.get("contract_bytes", 0) + front_floor_bytes,
-        "parts": {**ready.memory, "front_floor_bytes": front_floor_bytes},
+        **alone,
+        "contract_bytes": contract_of_all(contracts) + front_floor_bytes,
+        "parts": {**parts, "front_floor_bytes": front_floor_bytes},
         "now_bytes": {
             "front": process_bytes(),
-            "instance": process_bytes(instance_pid) if instance_pid else 0,
+            "instance": sum(page["now_bytes"] for page in pages.values()),
         },
+        "instances": pages,
+    }
+
+
+def _instance_page(one: InstanceMemory) -> dict[str, Any]:
+    stats = one.stats
+    return {
+        "parts": dict(one.ready.memory),
+        "now_bytes": process_bytes(one.pid) if one.pid else 0,
         "pool": {
             "large_page_bytes": stats.large_page_bytes,
             "large_pages": stats.large_pages,

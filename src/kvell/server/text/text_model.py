@@ -97,9 +97,14 @@ class Texts:
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A prompt ready to be submitted; ``model`` as the instance knows it, "" for its first."""
+    """A prompt ready to be submitted.
+
+    :param model: as the instance knows it, "" for its first.
+    :param session: requests of one session go to one instance, if the routing says so.
+    """
 
     token_ids: NDArray[np.int32]
     request_id: str
     cache_salt: str = ""
     model: str = ""
+    session: str = ""

@@ -111,6 +111,7 @@ async def text_deltas(
         request_id=prompt.request_id,
         cache_salt=prompt.cache_salt,
         model=prompt.model,
+        session=prompt.session,
     )
     untold: tuple[int, ...] = ()
     async with aclosing(outputs):

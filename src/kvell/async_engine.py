@@ -1,0 +1,233 @@
+"""``kvell.AsyncEngine``: instances in processes of their own, for asyncio, without HTTP.
+
+What ``kvell serve`` does behind its HTTP face, with vLLM's call signatures::
+
+    async with AsyncEngine("smollm2", instances="mixed=2") as engine:
+        async for output in engine.generate("What is a page?", SamplingParams(max_tokens=16)):
+            print(output.text)
+"""
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvell.cluster.instances import checked_counts, parse_instances
+from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.engine.protocol.messages import Stats
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.errors import ChangeSomething
+from kvell.models.sources.progress import Progress, quiet
+from kvell.server.front.front import Front
+from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.member import MemberStatus
+from kvell.server.instance.command import instance_command
+from kvell.server.text.named_texts import texts_of
+from kvell.server.text.session_key import conversation_key, prompt_key
+from kvell.server.text.text_model import PreparedPrompt, TextModel
+from kvell.server.text.text_stream import text_deltas
+
+Prompt = str | Mapping[str, Any] | Sequence[int] | NDArray[np.integer[Any]]
+"""A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids.  A mapping may also
+have ``model``, the name of one of several models."""
+
+
+@dataclass(frozen=True)
+class StreamedOutput:
+    """What a request has so far.
+
+    :param text: of all tokens so far; a character that is not complete yet is missing.
+    :param finish_reason: None until the last output.
+    :param cached_tokens: of the prompt, found in a cache; known with the last output.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+    cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the last output."""
+        return self.finish_reason is not None
+
+
+class AsyncEngine:
+    """One or several instances of a model, each in a process of its own.
+
+    :param model: as for :class:`kvell.LLM`; ``beside`` are further models.
+    :param instances: how many of each role, ``"mixed=2"``, ``"2"`` or ``{"mixed": 2}``.
+    :param routing: which instance gets a request
+        (:data:`kvell.cluster.routing.policies.ROUTINGS`).
+    :param limits: bounds of the queue, of starts, drains and silence.
+    :param cache_dir: directory of the packaged model once converted.
+    :param settings: further settings of every instance, named as in
+        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
+        ``memory_bytes``, ``dtype``, …); memory is for each instance.
+    :raises ChangeSomething: for instances, routing or a model that cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        beside: Sequence[str] = (),
+        instances: str | Mapping[str, int] = "mixed=1",
+        routing: str = DEFAULT_ROUTING,
+        limits: FrontLimits | None = None,
+        cache_dir: Path | None = None,
+        progress: Progress = quiet,
+        **settings: Any,
+    ) -> None:
+        counts = _counts(instances)
+        chosen = EngineSettings(model, beside=tuple(beside), **settings)
+        self._texts = texts_of(
+            (model, *beside), cache_dir or Path.home() / ".cache" / "kvell", progress
+        )
+        command = instance_command(chosen)
+        self._front = Front(command, instances=counts, routing=routing, limits=limits)
+        self._models: dict[str, TextModel] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.shutdown()
+
+    async def start(self) -> None:
+        """Load tokenizers, start the instances and wait until all are ready.
+
+        :raises InstanceStartError: when one does not become ready.
+        """
+        first, *others = self._texts.load().models
+        self._models = {"": first, **{one.name: one for one in others}}
+        await self._front.start()
+
+    async def shutdown(self) -> None:
+        """Let running requests end within the limits' deadline, then end the instances."""
+        await self._front.close()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        session: str = "",
+        cache_salt: str = "",
+    ) -> AsyncGenerator[StreamedOutput, None]:
+        """Serve a prompt; every output has all that came so far, the last its reason.
+
+        Closing the generator early cancels the request.
+
+        :param session: requests of one session share prefixes; how the prompt begins if not given.
+        :raises ChangeSomething: for a prompt or parameters that can never be served.
+        :raises TryLater: when there is no room or no instance just now.
+        :raises RequestFailed: when the instances that computed it died.
+        """
+        name, ids = self._encoded(prompt)
+        served = self._models[name]
+        [params] = (sampling or SamplingParams()).choices()[:1]
+        known_id = request_id or uuid.uuid4().hex
+        prepared = PreparedPrompt(ids, known_id, cache_salt, name, session or prompt_key(ids))
+        prompt_ids, token_ids, text = ids.tolist(), list[int](), ""
+        async with aclosing(text_deltas(self._front, served, prepared, params)) as deltas:
+            async for delta in deltas:
+                token_ids += delta.token_ids
+                text += delta.text
+                yield StreamedOutput(
+                    known_id,
+                    prompt_ids,
+                    list(token_ids),
+                    text,
+                    delta.finish_reason,
+                    delta.usage.cached_tokens,
+                )
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        model: str = "",
+        session: str = "",
+    ) -> AsyncGenerator[StreamedOutput, None]:
+        """Answer a conversation; see :meth:`generate`."""
+        ids = self._models[self._known(model)].encode_chat(messages)
+        key = session or conversation_key(messages)
+        prompt = {"prompt_token_ids": ids, "model": model}
+        async with aclosing(self.generate(prompt, sampling, request_id, session=key)) as outputs:
+            async for output in outputs:
+                yield output
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its last output says ``stop``.  Unknown ids are ignored."""
+        self._front.stop(request_id)
+
+    def scale(self, instances: str | Mapping[str, int]) -> None:
+        """Add or drain instances until each role named has so many; returns at once.
+
+        :raises ChangeSomething: when the machine has no memory for more.
+        """
+        self._front.scale(_counts(instances))
+
+    def drain(self, instance_id: str) -> None:
+        """Take an instance out of service: it finishes what it has, or others go on with it.
+
+        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        """
+        self._front.drain(instance_id)
+
+    def instances(self) -> list[MemberStatus]:
+        """The state of every instance."""
+        return [status for status, _ in self._front.instances()]
+
+    async def stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
+        """Counters of every instance that serves, by id.
+
+        :param with_audit: let each recount its pages too (``Stats.problems``).
+        """
+        return await self._front.stats(with_audit=with_audit)
+
+    def _encoded(self, prompt: Prompt) -> tuple[str, NDArray[np.int32]]:
+        """The name of a prompt's model, "" for the first, and its token ids."""
+        if isinstance(prompt, str):
+            return "", self._models[""].encode(prompt)
+        if not isinstance(prompt, Mapping):
+            return "", np.asarray(prompt, np.int32)
+        name = self._known(str(prompt.get("model") or ""))
+        if "prompt_token_ids" in prompt:
+            return name, np.asarray(prompt["prompt_token_ids"], np.int32)
+        if "prompt" not in prompt:
+            remedy = "give prompt or prompt_token_ids"
+            raise ChangeSomething("prompt", sorted(prompt), "has no text and no tokens", remedy)
+        return name, self._models[name].encode(str(prompt["prompt"]))
+
+    def _known(self, model: str) -> str:
+        """The name of a model as instances know it: "" for the first.
+
+        :raises ChangeSomething: if it is not served.
+        """
+        if not self._models:
+            remedy = "use `async with engine`, or await start()"
+            raise ChangeSomething("AsyncEngine", model or "", "is not started", remedy)
+        if model == self._models[""].name:
+            return ""
+        if model not in self._models:
+            names = ", ".join(one.name for one in self._models.values())
+            raise ChangeSomething("model", model, "is not served", f"use one of {names}")
+        return model
+
+
+def _counts(instances: str | Mapping[str, int]) -> dict[str, int]:
+    return parse_instances(instances) if isinstance(instances, str) else checked_counts(instances)

@@ -1,0 +1,1 @@
+"""``kvell cluster``: for operators, the instances of a running server."""

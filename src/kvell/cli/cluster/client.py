@@ -1,0 +1,131 @@
+"""Asks a server for its instances, and to change them; one request at a time.
+
+The client of ``kvell bench serve`` is for a thousand streams at once; here the standard library's
+does.
+"""
+
+import http.client
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+from kvell.cli.cluster.state import Answer, Cluster
+from kvell.errors import ChangeSomething, KvellError, TryLater
+from kvell.load.answers import error_text
+
+ANSWER_SECONDS = 10.0
+"""Time limit of each answer; they are all given at once."""
+_FAULTS = (OSError, http.client.HTTPException, ValueError)
+"""What goes wrong on the way: sockets and certificates, answers that are not HTTP, and names of
+hosts that cannot be written."""
+
+
+class ClusterClient:
+    """A client of one server's operator routes.
+
+    :param url: with or without ``/v1`` at its end.
+    :raises ChangeSomething: if it is not an address, or the key cannot be sent.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._url, self._key = url, api_key
+        self._secure, self._host, self._port, self._prefix = _parts(url)
+        if api_key is not None and not api_key.isprintable():
+            raise ChangeSomething("--api-key", "…", "cannot be sent", "give the server's key")
+
+    def status(self) -> Answer:
+        """Return the state of all instances.
+
+        :raises ChangeSomething: if the server does not answer, refuses the key, or is another.
+        """
+        status, body = self._asked("GET", "/cluster")
+        if status == 404:
+            raise self._not_ours()
+        return self._read(status, body)
+
+    def scale(self, counts: Mapping[str, int]) -> Answer:
+        """Ask for so many instances of each role; return the state with that begun.
+
+        :raises ChangeSomething: as :meth:`status` does.
+        :raises click.ClickException: if the server refuses it, with its reason.
+        """
+        return self._read(*self._asked("POST", "/cluster/scale", {"instances": dict(counts)}))
+
+    def drain(self, instance_id: str) -> Answer:
+        """Ask that an instance finishes what it has and ends; return the state with that begun.
+
+        :raises ChangeSomething: as :meth:`status` does.
+        :raises click.ClickException: if the server refuses it, with its reason.
+        """
+        return self._read(*self._asked("POST", "/cluster/drain", {"id": instance_id}))
+
+    def _asked(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        headers: dict[str, str | bytes] = {"Accept": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}".encode()
+        content = None
+        if body is not None:
+            content, headers["Content-Type"] = msgspec.json.encode(body), "application/json"
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=ANSWER_SECONDS)
+        try:
+            connection.request(method, self._prefix + path, content, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except _FAULTS as error:
+            problem = f"does not answer ({_reason(error)})"
+            remedy = "start the server, or give its address"
+            raise ChangeSomething("--url", self._url, problem, remedy) from error
+        finally:
+            connection.close()
+
+    def _read(self, status: int, body: bytes) -> Answer:
+        if status in (401, 403):
+            problem = "is needed" if self._key is None else "is not accepted"
+            problem += f" (HTTP {status}: {error_text(body)})"
+            raise ChangeSomething("--api-key", "…", problem, "give the server's key")
+        if status in (429, 503):
+            raise TryLater(f"{self._url} cannot do it now: {error_text(body)}")
+        if status >= 500:
+            raise KvellError(f"{self._url} failed (HTTP {status}: {error_text(body)})")
+        if status >= 400:
+            raise click.ClickException(error_text(body))
+        try:
+            raw: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
+            return Answer(msgspec.convert(raw, Cluster), raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._not_ours() from error
+
+    def _not_ours(self) -> ChangeSomething:
+        problem = "does not say which instances it has"
+        return ChangeSomething("--url", self._url, problem, "give the address of `kvell serve`")
+
+
+def _parts(url: str) -> tuple[bool, str, int, str]:
+    """Return whether an address is secure, its host and port, and what stands before paths."""
+    remedy = "use one like http://127.0.0.1:8000"
+    problem = ChangeSomething("--url", url, "is no address of a server", remedy)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise problem from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise problem
+    secure = parts.scheme == "https"
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    return secure, parts.hostname, port or (443 if secure else 80), prefix
+
+
+def _reason(error: Exception) -> str:
+    """Return the system's text for an error, or else what Python says."""
+    if isinstance(error, TimeoutError):
+        return f"nothing within {ANSWER_SECONDS:g} s"
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return os.strerror(error.errno)
+    text = error.strerror if isinstance(error, OSError) else None
+    return text or str(error) or type(error).__name__

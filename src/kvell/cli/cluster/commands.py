@@ -1,0 +1,146 @@
+"""``kvell cluster``: shows the instances of a running server, and changes them."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import Session
+from kvell.cluster.instances import parse_instances
+
+if TYPE_CHECKING:
+    from kvell.cli.cluster.client import ClusterClient
+    from kvell.cli.cluster.state import Answer
+    from kvell.cli.cluster.waiting import Goal
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server that a command talks to, and how its answer is shown."""
+
+    client: "ClusterClient"
+    as_json: bool
+
+    def show(self, answer: "Answer") -> None:
+        """Print the answer as it came, or as a table."""
+        if self.as_json:
+            click.echo(json.dumps(answer.raw))
+            return
+        from kvell.cli.cluster.table import print_cluster
+
+        print_cluster(answer.cluster)
+
+
+def server_options(command: Command) -> Command:
+    """Add the flags of all commands that talk to a server; the command gets a ``server``."""
+
+    @functools.wraps(command)
+    def gathered(*args: Any, url: str, api_key: str | None, as_json: bool, **given: Any) -> Any:
+        from kvell.cli.cluster.client import ClusterClient
+
+        return command(*args, server=Server(ClusterClient(url, api_key), as_json), **given)
+
+    url = click.option(
+        "--url", default="http://127.0.0.1:8000", show_default=True, help="The server."
+    )
+    api_key = click.option("--api-key", help="Sent as a bearer token.")
+    return url(api_key(json_option(debug_option(gathered))))
+
+
+def wait_options(command: Command) -> Command:
+    """Add the flags for whether and how long to wait until a change is made."""
+    wait = click.option(
+        "--wait/--no-wait", default=True, show_default=True, help="Wait until it is done."
+    )
+    timeout = click.option(
+        "--timeout",
+        "timeout_seconds",
+        type=click.FloatRange(min=0),
+        default=300.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Wait no longer; the server goes on.",
+    )
+    return wait(timeout(command))
+
+
+@click.group(short_help="Operate a running server: its engines and their number.")
+def cluster() -> None:
+    """Show the instances of a running server, add some, or take some out of service.
+
+    \b
+    kvell cluster status
+    kvell cluster scale mixed=4
+    kvell cluster drain mixed-1
+    """
+
+
+@cluster.command()
+@server_options
+def status(server: Server) -> None:
+    """Show all instances: their states, their load and their memory."""
+    server.show(server.client.status())
+
+
+@cluster.command()
+@click.argument("instances", metavar="ROLE=N")
+@wait_options
+@server_options
+@click.pass_obj
+def scale(
+    session: Session, /, server: Server, instances: str, wait: bool, timeout_seconds: float
+) -> None:
+    """Start or drain instances until there are N, as in mixed=4.
+
+    The youngest are drained first. Requests that they have go on to their end.
+    """
+    from kvell.cli.cluster.waiting import Scaled
+
+    counts = parse_instances(instances, "instances")
+    answer = server.client.scale(counts)
+    if wait:
+        answer = _waited(session, server, Scaled(counts), answer, timeout_seconds)
+    server.show(answer)
+
+
+@cluster.command()
+@click.argument("instance_id", metavar="ID")
+@wait_options
+@server_options
+@click.pass_obj
+def drain(
+    session: Session, /, server: Server, instance_id: str, wait: bool, timeout_seconds: float
+) -> None:
+    """Take one instance out of service, as in mixed-1.
+
+    It gets no further requests, and ends when it has finished those that it has.
+    """
+    from kvell.cli.cluster.waiting import Gone
+
+    answer = server.client.drain(instance_id)
+    if wait:
+        answer = _waited(session, server, Gone(instance_id), answer, timeout_seconds)
+    server.show(answer)
+
+
+def _waited(
+    session: Session, server: Server, goal: "Goal", answer: "Answer", timeout_seconds: float
+) -> "Answer":
+    from kvell.cli.cluster.waiting import wait_until
+
+    with progress_bar("waiting") as progress:
+        return wait_until(
+            goal,
+            answer,
+            server.client.status,
+            session.clock,
+            timeout_seconds,
+            lambda what: progress(what, 0.0),
+        )

@@ -1,0 +1,58 @@
+"""Shows the instances of a server as a table."""
+
+from kvell.cli.cluster.state import Cluster, Instance
+from kvell.cli.terminal.figures import wide_console
+from kvell.cli.terminal.sizes import format_bytes
+from kvell.cli.terminal.tables import made_table
+
+HEADERS = (
+    "instance",
+    "state",
+    "pid",
+    "restarts",
+    "requests",
+    "prompt tokens left",
+    "output tokens left",
+    "large pages (empty)",
+    "free KV",
+    "memory",
+)
+
+
+def print_cluster(cluster: Cluster) -> None:
+    """Print all instances to stdout; the last line is the whole server."""
+    rows = [*map(_row, cluster.instances), _total(cluster)]
+    title = f"routing {cluster.routing}, {cluster.front.waiting:,} requests wait for an instance"
+    wide_console().print(made_table(title, HEADERS, rows))
+
+
+def _row(one: Instance) -> tuple[str, ...]:
+    pages = one.pages
+    return (
+        one.id,
+        one.state,
+        "–" if one.pid is None else str(one.pid),
+        str(one.restarts),
+        f"{one.in_flight:,}",
+        f"{one.outstanding_prompt_tokens:,}",
+        f"{one.outstanding_output_tokens:,}",
+        f"{pages.large_pages:,} ({pages.empty_large_pages:,})",
+        format_bytes(pages.free_bytes),
+        format_bytes(one.contract_bytes),
+    )
+
+
+def _total(cluster: Cluster) -> tuple[str, ...]:
+    several = cluster.instances
+    return (
+        "front and all",
+        "",
+        str(cluster.front.pid),
+        str(sum(one.restarts for one in several)),
+        f"{sum(one.in_flight for one in several):,}",
+        f"{sum(one.outstanding_prompt_tokens for one in several):,}",
+        f"{sum(one.outstanding_output_tokens for one in several):,}",
+        "",
+        format_bytes(sum(one.pages.free_bytes for one in several)),
+        format_bytes(cluster.contract_bytes),
+    )

@@ -1,0 +1,93 @@
+"""``/cluster``: for operators, which instances there are, and how many there should be."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvell.cluster.instances import checked_counts
+from kvell.server.front.front import Front
+from kvell.server.front.line import Line
+from kvell.server.front.member import MemberStatus
+from kvell.server.metrics.memory_page import contract_of_all
+
+
+class ScaleRequest(BaseModel):
+    """How many instances each role should have; roles that are not named stay as they are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    instances: dict[str, int] = Field(min_length=1, max_length=8)
+
+
+class DrainRequest(BaseModel):
+    """Which instance to take out of service."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Annotated[str, Field(max_length=100)]
+
+
+class ClusterApi:
+    """The handlers; all answer with the state that their change has begun."""
+
+    def __init__(self, front: Front, front_floor_bytes: int, front_pid: int) -> None:
+        self._front = front
+        self._floor_bytes, self._pid = front_floor_bytes, front_pid
+
+    async def status(self) -> Response:
+        """``GET /cluster``."""
+        return self._answer(200)
+
+    async def scale(self, body: ScaleRequest) -> Response:
+        """``POST /cluster/scale``: new instances start and others drain after the answer."""
+        self._front.scale(checked_counts(body.instances))
+        return self._answer(202)
+
+    async def drain(self, body: DrainRequest) -> Response:
+        """``POST /cluster/drain``: the instance finishes what it has after the answer."""
+        self._front.drain(body.id)
+        return self._answer(202)
+
+    def install(self, app: FastAPI) -> None:
+        """Add the routes."""
+        app.add_api_route("/cluster", self.status, methods=["GET"])
+        app.add_api_route("/cluster/scale", self.scale, methods=["POST"], status_code=202)
+        app.add_api_route("/cluster/drain", self.drain, methods=["POST"], status_code=202)
+
+    def _answer(self, status_code: int) -> Response:
+        front = self._front
+        instances = front.instances()
+        promised = [status.ready.memory for status, _ in instances if status.ready]
+        body = {
+            "routing": front.routing,
+            "front": {"pid": self._pid, "waiting": front.waiting},
+            "instances": [_instance(status, line) for status, line in instances],
+            "contract_bytes": contract_of_all(promised) + self._floor_bytes,
+        }
+        content = msgspec.json.encode(body)
+        return Response(content, status_code, media_type="application/json")
+
+
+def _instance(status: MemberStatus, line: Line) -> dict[str, Any]:
+    beat, ready = status.beat, status.ready
+    return {
+        "id": status.instance_id,
+        "pid": status.pid,
+        "role": status.role,
+        "state": status.state,
+        "incarnation": line.incarnation,
+        "restarts": status.restarts,
+        "in_flight": len(line.in_flight),
+        "outstanding_prompt_tokens": line.outstanding_prompt_tokens,
+        "outstanding_output_tokens": line.outstanding_output_tokens,
+        "pages": {
+            "large_pages": beat.large_pages if beat else 0,
+            "empty_large_pages": beat.empty_large_pages if beat else 0,
+            "free_bytes": beat.free_bytes if beat else 0,
+            "lent": 0,
+            "borrowed": 0,
+        },
+        "contract_bytes": ready.memory.get("contract_bytes", 0) if ready else 0,
+    }

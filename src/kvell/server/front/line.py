@@ -1,0 +1,120 @@
+"""One instance as the front sees it: its credits, its requests, and the load they mean."""
+
+from kvell.cluster.routing.ramp import Ramp
+from kvell.cluster.routing.views import InstanceView
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.server.front.request_log import LogEntry
+from kvell.vocabulary import RequestId
+
+
+class Line:
+    """The way to one instance; pure bookkeeping.
+
+    :ivar in_flight: requests that the instance has and did not finish, oldest first.
+    :ivar outstanding_prompt_tokens: prompt tokens that it has still to compute.
+    :ivar outstanding_output_tokens: output tokens that it is expected to make yet.
+    """
+
+    def __init__(self, instance_id: str) -> None:
+        self.instance_id = instance_id
+        self.in_flight: dict[RequestId, LogEntry] = {}
+        self.incarnation = 0
+        self.outstanding_prompt_tokens = 0
+        self.outstanding_output_tokens = 0
+        self._credits = 0
+        self._ramp: Ramp | None = None
+        self._free_bytes = 0
+        self._token_bytes = 0
+
+    @property
+    def free_credits(self) -> int:
+        """Further requests that the instance would take."""
+        return max(0, self._credits - len(self.in_flight))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the instance may get a request now: credits are left, and its start is over."""
+        allowed = self._ramp is None or self._ramp.allows(len(self.in_flight))
+        return allowed and self.free_credits > 0
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one of its requests may have ended an instance before."""
+        return any(entry.attempts.on_probation for entry in self.in_flight.values())
+
+    def open(
+        self,
+        credits: int,  # noqa: A002 - the protocol's word
+        incarnation: int = 0,
+        *,
+        free_bytes: int = 0,
+        token_bytes: int = 0,
+        joins_others: bool = False,
+    ) -> None:
+        """Take requests for a new incarnation.
+
+        :param free_bytes: KV memory that nobody uses.
+        :param token_bytes: of KV memory that a token takes, at most.
+        :param joins_others: whether other instances serve already; then it gets its first
+            requests slowly (:class:`.Ramp`).
+        """
+        self._credits, self.incarnation = credits, incarnation
+        self._free_bytes, self._token_bytes = free_bytes, token_bytes
+        self._ramp = Ramp(credits) if joins_others else None
+
+    def close(self) -> None:
+        """Give it no further request; what it has goes on."""
+        self._credits = 0
+
+    def heard(self, beat: Heartbeat) -> None:
+        """Take what the instance says of its memory in place of the estimate."""
+        self._free_bytes = beat.free_bytes
+
+    def view(self) -> InstanceView:
+        """What a router sees of it."""
+        return InstanceView(
+            self.instance_id,
+            self.incarnation,
+            self.outstanding_prompt_tokens,
+            self.outstanding_output_tokens,
+            self._free_bytes,
+        )
+
+    def add(self, entry: LogEntry) -> None:
+        """Count a request that is submitted now."""
+        self.in_flight[entry.request_id] = entry
+        entry.line = self.instance_id
+        entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
+        entry.pending_output_tokens = entry.expected_output_tokens
+        self.outstanding_prompt_tokens += entry.pending_prompt_tokens
+        self.outstanding_output_tokens += entry.pending_output_tokens
+        self._free_bytes -= entry.pending_prompt_tokens * self._token_bytes
+
+    def emitted(self, entry: LogEntry, count: int) -> None:
+        """Count tokens of a request of this line; the first says that its prompt is computed."""
+        if entry.pending_prompt_tokens:
+            self.outstanding_prompt_tokens -= entry.pending_prompt_tokens
+            entry.pending_prompt_tokens = 0
+            if self._ramp is not None:
+                self._ramp.first_token()
+                if self._ramp.limit is None:
+                    self._ramp = None
+        # One token stays outstanding to the end: how long an answer will be is only an estimate.
+        made = min(count, entry.pending_output_tokens - 1)
+        self.outstanding_output_tokens -= made
+        entry.pending_output_tokens -= made
+
+    def remove(self, entry: LogEntry) -> None:
+        """A request is over, or goes elsewhere."""
+        del self.in_flight[entry.request_id]
+        self.outstanding_prompt_tokens -= entry.pending_prompt_tokens
+        self.outstanding_output_tokens -= entry.pending_output_tokens
+        entry.pending_prompt_tokens = entry.pending_output_tokens = 0
+
+    def lost(self) -> list[LogEntry]:
+        """Close, and give up all requests, oldest first."""
+        self._credits = 0
+        lost = list(self.in_flight.values())
+        for entry in lost:
+            self.remove(entry)
+        return lost

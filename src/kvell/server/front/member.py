@@ -1,0 +1,124 @@
+"""One instance of a front: its supervisor, what it said of itself, and its statistics."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvell.engine.protocol.messages import AskStats, Event, Heartbeat, Ready, Stats
+from kvell.errors import InstanceDied, TryLater
+from kvell.server.instance.death import InstanceDeath
+from kvell.server.instance.supervisor import InstanceState, Supervisor
+
+INCARNATION_BITS = 48
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """What operators see of an instance.
+
+    :param beat: its last heartbeat; None before the first.
+    """
+
+    instance_id: str
+    role: str
+    state: InstanceState
+    pid: int | None
+    restarts: int
+    ready: Ready | None
+    beat: Heartbeat | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whom a member tells what happens, besides keeping it itself."""
+
+    ready: Callable[[str, Ready], None]
+    said: Callable[[str, Event], None]
+    lost: Callable[[str, InstanceDeath], None]
+    given_up: Callable[[str], None]
+    leaving: Callable[[str], None]
+    gone: Callable[[str], None]
+
+
+class Member:
+    """Listens to its supervisor, which is set by whoever makes both."""
+
+    supervisor: Supervisor
+
+    def __init__(self, instance_id: str, role: str, told: Told) -> None:
+        self.instance_id, self.role = instance_id, role
+        self.incarnation = 0
+        self.ready: Ready | None = None
+        self.beat: Heartbeat | None = None
+        self._told = told
+        self._stats_waiter: asyncio.Future[Stats] | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it takes requests."""
+        return self.supervisor.state == "serving"
+
+    def next_incarnation(self) -> int:
+        """Draw the incarnation of the next start; no earlier one has the same."""
+        self.incarnation = secrets.randbits(INCARNATION_BITS)
+        return self.incarnation
+
+    def status(self) -> MemberStatus:
+        """What operators see."""
+        one = self.supervisor
+        return MemberStatus(
+            *(self.instance_id, self.role, one.state, one.pid, one.restarts),
+            *(self.ready, self.beat),
+        )
+
+    async def stats(self, deadline_seconds: float, *, with_audit: bool = False) -> Stats:
+        """Ask the instance for its counters; callers at the same time share one answer.
+
+        An audit is asked for anew, behind the answer that others wait for.
+
+        :raises InstanceDied: when it does not serve just now.
+        :raises TryLater: when it does not answer in time.
+        """
+        waiter = self._stats_waiter
+        if with_audit and waiter is not None:
+            await asyncio.wait([waiter], timeout=deadline_seconds)
+            waiter = self._stats_waiter
+            if waiter is not None:
+                raise TryLater("others ask the instance for statistics; come back in a moment")
+        if waiter is None:
+            self.supervisor.send(AskStats(with_audit))
+            waiter = self._stats_waiter = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([waiter], timeout=deadline_seconds)
+        if not done:
+            raise TryLater(f"the instance gave no statistics within {deadline_seconds:g} s")
+        return waiter.result()
+
+    def instance_ready(self, ready: Ready) -> None:
+        """Keep what a new incarnation says of itself."""
+        self.ready, self.beat = ready, None
+        self._told.ready(self.instance_id, ready)
+
+    def instance_said(self, event: Event) -> None:
+        """Keep heartbeats and statistics, and pass everything else on."""
+        if isinstance(event, Stats):
+            if self._stats_waiter is not None:
+                self._stats_waiter.set_result(event)
+                self._stats_waiter = None
+            return
+        if isinstance(event, Heartbeat):
+            self.beat = event
+        self._told.said(self.instance_id, event)
+
+    def instance_lost(self, death: InstanceDeath) -> None:
+        """End the wait of those who asked it something."""
+        self.beat = None
+        if self._stats_waiter is not None:
+            self._stats_waiter.set_exception(InstanceDied(death.problem))
+            self._stats_waiter.exception()  # read once: perhaps nobody waits any more
+            self._stats_waiter = None
+        self._told.lost(self.instance_id, death)
+
+    def instance_given_up(self) -> None:
+        """Pass it on."""
+        self._told.given_up(self.instance_id)

@@ -1,0 +1,157 @@
+"""All instances of a front: started together, added, drained, and ended."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvell.errors import ChangeSomething
+from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.host import Host
+from kvell.server.front.member import Member, Told
+from kvell.server.instance.death import InstanceDeath
+from kvell.server.instance.instance_process import LaunchPlan
+from kvell.server.instance.supervisor import Supervisor
+
+CLOSING = InstanceDeath("the server is shutting down", "closing")
+DRAINED = InstanceDeath("the instance was taken out of service", "drained")
+
+
+class Members:
+    """Instances by id, in order of their start: ``mixed-0``, ``mixed-1``, …
+
+    :param command: an instance's command line; see :class:`.Front`.
+    :param told: hears what happens to any of them.
+    """
+
+    def __init__(self, command: Sequence[str], limits: FrontLimits, host: Host, told: Told) -> None:
+        self._command, self._limits = tuple(command), limits
+        self._host, self._told = host, told
+        self._by_id: dict[str, Member] = {}
+        self._retiring: dict[str, asyncio.Task[None]] = {}
+        self._starting_at_once = 1
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __getitem__(self, instance_id: str) -> Member:
+        return self._by_id[instance_id]
+
+    @property
+    def staying(self) -> list[Member]:
+        """Those that are not being taken out of service."""
+        return [one for one in self if one.instance_id not in self._retiring]
+
+    async def start(self, counts: Mapping[str, int]) -> None:
+        """Start the first instances at once and wait until all are ready.
+
+        :raises InstanceStartError: when one does not become ready; then none is left.
+        """
+        added = [self._add(role) for role, count in counts.items() for _ in range(count)]
+        self._starting_at_once = len(added)
+        starts = [asyncio.create_task(one.supervisor.start()) for one in added]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.wait(starts)
+            await self._end_all(0)
+            self._host.close()
+            raise
+        finally:
+            self._starting_at_once = 1
+
+    def scale(self, counts: Mapping[str, int]) -> None:
+        """Add or drain instances until each role named has so many; returns at once.
+
+        Failed instances are replaced; the youngest are drained first.
+
+        :raises ChangeSomething: when the host has no memory for more.
+        """
+        plans = []
+        for role, count in counts.items():
+            of_role = [one for one in self.staying if one.role == role]
+            sound = [one for one in of_role if one.supervisor.state != "failed"]
+            broken = [one for one in of_role if one.supervisor.state == "failed"]
+            plans.append((role, count - len(sound), [*broken, *sound[count:]]))
+        further = sum(max(0, more) for _, more, _ in plans)
+        ready = [(one.supervisor.pid, one.ready) for one in self.staying if one.ready]
+        promised = [(pid, told.memory.get("contract_bytes", 0)) for pid, told in ready]
+        self._host.check_room(promised, further)
+        for role, more, leaving in plans:
+            for member in leaving:
+                self._retire(member)
+            added = [self._add(role) for _ in range(more)]
+            for member in added:
+                member.supervisor.start_soon()
+
+    def drain(self, instance_id: str) -> None:
+        """Take an instance out of service; returns at once.
+
+        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        """
+        member = self._by_id.get(instance_id)
+        if member is None:
+            names = ", ".join(self._by_id)
+            raise ChangeSomething("id", instance_id, "is no instance", f"use one of {names}")
+        if instance_id in self._retiring:
+            return
+        if not any(one.is_serving for one in self.staying if one is not member):
+            remedy = "add one first: kvell cluster scale"
+            raise ChangeSomething("id", instance_id, "is the last one that serves", remedy)
+        self._retire(member)
+
+    async def close(self) -> None:
+        """Let all instances finish what they have within the deadline, then end them."""
+        await asyncio.gather(self._end_all(self._limits.drain_seconds), *self._retiring.values())
+        self._host.close()
+
+    async def _end_all(self, drain_seconds: float) -> None:
+        ends = (one.supervisor.retire(drain_seconds, CLOSING) for one in self.staying)
+        await asyncio.gather(*ends)
+
+    def _add(self, role: str) -> Member:
+        ids = (f"{role}-{number}" for number in itertools.count())
+        instance_id = next(one for one in ids if one not in self._by_id)
+        member = Member(instance_id, role, self._told)
+        member.supervisor = Supervisor(
+            instance_id,
+            self._command,
+            lambda: self._plan(member),
+            member,
+            self._limits.restart,
+            self._limits.startup_seconds,
+            self._limits.silence_seconds,
+        )
+        self._by_id[instance_id] = member
+        self._host.enter(instance_id)
+        return member
+
+    def _plan(self, member: Member) -> LaunchPlan:
+        """What the next start of an instance is given; one that is alone shares nothing."""
+        values = {
+            **self._host.share_of(member.instance_id),
+            "memory_parts": str(self._starting_at_once),
+            "weights_fd": "-1",
+        }
+        fds: tuple[int, ...] = ()
+        if len(self._by_id) > 1:
+            fds = (self._host.weights_fd(),)
+            values["weights_fd"] = str(fds[0])
+        return LaunchPlan(member.next_incarnation(), values, fds)
+
+    def _retire(self, member: Member) -> None:
+        self._told.leaving(member.instance_id)
+        retiring = asyncio.create_task(self._leave(member))
+        self._retiring[member.instance_id] = retiring
+
+    async def _leave(self, member: Member) -> None:
+        """Drain and forget an instance; its requests go on elsewhere if they outlast it."""
+        await member.supervisor.retire(self._limits.drain_seconds, DRAINED)
+        del self._by_id[member.instance_id]
+        del self._retiring[member.instance_id]
+        self._host.leave(member.instance_id)
+        self._told.gone(member.instance_id)

@@ -1,0 +1,156 @@
+"""Faults of real instances at random moments under load, each proven to have happened."""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvell.async_engine import AsyncEngine, StreamedOutput
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import TryLater
+from kvell.server.front.member import MemberStatus
+from kvell.server.instance.instance_line import InstanceLine
+from kvell.server.text.text_stream import RequestFailed
+
+KINDS = ("kill", "stop", "damage")
+RETRIED = "a request is retried twice"
+MOST_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt, how it is sampled, and the tokens of an undisturbed answer."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    tokens: list[int]
+
+
+@dataclass
+class Outcome:
+    """What a run under faults came to.
+
+    :ivar faults: by kind, those that were proven.
+    :ivar wrong: answers that differ from the undisturbed ones.
+    """
+
+    faults: Counter[str] = field(default_factory=Counter)
+    answered: int = 0
+    turned_away: int = 0
+    refused: list[str] = field(default_factory=list)
+    wrong: list[tuple[Job, list[int]]] = field(default_factory=list)
+
+
+async def whole(engine: AsyncEngine, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """The tokens of an answer; each output must go on where the one before stopped."""
+    last: StreamedOutput | None = None
+    async for output in engine.generate(list(prompt), params):
+        if last is not None:
+            assert output.token_ids[: len(last.token_ids)] == last.token_ids
+        last = output
+    assert last is not None
+    return last.token_ids
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; whoever calls sets the bound."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def serving(engine: AsyncEngine) -> list[MemberStatus]:
+    """Instances that serve now."""
+    return [one for one in engine.instances() if one.state == "serving"]
+
+
+def busy(engine: AsyncEngine) -> list[MemberStatus]:
+    """Instances that serve and have requests now."""
+    lines = {status.instance_id: line for status, line in engine._front.instances()}
+    return [one for one in serving(engine) if lines[one.instance_id].in_flight]
+
+
+async def break_one(engine: AsyncEngine, kind: str, chance: random.Random) -> None:
+    """Let a random busy instance fail, and wait until it is gone: the proof that it happened."""
+    await until(lambda: bool(busy(engine)))
+    victim = chance.choice(busy(engine))
+    assert victim.pid is not None
+    if kind == "damage":
+        damaged = damage_next_bytes(_line_of(engine, victim.instance_id), chance)
+        await until(damaged.is_set)
+    else:
+        os.kill(victim.pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+    pid, name = victim.pid, victim.instance_id
+    await until(lambda: is_gone(pid))
+    await until(lambda: _restarts(engine, name) > victim.restarts)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process has this id, not even a stopped one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def damage_next_bytes(line: InstanceLine, chance: random.Random) -> asyncio.Event:
+    """Flip a byte of what the front reads next from this instance; the event says when."""
+    receive, done = line.data_received, asyncio.Event()
+
+    def damaged(data: bytes) -> None:
+        line.data_received = receive  # type: ignore[method-assign]
+        at = chance.randrange(len(data))
+        done.set()
+        receive(data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :])
+
+    line.data_received = damaged  # type: ignore[method-assign]
+    return done
+
+
+async def disturbed(
+    engine: AsyncEngine, jobs: Sequence[Job], moments: int, streams: int, seed: int
+) -> Outcome:
+    """Keep so many streams busy while instances fail at so many random moments."""
+    outcome, chance, over = Outcome(), random.Random(seed), asyncio.Event()
+
+    async def stream(number: int) -> None:
+        own = random.Random(f"{seed}-{number}")
+        while not over.is_set():
+            job = own.choice(jobs)
+            try:
+                tokens = await whole(engine, job.prompt, job.sampling)
+            except RequestFailed as error:
+                outcome.refused.append(str(error))
+                continue
+            except TryLater:  # not accepted: all instances are down at once
+                outcome.turned_away += 1
+                await until(lambda: bool(serving(engine)))
+                continue
+            outcome.answered += 1
+            if tokens != job.tokens:
+                outcome.wrong.append((job, tokens))
+
+    running = [asyncio.create_task(stream(number)) for number in range(streams)]
+    for moment in range(moments):
+        await asyncio.sleep(chance.uniform(0, MOST_PAUSE_SECONDS))  # a random moment
+        kind = KINDS[moment % len(KINDS)]
+        await break_one(engine, kind, chance)
+        outcome.faults[kind] += 1
+    over.set()
+    await asyncio.gather(*running)
+    await until(lambda: len(serving(engine)) == len(engine.instances()))
+    return outcome
+
+
+def _line_of(engine: AsyncEngine, instance_id: str) -> InstanceLine:
+    process = engine._front._members[instance_id].supervisor._process
+    assert process is not None
+    return process._line
+
+
+def _restarts(engine: AsyncEngine, instance_id: str) -> int:
+    [one] = [one for one in engine.instances() if one.instance_id == instance_id]
+    return one.restarts

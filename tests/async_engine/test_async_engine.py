@@ -1,0 +1,158 @@
+"""``kvell.AsyncEngine`` over real instances: the same answers as one engine in this process."""
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from kvell import AsyncEngine, SamplingParams
+from kvell.async_engine import StreamedOutput
+from kvell.errors import ChangeSomething
+from kvell.llm import LLM
+from kvell.vocabulary import MIB
+
+DATA = Path(__file__).parents[1] / "data"
+SECONDS = 240.0
+
+
+def run(scenario: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(SECONDS):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+def engine_of(cache_dir: Path, instances: str) -> AsyncEngine:
+    return AsyncEngine(
+        "smollm2",
+        instances=instances,
+        cache_dir=cache_dir,
+        dtype="float32",
+        kv_memory_bytes=128 * MIB,
+    )
+
+
+async def last_of(engine: AsyncEngine, prompt: object, params: SamplingParams) -> StreamedOutput:
+    outputs = [output async for output in engine.generate(prompt, params)]  # type: ignore[arg-type]
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    return outputs[-1]
+
+
+def weights_of(pid: int) -> dict[str, int]:
+    """KiB of the shared weights' memory file in a process, by kind."""
+    sizes: dict[str, int] = {}
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if " " in name:
+            inside = "kvell-weights" in line
+        elif inside and rest.endswith("kB"):
+            sizes[name] = sizes.get(name, 0) + int(rest.split()[0])
+    return sizes
+
+
+def test_two_instances_answer_as_one_and_have_the_weights_once(smollm2_path: Path) -> None:
+    """The fifty committed prompts, greedy and with seeds; then one more instance, and one less."""
+    rows = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
+    oracle = [json.loads(row) for row in rows]
+    drawn = [SamplingParams(temperature=1.0, seed=n, max_tokens=24) for n in range(50)]
+    prompts = [row["prompt_token_ids"] for row in oracle]
+    llm = LLM("smollm2", cache_dir=smollm2_path.parent, dtype="float32", kv_memory_bytes=256 * MIB)
+    expected = [one.token_ids for one in llm.generate(prompts, drawn)]
+    assert len({tuple(tokens) for tokens in expected}) == 50
+
+    async def scenario() -> None:
+        async with engine_of(smollm2_path.parent, "mixed=2") as engine:
+            greedy = SamplingParams(temperature=0, max_tokens=64)
+            answers = await asyncio.gather(*(last_of(engine, p, greedy) for p in prompts))
+            assert [one.token_ids for one in answers] == [row["token_ids"] for row in oracle]
+            pairs = zip(prompts, drawn, strict=True)
+            seeded = await asyncio.gather(*(last_of(engine, p, params) for p, params in pairs))
+            assert [one.token_ids for one in seeded] == expected
+            stats = await engine.stats(with_audit=True)
+            assert set(stats) == {"mixed-0", "mixed-1"}
+            assert all(one.prompt_tokens > 0 for one in stats.values()), "both had some"
+            assert [one.problems for one in stats.values()] == [(), ()]
+            for one in engine.instances():
+                assert one.pid is not None
+                sizes = weights_of(one.pid)
+                assert sizes["Rss"] > 400_000, "the model's weights are 513 MiB"
+                assert sizes["Pss"] <= 0.51 * sizes["Rss"]
+                assert sizes["Private_Dirty"] + sizes["Private_Clean"] == 0
+
+    run(scenario())
+
+
+def test_scaling_under_load_loses_nothing(smollm2_path: Path) -> None:
+    async def scenario() -> None:
+        params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+        async with engine_of(smollm2_path.parent, "mixed=1") as engine:
+            alone = [await last_of(engine, f"Tell me of {n}.", params) for n in range(4)]
+            over, answers = asyncio.Event(), list[tuple[int, list[int]]]()
+
+            async def stream(number: int) -> None:
+                while not over.is_set():
+                    output = await last_of(engine, f"Tell me of {number}.", params)
+                    answers.append((number, output.token_ids))
+
+            def states() -> dict[str, str]:
+                return {one.instance_id: one.state for one in engine.instances()}
+
+            async def until_states(*names: str) -> None:
+                while states() != dict.fromkeys(names, "serving"):
+                    await asyncio.sleep(0.02)
+
+            streams = [asyncio.create_task(stream(number % 4)) for number in range(8)]
+            engine.scale("mixed=3")
+            await until_states("mixed-0", "mixed-1", "mixed-2")
+            stats = await engine.stats()
+            while not all(one.prompt_tokens for one in stats.values()):  # each gets traffic
+                await asyncio.sleep(0.05)
+                stats = await engine.stats()
+            engine.drain("mixed-0")
+            await until_states("mixed-1", "mixed-2")
+            engine.scale({"mixed": 1})
+            await until_states("mixed-1")
+            over.set()
+            await asyncio.gather(*streams)
+            assert len(answers) >= 8
+            assert all(tokens == alone[number].token_ids for number, tokens in answers)
+
+    run(scenario())
+
+
+def test_texts_chats_and_mistakes(smollm2_path: Path) -> None:
+    async def scenario() -> None:
+        greedy = SamplingParams(temperature=0, max_tokens=8)
+        engine = engine_of(smollm2_path.parent, "1")
+        with pytest.raises(ChangeSomething, match="is not started"):
+            await last_of(engine, {"prompt": "a", "model": "smollm2"}, greedy)
+        async with engine:
+            assert "Paris" in (await last_of(engine, "The capital of France is", greedy)).text
+            messages = [{"role": "user", "content": "Name the capital of France."}]
+            texts = [output.text async for output in engine.chat(messages, greedy)]
+            assert "Paris" in texts[-1]
+            assert all(texts[-1].startswith(text) for text in texts)
+            with pytest.raises(ChangeSomething, match="model=other: is not served"):
+                await last_of(engine, {"prompt": "a", "model": "other"}, greedy)
+            with pytest.raises(ChangeSomething, match="has no text and no tokens"):
+                await last_of(engine, {"text": "a"}, greedy)
+            with pytest.raises(ChangeSomething, match="is the last one that serves"):
+                engine.drain("mixed-0")
+            forever = SamplingParams(max_tokens=1 << 12, ignore_eos=True)
+            reasons = []
+            async for output in engine.generate("Count", forever, request_id="mine"):
+                engine.abort("mine")
+                reasons.append(output.finish_reason)
+            assert reasons[-1] == "stop"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("instances", ["prefill=1,decode=1", "mixed=0", "many", {}])
+def test_instances_that_cannot_be_are_refused(smollm2_path: Path, instances: str) -> None:
+    with pytest.raises(ChangeSomething, match="instances="):
+        AsyncEngine("smollm2", instances=instances, cache_dir=smollm2_path.parent)
