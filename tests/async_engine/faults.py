@@ -73,8 +73,11 @@ def busy(engine: AsyncEngine) -> list[MemberStatus]:
 
 
 async def break_one(engine: AsyncEngine, kind: str, chance: random.Random) -> None:
-    """Let a random busy instance fail, and wait until it is gone: the proof that it happened."""
-    await until(lambda: bool(busy(engine)))
+    """Let a random busy instance fail, and wait until it is gone: the proof that it happened.
+
+    Another one serves at that moment, so that there is a survivor.
+    """
+    await until(lambda: bool(busy(engine)) and len(serving(engine)) > 1)
     victim = chance.choice(busy(engine))
     assert victim.pid is not None
     if kind == "damage":

@@ -29,8 +29,8 @@ def prompts() -> list[list[int]]:
 def sampling(number: int) -> SamplingParams:
     """Greedy and drawn answers in turn, long enough to be interrupted."""
     if number % 2:
-        return SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
-    return SamplingParams(temperature=1.0, top_p=0.9, seed=number, max_tokens=96, ignore_eos=True)
+        return SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    return SamplingParams(temperature=1.0, top_p=0.9, seed=number, max_tokens=64, ignore_eos=True)
 
 
 async def scenario(cache_dir: Path, moments: int, instances: str) -> None:

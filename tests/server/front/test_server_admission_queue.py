@@ -328,3 +328,19 @@ def test_a_mailbox_keeps_only_the_first_end() -> None:
 def test_pauses_double_up_to_a_bound_and_then_end() -> None:
     policy = RestartPolicy(first_seconds=1.0, longest_seconds=5.0, attempts=4)
     assert [policy.pause_seconds(n) for n in range(5)] == [1.0, 2.0, 4.0, 5.0, None]
+
+
+def test_what_a_draining_instance_does_not_take_goes_to_another() -> None:
+    queue = AdmissionQueue(8)
+    queue.line("mixed-0").open(4)
+    queue.add(entry("a"))
+    [(home, _)] = queue.due(0.0)
+    queue.line("mixed-1").open(4)
+    refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken=True)
+    queue.finished(refusal, 1.0)
+    assert (queue.waiting, queue.in_flight) == (1, 0)
+    [(other, again)] = queue.due(1.0)
+    assert (home, other, again.attempt) == ("mixed-0", "mixed-1", 1)
+    assert not queue.line("mixed-0").has_room
+    queue.finished(refusal, 2.0)
+    assert queue.in_flight == 1, "an old attempt's refusal says nothing of this one"

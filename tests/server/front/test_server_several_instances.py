@@ -285,3 +285,22 @@ def test_sessions_stay_with_their_instance(instance_command: CommandFactory) -> 
             assert len(set.union(*homes.values())) > 1
 
     run(scenario())
+
+
+def test_an_instance_that_is_told_to_end_by_others_costs_no_request(
+    instance_command: CommandFactory,
+) -> None:
+    async def scenario() -> None:
+        async with three(instance_command) as front:
+            tasks = started(front)
+            await until(lambda: in_flight(front)["mixed-1"] == 3)
+            pid = by_id(front)["mixed-1"].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGTERM)
+            while by_id(front)["mixed-1"].restarts == 0:
+                if front.waiting < 8:
+                    tasks += started(front, 2)
+                await asyncio.sleep(0.02)
+            assert {end.reason for end in await asyncio.gather(*tasks)} == {"length"}
+
+    run(scenario())

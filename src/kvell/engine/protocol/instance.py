@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvell.clock import Clock, MonotonicClock
@@ -98,7 +98,8 @@ class CommandGate:
 
     def _submit(self, command: Submit) -> list[Event]:
         if self._draining:
-            return [_refusal(command, "the instance is draining")]
+            refusal = _refusal(command, "the instance is draining")
+            return [replace(refusal, not_taken=True)]
         if command.request_id in self._in_flight:
             return [_refusal(command, "a request with this id is in flight")]
         if len(self._in_flight) >= self.ready.credits:

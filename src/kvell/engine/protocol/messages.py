@@ -134,7 +134,8 @@ class Finished:
     """The request is over and holds nothing any more.
 
     For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
-    and ``try_later`` says that nothing must be: there was just no room.
+    and ``try_later`` says that nothing must be: there was just no room.  ``not_taken`` says that
+    the instance takes no requests any more, so another may have this one.
 
     The seconds that it waited, prefilled and decoded in the instance are filled in by
     :class:`.stage_times.StageTimes`, which has a clock; comparisons ignore them.
@@ -150,6 +151,7 @@ class Finished:
     message: str = ""
     field: str = ""
     try_later: bool = False
+    not_taken: bool = False
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)

@@ -127,12 +127,21 @@ class AdmissionQueue:
         entry.mailbox.put(fresh)
 
     def finished(self, event: Finished, now: float) -> None:
-        """A request is over; its credit is free again."""
+        """A request is over; its credit is free again.
+
+        An instance that drains by itself (SIGTERM) may still be sent a request.  Its line closes,
+        and the request goes back to the head of the line.
+        """
         entry = self._submitted.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return
         del self._submitted[event.request_id]
         self.lines[entry.line].remove(entry)
+        if event.not_taken and not entry.is_dropped:
+            self.lines[entry.line].close()
+            entry.attempt += 1
+            self._waiting = {entry.request_id: entry} | self._waiting
+            return
         reason = entry.end_as if event.reason == "cancelled" else event.reason
         self._end(entry, replace(event, reason=reason), now)
 
