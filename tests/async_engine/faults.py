@@ -5,15 +5,15 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvell.async_engine import AsyncEngine, StreamedOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import TryLater
 from kvell.server.front.member import MemberStatus
-from kvell.server.instance.instance_line import InstanceLine
 from kvell.server.text.text_stream import RequestFailed
+from tests.server.front.scenarios import damage_next_bytes, is_gone, line_of, until
 
 KINDS = ("kill", "stop", "damage")
 RETRIED = "a request is retried twice"
@@ -55,12 +55,6 @@ async def whole(engine: AsyncEngine, prompt: Sequence[int], params: SamplingPara
     return last.token_ids
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; whoever calls sets the bound."""
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def serving(engine: AsyncEngine) -> list[MemberStatus]:
     """Instances that serve now."""
     return [one for one in engine.instances() if one.state == "serving"]
@@ -81,36 +75,12 @@ async def break_one(engine: AsyncEngine, kind: str, chance: random.Random) -> No
     victim = chance.choice(busy(engine))
     assert victim.pid is not None
     if kind == "damage":
-        damaged = damage_next_bytes(_line_of(engine, victim.instance_id), chance)
-        await until(damaged.is_set)
+        await damage_next_bytes(line_of(engine._front, victim.instance_id), chance).wait()
     else:
         os.kill(victim.pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
     pid, name = victim.pid, victim.instance_id
     await until(lambda: is_gone(pid))
     await until(lambda: _restarts(engine, name) > victim.restarts)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether no process has this id, not even a stopped one."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def damage_next_bytes(line: InstanceLine, chance: random.Random) -> asyncio.Event:
-    """Flip a byte of what the front reads next from this instance; the event says when."""
-    receive, done = line.data_received, asyncio.Event()
-
-    def damaged(data: bytes) -> None:
-        line.data_received = receive  # type: ignore[method-assign]
-        at = chance.randrange(len(data))
-        done.set()
-        receive(data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :])
-
-    line.data_received = damaged  # type: ignore[method-assign]
-    return done
 
 
 async def disturbed(
@@ -146,12 +116,6 @@ async def disturbed(
     await asyncio.gather(*running)
     await until(lambda: len(serving(engine)) == len(engine.instances()))
     return outcome
-
-
-def _line_of(engine: AsyncEngine, instance_id: str) -> InstanceLine:
-    process = engine._front._members[instance_id].supervisor._process
-    assert process is not None
-    return process._line
 
 
 def _restarts(engine: AsyncEngine, instance_id: str) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,10 @@ from kvell.async_engine import StreamedOutput
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
 from kvell.vocabulary import MIB
+from tests.server.front.scenarios import run
 
 DATA = Path(__file__).parents[1] / "data"
 SECONDS = 240.0
-
-
-def run(scenario: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(SECONDS):
-            await scenario
-
-    asyncio.run(bounded())
 
 
 def engine_of(cache_dir: Path, instances: str) -> AsyncEngine:
@@ -83,7 +75,7 @@ def test_two_instances_answer_as_one_and_have_the_weights_once(smollm2_path: Pat
                 assert sizes["Pss"] <= 0.51 * sizes["Rss"]
                 assert sizes["Private_Dirty"] + sizes["Private_Clean"] == 0
 
-    run(scenario())
+    run(scenario(), SECONDS)
 
 
 def test_scaling_under_load_loses_nothing(smollm2_path: Path) -> None:
@@ -121,7 +113,7 @@ def test_scaling_under_load_loses_nothing(smollm2_path: Path) -> None:
             assert len(answers) >= 8
             assert all(tokens == alone[number].token_ids for number, tokens in answers)
 
-    run(scenario())
+    run(scenario(), SECONDS)
 
 
 def test_texts_chats_and_mistakes(smollm2_path: Path) -> None:
@@ -149,7 +141,7 @@ def test_texts_chats_and_mistakes(smollm2_path: Path) -> None:
                 reasons.append(output.finish_reason)
             assert reasons[-1] == "stop"
 
-    run(scenario())
+    run(scenario(), SECONDS)
 
 
 @pytest.mark.parametrize("instances", ["prefill=1,decode=1", "mixed=0", "many", {}])

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -19,25 +19,12 @@ from kvell.server.front.member import MemberStatus
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
 from kvell.testing.instance import fake_token
+from tests.server.front.scenarios import run, until
 
-DEADLINE_SECONDS = 30.0
 FOREVER = SamplingParams(max_tokens=1 << 30)
 QUICK = FrontLimits(max_waiting=1, drain_seconds=5, restart=RestartPolicy(0.01, 0.05, 3))
 CommandFactory = Callable[..., list[str]]
 PROMPT = np.array([104, 105], np.int32)
-
-
-def run(scenario: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            await scenario
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def finish_of(

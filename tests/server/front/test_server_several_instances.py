@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,11 +17,10 @@ from kvell.errors import ChangeSomething
 from kvell.server.front.front import Front
 from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.member import MemberStatus
-from kvell.server.instance.instance_line import InstanceLine
 from kvell.server.instance.restart import RestartPolicy
 from kvell.testing.instance import CRASH_TOKEN, fake_token
+from tests.server.front.scenarios import damage_next_bytes, is_gone, line_of, run, until
 
-DEADLINE_SECONDS = 60.0
 CommandFactory = Callable[..., list[str]]
 Ids = NDArray[np.int32]
 LIMITS = FrontLimits(
@@ -28,19 +28,6 @@ LIMITS = FrontLimits(
 )
 STREAMS = 9
 LONG = SamplingParams(max_tokens=400)
-
-
-def run(scenario: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            await scenario
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def answer(front: Front, prompt: Ids, sampling: SamplingParams = LONG) -> Finished:
@@ -70,33 +57,6 @@ def by_id(front: Front) -> dict[str, MemberStatus]:
 
 def in_flight(front: Front) -> dict[str, int]:
     return {status.instance_id: len(line.in_flight) for status, line in front.instances()}
-
-
-def line_of(front: Front, instance_id: str) -> InstanceLine:
-    process = front._members[instance_id].supervisor._process
-    assert process is not None
-    return process._line
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def damage_next_bytes(line: InstanceLine, seen: list[int]) -> None:
-    """Flip a byte of what the front reads next from this instance."""
-    receive = line.data_received
-
-    def damaged(data: bytes) -> None:
-        line.data_received = receive  # type: ignore[method-assign]
-        at = len(data) // 2
-        seen.append(at)
-        receive(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
-
-    line.data_received = damaged  # type: ignore[method-assign]
 
 
 def three(command: CommandFactory, *arguments: str) -> Front:
@@ -137,11 +97,10 @@ def test_an_instance_that_fails_takes_no_request_with_it(
         async with three(instance_command) as front:
             tasks = started(front)
             await until(lambda: in_flight(front)["mixed-1"] == 3)
-            pid, damaged = by_id(front)["mixed-1"].pid, list[int]()
+            pid = by_id(front)["mixed-1"].pid
             assert pid is not None
             if fault == "damage":
-                damage_next_bytes(line_of(front, "mixed-1"), damaged)
-                await until(lambda: bool(damaged))
+                await damage_next_bytes(line_of(front, "mixed-1"), Random(0)).wait()
             else:
                 os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
             await until(lambda: by_id(front)["mixed-1"].state == "restarting")
