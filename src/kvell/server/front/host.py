@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Self
 
 from kvell.cluster.shares import processor_shares
 from kvell.device.available import available_bytes
@@ -21,12 +20,6 @@ class Host:
         self._processors = tuple(processors or sorted(os.sched_getaffinity(0)))
         self._weights_fd: int | None = None
         self._slots: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the weights' memory back once no instance maps it either."""

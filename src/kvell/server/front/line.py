@@ -113,7 +113,7 @@ class Line:
 
     def lost(self) -> list[LogEntry]:
         """Close, and give up all requests, oldest first."""
-        self._credits = 0
+        self.close()
         lost = list(self.in_flight.values())
         for entry in lost:
             self.remove(entry)
