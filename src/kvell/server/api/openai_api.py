@@ -149,7 +149,7 @@ class Api:
 
     async def _chat(self, served: Served, heading: Heading, body: ChatRequest) -> Response:
         prompt = await served.prompts.chat(body.messages)
-        session = conversation_key([one.model_dump() for one in body.messages])
+        session = conversation_key(one.model_dump() for one in body.messages)
         deltas = self._serve(served, heading, [prompt], body, session)
         if body.stream:
             so_far = _counter([prompt], body)

@@ -1,7 +1,7 @@
 """What tells one conversation from another where the client does not say: how it begins."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ FIRST_TOKENS = 256
 KEY_BYTES = 16
 
 
-def conversation_key(messages: Sequence[Mapping[str, Any]]) -> str:
+def conversation_key(messages: Iterable[Mapping[str, Any]]) -> str:
     """A digest of a conversation up to its first user message.
 
     All its later turns begin so too, and other conversations with the same system prompt do not.
