@@ -77,7 +77,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kv-mib", type=int, default=512)
     parser.add_argument("--workload", default="sharegpt-like")
-    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--limit", type=int, default=80)
     parser.add_argument("--rate", default="inf")
     parser.add_argument("--routing", default="session")
     parser.add_argument("--out", type=Path, default=result_file.path_of("halves"))

@@ -10,15 +10,13 @@ from kvell.cluster.routing.policies import (
     DEFAULT_ROUTING,
     PROMPT_TOKENS_PER_OUTPUT_TOKEN,
     ROUTINGS,
+    BySession,
     LeastLoad,
     load,
     router_named,
 )
-from kvell.cluster.routing.rendezvous import owner, weight
 from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.errors import ChangeSomething
-
-PINNED_WEIGHT = 11389781745166224120
 
 ids = st.integers(0, 20).map(lambda number: f"mixed-{number}")
 counts = st.integers(0, 6)
@@ -56,7 +54,7 @@ def test_equal_questions_have_equal_answers(
         assert one.choose(question, cluster) == other.choose(question, cluster[::-1])
 
 
-@pytest.mark.parametrize("name", [name for name in ROUTINGS if name != "session"])
+@pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_an_idle_cluster_uses_all_its_instances(name: str, rounds: int) -> None:
     router, cluster = router_named(name), [view(f"mixed-{number}") for number in range(3)]
@@ -148,38 +146,43 @@ class TestRoundRobin:
 
 
 class TestSession:
-    @given(clusters, sessions.filter(bool), st.data())
-    def test_depends_on_neither_load_nor_order(
-        self, cluster: list[InstanceView], session: str, data: st.DataObject
-    ) -> None:
-        router = router_named("session")
-        chosen = router.choose(request(session), cluster)
-        others = data.draw(st.permutations([view(one.instance_id, 7, 7) for one in cluster]))
-        assert router.choose(request(session), others) == chosen
-
-    @given(st.sets(ids, min_size=1, max_size=8), ids, st.lists(sessions, max_size=20))
-    def test_an_instance_that_comes_or_goes_moves_only_its_own_sessions(
-        self, names: set[str], changed: str, several: list[str]
-    ) -> None:
-        without, having = names - {changed}, names | {changed}
-        for session in several if without else []:
-            owned = owner(session, having)
-            assert owner(session, without) == owned or owned == changed
-
-    def test_sessions_are_spread(self) -> None:
-        names = [f"mixed-{number}" for number in range(4)]
-        found = Counter(owner(f"session {number}", names) for number in range(400))
-        assert set(found) == set(names)
-        assert min(found.values()) > 60
+    def test_a_new_session_goes_where_the_load_is_least(self) -> None:
+        cluster = [view("mixed-0", prompt=1), view("mixed-1"), view("mixed-2", prompt=1)]
+        assert BySession().choose(request("chat"), cluster) == "mixed-1"
 
     def test_without_a_session_it_is_least_load(self) -> None:
-        cluster = [view("mixed-0", prompt=1), view("mixed-1"), view("mixed-2")]
-        chosen = [router_named("session").choose(request(), cluster)]
-        assert chosen == ["mixed-1"]
+        router = BySession()
+        for prompt in (0, 2):
+            cluster = [view("mixed-0", prompt), view("mixed-1", prompt=1)]
+            assert router.choose(request(), cluster) == f"mixed-{prompt // 2}"
 
-    def test_weights_are_a_contract(self) -> None:
-        """Another front, or the same one after a restart, sends a session to the same place."""
-        assert weight("chat", "mixed-0") == PINNED_WEIGHT
+    @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 30))
+    def test_leaves_home_only_if_computing_the_prompt_again_is_less_work(
+        self, home_load: int, other_load: int, prompt: int
+    ) -> None:
+        router = BySession()
+        router.choose(request("chat"), [view("mixed-0"), view("mixed-1", prompt=1)])
+        cluster = [view("mixed-0", home_load), view("mixed-1", other_load)]
+        chosen = router.choose(RequestView(prompt, 10, "chat"), cluster)
+        assert (chosen == "mixed-1") == (home_load > other_load + prompt)
 
-    def test_pairs_are_not_mixed_up(self) -> None:
-        assert weight("1chat", "mixed-") != weight("chat", "mixed-1")
+    @given(st.lists(st.tuples(sessions.filter(bool), st.integers(0, 9)), max_size=20))
+    def test_equal_load_moves_nobody(self, asked: list[tuple[str, int]]) -> None:
+        router, homes = BySession(), dict[str, str]()
+        for session, prompt in asked:
+            cluster = [view(f"mixed-{number}", prompt) for number in range(3)]
+            chosen = router.choose(request(session), cluster)
+            assert homes.setdefault(session, chosen) == chosen
+
+    def test_a_session_stays_where_it_moved_to(self) -> None:
+        router = BySession()
+        both = [view("mixed-0"), view("mixed-1")]
+        chosen = [router.choose(request("chat"), cluster) for cluster in (both, both[1:], both)]
+        assert chosen == ["mixed-0", "mixed-1", "mixed-1"]
+
+    def test_the_session_asked_for_least_recently_is_forgotten(self) -> None:
+        router = BySession(most_sessions=2)
+        first, second = [view("mixed-0"), view("mixed-1", 5)], [view("mixed-0", 5), view("mixed-1")]
+        for session in ("a", "b", "a", "c"):
+            router.choose(request(session), first)
+        assert [router.choose(request(one), second) for one in ("a", "b")] == ["mixed-0", "mixed-1"]

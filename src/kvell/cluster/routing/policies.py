@@ -1,14 +1,14 @@
 """Routing policies: which of several instances gets a request (MemServe §6).
 
-A router sees only the instances that may get a request now.  What it remembers is which instance
-it chose last, so equal questions in an equal order have equal answers.
+A router sees only the instances that may get a request now.  What it remembers is which instances
+it chose before, so equal questions in an equal order have equal answers.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from kvell.cluster.routing.rendezvous import owner
 from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.errors import ChangeSomething
 
@@ -23,6 +23,10 @@ other requests of its step.  In the measured forward passes of SmolLM2 a token o
 requests costs 1.7 to 9.4 times as much as one of a prompt of 512 (the four machines of
 ``bench/results/*/forward_cpu.json``; their geometric mean is 3.3), and more in smaller steps.
 """
+
+
+MOST_SESSIONS = 65_536
+"""Sessions whose instance is remembered: some ten megabytes of the front's memory."""
 
 
 class Router(Protocol):
@@ -85,18 +89,36 @@ class MostFreeMemory:
 class BySession:
     """Requests of a session go to one instance, which has the prefixes of earlier turns.
 
-    A session moves only while its instance may get no request, or for good when that instance
-    is gone.  Requests without a session go where the load is least.
+    Another instance would compute the prompt again, so a session moves only where that is less
+    work than waiting at home: when the load of home exceeds another's by more than the request's
+    prompt.  It also moves while its home may get no request.  A new session, and a request without
+    one, goes where the load is least.  The sessions asked for last are remembered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_sessions: int = MOST_SESSIONS) -> None:
         self._least_load = LeastLoad()
+        self._most_sessions = most_sessions
+        self._homes: OrderedDict[str, str] = OrderedDict()
 
     def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
-        """Return the session's instance among those given."""
+        """Return the session's instance, or the one with the least load."""
         if not request.session:
             return self._least_load.choose(request, instances)
-        return owner(request.session, (one.instance_id for one in instances))
+        home = self._homes.get(request.session, "")
+        least = min(map(load, instances))
+        if not any(
+            one.instance_id == home and load(one) - least <= request.prompt_tokens
+            for one in instances
+        ):
+            home = self._least_load.choose(request, instances)
+        self._remember(request.session, home)
+        return home
+
+    def _remember(self, session: str, home: str) -> None:
+        self._homes[session] = home
+        self._homes.move_to_end(session)
+        if len(self._homes) > self._most_sessions:
+            self._homes.popitem(last=False)
 
 
 def load(instance: InstanceView) -> int:
