@@ -22,9 +22,10 @@ from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.engine import Engine
 from kvell.engine.planning.journal import Journal
 from kvell.engine.protocol.instance import LocalInstance
+from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
-from kvell.engine.requests.admissible import request_problem
+from kvell.engine.requests.admissible import request_problem, sampling_problem
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.several_models import ServedModel
 from kvell.errors import ChangeSomething, TryLater
@@ -56,6 +57,8 @@ class RequestOutput:
 
     :param index: index of its prompt.
     :param choice: index among the prompt's ``n`` answers.
+    :param logprobs: how likely each output token was; None if nobody asked.
+    :param prompt_logprobs: the same for each prompt token from the second on.
     """
 
     index: int
@@ -66,6 +69,8 @@ class RequestOutput:
     preemptions: int
     finish_reason: FinishReason
     choice: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class LLM:
@@ -198,10 +203,12 @@ class LLM:
                     one.name,
                     load(one.path, kv_cache_dtype=kv_cache_dtype, quantization=quantization),
                     one.eos_token_ids,
+                    one.tokenizer_json,
                 )
                 for one in others
             ],
             floor_bytes=floor_bytes,
+            tokenizer_json=first.tokenizer_json,
         )
         self._credits = self.engine.ready().credits
         self._instance = LocalInstance(self.engine)
@@ -323,8 +330,10 @@ class LLM:
 
     def _deliver(self, event: Event, jobs: Mapping[RequestId, "_Job"]) -> None:
         if isinstance(event, Tokens) and event.request_id in jobs:
-            if jobs[event.request_id].take(event.token_ids):
+            if jobs[event.request_id].take(event.token_ids, event.logprobs):
                 self._instance.send(Cancel(event.request_id))
+        elif isinstance(event, PromptLogprobs) and event.request_id in jobs:
+            jobs[event.request_id].prompt_logprobs.extend(event.logprobs)
         elif isinstance(event, Finished) and event.request_id in jobs:
             if event.reason == "refused":
                 raise TryLater(event.message)
@@ -374,7 +383,11 @@ class LLM:
         if sampling.stop and not self._tokenizer(model).knows_text:
             why = "needs the model's tokenizer, and it has none"
             raise ChangeSomething("stop", sampling.stop[0], why, "leave it out")
-        if problem := request_problem(ids, images, asked, rules.limits, rules.layout):
+        if problem := (
+            sampling_problem(sampling, rules.limits, bool(images))
+            or request_problem(ids, images, asked, rules.limits, rules.layout)
+            or self.engine.grammar_problem(sampling, model)
+        ):
             raise problem
 
     def _measure(self, jobs: Sequence["_Job"], seconds: float) -> dict[str, Any]:
@@ -403,6 +416,8 @@ class _Job:
     told: ImagePrompt
     model: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
     finished: Finished | None = None
     stopped: bool = False
@@ -411,11 +426,12 @@ class _Job:
         self._detokenizer = IncrementalDetokenizer(self.tokenizer)
         self._stops = StopStrings(self.sampling.stop)
 
-    def take(self, token_ids: Sequence[int]) -> bool:
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
         """Take new tokens; return whether a stop string has just ended the text."""
         if self.stopped:
             return False
         self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
         text, self.stopped = self._stops.push(self._detokenizer.push(token_ids))
         self.text += text
         return self.stopped
@@ -441,6 +457,8 @@ class _Job:
             done.preemptions,
             "stop" if self.stopped else done.reason,
             self.choice,
+            None if self.sampling.logprobs is None else self.logprobs,
+            None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
         )
 
 

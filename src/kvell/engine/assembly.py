@@ -1,6 +1,6 @@
 """Puts an engine together: model, pool, memory core, runner, contract."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +107,7 @@ def build_engine(
     beside: Sequence[ServedModel] = (),
     floor_bytes: int = 0,
     clock: Clock | None = None,
+    tokenizer_json: Callable[[], str] | None = None,
 ) -> Engine:
     """Build an engine over a loaded model, with its pool attached.
 
@@ -114,6 +115,7 @@ def build_engine(
     :param beside: further models, independent of it, that share its pool and its steps.
     :param floor_bytes: of the process before it loaded anything, for the contract.
     :param clock: times requests and their lateness; the machine's own if not given.
+    :param tokenizer_json: gives the first model's tokenizer, for grammars that answers follow.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
         draft model does not suit this one, models cannot be served side by side, or objectives
         could have no effect.
@@ -121,7 +123,8 @@ def build_engine(
     clock = clock or MonotonicClock()
     check_objectives(options)
     check_speculation(model, draft, options)
-    served = (ServedModel(name if beside else "", model, eos_token_ids), *beside)
+    first = ServedModel(name if beside else "", model, eos_token_ids, tokenizer_json)
+    served = (first, *beside)
     check_several(served, options, draft is not None)
     models = [one.model for one in served]
     every = [*models, *([draft] if draft else [])]
@@ -152,6 +155,7 @@ def build_engine(
     ]
     others = {one.name: one.model for one in beside}
     slots = SlotTable(layout.num_large_pages)
+    controls = {one.name: one.controls() for one in served}
     runner = ModelRunner(
         model,
         layout,
@@ -162,6 +166,7 @@ def build_engine(
         others,
         memory.lends,
         None if buffer is None else buffer.memory,
+        controls,
     )
     return Engine(
         EngineCore(
@@ -196,6 +201,7 @@ def build_engine(
         cold=memory.chunks,
         objectives=watch_of(options, clock),
         clock=clock,
+        grammars={one.name: controls[one.name].grammars for one in served},
     )
 
 

@@ -6,10 +6,11 @@ passes release Python's lock.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -31,13 +32,16 @@ from kvell.engine.protocol.messages import (
     Ready,
     Submit,
 )
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
 from kvell.engine.running.runner import PreparingRunner, Runner
+from kvell.engine.sampling.grammars import Grammars
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.warmer import Warmer
+from kvell.errors import ChangeSomething
 from kvell.models.images.image_store import ImageStore
 
 WARMING_SECONDS = 0.5
@@ -64,6 +68,7 @@ class Engine:
         warmer: Warmer | None = None,
         cold: ChunkDevice | None = None,
         objectives: ObjectiveWatch | None = None,
+        grammars: Mapping[str, Grammars | None] = MappingProxyType({}),
     ) -> None:
         """:param activations: bytes that a step needs of the reserve, where it has no slot.
         :param images: of requests in flight, put there by the caller that submits prompts with
@@ -71,7 +76,8 @@ class Engine:
         :param clock: times how long requests wait, prefill and decode.
         :param warmer: commits the pool's memory while steps run; None if all is committed.
         :param cold: the pool's chunks, if only a first touch commits them.
-        :param objectives: says after every step whether requests are late; None: never."""
+        :param objectives: says after every step whether requests are late; None: never.
+        :param grammars: by model, the first one first; None where answers can follow none."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -82,6 +88,7 @@ class Engine:
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives
+        self._grammars = grammars
         self._notes_due = 0
         self._cold = cold
         self._behind: Warmer | None = None
@@ -127,12 +134,34 @@ class Engine:
             return []  # the gate in front of the engine refuses what comes after
         if isinstance(command, Submit) and not self._knows_images(command):
             return [_without_images(command)]
+        if isinstance(command, Submit) and (
+            problem := self.grammar_problem(command.sampling, command.model)
+        ):
+            return [_refused(command, problem)]
         if isinstance(command, Submit):
             self._times.submitted(command.request_id)
         events = self._told.tell(command)
         if self._objectives is not None:
             self._objectives.heard(command, events)
         return self._times.told(events)
+
+    def grammar_problem(self, sampling: SamplingParams, model: str) -> ChangeSomething | None:
+        """Why the grammar of a request to a model cannot be followed; None if nothing is wrong.
+
+        :param model: "" is the first.
+        """
+        asked = sampling.structured_outputs
+        if asked is None:
+            return None
+        grammars = self._grammars.get(model or next(iter(self._grammars), ""))
+        if grammars is None:
+            why = "needs the model's tokenizer, and it has none"
+            return ChangeSomething("structured_outputs", asked.kind, why, "leave it out")
+        try:
+            grammars.check(asked)
+        except ChangeSomething as problem:
+            return problem
+        return None
 
     def _knows_images(self, command: Submit) -> bool:
         """Whether the image store knows the content of all images of the prompt."""
@@ -229,11 +258,16 @@ class Engine:
 
 
 def _without_images(command: Submit) -> Finished:
+    problem = ChangeSomething("images", "…", "are unknown", "give them with the prompt")
+    return _refused(command, problem)
+
+
+def _refused(command: Submit, problem: ChangeSomething) -> Finished:
     return Finished(
         command.request_id,
         command.attempt,
         "refused",
         len(command.prompt) // 4,
-        message="images: those of the prompt are unknown; give them with the prompt",
-        field="images",
+        message=str(problem),
+        field=problem.field,
     )

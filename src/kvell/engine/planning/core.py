@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -22,6 +23,7 @@ from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
+from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,
@@ -33,7 +35,8 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.admissible import output_problem, request_problem
+from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
+from kvell.engine.requests.cache_roots import cache_root
 from kvell.engine.requests.counting import DraftTokens, StepSizes
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
@@ -114,7 +117,11 @@ class EngineCore:
             prompt,
             _with_seed(command),
             min(command.sampling.max_tokens or room, room),
-            command.cache_salt,
+            cache_root(
+                command.cache_salt,
+                command.request_id,
+                is_scored=command.sampling.prompt_logprobs is not None,
+            ),
             images=np.asarray(command.images, np.int32) if command.images else None,
             image_rows=command.images,
             output=output.tolist(),
@@ -177,12 +184,27 @@ class EngineCore:
             raise ValueError(f"a result of step {result.step} was not asked for")
         yields = _yields(self._in_flight[0].plan, result)
         step = self._in_flight.popleft()
-        events = self._take_tokens(step.plan, step.requests, yields)
+        events = self._scored(step, result) if result.scored else []
+        taken = self._take_tokens(step.plan, step.requests, yields)
+        events += _with_logprobs(taken, step, result) if result.logprobs else taken
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             events.append(self._refuse_youngest())
+        return events
+
+    def _scored(self, step: _InFlight, result: StepResult) -> list[Event]:
+        """How likely prompts were; positions told before a preemption are not told again."""
+        events: list[Event] = []
+        for work, request in zip(step.plan.work, step.requests, strict=True):
+            scores = result.scored.get(work.handle, ())
+            first = max(work.start + 1, request.scored)
+            fresh = scores[first - work.start - 1 :]
+            if fresh and request.finish_reason is None:
+                request.scored = first + len(fresh)
+                told = PromptLogprobs(request.request_id, request.attempt, first, fresh)
+                events.append(told)
         return events
 
     def _refuse_youngest(self) -> Event:
@@ -265,6 +287,8 @@ class EngineCore:
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         sampling = request.sampling
+        if token < 0:
+            return "error"
         if token in sampling.stop_token_ids:
             return "stop"
         if not sampling.ignore_eos and token in self._rules[request.model].eos_token_ids:
@@ -320,8 +344,11 @@ class EngineCore:
         except ChangeSomething as problem:
             return problem
         asked = command.sampling.max_tokens or 1
-        unfit = request_problem(prompt, command.images, asked, rules.limits, rules.layout)
-        return unfit or output_problem(output, rules.limits)
+        return (
+            sampling_problem(command.sampling, rules.limits, bool(command.images))
+            or request_problem(prompt, command.images, asked, rules.limits, rules.layout)
+            or output_problem(output, rules.limits)
+        )
 
     def _is_in_flight(self, request: Request) -> bool:
         return any(request is one for step in self._in_flight for one in step.requests)
@@ -468,13 +495,28 @@ def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
     )
 
 
+def _with_logprobs(events: list[Event], step: _InFlight, result: StepResult) -> list[Event]:
+    """The events, with how likely their tokens are where that was asked."""
+    asked = {
+        request.request_id: result.logprobs[work.handle]
+        for work, request in zip(step.plan.work, step.requests, strict=True)
+        if work.handle in result.logprobs
+    }
+    return [
+        structs.replace(event, logprobs=(asked[event.request_id],))
+        if isinstance(event, Tokens) and event.request_id in asked
+        else event
+        for event in events
+    ]
+
+
 def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
     """The tokens that each work of the plan yields; none for a prefill that is not done."""
     is_even = not result.counts and len(result.token_ids) == len(plan.work) == plan.num_logits
     if is_even and all(work.samples for work in plan.work):  # each yields one token
         return [(token,) for token in result.token_ids]
     yields = iter(result.by_work())
-    most = [work.num_logits for work in plan.work]
+    most = [work.num_draws for work in plan.work]
     found = [next(yields, ()) if count else () for count in most]
     fits = all(min(1, count) <= len(f) <= count for f, count in zip(found, most, strict=True))
     if not fits or any(yields):

@@ -32,6 +32,7 @@ class PlanDraft:
     def add_work(self, request: Request, count: int) -> None:
         """Add work for the request's next ``count`` tokens."""
         start = request.computed
+        is_prompt = start < len(request.prompt) - 1
         self.work.append(
             TokenWork(
                 request.request_id,
@@ -46,6 +47,8 @@ class PlanDraft:
                 embedded=request.embedded,
                 prompt_tokens=len(request.prompt),
                 model=request.model,
+                past=request.past(start + count) if not request.sampling.is_plain else None,
+                scores=request.sampling.prompt_logprobs if is_prompt else None,
             )
         )
         self.budget -= count
@@ -54,7 +57,7 @@ class PlanDraft:
         """Add work for each request's newest token; the common case, so done in bulk."""
         newest = np.array([r.newest_token for r in requests], np.int32)
         for index, request in enumerate(requests):
-            if request.repeats:
+            if request.repeats or not request.sampling.is_plain:
                 self.add_work(request, request.remaining)
                 continue
             self.work.append(
@@ -80,7 +83,7 @@ class PlanDraft:
     @property
     def num_logits(self) -> int:
         """Rows of logits of all work so far."""
-        return sum(1 + work.proposed for work in self.work if work.sampling is not None)
+        return sum(work.num_logits for work in self.work)
 
     def add_draft_tokens(self, index: int, tokens: NewPages) -> None:
         """Append draft tokens to work number ``index``."""

@@ -54,8 +54,8 @@ def verified(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
     start = 0
     for work in plan.work:
         if work.samples:
-            kept = _kept(work, sampled[start : start + work.num_logits])
-            start += work.num_logits
+            kept = _kept(work, sampled[start : start + work.num_draws])
+            start += work.num_draws
             tokens.extend(kept)
             counts.append(len(kept))
     return StepResult(plan.step, tuple(tokens), tuple(counts))

@@ -32,6 +32,7 @@ from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.protected import ProtectedPrefixes
 from kvell.engine.planning.speculation import Speculation
 from kvell.engine.planning.step_memory import RigidMemory, StepMemory
+from kvell.engine.requests.cache_roots import DROPPING_ROOT
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages, PageCopy, StepPlan
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
@@ -43,9 +44,6 @@ INITIAL_EXPECTED_OUTPUT = 128
 
 COMPACT_LARGE_PAGES = 4
 """Most large pages into which one step gathers scattered pages."""
-
-DROPPING_ROOT = "\0dropping"
-"""A cache root without prefixes; no salt maps to it."""
 
 MAX_HELD_BACK = 16
 """Most requests that wait for a prefix while others are admitted past them."""
@@ -140,9 +138,9 @@ class Scheduler:
         """Whether there is anything to plan before the results of steps in flight arrive.
 
         False while memory is short: nobody is preempted or put off for want of pages that a
-        result may free.
+        result may free.  False too while the sampling of a request needs its latest token.
         """
-        if self.must_settle:
+        if self.must_settle or any(request.sampling.looks_back for request in self.running):
             return False
         return bool(self.waiting) or any(request.wants_work for request in self.running)
 
@@ -232,6 +230,8 @@ class Scheduler:
     def _plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
         """Plan as many of the request's known tokens as budget and memory allow."""
         budget = draft.budget if request.is_decoding else self._prompt_budget(draft)
+        if request.is_scored:
+            budget = min(budget, self._scored_budget(draft))
         wanted = request.computed + min(request.remaining, budget)
         until = self._largest(request, wanted, draft)
         while until <= request.computed and self.protected.yield_least():
@@ -249,6 +249,11 @@ class Scheduler:
             draft.prompt_tokens += until - request.computed
         draft.add_work(request, until - request.computed)
         return True
+
+    def _scored_budget(self, draft: PlanDraft) -> int:
+        """Prompt tokens that may be scored: each has a row of logits, and so may every decode."""
+        left = self.limits.max_num_seqs - max(draft.num_logits, len(self.running))
+        return max(0 if draft.work else 1, left)
 
     def _draft_token(self, draft: PlanDraft) -> None:
         """Add draft tokens to decodes, with what all other work has left."""
@@ -274,7 +279,9 @@ class Scheduler:
     def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
         """How far memory allows, up to ``wanted``; never inside tokens that one step must compute
         together."""
-        tokens, rows = self._tokens(draft), len(draft.work)
+        tokens, rows = self._tokens(draft), max(len(draft.work), draft.num_logits)
+        if request.is_scored:
+            rows += wanted - request.computed
         until = self.memory.largest(request.handle, request.computed, wanted, tokens, rows)
         if self.limits.whole_images:
             cut = [s for s, tokens, _ in request.image_rows if s < until < s + tokens]
@@ -296,8 +303,7 @@ class Scheduler:
         """
         if self._drops(request):
             return DROPPING_ROOT
-        own = request.cache_root
-        return DROPPING_ROOT[0] + own if own.startswith(DROPPING_ROOT[0]) else own
+        return request.cache_root
 
     def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:
         """Copy-on-write copies of this step, without those of preempted requests."""

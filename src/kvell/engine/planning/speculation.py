@@ -9,6 +9,8 @@ A state cannot be rolled back to before a rejected draft token.  So states advan
 tokens only: a step computes draft tokens from them, and discards the states that result.  Accepted
 draft tokens are computed once more in the next step, beside the newest token.
 
+Sampling that is not plain (penalties, grammars, log probabilities) gets no draft tokens either.
+
 A request that runs alone gets no draft tokens: it was promised memory for itself only.
 Groups whose positions are not the text's take no pages for draft tokens when memory is short.
 """
@@ -63,7 +65,7 @@ class Speculation:
             self._limits.num_speculative_tokens,
             request.max_tokens - len(request.output) - 1,
         )
-        if count <= 0 or request.runs_alone:
+        if count <= 0 or request.runs_alone or not request.sampling.is_plain:
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
         tokens = self._tokens(request, count)
         known, until = request.num_tokens, request.num_tokens + len(tokens)

@@ -20,6 +20,7 @@ from zlib import crc32
 import msgspec
 
 from kvell.engine.protocol import messages as protocol
+from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Command, Event
 from kvell.errors import ChangeSomething, KvellError
 
@@ -54,6 +55,7 @@ _COMMANDS = _by_name((protocol.Submit, protocol.Cancel, protocol.AskStats, proto
 _EVENTS = _by_name(
     (
         protocol.Ready,
+        PromptLogprobs,
         protocol.Tokens,
         protocol.Finished,
         protocol.Stats,

@@ -6,6 +6,7 @@ inside one.  Commands go to the instance, events come back::
     front                                   instance
       │ ◄───────────── Ready ──────────────── │  schema version, credits
       │ ── Submit(request) ─────────────────► │  costs one credit
+      │ ◄── PromptLogprobs(request, …) ────── │  if asked for: any number of times
       │ ◄── Tokens(request, first_index, …) ─ │  any number of times
       │ ── Cancel(request) ─────────────────► │  at any moment; idempotent
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
@@ -23,11 +24,12 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
@@ -116,17 +118,19 @@ class Ready:
     token_bytes: int = 0
 
 
-class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """New output tokens of a request, in order.
 
     ``first_index`` is the output position of ``token_ids[0]``; a receiver drops
-    positions it has already seen (re-runs after a restart repeat them).
+    positions it has already seen (re-runs after a restart repeat them).  ``logprobs`` has one
+    entry for each token, if the request asked for them.
     """
 
     request_id: RequestId
     attempt: int
     first_index: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,4 +249,4 @@ class Drained:
 
 
 Command = Submit | Cancel | AskStats | Drain
-Event = Ready | Tokens | Finished | Stats | Heartbeat | Drained
+Event = Ready | PromptLogprobs | Tokens | Finished | Stats | Heartbeat | Drained

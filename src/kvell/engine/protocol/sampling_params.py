@@ -1,11 +1,20 @@
 """A request's sampling parameters; validated once, at the edge."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import isfinite
 
+from kvell.engine.protocol.logprobs import MAX_LOGPROBS
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import ChangeSomething
 
 MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
 
 
 @dataclass(frozen=True)
@@ -15,6 +24,18 @@ class SamplingParams:
     :param temperature: 0 is greedy; otherwise logits are divided by it.
     :param top_k: keep the k most likely tokens; 0 or -1 keeps all.
     :param top_p: keep the smallest set whose probability reaches it, in (0, 1].
+    :param min_p: drop tokens less likely than this part of the most likely one, in [0, 1].
+    :param presence_penalty: is subtracted from the logits of all tokens in the output.
+    :param frequency_penalty: is subtracted from the logit of a token once for each time that the
+        output has it.
+    :param repetition_penalty: divides the positive logits of tokens in prompt and output, and
+        multiplies the negative ones (Keskar et al., 2019).
+    :param logit_bias: is added to the logits of tokens, by token id.
+    :param min_tokens: no token ends the answer before it has so many.
+    :param logprobs: tell how likely each output token was, and this many likeliest tokens.
+    :param prompt_logprobs: the same for each token of the prompt.  Such a prompt is computed
+        whole: it reuses no cached prefix.
+    :param structured_outputs: what the answer's text must look like.
     :param seed: with it, output token i is a function of (seed, i) and the logits alone;
         None lets the front draw one.
     :param max_tokens: most output tokens; None: up to the model's limit.
@@ -39,6 +60,15 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     will_return: bool | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         def refuse(field: str, problem: str, remedy: str) -> None:
@@ -50,8 +80,20 @@ class SamplingParams:
             refuse("top_k", "must be -1 or more", "use 0 to keep all tokens")
         if not 0.0 < self.top_p <= 1.0:
             refuse("top_p", "must be above 0 and at most 1", "use 1 to keep all tokens")
+        if not 0.0 <= self.min_p <= 1.0:
+            refuse("min_p", "must be between 0 and 1", "use 0 to keep all tokens")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -MAX_PENALTY <= getattr(self, name) <= MAX_PENALTY:
+                refuse(name, f"must be between -{MAX_PENALTY} and {MAX_PENALTY}", "use 0 for none")
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            refuse("repetition_penalty", "must be above 0 and at most 100", "use 1 for none")
         if self.max_tokens is not None and self.max_tokens < 1:
             refuse("max_tokens", "must be at least 1", "use 1 or more")
+        if self.min_tokens < 0 or self.min_tokens > (self.max_tokens or self.min_tokens):
+            refuse("min_tokens", "must be between 0 and max_tokens", "use 0 for no minimum")
+        for name in ("logprobs", "prompt_logprobs"):
+            if not 0 <= (getattr(self, name) or 0) <= MAX_LOGPROBS:
+                refuse(name, f"must be between 0 and {MAX_LOGPROBS}", "leave it out for none")
         if not 1 <= self.n <= MAX_CHOICES:
             refuse("n", f"must be between 1 and {MAX_CHOICES}", "use 1 for one answer")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
@@ -61,8 +103,31 @@ class SamplingParams:
             refuse("will_return", "is neither true nor false", "leave it out if you do not know")
         if any(not text for text in self.stop):
             refuse("stop", "holds an empty string", "leave it out")
-        if len(self.stop) > 16:
-            refuse("stop", "holds more than 16 strings", "use at most 16")
+        if len(self.stop) > MAX_STOPS:
+            refuse("stop", f"holds more than {MAX_STOPS} strings", f"use at most {MAX_STOPS}")
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        count = len(self.logit_bias)
+        if count > MAX_BIASES:
+            remedy = f"use at most {MAX_BIASES}"
+            raise ChangeSomething("logit_bias", f"{count} tokens", "are too many", remedy)
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not isfinite(bias) or abs(bias) > MAX_BIAS:
+                problem = f"is no token id with a bias between -{MAX_BIAS:g} and {MAX_BIAS:g}"
+                raise ChangeSomething("logit_bias", f"{token}: {bias}", problem, "correct it")
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the logits as they are, and nobody asks how likely."""
+        tells = self.logprobs is not None or self.prompt_logprobs is not None
+        return not (tells or self.looks_back or self.logit_bias)
+
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether the next token depends on earlier ones beyond the logits."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
+        return any(penalties) or self.min_tokens > 0 or self.structured_outputs is not None
 
     def choices(self) -> "tuple[SamplingParams, ...]":
         """Parameters of each of the ``n`` answers, one request each; seeds count up."""

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.memory import Facts, Layout, facts_of, fits_alone
@@ -41,6 +42,22 @@ def output_problem(output: npt.NDArray[np.int32], limits: Limits) -> ChangeSomet
         "holds an id that is not a token of this model",
         f"use ids from 0 to {limits.vocab_size - 1}",
     )
+
+
+def sampling_problem(
+    sampling: SamplingParams, limits: Limits, has_images: bool
+) -> ChangeSomething | None:
+    """What is wrong with sampling for this model; None if it can be served."""
+    unknown = max(sampling.logit_bias, default=0)
+    if unknown >= limits.vocab_size:
+        problem, remedy = "is not a token of this model", f"use ids below {limits.vocab_size}"
+        return ChangeSomething("logit_bias", unknown, problem, remedy)
+    if has_images and sampling.prompt_logprobs is not None:
+        problem = "are not served for prompts with images"
+        return ChangeSomething(
+            "prompt_logprobs", sampling.prompt_logprobs, problem, "leave them out"
+        )
+    return None
 
 
 def request_problem(

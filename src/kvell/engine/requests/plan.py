@@ -5,15 +5,18 @@ carries it out and answers with a :class:`StepResult`.  Plans are equal if they
 do the same: replaying a journal must give equal plans.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId, StepNumber
 
@@ -21,6 +24,11 @@ NewPages = npt.NDArray[np.int32]
 
 TO_DRAFT = -1
 """Stands for a draft token that a draft model proposes when the step runs."""
+
+NO_TOKEN = -1
+"""Stands for the token of a request whose grammar has become too complex to follow."""
+
+NONE_ASKED: Mapping[int, Any] = MappingProxyType({})
 
 PENDING = -(1 << 31)
 """Stands for a token that the step before draws; the runner fills it in when the step runs."""
@@ -41,6 +49,10 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
     :param embedded: number of leading images whose embeddings are in pages already.
     :param prompt_tokens: length of the request's prompt.
     :param model: which of several models computes them.
+    :param past: int32, the request's tokens from the first up to the last of these; for a prompt
+        whose tokens are scored, all of the prompt.  Only for sampling that is not plain.
+    :param scores: not None if all these tokens give logits, to tell how likely the prompt was,
+        and so many of the likeliest tokens at each position.
     """
 
     request_id: RequestId
@@ -57,6 +69,8 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
     embedded: int = 0
     prompt_tokens: int = 0
     model: str = ""
+    past: npt.NDArray[np.int32] | None = None
+    scores: int | None = None
 
     @property
     def known(self) -> int:
@@ -69,9 +83,14 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
         return self.sampling is not None
 
     @property
+    def num_draws(self) -> int:
+        """Number of tokens that are drawn, at its end."""
+        return 0 if self.sampling is None else 1 + self.proposed
+
+    @property
     def num_logits(self) -> int:
         """Number of tokens at its end that must give logits."""
-        return 0 if self.sampling is None else 1 + self.proposed
+        return self.num_draws if self.scores is None else self.count
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenWork) and _same(self, other, self.__struct_fields__)
@@ -152,7 +171,7 @@ class StepPlan:
 
     @cached_property
     def num_logits(self) -> int:
-        """Number of logit rows that the step draws from."""
+        """Number of logit rows that the step needs."""
         return sum(work.num_logits for work in self.work)
 
     def __eq__(self, other: object) -> bool:
@@ -166,12 +185,17 @@ class StepPlan:
 class StepResult(Struct, frozen=True, gc=False):
     """The tokens a step sampled, in the order of its sampling work.
 
+    :param token_ids: NO_TOKEN where the request cannot go on.
     :param counts: tokens of each sampling work; empty if each has one.
+    :param logprobs: of the token drawn for a handle, for requests that asked.
+    :param scored: how likely the prompt's tokens behind those computed were, by handle.
     """
 
     step: StepNumber
     token_ids: tuple[int, ...]
     counts: tuple[int, ...] = ()
+    logprobs: Mapping[int, TokenLogprobs] = NONE_ASKED
+    scored: Mapping[int, tuple[TokenLogprobs, ...]] = NONE_ASKED
 
     def by_work(self) -> list[tuple[int, ...]]:
         """The tokens of each sampling work.

@@ -38,6 +38,7 @@ class Request:
     :ivar computed: tokens that are computed, or will be by steps in flight.
     :ivar settled: those of them whose step has its result.
     :ivar drawing: pending tokens, which steps in flight draw.
+    :ivar scored: position in the prompt up to which it was told how likely its tokens are.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
@@ -52,6 +53,7 @@ class Request:
     computed: int = 0
     settled: int = 0
     drawing: int = 0
+    scored: int = 0
     repeats: int = 0
     handle: int = NO_HANDLE
     cached_tokens: int | None = None
@@ -118,6 +120,15 @@ class Request:
         known = len(self._history) // 4
         self._history += self.tokens(known, self.num_tokens).astype("<i4").tobytes()
         return self._history
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether somebody asks how likely the prompt is."""
+        return self.sampling.prompt_logprobs is not None
+
+    def past(self, end: int) -> npt.NDArray[np.int32]:
+        """The tokens before ``end``, int32; the whole prompt at least if it is scored."""
+        return self.tokens(0, max(end, len(self.prompt)) if self.is_scored else end)
 
     def tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
         """Tokens start … end-1, int32, across prompt and output; PENDING for those being drawn."""

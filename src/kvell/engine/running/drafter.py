@@ -26,7 +26,7 @@ from msgspec import structs
 from kvell.engine.planning.proposals import Ints
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.forward_batches import ForwardBatches
-from kvell.engine.running.sampling import largest
+from kvell.engine.sampling.draw import largest
 from kvell.memory import GroupKind, Layout
 from kvell.models.paged_model import ForwardBatch, PagedModel
 

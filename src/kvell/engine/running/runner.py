@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import torch
+from msgspec import structs
 
 from kvell.engine.planning.proposals import verified
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -16,8 +17,9 @@ from kvell.engine.running.drafter import Drafter
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.page_mover import PageMover
-from kvell.engine.running.sampling import GREEDY, RowSampling, sample
 from kvell.engine.running.slot_memory import SlotMemory
+from kvell.engine.sampling.controls import Controls, Drawn, StepControls
+from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import GroupSpec, Layout, SlotTable
 from kvell.models.paged_model import ForwardBatch, PagedModel
 
@@ -53,6 +55,7 @@ class _Part:
     batch: ForwardBatch
     rows: list[RowSampling]
     pending: Pending
+    controls: StepControls | None
 
 
 class ModelRunner:
@@ -63,6 +66,7 @@ class ModelRunner:
     :param beside: further models by name, attached to the same pool.
     :param lends: lends a step's slot to the models, where activations share the pool.
     :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
+    :param controls: of each model, by name; without them no grammar can be followed.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class ModelRunner:
         beside: Mapping[str, PagedModel] = MappingProxyType({}),
         lends: SlotMemory | None = None,
         buffer: torch.Tensor | None = None,
+        controls: Mapping[str, Controls] = MappingProxyType({}),
     ) -> None:
         self._lends = lends
         self._layout = layout
@@ -85,6 +90,7 @@ class ModelRunner:
             served: (one, self._batches_of(one, served))
             for served, one in {name: model, **beside}.items()
         }
+        self._controls = {served: controls.get(served) or Controls() for served in self._models}
         self._before = DrawnBefore()
         self._drafter: Drafter | None = None
         if draft is not None:
@@ -107,6 +113,8 @@ class ModelRunner:
         if plan.moves:
             raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
+        for controls in self._controls.values():
+            controls.release(plan.released)
         parts = self._parts(plan, begun) if self._drafter is None else None
         return partial(self._compute, plan, parts)
 
@@ -122,8 +130,9 @@ class ModelRunner:
             plan = self._drafter.with_draft_tokens(plan)
         parts = self._parts(plan) if parts is None else parts
         drawn = {name: self._draw(name, part) for name, part in parts.items()}
-        tokens = next(iter(drawn.values())) if len(drawn) == 1 else _in_turn(plan, drawn)
-        result = verified(plan, tokens)
+        tokens = {name: one.tokens for name, one in drawn.items()}
+        in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
+        result = _told(verified(plan, in_order), drawn)
         self._before.note(plan, result)
         return result
 
@@ -144,17 +153,20 @@ class ModelRunner:
     ) -> _Part:
         _, batches = self._models[name]
         rows = rows_of(work)
-        greedy = all(row is GREEDY for row in rows)
+        controls = self._controls[name].begin(work)
+        greedy = controls is None and all(row is GREEDY for row in rows)
         batch = batches.batch(work, plan.checkpoints, wants_largest=greedy, begun=begun)
-        return _Part(batch, rows, pending(work))
+        return _Part(batch, rows, pending(work), controls)
 
-    def _draw(self, name: str, part: _Part) -> list[int]:
-        """Compute one model's part of a step; returns a token for each row of its logits."""
+    def _draw(self, name: str, part: _Part) -> Drawn:
+        """Compute one model's part of a step; returns a token for each row that draws."""
         model, _ = self._models[name]
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
         logits = model.forward(part.batch)
-        return model.largest(part.batch) or sample(logits, part.rows)
+        if part.controls is not None:
+            return part.controls.draw(logits, part.rows)
+        return Drawn(model.largest(part.batch) or sample(logits, part.rows))
 
     def _batches_of(
         self, model: PagedModel, name: str = "", *, is_draft: bool = False
@@ -175,7 +187,16 @@ def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
 def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
     """Tokens that several models drew, in the order of the plan's work."""
     left = {name: iter(tokens) for name, tokens in drawn.items()}
-    return [next(left[work.model]) for work in plan.work for _ in range(work.num_logits)]
+    return [next(left[work.model]) for work in plan.work for _ in range(work.num_draws)]
+
+
+def _told(result: StepResult, drawn: Mapping[str, Drawn]) -> StepResult:
+    """The result with how likely tokens were, if anybody asked."""
+    if not any(one.logprobs or one.scored for one in drawn.values()):
+        return result
+    logprobs = {handle: told for one in drawn.values() for handle, told in one.logprobs.items()}
+    scored = {handle: told for one in drawn.values() for handle, told in one.scored.items()}
+    return structs.replace(result, logprobs=logprobs, scored=scored)
 
 
 def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
@@ -191,4 +212,6 @@ def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
 def _row(params: SamplingParams, position: int) -> RowSampling:
     if params.temperature == 0:
         return GREEDY
-    return RowSampling(params.temperature, params.top_k, params.top_p, params.seed or 0, position)
+    seed = params.seed or 0
+    drawn = params.temperature, params.top_k, params.top_p, seed, position, params.min_p
+    return RowSampling(*drawn)

@@ -4,9 +4,11 @@ They share the pool, the scheduler and every step's budget.  A request names its
 holds pages of that model's groups only, so memory goes where the load is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvell.engine.sampling.controls import Controls
+from kvell.engine.sampling.grammars import Grammars
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, LayerSpec
@@ -25,11 +27,21 @@ class ServedModel:
     """A model, and the name by which requests ask for it.
 
     :param name: "" where an engine has one model only.
+    :param tokenizer_json: gives its tokenizer, for grammars; None if it has none.
     """
 
     name: str
     model: PagedModel
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+    tokenizer_json: Callable[[], str] | None = None
+
+    def controls(self) -> Controls:
+        """What requests to it may ask of their sampling."""
+        grammars = None
+        if self.tokenizer_json is not None:
+            size = self.model.description.vocab_size
+            grammars = Grammars(self.tokenizer_json, size, self.eos_token_ids)
+        return Controls(grammars, self.eos_token_ids)
 
     def layers(self) -> tuple[LayerSpec, ...]:
         """Its layers, marked with its name."""

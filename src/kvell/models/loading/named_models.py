@@ -25,6 +25,16 @@ class NamedModel:
         """The tokenizer, loaded on first use; an instance behind a front never uses it."""
         return tokenizer_or_none(self.path)
 
+    def tokenizer_json(self) -> str:
+        """The tokenizer in the form of the tokenizers library.
+
+        :raises ChangeSomething: if it has no such form.
+        """
+        file = self.path / "tokenizer.json"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        return self.tokenizer.as_json()
+
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a text, including the tokenizer's own."""

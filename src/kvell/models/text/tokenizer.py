@@ -91,6 +91,18 @@ class Tokenizer:
         backend = getattr(self.backend, "backend_tokenizer", None)
         return getattr(backend, "decoder", None)
 
+    def as_json(self) -> str:
+        """The tokenizer in the form of the tokenizers library.
+
+        :raises ChangeSomething: if it has no such form.
+        """
+        backend = getattr(self.backend, "backend_tokenizer", None)
+        if backend is None:
+            problem = "is not of the tokenizers library, which grammars need"
+            raise ChangeSomething("tokenizer", type(self.backend).__name__, problem, "convert it")
+        text: str = backend.to_str()
+        return text
+
     def spelling(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None for an id outside of it."""
         if token_id not in self._spellings:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import RequestView
+from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.line import Line
@@ -124,7 +125,12 @@ class AdmissionQueue:
         self.lines[entry.line].emitted(entry, len(fresh))
         self._observe_tokens(entry, len(fresh), now)
         entry.last_token_seconds = now
-        entry.mailbox.put(fresh)
+
+    def scored(self, event: PromptLogprobs) -> None:
+        """Hand on how likely a prompt is; unknown requests and old attempts are dropped."""
+        entry = self._submitted.get(event.request_id)
+        if entry is not None:
+            entry.take_scores(event)
 
     def finished(self, event: Finished, now: float) -> None:
         """A request is over; its credit is free again.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.engine.protocol.codec import ProtocolError
+from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Ready, Stats, Submit, Tokens
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import InstanceDied, TryLater
@@ -233,6 +234,8 @@ class Front:
         elif isinstance(event, Finished):
             self._admission_queue.finished(event, self._now())
             self._pump()
+        elif isinstance(event, PromptLogprobs):
+            self._admission_queue.scored(event)
         elif isinstance(event, Heartbeat):
             self._admission_queue.line(instance_id).heard(event)
 

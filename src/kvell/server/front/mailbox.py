@@ -3,15 +3,22 @@
 import asyncio
 from dataclasses import dataclass
 
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 
 
 @dataclass(frozen=True)
 class Output:
-    """New output of a request: token ids in order, and its end when it has come."""
+    """New output of a request: token ids in order, and its end when it has come.
+
+    :param logprobs: one for each token, if the request asked for them.
+    :param prompt_logprobs: of further tokens of its prompt, in order, likewise.
+    """
 
     token_ids: tuple[int, ...]
     finished: Finished | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Mailbox:
@@ -23,13 +30,20 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._finished: Finished | None = None
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, token_ids: tuple[int, ...]) -> None:
+    def put(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
         """Add tokens behind those that wait."""
         self._token_ids += token_ids
+        self._logprobs += logprobs
         self._ring()
+
+    def put_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Add how likely further tokens of the prompt are; they wait for the first token."""
+        self._prompt_logprobs += logprobs
 
     def finish(self, finished: Finished) -> None:
         """Say that no more will come; the first call counts."""
@@ -43,7 +57,9 @@ class Mailbox:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         token_ids, self._token_ids = tuple(self._token_ids), []
-        return Output(token_ids, self._finished)
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        return Output(token_ids, self._finished, logprobs, prompt_logprobs)
 
     def _ring(self) -> None:
         reader, self._reader = self._reader, None

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.server.front.mailbox import Mailbox
@@ -65,6 +66,7 @@ class LogEntry:
     :param line: the instance that has it, or had it last; "" before the first.
     :param pending_prompt_tokens: that the instance has still to compute, as far as is known.
     :param pending_output_tokens: that the instance is expected to make yet.
+    :param scored_tokens: of the prompt, of which it was told how likely they are; never the first.
     :param end_as: the reason to report when the instance says ``cancelled``.
     :param is_dropped: whether the instance was told to cancel it.
     """
@@ -80,6 +82,7 @@ class LogEntry:
     line: str = ""
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
+    scored_tokens: int = 0
     output: "array[int]" = field(default_factory=lambda: array("i"))
     submitted_seconds: float | None = None
     last_token_seconds: float | None = None
@@ -129,14 +132,24 @@ class LogEntry:
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:
-        """The tokens of an event that were not seen yet, now counted as emitted."""
+        """The tokens of an event that were not seen yet, now emitted."""
         if event.attempt != self.attempt:
             return ()
-        fresh = event.token_ids[max(0, self.emitted_tokens - event.first_index) :]
+        seen = max(0, self.emitted_tokens - event.first_index)
+        fresh = event.token_ids[seen:]
         self.output.extend(fresh)
         if fresh:
             self.attempts.on_probation = False
+            self.mailbox.put(fresh, event.logprobs[seen:])
         return fresh
+
+    def take_scores(self, event: PromptLogprobs) -> None:
+        """Emit how likely tokens of the prompt are, without those that were told before."""
+        if event.attempt != self.attempt:
+            return
+        fresh = event.logprobs[max(0, self.scored_tokens - event.first_index + 1) :]
+        self.scored_tokens += len(fresh)
+        self.mailbox.put_prompt(fresh)
 
     def failure(self, message: str, reason: FinishReason = "error") -> Finished:
         """The end of this request when its instance cannot say it any more."""

@@ -5,10 +5,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import KvellError, TryLater
 from kvell.server.front.front import Front
+from kvell.server.front.mailbox import Output
 from kvell.server.text.text_model import PreparedPrompt, TextModel
 
 
@@ -49,12 +51,16 @@ class TextDelta:
     """New text; the last one of a request also says why it ended and what it used.
 
     :param token_ids: the tokens that came since the delta before; their text may follow later.
+    :param logprobs: how likely they were, one for each, if the request asked.
+    :param prompt_logprobs: the same for tokens of the prompt, from its second on; with the first.
     """
 
     text: str
     finish_reason: Literal["stop", "length"] | None = None
     usage: Usage = Usage()
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class TextWriter:
@@ -113,21 +119,35 @@ async def text_deltas(
         model=prompt.model,
         session=prompt.session,
     )
-    untold: tuple[int, ...] = ()
+    untold = TextDelta("")
     async with aclosing(outputs):
         async for output in outputs:
             known = writer.token_count
             text = writer.push(output.token_ids)
-            untold += output.token_ids[: writer.token_count - known]
+            untold = _behind(untold, output, writer.token_count - known)
             if output.finished is not None:
                 last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
-                yield replace(last, token_ids=untold)
+                yield replace(
+                    untold, text=last.text, finish_reason=last.finish_reason, usage=last.usage
+                )
                 return
             if writer.stopped:
                 front.stop(prompt.request_id)
             if text:
-                yield TextDelta(text, token_ids=untold)
-                untold = ()
+                yield replace(untold, text=text)
+                untold = TextDelta("")
+
+
+def _behind(untold: TextDelta, output: Output, taken: int) -> TextDelta:
+    """What was not told yet, and the first ``taken`` tokens of an output."""
+    if not output.logprobs and not output.prompt_logprobs:  # the common case
+        return replace(untold, token_ids=untold.token_ids + output.token_ids[:taken])
+    return replace(
+        untold,
+        token_ids=untold.token_ids + output.token_ids[:taken],
+        logprobs=untold.logprobs + output.logprobs[:taken],
+        prompt_logprobs=untold.prompt_logprobs + output.prompt_logprobs,
+    )
 
 
 def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.running.sampling import RowSampling, sample, uniform
+from kvell.engine.sampling.draw import RowSampling, sample, uniform
 
 PROBABILITIES = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15])
 LOGITS = PROBABILITIES.log()

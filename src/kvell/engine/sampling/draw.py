@@ -21,6 +21,7 @@ class RowSampling:
     :param temperature: 0 is greedy.
     :param top_k: 0 or less keeps all tokens.
     :param top_p: 1 keeps all tokens; applies to what top_k kept, renormalised.
+    :param min_p: drops tokens less likely than this part of the likeliest; 0 keeps all tokens.
     :param seed: of the request.
     :param position: output position, 0 for the first token after the prompt.
     """
@@ -30,6 +31,7 @@ class RowSampling:
     top_p: float = 1.0
     seed: int = 0
     position: int = 0
+    min_p: float = 0.0
 
 
 GREEDY = RowSampling(0.0)
@@ -101,6 +103,9 @@ def _support(logits: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torc
     tokens = _top_k(logits, row.top_k)
     kept = logits[tokens].double()
     weights = ((kept - kept.max()) / row.temperature).exp()
+    if row.min_p > 0.0:  # the largest weight is 1
+        likely = weights >= row.min_p
+        weights, tokens = weights[likely], tokens[likely]
     if row.top_p >= 1.0:
         return weights, tokens
     nucleus = _top_p(weights / weights.sum(), row.top_p)

@@ -1,0 +1,67 @@
+"""What the text of an answer must look like: a schema, a pattern, a choice or a grammar."""
+
+from dataclasses import dataclass
+
+from kvell.errors import ChangeSomething
+
+MAX_GRAMMAR_CHARS = 131_072
+MAX_CHOICES = 1024
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """Exactly one kind of constraint, with vLLM's names.
+
+    :param json: a JSON schema, as JSON text.
+    :param json_object: True for any JSON object.
+    :param regex: a pattern for the whole text (Rust syntax, without look-around).
+    :param choice: the text is one of these.
+    :param grammar: a context-free grammar in Lark's syntax.
+    :raises ChangeSomething: if there is none or more than one, or one is out of bounds.
+    """
+
+    json: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self._given()) != 1:
+            found = ", ".join(self._given()) or "none"
+            remedy = "give one of json, json_object, regex, choice and grammar"
+            raise ChangeSomething("structured_outputs", found, "is not one constraint", remedy)
+        if self.num_chars > MAX_GRAMMAR_CHARS:
+            size = f"{self.num_chars} characters"
+            remedy = f"use at most {MAX_GRAMMAR_CHARS}"
+            raise ChangeSomething(f"structured_outputs.{self.kind}", size, "is too long", remedy)
+        if len(self.choice) > MAX_CHOICES:
+            remedy = f"give at most {MAX_CHOICES}"
+            raise ChangeSomething(
+                "structured_outputs.choice", f"{len(self.choice)} texts", "are too many", remedy
+            )
+        if any(not text for text in self.choice):
+            raise ChangeSomething(
+                "structured_outputs.choice", "''", "is an empty text", "leave it out"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return self._given()[0]
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the constraint."""
+        texts = [self.json, self.regex, self.grammar, *self.choice]
+        return sum(len(text) for text in texts if text is not None)
+
+    def _given(self) -> list[str]:
+        fields = {
+            "json": self.json is not None,
+            "json_object": self.json_object,
+            "regex": self.regex is not None,
+            "choice": bool(self.choice),
+            "grammar": self.grammar is not None,
+        }
+        return [name for name, is_given in fields.items() if is_given]

@@ -1,0 +1,59 @@
+"""Penalties and biases: what a request's own tokens and wishes do to its logits."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+
+Ints = npt.NDArray[np.int32]
+
+
+def adjust(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    past: Ints,
+    prompt_tokens: int,
+    end_token_ids: Iterable[int] = (),
+) -> None:
+    """Change one row of logits in place: penalties first, then biases, then ``min_tokens``.
+
+    :param logits: float32 [vocabulary].
+    :param past: the request's tokens so far; negative ones stand for images and count for nothing.
+    :param prompt_tokens: how many of them are the prompt.
+    :param end_token_ids: tokens that end an answer.
+    """
+    output = past[prompt_tokens:]
+    if params.repetition_penalty != 1.0:
+        _repetition(logits, _distinct(past), params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and len(output):
+        tokens, counts = np.unique(output, return_counts=True)
+        penalty = params.presence_penalty + params.frequency_penalty * counts
+        logits[_on(logits, tokens)] -= _on(logits, penalty.astype(np.float32))
+    if params.logit_bias:
+        tokens = np.fromiter(params.logit_bias, np.int64)
+        biases = np.fromiter(params.logit_bias.values(), np.float32)
+        logits[_on(logits, tokens)] += _on(logits, biases)
+    if len(output) < params.min_tokens:
+        ends = np.array(sorted({*params.stop_token_ids, *end_token_ids}), np.int64)
+        logits[_on(logits, ends[ends < len(logits)])] = -torch.inf
+
+
+def _repetition(logits: torch.Tensor, tokens: Ints, penalty: float) -> None:
+    """As in CTRL (Keskar et al., 2019), and in transformers' RepetitionPenaltyLogitsProcessor."""
+    there = _on(logits, tokens)
+    found = logits[there]
+    logits[there] = torch.where(found < 0, found * penalty, found / penalty)
+
+
+def _distinct(tokens: Ints) -> Ints:
+    distinct: Ints = np.unique(tokens)
+    return distinct[distinct >= 0]
+
+
+def _on(logits: torch.Tensor, values: npt.NDArray[np.generic]) -> torch.Tensor:
+    """The values on the device of the logits; integers as indices."""
+    wide = values.astype(np.int64) if values.dtype.kind == "i" else values
+    return torch.from_numpy(wide).to(logits.device)
