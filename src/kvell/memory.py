@@ -58,7 +58,7 @@ from kvell.prefix.groups.facts import Facts, Images, ImageSpan, facts_of
 from kvell.prefix.groups.policies import GroupPolicy, policy_of
 from kvell.prefix.index.hits import alignment_tokens
 from kvell.prefix.index.radix import Tokens, common_prefix
-from kvell.prefix.interface import Ints, LendingCore, MemoryCore
+from kvell.prefix.interface import Ints, LendingCore, MemoryCore, VisibleCore
 
 __all__ = [
     "EVICTIONS",
@@ -86,6 +86,7 @@ __all__ = [
     "PoolTotals",
     "SlotTable",
     "Tokens",
+    "VisibleCore",
     "alignment_tokens",
     "as_draft",
     "audit",
@@ -116,7 +117,7 @@ EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
 def create_core(
     layout: Layout, implementation: Implementation = "auto", eviction: Eviction = "lru"
-) -> LendingCore:
+) -> VisibleCore:
     """Return a memory core over an empty pool; ``auto`` is the compiled one if it was built.
 
     :raises ChangeSomething: for ``compiled`` without the extension, or an unknown name.
@@ -171,7 +172,7 @@ def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple
     return groups
 
 
-def _compiled(layout: Layout, eviction: Eviction) -> LendingCore | None:
+def _compiled(layout: Layout, eviction: Eviction) -> VisibleCore | None:
     try:
         from kvell.prefix.core.compiled import CompiledCore
     except ImportError:

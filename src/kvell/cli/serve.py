@@ -1,12 +1,15 @@
 """``kvell serve``: the OpenAI API over HTTP."""
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 
+from kvell.cli.serve_options import access_options, log_options
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
 from kvell.cli.terminal.progress import progress_bar
@@ -14,6 +17,9 @@ from kvell.cli.terminal.session import Session
 from kvell.cluster.instances import parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.server.logs.lines import LogFormat, lines_on, tell
+
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -25,7 +31,8 @@ from kvell.engine.setup.engine_settings import EngineSettings
     show_default=True,
     help="Port to listen on; 0 takes a free one.",
 )
-@click.option("--api-key", help="Clients must send it; without one, all are served.")
+@access_options
+@log_options
 @click.option(
     "--instances",
     metavar="ROLE=N",
@@ -49,7 +56,10 @@ def serve(
     settings: EngineSettings,
     host: str,
     port: int,
-    api_key: str | None,
+    access: Mapping[str, Any],
+    log_format: LogFormat,
+    log_requests: bool,
+    stats_seconds: float,
     instances: str,
     routing: str,
     as_json: bool,
@@ -65,11 +75,24 @@ def serve(
         from kvell.server.text.named_texts import texts_of
 
         texts = texts_of((settings.model, *settings.beside), session.cache_dir, report)
-    options = ServeOptions(host, port, api_key, instances=counts, routing=routing)
-    announce = _announce_json if as_json else _announce
+    options = ServeOptions(
+        host,
+        port,
+        instances=counts,
+        routing=routing,
+        log_requests=log_requests,
+        stats_seconds=stats_seconds,
+        **access,
+    )
+    announce: Callable[[str], None] = _announce_json if as_json else _announce
+    show_contract = _show_contract
+    if log_format == "json":  # nothing else is to be among its lines
+        announce = _announce_json if as_json else _say_nothing
+        show_contract = _log_contract
     command = instance_command(settings, debug=session.debug.on)
     try:
-        serve_http(command, texts, options, announce, _show_contract)
+        with lines_on(sys.stderr, log_format):
+            serve_http(command, texts, options, announce, show_contract)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
@@ -79,6 +102,14 @@ def serve(
 
 def _show_contract(lines: Sequence[str]) -> None:
     click.echo("\n".join(lines), err=True)
+
+
+def _log_contract(lines: Sequence[str]) -> None:
+    tell(logger, logging.INFO, "memory_contract", lines=list(lines))
+
+
+def _say_nothing(_url: str) -> None:
+    """The log's ``server_started`` says it."""
 
 
 def _announce(url: str) -> None:

@@ -14,7 +14,9 @@ from kvell.device.shared_weights import SharedWeights
 from kvell.engine.engine import Engine
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import Journal
+from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.overlap import chosen_depth
+from kvell.engine.planning.page_map import PageMap
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.running.runner import ModelRunner
@@ -168,17 +170,19 @@ def build_engine(
         None if buffer is None else buffer.memory,
         controls,
     )
+    engine_core = EngineCore(
+        core,
+        limits,
+        eos_token_ids,
+        incarnation,
+        rules if beside else (),
+        memory.steps,
+        None if buffer is None else buffer.swapping,
+        None if buffer is None else buffer.parking,
+        MissWatch(core),
+    )
     return Engine(
-        EngineCore(
-            core,
-            limits,
-            eos_token_ids,
-            incarnation,
-            rules if beside else (),
-            memory.steps,
-            None if buffer is None else buffer.swapping,
-            None if buffer is None else buffer.parking,
-        ),
+        engine_core,
         runner,
         make_contract(
             name,
@@ -202,6 +206,7 @@ def build_engine(
         objectives=watch_of(options, clock),
         clock=clock,
         grammars={one.name: controls[one.name].grammars for one in served},
+        page_map=PageMap(engine_core, core),
     )
 
 

@@ -21,6 +21,7 @@ from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import Journal, JournaledCore
 from kvell.engine.planning.lateness import Lateness
+from kvell.engine.planning.page_map import PageMap
 from kvell.engine.protocol.messages import (
     SCHEMA_VERSION,
     AskStats,
@@ -32,6 +33,7 @@ from kvell.engine.protocol.messages import (
     Ready,
     Submit,
 )
+from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
@@ -69,6 +71,7 @@ class Engine:
         cold: ChunkDevice | None = None,
         objectives: ObjectiveWatch | None = None,
         grammars: Mapping[str, Grammars | None] = MappingProxyType({}),
+        page_map: PageMap | None = None,
     ) -> None:
         """:param activations: bytes that a step needs of the reserve, where it has no slot.
         :param images: of requests in flight, put there by the caller that submits prompts with
@@ -77,7 +80,8 @@ class Engine:
         :param warmer: commits the pool's memory while steps run; None if all is committed.
         :param cold: the pool's chunks, if only a first touch commits them.
         :param objectives: says after every step whether requests are late; None: never.
-        :param grammars: by model, the first one first; None where answers can follow none."""
+        :param grammars: by model, the first one first; None where answers can follow none.
+        :param page_map: of the core; without one, the engine shows no pages."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -88,7 +92,7 @@ class Engine:
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives
-        self._grammars = grammars
+        self._grammars, self._page_map = grammars, page_map
         self._notes_due = 0
         self._cold = cold
         self._behind: Warmer | None = None
@@ -130,6 +134,8 @@ class Engine:
         if isinstance(command, AskStats):
             stats = self.core.stats()
             return [replace(stats, problems=self.core.audit()) if command.with_audit else stats]
+        if isinstance(command, AskPages | AskLargePage):
+            return [self._shown(command)]
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
         if isinstance(command, Submit) and not self._knows_images(command):
@@ -144,6 +150,16 @@ class Engine:
         if self._objectives is not None:
             self._objectives.heard(command, events)
         return self._times.told(events)
+
+    def _shown(self, command: AskPages | AskLargePage) -> Event:
+        """What somebody who watches the pool asked for."""
+        if isinstance(command, AskLargePage):
+            if self._page_map is None:
+                return LargePage(command.large_page, self.core.step)
+            return self._page_map.large_page(command.large_page)
+        if self._page_map is None:
+            return Pages(self._incarnation, self.core.step)
+        return self._page_map.pages(self._incarnation)
 
     def grammar_problem(self, sampling: SamplingParams, model: str) -> ChangeSomething | None:
         """Why the grammar of a request to a model cannot be followed; None if nothing is wrong.

@@ -33,6 +33,15 @@ RANK_SHIFT = 40
 """A cached large page is numbered ``CACHED + (rank << RANK_SHIFT) + time``, by its youngest page.
 """
 
+LARGE_PAGE_COLUMNS = 4
+"""Columns of a large-pages array: group, small pages used, small pages cached, step.  The group is
+``NO_GROUP`` where all of it is empty, ``LENT_GROUP`` where it is withheld.  The step is when the
+page that goes last was accessed, where none is used and some are cached; else ``NO_STEP``."""
+SMALL_PAGE_COLUMNS = 4
+"""Columns of a small-pages array: page, users, tokens of the prefix that it ends (``NO_END`` if the
+index does not name it), step when it was last accessed (``NO_STEP`` likewise)."""
+LENT_GROUP, NO_STEP, NO_END, NO_REACH = -2, -1, -1, -1
+
 
 class MemoryCore(Protocol):
     """One call per step for a whole batch; the scheduler and the simulator drive it.
@@ -236,5 +245,39 @@ class LendingCore(MemoryCore, Protocol):
         """Return withheld large pages to the pool, empty, for any group.
 
         :raises ValueError: if one is not withheld.
+        """
+        ...
+
+
+class VisibleCore(LendingCore, Protocol):
+    """A memory core that shows parts of its state cheaply, for people who watch it."""
+
+    def large_pages(self) -> LongInts:
+        """Return a row for every large page [num_large_pages, ``LARGE_PAGE_COLUMNS``].  Linear in
+        the large pages, and in the small pages of those that are only cached."""
+        ...
+
+    def small_pages(self, large: int) -> LongInts:
+        """Return the small pages of a large page [m, ``SMALL_PAGE_COLUMNS``]; none if it belongs to
+        no group.
+
+        :raises ValueError: if there is no such large page.
+        """
+        ...
+
+    def reach(
+        self,
+        tokens: Tokens,
+        root: str,
+        *,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
+    ) -> LongInts:
+        """Return for each group at which length a request could resume if that group alone decided
+        [groups]; changes nothing.
+
+        A group that no hit requires has all tokens that the index knows; a group of another model
+        has ``NO_REACH``.
         """
         ...

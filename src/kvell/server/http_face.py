@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
 
+from kvell.server.api.access_guard import Access
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.front.front import Front
+from kvell.server.logs.visits import VisitLines
 from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import LoadedTexts
 
 
@@ -29,25 +32,28 @@ class HttpFace:
         """Of this process before it loaded anything."""
         return self._texts.floor_bytes
 
-    def server(self, front: Front, metrics: ServerMetrics) -> uvicorn.Server:
+    def server(self, front: Front, metrics: ServerMetrics, keys: ServingKeys) -> uvicorn.Server:
         """Around a started front."""
+        visits = VisitLines(tells_requests=self._options.log_requests)
         first, *beside = self._texts.models
         app = build_app(
             front,
             first,
             metrics,
-            api_key=self._options.api_key,
+            access=Access(keys.ring, self._options.guard_metrics, visits),
             max_body_bytes=self._options.max_body_bytes,
             beside=beside,
             floor_bytes=self._texts.floor_bytes,
         )
-        return _Server(_config(app, self._options.limits.drain_seconds))
+        reads_again = keys.reload if self._options.api_key_file is not None else None
+        return _Server(_config(app, self._options.limits.drain_seconds), reads_again)
 
 
 def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
+        log_config=None,  # whoever runs this decides where lines go
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=max(1, round(drain_seconds)),
@@ -56,7 +62,14 @@ def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:
 
 class _Server(uvicorn.Server):
     """Uvicorn that ends quietly: its own handlers raise the signal again when done,
-    which would kill the process before the instance is drained."""
+    which would kill the process before the instance is drained.
+
+    :param on_hangup: is called at SIGHUP; without it that signal ends the process.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_hangup: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._on_hangup = on_hangup
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,4 +77,7 @@ class _Server(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError):  # outside the main thread
                 loop.add_signal_handler(number, self.handle_exit, number, None)
+        if self._on_hangup is not None:
+            with contextlib.suppress(ValueError, RuntimeError):
+                loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         yield

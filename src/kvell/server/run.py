@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import gc
+import ipaddress
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,12 +13,17 @@ from kvell.errors import ChangeSomething
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.front.front import Front
 from kvell.server.front.place import Place
+from kvell.server.logs.lines import tell
+from kvell.server.logs.statistics import Statistics, statistics_lines
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.metrics.memory_page import contract_lines
+from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:
     from kvell.server.http_face import HttpFace
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["ServeOptions", "Texts", "bind", "serve"]
 
@@ -34,13 +41,15 @@ def serve(
     :param texts: of the models that it serves; read while it starts.
     :param announce: is called with the server's URL once it answers.
     :param show_contract: is called before with the memory contract of several instances.
-    :raises ChangeSomething: when the address cannot be bound, or a tokenizer cannot be read.
+    :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer not be read.
     :raises InstanceStartError: when the instance does not become ready.
     """
     options = options or ServeOptions()
+    keys = ServingKeys(options)
     # Bound before the instance loads its weights, so that a port in use is said at once.
     with bind(options.host, options.port) as listener:
-        asyncio.run(_serve(command, texts, options, listener, announce, show_contract))
+        _warn_if_open(listener, keys)
+        asyncio.run(_serve(command, texts, options, keys, listener, announce, show_contract))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -64,6 +73,14 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _warn_if_open(listener: socket.socket, keys: ServingKeys) -> None:
+    """Say it where everybody who reaches this machine may ask."""
+    host = listener.getsockname()[0]
+    if keys.ring.is_empty and not ipaddress.ip_address(host).is_loopback:
+        remedy = "give --api-key or --api-key-file, or listen on 127.0.0.1"
+        tell(logger, logging.WARNING, "open_to_the_network", host=host, remedy=remedy)
+
+
 def _refused_address(host: str, port: int, error: Exception) -> ChangeSomething:
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
@@ -77,6 +94,7 @@ async def _serve(
     command: Sequence[str],
     texts: Texts,
     options: ServeOptions,
+    keys: ServingKeys,
     listener: socket.socket,
     announce: Callable[[str], None],
     show_contract: Callable[[Sequence[str]], None],
@@ -94,13 +112,17 @@ async def _serve(
         )
         async with front:
             face = await loading
-            server = face.server(front, metrics)
+            server = face.server(front, metrics, keys)
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
             if contract := _contract(front, face.floor_bytes):
                 show_contract(contract)
             announce(_url(listener))
-            await server.serve(sockets=[listener])
+            served = {"url": _url(listener), "models": metrics.model_name, "keys": len(keys.ring)}
+            tell(logger, logging.INFO, "server_started", **served)
+            async with statistics_lines(Statistics(front, metrics), options.stats_seconds):
+                await server.serve(sockets=[listener])
+            tell(logger, logging.INFO, "server_ending")
     finally:
         # What the instance says of a model is said; the tokenizer's complaint would repeat it.
         await asyncio.gather(loading, return_exceptions=True)

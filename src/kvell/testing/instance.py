@@ -5,6 +5,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,16 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.pages import (
+    AskLargePage,
+    AskPages,
+    LargePage,
+    PageGroup,
+    PageOwner,
+    Pages,
+)
 from kvell.models.text.stop_strings import StopStrings
+from kvell.server.text.text_model import NO_FIELDS
 from kvell.vocabulary import FinishReason, RequestId
 
 CRASH_TOKEN = 1
@@ -74,7 +84,7 @@ class FakeEngine:
         )
         self._step_seconds = step_seconds
         self._running: dict[RequestId, _Running] = {}
-        self._seen: set[bytes] = set()
+        self._seen: set[tuple[str, bytes]] = set()
         self._steps = 0
         self.finished: dict[str, int] = {}
 
@@ -106,6 +116,10 @@ class FakeEngine:
             return self._submit(command)
         if isinstance(command, Cancel) and command.request_id in self._running:
             return [self._finish(self._running[command.request_id], "cancelled")]
+        if isinstance(command, AskPages):
+            return [self._pages()]
+        if isinstance(command, AskLargePage):
+            return [self._large_page(command.large_page)]
         return [self._stats()] if isinstance(command, AskStats) else []
 
     def step(self) -> list[Event]:
@@ -136,11 +150,30 @@ class FakeEngine:
         submit = running.submit
         del self._running[submit.request_id]
         prompt_tokens = len(submit.prompt) // 4
-        cached = prompt_tokens - 1 if submit.prompt in self._seen else 0
-        self._seen.add(submit.prompt)
+        prefix = (submit.cache_salt, submit.prompt)
+        cached = prompt_tokens - 1 if prefix in self._seen else 0
+        self._seen.add(prefix)
         self.finished[reason] = self.finished.get(reason, 0) + 1
         counts = (prompt_tokens, running.emitted, cached)
         return Finished(submit.request_id, submit.attempt, reason, *counts, message=message)
+
+    def _pages(self) -> Pages:
+        """As if each running request had one of the large pages; what finds none has no page."""
+        used = np.zeros(LARGE_PAGES, "<u4")
+        used[: len(self._running)] = 1
+        group = np.where(used > 0, 0, -1).astype("<i2")
+        nothing = np.zeros(LARGE_PAGES, "<u4").tobytes()
+        groups = (PageGroup("full", "full", 1, 16, POOL_BYTES // LARGE_PAGES, 1),)
+        columns = (group.tobytes(), used.tobytes(), nothing, nothing)
+        return Pages(self._ready.incarnation, self._steps, groups, *columns)
+
+    def _large_page(self, number: int) -> LargePage:
+        running = list(self._running.values())
+        if not 0 <= number < min(LARGE_PAGES, len(running)):
+            return LargePage(number, self._steps)
+        tokens = len(running[number].submit.prompt) // 4 + running[number].emitted
+        owner = PageOwner(running[number].submit.request_id, 1, 0, tokens)
+        return LargePage(number, self._steps, group=0, used=1, owners=(owner,))
 
     def _stats(self) -> Stats:
         return Stats(
@@ -165,20 +198,43 @@ class ByteText:
 
     vocab_size = 256
     eos_token_ids = frozenset({EOS_TOKEN})
+    model_type = "bytes"
 
-    def __init__(self, name: str = "fake") -> None:
+    def __init__(self, name: str = "fake", chat_template: str = "") -> None:
         self.name = name
+        self.chat_template = chat_template
 
-    def encode(self, text: str) -> NDArray[np.int32]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Return one token per byte, int32 ``[bytes]``."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        """Return ``role: content`` lines and the start of the answer."""
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return self.encode("".join(lines) + "assistant: ")
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> NDArray[np.int32]:
+        """Return lines of tools, of fields and of ``role: content``, and the answer's start."""
+        lines = [f"tool: {one['function']['name']}\n" for one in tools or ()]
+        lines += [f"{name}={value}\n" for name, value in fields.items()]
+        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
+        return self.encode("".join(lines) + "assistant: " * opens_answer)
 
-    def detokenizer(self) -> "ByteDetokenizer":
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of bytes."""
+        return bytes(token_ids).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        """Return the character of a byte, U+FFFD for a part of one."""
+        return self.decode([token_id])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte."""
+        return bytes([token_id])
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> "ByteDetokenizer":
         """Return a new detokenizer for one request."""
         return ByteDetokenizer()
 

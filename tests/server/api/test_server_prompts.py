@@ -8,17 +8,16 @@ import pytest
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.http_errors import ContextTooLong
-from kvell.server.api.prompts import PromptEncoder
-from kvell.server.api.responses import (
+from kvell.server.api.bodies.chat import chat_chunk
+from kvell.server.api.bodies.completions import (
     Heading,
-    chat_chunk,
     completion_body,
     joined,
     model_list,
     usage_chunk,
 )
-from kvell.server.api.schemas import ChatMessage
+from kvell.server.api.http_errors import ContextTooLong
+from kvell.server.api.prompts import PromptEncoder
 from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.testing.instance import ByteText
 
@@ -62,7 +61,7 @@ def test_an_empty_prompt_is_refused(prompt: str | list[int]) -> None:
 def test_a_conversation_is_named_messages_when_it_is_too_long() -> None:
     encoder = PromptEncoder(ByteText(), 5)
     with pytest.raises(ContextTooLong) as caught:
-        asyncio.run(encoder.chat([ChatMessage(role="user", content="hello")]))
+        asyncio.run(encoder.chat([{"role": "user", "content": "hello"}]))
     assert caught.value.field == "messages"
     encoder.close()
 
@@ -71,7 +70,7 @@ def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
     threads: set[int] = set()
 
     class Noting(ByteText):
-        def encode(self, text: str) -> NDArray[np.int32]:
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
             threads.add(threading.get_ident())
             return super().encode(text)
 
@@ -91,29 +90,24 @@ def test_deltas_join_into_one_answer() -> None:
 
 
 def test_usage_of_several_prompts_adds_up() -> None:
-    answers = [TextDelta("a", "stop", Usage(1, 2, 3)), TextDelta("b", "length", Usage(10, 20, 30))]
-    body = completion_body(HEADING, answers)
+    total = Usage(1, 2, 3) + Usage(10, 20, 30)
+    body = completion_body(HEADING, [HEADING.choice(0, TextDelta("a", "stop"), text="a")], total)
     assert body["usage"] == {
         "prompt_tokens": 11,
         "completion_tokens": 22,
         "total_tokens": 33,
         "prompt_tokens_details": {"cached_tokens": 33},
     }
-    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop"]
 
 
 def test_chunks_repeat_the_heading() -> None:
     for body in (
-        chat_chunk(HEADING, 0, TextDelta("x")),
+        chat_chunk(HEADING, HEADING.choice(0, TextDelta("x"), delta={"content": "x"})),
         usage_chunk(HEADING, "chat.completion.chunk", Usage()),
     ):
         assert (body["id"], body["model"], body["created"]) == ("id-1", "m", 1234)
         assert body["object"] == "chat.completion.chunk"
-
-
-def test_a_last_chunk_without_text_has_an_empty_delta() -> None:
-    [choice] = chat_chunk(HEADING, 0, TextDelta("", "stop"))["choices"]
-    assert (choice["delta"], choice["finish_reason"]) == ({}, "stop")
 
 
 def test_the_model_card_names_the_context() -> None:

@@ -20,6 +20,7 @@ from msgspec import structs
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.lateness import Lateness
+from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
@@ -34,13 +35,14 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.pages import Miss
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
 from kvell.engine.requests.cache_roots import cache_root
 from kvell.engine.requests.counting import DraftTokens, StepSizes
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
-from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals, audit
@@ -48,6 +50,8 @@ from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
 """Steps in a row for which the device refuses memory before the youngest request is refused."""
+
+TOO_COMPLEX = "the answer's grammar has become too complex to follow"
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,12 @@ class EngineCore:
         memory: StepMemory | None = None,
         swapping: Swapping | None = None,
         parking: Parking | None = None,
+        misses: MissWatch | None = None,
     ) -> None:
         """:param models: rules of each of several models; the first has these limits.
         :param swapping: over the same core; None without a CPU buffer.
         :param parking: over ``swapping``, if prompts may go ahead of decodes.
+        :param misses: over the same core; None if nobody asks why prefixes missed.
         :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
         """
         require_depth(
@@ -92,6 +98,7 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
         self._draft_tokens, self._step_sizes = DraftTokens(), StepSizes()
+        self._misses = misses
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
         self.max_running = self._submitted = 0
         self.last_decoding = 0
@@ -240,7 +247,9 @@ class EngineCore:
         newest: list[tuple[int, int]] = []
         for work, request, tokens in zip(plan.work, requests, yields, strict=True):
             if len(tokens) == 1 and not work.proposed:  # the common case
-                if request.finish_reason is None:
+                if request.finish_reason is None and tokens[0] == NO_TOKEN:
+                    request.finish_reason = "error"
+                elif request.finish_reason is None:
                     events.append(self._take_token(request, tokens[0]))
                 newest.append((work.handle, tokens[0]))
                 request.repeats = 0
@@ -287,8 +296,6 @@ class EngineCore:
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         sampling = request.sampling
-        if token < 0:
-            return "error"
         if token in sampling.stop_token_ids:
             return "stop"
         if not sampling.ignore_eos and token in self._rules[request.model].eos_token_ids:
@@ -300,6 +307,8 @@ class EngineCore:
         is_told = self._requests.get(request.request_id) is not request
         if not self._is_in_flight(request):
             self._scheduler.finish(request)
+        if self._misses is not None and not is_told and self._scheduler.looks_up(request):
+            self._misses.ended(request, self.step)
         return [] if is_told else [self._told(request)]
 
     def _told(self, request: Request) -> Finished:
@@ -314,6 +323,7 @@ class EngineCore:
             len(request.output),
             min(request.cached_tokens or 0, len(request.prompt)),
             request.preemptions,
+            message=TOO_COMPLEX if reason == "error" else "",
         )
 
     # ------------------------------------------------------------------ checking
@@ -378,6 +388,8 @@ class EngineCore:
             self._counts["prompt"] += len(request.prompt)
             self._counts["queries"] += len(request.prompt)
             self._counts["hits"] += request.cached_tokens or 0
+            if self._misses is not None and self._scheduler.looks_up(request):
+                self._misses.admitted(request, self.step, self._scheduler.running)
 
     def _buffer_figures(self) -> dict[str, int]:
         swapping, parking = self._scheduler.swapping, self._scheduler.parking
@@ -407,6 +419,16 @@ class EngineCore:
     def num_running(self) -> int:
         """Requests that hold pages."""
         return len(self._scheduler.running)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold pages."""
+        return self._scheduler.running
+
+    @property
+    def latest_misses(self) -> tuple[Miss, ...]:
+        """Requests of which a part of the prompt was not found, the oldest first."""
+        return () if self._misses is None else self._misses.latest
 
     def pulse(self) -> Heartbeat:
         """What there is now; it costs as much as counting the pool, so it is not for every step."""

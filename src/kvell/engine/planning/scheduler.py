@@ -295,6 +295,10 @@ class Scheduler:
         """Whether the request will keep only a part of its prompt."""
         return self._budget_tokens is not None and len(request.prompt) > self._budget_tokens
 
+    def looks_up(self, request: Request) -> bool:
+        """Whether a prefix of the request may be found in the cache, and is kept there."""
+        return not (request.is_scored or request.runs_alone or self._drops(request))
+
     def _root(self, request: Request) -> str:
         """The cache root of a request's prefix.
 

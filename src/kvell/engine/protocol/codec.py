@@ -22,6 +22,7 @@ import msgspec
 from kvell.engine.protocol import messages as protocol
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Command, Event
+from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.errors import ChangeSomething, KvellError
 
 HEADER_BYTES = 12
@@ -51,7 +52,16 @@ def _names(kind: Any) -> Iterable[str]:
     return (field.name for field in dataclasses.fields(kind))
 
 
-_COMMANDS = _by_name((protocol.Submit, protocol.Cancel, protocol.AskStats, protocol.Drain))
+_COMMANDS = _by_name(
+    (
+        protocol.Submit,
+        protocol.Cancel,
+        protocol.AskStats,
+        AskPages,
+        AskLargePage,
+        protocol.Drain,
+    )
+)
 _EVENTS = _by_name(
     (
         protocol.Ready,
@@ -59,6 +69,8 @@ _EVENTS = _by_name(
         protocol.Tokens,
         protocol.Finished,
         protocol.Stats,
+        Pages,
+        LargePage,
         protocol.Heartbeat,
         protocol.Drained,
     )

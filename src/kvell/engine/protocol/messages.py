@@ -12,6 +12,8 @@ inside one.  Commands go to the instance, events come back::
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
+      │ ── AskPages, AskLargePage(number) ──► │
+      │ ◄── Pages, LargePage ──────────────── │  for people who watch the pool
       │ ◄── Heartbeat ─────────────────────── │  after Ready, and then again and again
       │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
       │ ◄── Drained ───────────────────────── │  then the instance ends
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
+from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
@@ -248,5 +251,15 @@ class Drained:
     """All work is done; the last event of an instance."""
 
 
-Command = Submit | Cancel | AskStats | Drain
-Event = Ready | PromptLogprobs | Tokens | Finished | Stats | Heartbeat | Drained
+Command = Submit | Cancel | AskStats | AskPages | AskLargePage | Drain
+Event = (
+    Ready
+    | PromptLogprobs
+    | Tokens
+    | Finished
+    | Stats
+    | Pages
+    | LargePage
+    | Heartbeat
+    | Drained
+)

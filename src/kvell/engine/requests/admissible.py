@@ -57,6 +57,11 @@ def sampling_problem(
         return ChangeSomething(
             "prompt_logprobs", sampling.prompt_logprobs, problem, "leave them out"
         )
+    if sampling.prompt_logprobs is not None and limits.observing_tokens >= limits.max_num_seqs:
+        least = limits.observing_tokens + 1
+        problem = f"need a row of logits for each of the last {least - 1} tokens of a prompt"
+        remedy = f"leave them out or use --max-num-seqs {least}"
+        return ChangeSomething("prompt_logprobs", sampling.prompt_logprobs, problem, remedy)
     return None
 
 

@@ -37,8 +37,8 @@ def adjust(
         biases = np.fromiter(params.logit_bias.values(), np.float32)
         logits[_on(logits, tokens)] += _on(logits, biases)
     if len(output) < params.min_tokens:
-        ends = np.array(sorted({*params.stop_token_ids, *end_token_ids}), np.int64)
-        logits[_on(logits, ends[ends < len(logits)])] = -torch.inf
+        ends = {*params.stop_token_ids, *end_token_ids}.intersection(range(len(logits)))
+        logits[_on(logits, np.array(sorted(ends), np.int64))] = -torch.inf
 
 
 def _repetition(logits: torch.Tensor, tokens: Ints, penalty: float) -> None:

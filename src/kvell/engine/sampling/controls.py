@@ -145,8 +145,14 @@ def _past(work: TokenWork) -> Ints:
 
 
 def _keep(logits: torch.Tensor, allowed: Allowed | None) -> bool:
-    """Exclude all tokens that are not allowed; return whether any is left."""
-    if allowed is None:
+    """Exclude all tokens that are not allowed; return whether any is left.
+
+    ``min_tokens`` gives way where it hides every token that is allowed: the text is complete then.
+    """
+    if allowed is None or not allowed.any():
         return False
-    logits[torch.from_numpy(~allowed).to(logits.device)] = -torch.inf
-    return bool(allowed.any())
+    there = torch.from_numpy(allowed).to(logits.device)
+    logits[~there] = -torch.inf
+    if torch.isneginf(logits).all():
+        logits[there] = 0.0
+    return True

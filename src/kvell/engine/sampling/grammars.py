@@ -19,7 +19,6 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import ChangeSomething
 
 Allowed = npt.NDArray[np.bool_]
-WORD_BITS = 32
 KNOWN_GRAMMARS = 64
 """Compiled grammars that are kept: requests with the same schema come in crowds."""
 JSON_OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -93,7 +92,7 @@ class Grammars:
         if matcher is None:
             matcher = _Matcher(self._compiled(wanted.asked).deep_copy(), self._ends)
             self._matchers[wanted.handle] = matcher
-        return matcher.allowed(wanted.output, self._vocab_size)
+        return matcher.allowed(wanted.output, self._vocab_size, self._tokenizer.vocab_size)
 
     def _problem(self, asked: StructuredOutputs) -> str:
         """What is wrong with a constraint; empty if nothing is."""
@@ -129,8 +128,11 @@ class _Matcher:
         self._matcher, self._ends = matcher, np.array(ends, np.int64)
         self._read = 0
 
-    def allowed(self, output: npt.NDArray[np.int32], vocab_size: int) -> Allowed | None:
-        """Read what is new of the output; the tokens that may follow it."""
+    def allowed(self, output: npt.NDArray[np.int32], vocab_size: int, known: int) -> Allowed | None:
+        """Read what is new of the output; the tokens that may follow it.
+
+        :param known: tokens of the tokenizer; many models have logits for some more.
+        """
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
         fresh, self._read = output[self._read :], len(output)
@@ -142,13 +144,14 @@ class _Matcher:
         if self._matcher.is_stopped():
             allowed[self._ends] = True
             return allowed
-        words = allocate_token_bitmask(1, -(-vocab_size // WORD_BITS) * WORD_BITS)
+        words = allocate_token_bitmask(1, known)
         words[:] = 0
         fill_next_token_bitmask(self._matcher, words)
         if self._matcher.is_error():
             return None
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
-        return bits.astype(bool)
+        size = min(known, vocab_size)
+        allowed[:size] = np.unpackbits(words.view(np.uint8), bitorder="little")[:size]
+        return allowed
 
 
 def _source(asked: StructuredOutputs) -> str:

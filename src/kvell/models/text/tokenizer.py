@@ -1,8 +1,10 @@
 """Text to token ids and back, and which ids end a text."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,18 @@ from kvell.models.config.json_files import read_optional_json
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 
 TokenIds = NDArray[np.int32]
+
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+OWN_FIELDS = frozenset(
+    (
+        *("conversation", "messages", "tools", "documents", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "tokenizer_kwargs"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        "return_assistant_tokens_mask",
+    )
+)
+"""What transformers' ``apply_chat_template`` takes for itself; no request may set it."""
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
@@ -50,23 +64,41 @@ class Tokenizer:
         """Whether :meth:`encode_chat` can work."""
         return bool(self.backend.chat_template)
 
-    def encode(self, text: str) -> TokenIds:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """Token ids of a text, int32 [tokens], with the special tokens that the model wants."""
-        return np.asarray(self.backend(text)["input_ids"], dtype=np.int32)
+        ids = self.backend(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return np.asarray(ids, dtype=np.int32)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> TokenIds:
         """Token ids of a conversation up to where the assistant speaks next, int32 [tokens].
 
         :param messages: ``{"role": …, "content": …}`` in order.
+        :param tools: functions that the answer may call, in OpenAI's form.
+        :param fields: further variables of the chat template.
+        :param opens_answer: whether to add what begins the assistant's turn.
         :raises ChangeSomething: if there is no chat template, or it refuses the messages.
         """
         if not self.has_chat_template:
             raise ChangeSomething(
                 "messages", "…", "the model has no chat template", "send a plain prompt instead"
             )
+        if own := OWN_FIELDS & fields.keys():
+            problem = "is not a variable of chat templates"
+            raise ChangeSomething("chat_template_kwargs", min(own), problem, "leave it out")
         try:
             text = self.backend.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False
+                list(messages),
+                **fields,
+                tools=list(tools) if tools else None,
+                add_generation_prompt=opens_answer,
+                tokenize=False,
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise ChangeSomething(
@@ -84,6 +116,13 @@ class Tokenizer:
         added: Mapping[int, Any] = self.backend.added_tokens_decoder
         flagged = frozenset(token for token, entry in added.items() if entry.special)
         return flagged if self.backend.is_fast else frozenset(self.backend.all_special_ids)
+
+    @cached_property
+    def _bytes_of(self) -> Mapping[str, int]:
+        """The byte that each character stands for in vocabularies of bytes."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        return {char: byte for byte, char in bytes_to_unicode().items()}
 
     @property
     def decoder(self) -> Any:
@@ -109,6 +148,19 @@ class Tokenizer:
             token = self.backend.convert_ids_to_tokens(token_id)
             self._spellings[token_id] = None if token is None else str(token)
         return self._spellings[token_id]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be a part of a character."""
+        spelling = self.spelling(token_id)
+        if spelling is None:
+            return b""
+        if token_id in self.special_ids:
+            return spelling.encode()
+        if BYTE_TOKEN.fullmatch(spelling):
+            return bytes([int(spelling[3:5], 16)])
+        if type(self.decoder).__name__ == "ByteLevel":
+            return bytes(self._bytes_of[char] for char in spelling if char in self._bytes_of)
+        return self.decode([token_id], skip_special_tokens=False).encode()
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that form no character become U+FFFD."""
@@ -137,14 +189,21 @@ class NoTokenizer(Tokenizer):
         """Always False."""
         return False
 
-    def encode(self, text: str) -> TokenIds:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """Refuse: there is nothing to encode with.
 
         :raises ChangeSomething: always.
         """
         raise _refusal(self._path, "holds no tokenizer")
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> TokenIds:
         """Refuse: there is nothing to encode with.
 
         :raises ChangeSomething: always.

@@ -13,6 +13,7 @@ from kvell.prefix import _core
 from kvell.prefix.eviction.checkpoints import WORTH_TOKENS, is_worth_displacing
 from kvell.prefix.eviction.hazard_rule import LearnedHazard
 from kvell.prefix.groups.policies import policy_of
+from kvell.prefix.interface import LARGE_PAGE_COLUMNS, SMALL_PAGE_COLUMNS, LongInts
 from kvell.prefix.placement.placement import RUNGS
 from kvell.prefix.placement.store import check_new_groups
 
@@ -60,6 +61,14 @@ class CompiledCore(_core.CompiledCore):
             group_hit_tokens,
             checkpoint_pages,
         )
+
+    def large_pages(self) -> LongInts:
+        """A row for every large page; see :class:`VisibleCore`."""
+        return self.large_rows().reshape(-1, LARGE_PAGE_COLUMNS)
+
+    def small_pages(self, large: int) -> LongInts:
+        """The small pages of a large page; see :class:`VisibleCore`."""
+        return self.small_rows(large).reshape(-1, SMALL_PAGE_COLUMNS)
 
     def snapshot(self) -> PoolSnapshot:
         """The whole state as plain data, for the audit and for comparison."""

@@ -3,8 +3,18 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvell.pages.pool import NO_GROUP
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
+from kvell.prefix.interface import (
+    LARGE_PAGE_COLUMNS,
+    LENT_GROUP,
+    NO_END,
+    NO_STEP,
+    SMALL_PAGE_COLUMNS,
+    LongInts,
+)
 from kvell.prefix.placement.holders import Holder
 from kvell.prefix.placement.store import Store
 
@@ -49,6 +59,37 @@ def totals_of(store: Store, counters: Counters) -> PoolTotals:
         tuple(counters.group_hit_tokens),
         tuple(counters.checkpoint_pages),
     )
+
+
+def large_pages_of(store: Store) -> LongInts:
+    """A row for every large page; see :class:`VisibleCore`."""
+    pool = store.pool
+    rows = []
+    for large, (group, used, cached) in enumerate(
+        zip(pool.group, pool.used, pool.cached, strict=True)
+    ):
+        step = store.evictor.youngest(large)[1] if cached and not used else NO_STEP
+        rows.append((LENT_GROUP if large in pool.withheld else group, used, cached, step))
+    return np.asarray(rows, np.int64).reshape(-1, LARGE_PAGE_COLUMNS)
+
+
+def small_pages_of(store: Store, large: int) -> LongInts:
+    """The small pages of a large page; see :class:`VisibleCore`."""
+    pool = store.pool
+    if not 0 <= large < len(pool.group):
+        raise ValueError(f"there is no such large page: they are 0 to {len(pool.group) - 1}")
+    group = pool.group[large]
+    rows = []
+    for page in _pages_in(store, large) if group != NO_GROUP else ():
+        end, key = store.tree.end_of(group, page), pool.indexed[group].get(page)
+        step = NO_STEP if key is None else key[1]
+        rows.append((page, pool.refs[group].get(page, 0), NO_END if end is None else end, step))
+    return np.asarray(rows, np.int64).reshape(-1, SMALL_PAGE_COLUMNS)
+
+
+def _pages_in(store: Store, large: int) -> range:
+    count = store.pool.pages_per_large[store.pool.group[large]]
+    return range(large * count, (large + 1) * count)
 
 
 def snapshot_of(store: Store, holders: Iterable[Holder], hit_tokens: int) -> PoolSnapshot:

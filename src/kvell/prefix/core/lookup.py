@@ -37,6 +37,21 @@ def match(
     return hit, known, found
 
 
+def reach(
+    store: Store, tokens: Tokens, root: str, facts: Facts, own: Sequence[int]
+) -> dict[int, int]:
+    """At which length each group of a model would resume if it alone decided."""
+    _, known, found = match(store, tokens, root, facts, own)
+    return {
+        index: longest_hit(
+            [store.groups[index]], [store.policies[index]], [found[index]], known, facts
+        )
+        if store.policies[index].required_for_hit
+        else max(0, known)
+        for index in own
+    }
+
+
 def _add_tails(store: Store, index: int, node: Node, matched: int, found: Found) -> None:
     """Pages of which a prompt shares the first tokens, where it parts from what is known."""
     group = store.groups[index]

@@ -10,8 +10,15 @@ import numpy as np
 from kvell.pages.demand import feasible
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot, PoolTotals
-from kvell.prefix.core.looking import Counters, empty_large_of, snapshot_of, totals_of
-from kvell.prefix.core.lookup import match, resume, resume_embeddings
+from kvell.prefix.core.looking import (
+    Counters,
+    empty_large_of,
+    large_pages_of,
+    small_pages_of,
+    snapshot_of,
+    totals_of,
+)
+from kvell.prefix.core.lookup import match, reach, resume, resume_embeddings
 from kvell.prefix.core.publishing import Publisher
 from kvell.prefix.eviction.checkpoints import cuts, is_worth_displacing, waypoint_tokens
 from kvell.prefix.eviction.evictor import COARSE, EvictionRule, LeastRecentlyUsed
@@ -23,6 +30,7 @@ from kvell.prefix.interface import (
     CHECKPOINT_COLUMNS,
     COPY_COLUMNS,
     NEW_PAGE_COLUMNS,
+    NO_REACH,
     Ints,
     LongInts,
 )
@@ -367,6 +375,29 @@ class ReferenceCore:
     def snapshot(self) -> PoolSnapshot:
         """See :class:`MemoryCore`."""
         return snapshot_of(self._store, self._holders.values(), self._hit_tokens)
+
+    def large_pages(self) -> LongInts:
+        """See :class:`VisibleCore`."""
+        return large_pages_of(self._store)
+
+    def small_pages(self, large: int) -> LongInts:
+        """See :class:`VisibleCore`."""
+        return small_pages_of(self._store, large)
+
+    def reach(
+        self,
+        tokens: Tokens,
+        root: str,
+        *,
+        images: Images | None = None,
+        prompt_tokens: int | None = None,
+        model: str = "",
+    ) -> LongInts:
+        """See :class:`VisibleCore`."""
+        facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
+        lengths = reach(self._store, tokens, _root(model, root), facts, own)
+        groups = range(len(self._store.groups))
+        return np.asarray([lengths.get(index, NO_REACH) for index in groups], np.int64)
 
 
 def _root(model: str, root: str) -> str:

@@ -150,6 +150,11 @@ class RadixTree:
         """Return the page at a place on the path that ends in ``node``; None in holes."""
         return self.at(node, place[0]).pages[group].get(place)
 
+    def end_of(self, group: int, page: int) -> int | None:
+        """Return the length of the prefix that a page ends; None if the tree does not name it."""
+        found = self._where[group].get(page)
+        return None if found is None else found[1][0]
+
     def rename(self, group: int, old: int, new: int) -> None:
         """Name page ``new`` where ``old`` was named: the content has moved."""
         node, place = self._where[group].pop(old)

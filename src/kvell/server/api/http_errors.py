@@ -8,18 +8,26 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from kvell.errors import ChangeSomething, InstanceDied, KvellError, TryLater
+from kvell.server.access.accounts import RateExceeded
+from kvell.server.access.bodies import WHOLE
 from kvell.server.text.text_stream import RequestFailed, RequestRefused
+
+LONGEST_VALUE = 500
 
 
 @dataclass(frozen=True)
 class ApiError:
-    """An HTTP status and the body that explains it."""
+    """An HTTP status and the body that explains it.
+
+    :param retry_seconds: after which a client may come back, if the status says that it may.
+    """
 
     status: int
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    retry_seconds: int = 1
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The JSON body."""
@@ -28,7 +36,7 @@ class ApiError:
 
     def response(self) -> Response:
         """The HTTP response; 429 and 503 say when to come back."""
-        headers = {"Retry-After": "1"} if self.status in (429, 503) else None
+        headers = {"Retry-After": str(self.retry_seconds)} if self.status in (429, 503) else None
         content = msgspec.json.encode(self.body())
         return Response(content, self.status, headers, media_type="application/json")
 
@@ -52,18 +60,30 @@ def api_error(error: Exception) -> ApiError:
         code = "context_length_exceeded"
         return ApiError(400, str(error), "invalid_request_error", error.field, code)
     if isinstance(error, ChangeSomething):
-        return invalid_request(str(error), error.field)
+        return _must_change(error)
     if isinstance(error, UnknownModel):
         return ApiError(404, str(error), "invalid_request_error", "model", "model_not_found")
     if isinstance(error, RequestRefused):
         return invalid_request(str(error), error.field or None)
     if isinstance(error, InstanceDied):
         return ApiError(503, str(error), "service_unavailable_error")
+    if isinstance(error, RateExceeded):
+        text, code, seconds = str(error), "rate_limit_exceeded", error.retry_seconds
+        return ApiError(429, text, error.unit, code=code, retry_seconds=seconds)
     if isinstance(error, TryLater):
         return ApiError(429, str(error), "rate_limit_error", code="too_many_requests")
     if isinstance(error, RequestFailed):
         return ApiError(500, str(error), "server_error")
     return ApiError(500, "internal error", "server_error")
+
+
+def _must_change(error: ChangeSomething) -> ApiError:
+    """A refusal by name; a long value is not sent back whole."""
+    value = str(error.value)
+    if len(value) > LONGEST_VALUE:
+        value = f"{value[:LONGEST_VALUE]}…"
+    text = f"{error.field}={value}: {error.problem}; {error.remedy}"
+    return invalid_request(text, None if error.field == WHOLE else error.field)
 
 
 def validation_error(error: RequestValidationError) -> ApiError:

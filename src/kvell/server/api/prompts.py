@@ -1,16 +1,17 @@
 """From what a client sent to token ids that fit the model."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
+from kvell.server.answers.template_messages import template_messages
 from kvell.server.api.http_errors import ContextTooLong
-from kvell.server.api.schemas import ChatMessage
-from kvell.server.text.text_model import TextModel
+from kvell.server.text.text_model import NO_FIELDS, TextModel
 
 TokenIds = NDArray[np.int32]
 
@@ -36,14 +37,40 @@ class PromptEncoder:
             raise ChangeSomething("prompt", max(prompt), "is not a token of this model", remedy)
         return self._checked("prompt", np.array(prompt, np.int32))
 
-    async def chat(self, messages: Sequence[ChatMessage]) -> TokenIds:
+    async def text(self, text: str, add_special_tokens: bool) -> TokenIds:
+        """Token ids of any text, int32 ``[tokens]``, also of one that is too long to be served."""
+        return await self._in_thread(
+            lambda: self._model.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+        fits: bool = True,
+    ) -> TokenIds:
         """Token ids of a conversation, int32 ``[tokens]``.
 
-        :raises ChangeSomething: when it is too long.
+        :param tools: that the answer may call.
+        :param fields: further variables of the chat template.
+        :param opens_answer: whether they end where the answer begins.
+        :param fits: whether they must leave room for an answer.
+        :raises ChangeSomething: when it is too long, or the template refuses it.
         """
-        plain = [message.plain() for message in messages]
-        ids = await self._in_thread(lambda: self._model.encode_chat(plain))
-        return self._checked("messages", ids)
+        rendered = template_messages(messages)
+        ids = await self._in_thread(
+            lambda: self._model.encode_chat(rendered, tools, fields, opens_answer=opens_answer)
+        )
+        return self._checked("messages", ids) if fits else ids
+
+    async def decoded(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._model.decode(token_ids)
+        )
 
     def room_tokens(self, ids: TokenIds) -> int:
         """Output tokens that fit behind a prompt."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.server.front.front import ONE_MIXED
@@ -15,7 +16,11 @@ class ServeOptions:
     """Where and within which bounds to serve.
 
     :param port: 0 takes any free port.
-    :param api_key: when given, ``/v1/`` and ``/cluster`` answer only to it.
+    :param api_key: when given, only it and those of ``api_key_file`` are served; it may do all.
+    :param api_key_file: keys of tenants (``access/key_file``); read again at SIGHUP.
+    :param guard_metrics: whether ``/metrics`` needs an operator's key, where there are keys.
+    :param log_requests: whether each request is logged when it ends.
+    :param stats_seconds: between two lines of statistics while there is traffic; 0 for none.
     :param instances: how many of each role to start.
     :param routing: which instance gets a request.
     """
@@ -27,3 +32,7 @@ class ServeOptions:
     limits: FrontLimits = field(default_factory=FrontLimits)
     instances: Mapping[str, int] = field(default_factory=lambda: dict(ONE_MIXED))
     routing: str = DEFAULT_ROUTING
+    api_key_file: Path | None = None
+    guard_metrics: bool = False
+    log_requests: bool = False
+    stats_seconds: float = 0.0

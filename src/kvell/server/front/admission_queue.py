@@ -52,6 +52,10 @@ class AdmissionQueue:
         """Requests that instances have and did not finish."""
         return len(self._submitted)
 
+    def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
+        """Requests that instances have, and those that wait; each the oldest first."""
+        return list(self._submitted.values()), list(self._waiting.values())
+
     def line(self, instance_id: str) -> Line:
         """The line to an instance; a new one is closed until it is opened."""
         if instance_id not in self.lines:
@@ -124,6 +128,8 @@ class AdmissionQueue:
             return
         self.lines[entry.line].emitted(entry, len(fresh))
         self._observe_tokens(entry, len(fresh), now)
+        if entry.first_token_seconds is None:
+            entry.first_token_seconds = now
         entry.last_token_seconds = now
 
     def scored(self, event: PromptLogprobs) -> None:

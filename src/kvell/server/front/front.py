@@ -15,6 +15,7 @@ from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.engine.protocol.codec import ProtocolError
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Ready, Stats, Submit, Tokens
+from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
@@ -26,6 +27,7 @@ from kvell.server.front.member import MemberStatus, Told
 from kvell.server.front.members import CLOSING, Members
 from kvell.server.front.place import Place
 from kvell.server.front.request_log import LogEntry, RequestObserver
+from kvell.server.front.watch import pages_of
 from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import RequestId
 
@@ -211,6 +213,32 @@ class Front:
         if not told:
             raise next(answer for answer in answers if isinstance(answer, TryLater))
         return told
+
+    async def pages(self, deadline_seconds: float) -> dict[str, Pages]:
+        """Every large page of the instances that serve and answer in time, by id."""
+        serving = [(one.instance_id, one.watch) for one in self._members if one.is_serving]
+        return await pages_of(serving, deadline_seconds)
+
+    async def large_page(
+        self, instance_id: str, number: int, deadline_seconds: float
+    ) -> LargePage | None:
+        """One large page of an instance; None if no instance of this id serves.
+
+        :raises InstanceDied: when it dies meanwhile.
+        :raises TryLater: when it does not answer in time.
+        """
+        for one in self._members:
+            if one.instance_id == instance_id and one.is_serving:
+                return await one.watch.large_page(number, deadline_seconds)
+        return None
+
+    def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
+        """Requests that instances have, and those that wait; each the oldest first."""
+        return self._admission_queue.entries()
+
+    def now_seconds(self) -> float:
+        """The time by the clock of the requests' log."""
+        return self._now()
 
     def _instance_ready(self, instance_id: str, ready: Ready) -> None:
         self._ready = self._ready or ready

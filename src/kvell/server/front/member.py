@@ -5,8 +5,10 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvell.engine.protocol.messages import AskStats, Event, Heartbeat, Ready, Stats
+from kvell.engine.protocol.messages import AskStats, Command, Event, Heartbeat, Ready, Stats
+from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.errors import InstanceDied, TryLater
+from kvell.server.front.watch import Watch
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.supervisor import InstanceState, Supervisor
 
@@ -53,6 +55,7 @@ class Member:
         self.beat: Heartbeat | None = None
         self._told = told
         self._stats_waiter: asyncio.Future[Stats] | None = None
+        self.watch = Watch(self._send)
 
     @property
     def is_serving(self) -> bool:
@@ -94,6 +97,9 @@ class Member:
             raise TryLater(f"the instance gave no statistics within {deadline_seconds:g} s")
         return waiter.result()
 
+    def _send(self, command: Command) -> None:
+        self.supervisor.send(command)
+
     def instance_ready(self, ready: Ready) -> None:
         """Keep what a new incarnation says of itself."""
         self.ready, self.beat = ready, None
@@ -106,6 +112,9 @@ class Member:
                 self._stats_waiter.set_result(event)
                 self._stats_waiter = None
             return
+        if isinstance(event, Pages | LargePage):
+            self.watch.heard(event)
+            return
         if isinstance(event, Heartbeat):
             self.beat = event
         self._told.said(self.instance_id, event)
@@ -117,6 +126,7 @@ class Member:
             self._stats_waiter.set_exception(InstanceDied(death.problem))
             self._stats_waiter.exception()  # read once: perhaps nobody waits any more
             self._stats_waiter = None
+        self.watch.lost(death.problem)
         self._told.lost(self.instance_id, death)
 
     def instance_given_up(self) -> None:

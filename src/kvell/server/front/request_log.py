@@ -85,6 +85,7 @@ class LogEntry:
     scored_tokens: int = 0
     output: "array[int]" = field(default_factory=lambda: array("i"))
     submitted_seconds: float | None = None
+    first_token_seconds: float | None = None
     last_token_seconds: float | None = None
     end_as: FinishReason = "cancelled"
     is_dropped: bool = False

@@ -100,7 +100,7 @@ class ServerMetrics:
         self.instances = InstancesCollector(model_name)
         self.registry.register(self.instances)
         ProcessCollector(registry=self.registry)
-        self._model_name = model_name
+        self.model_name = model_name
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens prefilled.")
         self._output_tokens = self._counter("generation_tokens", "Output tokens sent out.")
         self._histograms = {name: self._histogram(name) for name in HISTOGRAMS}
@@ -126,7 +126,7 @@ class ServerMetrics:
 
     def ended(self, request: EndedRequest) -> None:
         """A request that was let in is over."""
-        self._ends.labels(self._model_name, request.finished.reason).inc()
+        self._ends.labels(self.model_name, request.finished.reason).inc()
         if request.finished.reason in ANSWERED:
             for name, value in _of_answered(request).items():
                 if value is not None:
@@ -134,7 +134,7 @@ class ServerMetrics:
 
     def rejected(self) -> None:
         """The waiting line was full."""
-        self._rejected.labels(self._model_name, LINE_IS_FULL).inc()
+        self._rejected.labels(self.model_name, LINE_IS_FULL).inc()
 
     def asked(self, choices: int) -> None:
         """A prompt came that wants so many answers."""
@@ -143,6 +143,11 @@ class ServerMetrics:
     def answered(self, longest_tokens: int) -> None:
         """A prompt has all its answers; the longest has so many tokens."""
         self._observe("request_max_num_generation_tokens", longest_tokens)
+
+    def token_totals(self) -> tuple[int, int]:
+        """Prompt tokens that were prefilled and output tokens that were sent out."""
+        self._count_noted()
+        return _value(self._prompt_tokens), _value(self._output_tokens)
 
     def render(self) -> bytes:
         """Everything in Prometheus's text format."""
@@ -161,7 +166,7 @@ class ServerMetrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"kvell:{name}", text, LABELS, registry=self.registry).labels(
-            self._model_name
+            self.model_name
         )
 
     def _family(self, name: str, text: str, label: str) -> Counter:
@@ -170,7 +175,11 @@ class ServerMetrics:
     def _histogram(self, name: str) -> Histogram:
         buckets, text = HISTOGRAMS[name]
         family = Histogram(f"kvell:{name}", text, LABELS, buckets=buckets, registry=self.registry)
-        return family.labels(self._model_name)
+        return family.labels(self.model_name)
+
+
+def _value(counter: Counter) -> int:
+    return round(next(iter(counter.collect())).samples[0].value)
 
 
 def _of_answered(request: EndedRequest) -> dict[str, float | None]:

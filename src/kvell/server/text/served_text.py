@@ -1,7 +1,9 @@
 """The text side of a model for the HTTP front, which holds no weights."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +13,25 @@ from kvell.models.families.plain_config import known_config
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
+from kvell.server.text.text_model import NO_FIELDS
+
+KNOWN_TOKENS = 8192
+"""Texts of tokens that are kept; the likeliest ones come again and again."""
 
 
 class ServedText:
     """A tokenizer, extended to a :class:`kvell.server.text.text_model.TextModel`."""
 
-    def __init__(self, name: str, vocab_size: int, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, name: str, vocab_size: int, tokenizer: Tokenizer, model_type: str = ""
+    ) -> None:
         self.name = name
         self.vocab_size = vocab_size
+        self.model_type = model_type
         self.eos_token_ids = tokenizer.eos_token_ids
         self._tokenizer = tokenizer
+        self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
+        self.token_bytes = lru_cache(KNOWN_TOKENS)(tokenizer.token_bytes)
 
     @classmethod
     def load(cls, name: str, path: Path) -> "ServedText":
@@ -28,20 +39,41 @@ class ServedText:
 
         :raises ChangeSomething: if its files are damaged.
         """
-        vocab_size = int(text_config(known_config(path)).vocab_size)
-        return cls(name, vocab_size, Tokenizer.load(path))
+        config = known_config(path)
+        vocab_size = int(text_config(config).vocab_size)
+        return cls(name, vocab_size, Tokenizer.load(path), str(config.model_type))
 
-    def encode(self, text: str) -> NDArray[np.int32]:
+    @property
+    def chat_template(self) -> str:
+        """The text of its chat template; "" if it has none, or several."""
+        template = self._tokenizer.backend.chat_template
+        return template if isinstance(template, str) else ""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, int32 [tokens]."""
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        """Token ids of a conversation up to the start of the answer, int32 [tokens]."""
-        return self._tokenizer.encode_chat(messages)
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> NDArray[np.int32]:
+        """Token ids of a conversation, int32 [tokens]."""
+        return self._tokenizer.encode_chat(messages, tools, fields, opens_answer=opens_answer)
 
-    def detokenizer(self) -> IncrementalDetokenizer:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special ones included."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _token_text(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """Return a new detokenizer for one request."""
-        return IncrementalDetokenizer(self._tokenizer)
+        return IncrementalDetokenizer(self._tokenizer, skip_special_tokens)
 
     def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
         """Return a new matcher for one request."""

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Detokenizer(Protocol):
@@ -50,15 +53,49 @@ class TextModel(Protocol):
         """Tokens that end a sequence; their text is never shown."""
         ...
 
-    def encode(self, text: str) -> NDArray[np.int32]:
+    @property
+    def model_type(self) -> str:
+        """The family's name in the model's config; "" if it has none."""
+        ...
+
+    @property
+    def chat_template(self) -> str:
+        """The text of its chat template; "" if it has none."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, int32 ``[tokens]``."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> NDArray[np.int32]:
-        """Token ids of a conversation up to where the answer begins, int32 ``[tokens]``."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> NDArray[np.int32]:
+        """Token ids of a conversation, int32 ``[tokens]``.
+
+        :param tools: that the answer may call, in OpenAI's form.
+        :param fields: further variables of the chat template.
+        :param opens_answer: whether they end where the answer begins.
+        """
         ...
 
-    def detokenizer(self) -> Detokenizer:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special ones included."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token; bytes that form no character become U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token."""
+        ...
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh one for one request."""
         ...
 
@@ -101,6 +138,7 @@ class PreparedPrompt:
 
     :param model: as the instance knows it, "" for its first.
     :param session: requests of one session go to one instance, if the routing says so.
+    :param shows_special_tokens: whether special tokens are a part of the answer's text.
     """
 
     token_ids: NDArray[np.int32]
@@ -108,3 +146,4 @@ class PreparedPrompt:
     cache_salt: str = ""
     model: str = ""
     session: str = ""
+    shows_special_tokens: bool = False

@@ -66,10 +66,12 @@ class TextDelta:
 class TextWriter:
     """One request's tokens to text; after ``stopped`` it takes no more."""
 
-    def __init__(self, model: TextModel, sampling: SamplingParams) -> None:
+    def __init__(
+        self, model: TextModel, sampling: SamplingParams, *, shows_special_tokens: bool = False
+    ) -> None:
         silent = frozenset(sampling.stop_token_ids)
         self._silent = silent if sampling.ignore_eos else silent | model.eos_token_ids
-        self._detokenizer = model.detokenizer()
+        self._detokenizer = model.detokenizer(skip_special_tokens=not shows_special_tokens)
         self._matcher = model.stop_matcher(sampling.stop) if sampling.stop else None
         self.stopped = False
         self.token_count = 0
@@ -110,7 +112,7 @@ async def text_deltas(
     :raises RequestRefused: when the instance can never serve it.
     :raises RequestFailed: when the instance died under it.
     """
-    writer = TextWriter(model, sampling)
+    writer = TextWriter(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
     outputs = front.generate(
         prompt.token_ids,
         sampling,

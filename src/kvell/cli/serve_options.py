@@ -1,0 +1,59 @@
+"""Flags of ``kvell serve`` that say who may ask, and what is logged."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+ACCESS = ("api_key", "api_key_file", "guard_metrics")
+
+
+def access_options(command: Command) -> Command:
+    """``--api-key``, ``--api-key-file``, ``--guard-metrics``; the command gets ``access``."""
+
+    @functools.wraps(command)
+    def gathered(*args: Any, **given: Any) -> Any:
+        access = {name: given.pop(name) for name in ACCESS}
+        return command(*args, access=access, **given)
+
+    for option in (
+        click.option(
+            "--guard-metrics", is_flag=True, help="Ask for an operator's key at /metrics too."
+        ),
+        click.option(
+            "--api-key-file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Keys of several tenants, with limits; read again at SIGHUP.",
+        ),
+        click.option("--api-key", help="Clients must send it; without a key, all are served."),
+    ):
+        gathered = option(gathered)
+    return gathered
+
+
+def log_options(command: Command) -> Command:
+    """``--log-format``, ``--log-requests``, ``--stats-seconds``."""
+    for option in (
+        click.option(
+            "--stats-seconds",
+            type=click.FloatRange(min=0),
+            metavar="SECONDS",
+            default=10.0,
+            show_default=True,
+            help="Between two lines of statistics while there is traffic; 0 for none.",
+        ),
+        click.option("--log-requests", is_flag=True, help="Log each request when it ends."),
+        click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="Form of the log's lines on stderr.",
+        ),
+    ):
+        command = option(command)
+    return command

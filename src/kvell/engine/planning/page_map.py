@@ -1,0 +1,111 @@
+"""What an engine's pool holds, page by page, as the instance protocol says it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.protocol.pages import (
+    MOST_OWNERS,
+    LargePage,
+    PageGroup,
+    PageOwner,
+    Pages,
+)
+from kvell.engine.requests.request import Request
+from kvell.memory import GroupKind, GroupSpec, VisibleCore
+
+
+class PageMap:
+    """Looks at a core and at the memory core below it; changes nothing.
+
+    :param memory: the core's own.
+    """
+
+    def __init__(self, core: EngineCore, memory: VisibleCore) -> None:
+        self._core, self._memory = core, memory
+
+    def pages(self, incarnation: int) -> Pages:
+        """Every large page."""
+        rows = self._memory.large_pages()
+        return Pages(
+            incarnation,
+            self._core.step,
+            tuple(_page_group(group) for group in self._memory.layout.groups),
+            rows[:, 0].astype("<i2").tobytes(),
+            rows[:, 1].astype("<u4").tobytes(),
+            rows[:, 2].astype("<u4").tobytes(),
+            _ages(rows[:, 3], self._core.step).astype("<u4").tobytes(),
+            self._core.latest_misses,
+        )
+
+    def large_page(self, number: int) -> LargePage:
+        """One large page, and who uses it; empty if there is none of that number."""
+        if not 0 <= number < self._memory.layout.num_large_pages:
+            return LargePage(number, self._core.step)
+        group, used, cached, step = self._memory.large_pages()[number].tolist()
+        if group < 0:
+            return LargePage(number, self._core.step, group)
+        spec = self._memory.layout.groups[group]
+        small = self._memory.small_pages(number)
+        ends = small[(small[:, 1] == 0) & (small[:, 2] > 0), 2]
+        owned, owners = self._owners(number, group, spec)
+        return LargePage(
+            number,
+            self._core.step,
+            group,
+            used,
+            cached,
+            spec.pages_per_large - used - cached,
+            int(_ages(np.asarray([step]), self._core.step)[0]),
+            tuple(owners[:MOST_OWNERS]),
+            max(0, len(owners) - MOST_OWNERS),
+            max(0, used - owned),
+            tuple(np.unique(ends).tolist()[:MOST_OWNERS]),
+        )
+
+    def _owners(self, number: int, group: int, spec: GroupSpec) -> tuple[int, list[PageOwner]]:
+        """How many of its pages running requests hold, and which do; most pages first."""
+        first = number * spec.pages_per_large
+        owned: set[int] = set()
+        owners = []
+        for request in self._core.running:
+            held = self._memory.held_pages(request.handle)
+            is_here = (held[:, 1] == group) & (held[:, 3] >= first)
+            here = held[is_here & (held[:, 3] < first + spec.pages_per_large)]
+            if len(here):
+                owned.update(here[:, 3].tolist())
+                owners.append(_owner(request, spec, here[:, 2].tolist()))
+        owners.sort(key=lambda owner: (-owner.pages, owner.request_id))
+        return len(owned), owners
+
+
+def _owner(request: Request, spec: GroupSpec, positions: Sequence[int]) -> PageOwner:
+    if spec.kind is GroupKind.STATE:
+        return PageOwner(request.request_id, len(positions), 0, request.computed)
+    first, end = min(positions), max(positions) + 1
+    size = spec.page_tokens
+    return PageOwner(
+        request.request_id,
+        len(positions),
+        first * size,
+        min(end * size, max(request.num_tokens, first * size + 1)),
+    )
+
+
+def _page_group(group: GroupSpec) -> PageGroup:
+    return PageGroup(
+        group.name,
+        str(group.kind.value),
+        len(group.layers),
+        group.page_tokens,
+        group.page_stride_bytes,
+        group.pages_per_large,
+    )
+
+
+def _ages(
+    steps: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", now: int
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+    """Steps since then; 0 where there is no step, and where it lies ahead."""
+    return np.where(steps < 0, 0, np.maximum(0, now - steps))

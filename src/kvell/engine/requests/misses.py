@@ -1,0 +1,190 @@
+"""Why a prompt's prefix missed: what was seen before, compared with what was found.
+
+Pure and bounded.  Prefixes are remembered by digests, at lengths that lie closer together near
+the beginning of a prompt: ``MARKS`` says how close, so a prompt of 8,192 tokens has 92 of them.
+Each is remembered twice, with its cache root and without, and those not seen for longest are
+forgotten.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.protocol.pages import Miss, MissReason
+from kvell.vocabulary import RequestId
+
+MARKS = ((16, 256), (64, 4096), (256, None))
+"""(tokens between marks, up to which length); None: without end."""
+MOST_SEEN = 32_768
+"""Most digests that are remembered; they take 6 MB."""
+MOST_MISSES = 64
+"""Latest misses that are kept."""
+DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request at its first admission.
+
+    :param tokens: int32, of the prompt.
+    :param root: requests of other roots share no prefix with it.
+    :param hit_tokens: found in the cache.
+    """
+
+    request_id: RequestId
+    tokens: npt.NDArray[np.int32]
+    root: str
+    model: str
+    step: int
+    hit_tokens: int
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a group alone could resume a prompt, in tokens."""
+
+    group: str
+    tokens: int
+
+
+def marks_within(length: int) -> list[int]:
+    """Lengths up to ``length`` at which prefixes are remembered, in order."""
+    marks: list[int] = []
+    for stride, end in MARKS:
+        last = length if end is None else min(length, end)
+        marks.extend(range((marks[-1] if marks else 0) + stride, last + 1, stride))
+    return marks
+
+
+def prefix_digests(tokens: npt.NDArray[np.int32], model: str, marks: Sequence[int]) -> list[bytes]:
+    """Digests of the prefixes of these lengths; equal ones mean equal tokens of one model."""
+    content = memoryview(tokens.astype("<i4", copy=False).tobytes())
+    chain = hashlib.blake2b(f"{len(model)}:{model}".encode(), digest_size=DIGEST_BYTES)
+    digests, start = [], 0
+    for mark in marks:
+        chain.update(content[4 * start : 4 * mark])
+        digests.append(chain.digest())
+        start = mark
+    return digests
+
+
+class MissLog:
+    """Remembers prefixes, and keeps the latest misses with a reason each.
+
+    :param most_seen: digests that are remembered at most.
+    """
+
+    def __init__(self, most_seen: int = MOST_SEEN, most_misses: int = MOST_MISSES) -> None:
+        self._most_seen = most_seen
+        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        self._misses: deque[Miss] = deque(maxlen=most_misses)
+
+    @property
+    def latest(self) -> tuple[Miss, ...]:
+        """The latest misses, the oldest first."""
+        return tuple(self._misses)
+
+    @property
+    def num_seen(self) -> int:
+        """Digests that are remembered."""
+        return len(self._seen)
+
+    def admitted(
+        self,
+        admission: Admission,
+        is_being_computed: Callable[[], bool],
+        reaches: Callable[[], Sequence[Reach]],
+    ) -> None:
+        """Note an admitted request, and why a part of its prompt was not found.
+
+        The last token of a prompt is always computed, so it cannot be missed, and less than what
+        lies between two marks is not counted as a miss.
+
+        :param is_being_computed: whether another request is computing more of its prompt than was
+            found; asked only if more was seen.
+        :param reaches: of every group that a hit needs; asked only if more was seen and nobody is
+            computing it.
+        """
+        marks = marks_within(len(admission.tokens))
+        digests = prefix_digests(admission.tokens, admission.model, marks)
+        rooted = _rooted(digests, admission.root)
+        to_hit = bisect_left(marks, len(admission.tokens))
+        if to_hit and marks[to_hit - 1] > admission.hit_tokens:
+            prefixes = marks[:to_hit], digests[:to_hit], rooted[:to_hit]
+            self._misses.append(self._explained(admission, prefixes, is_being_computed, reaches))
+        self._remember([*digests, *rooted], admission.step)
+
+    def ended(self, tokens: npt.NDArray[np.int32], root: str, model: str, step: int) -> None:
+        """Note what a request has at its end, which the next turn of a conversation begins with."""
+        digests = prefix_digests(tokens, model, marks_within(len(tokens)))
+        self._remember([*digests, *_rooted(digests, root)], step)
+
+    def _explained(
+        self,
+        admission: Admission,
+        prefixes: tuple[list[int], list[bytes], list[bytes]],
+        is_being_computed: Callable[[], bool],
+        reaches: Callable[[], Sequence[Reach]],
+    ) -> Miss:
+        marks, digests, rooted = prefixes
+        seen_tokens, seen_step = self._longest(marks, rooted)
+        groups: tuple[str, ...] = ()
+        reason: MissReason
+        if seen_tokens > admission.hit_tokens:
+            reason, groups = _lost(seen_tokens, is_being_computed, reaches)
+        else:
+            others_tokens, others_step = self._longest(marks, digests)
+            if others_tokens > admission.hit_tokens:
+                reason, seen_tokens, seen_step = "other_salt", others_tokens, others_step
+            else:
+                reason = "never_seen"
+        return Miss(
+            admission.request_id,
+            admission.step,
+            len(admission.tokens),
+            admission.hit_tokens,
+            seen_tokens,
+            admission.step - seen_step if seen_tokens else 0,
+            reason,
+            groups,
+        )
+
+    def _longest(self, marks: Sequence[int], keys: Sequence[bytes]) -> tuple[int, int]:
+        """The longest remembered prefix and the step at which it was seen last; 0 tokens: none."""
+        for mark, key in zip(reversed(marks), reversed(keys), strict=True):
+            step = self._seen.get(key)
+            if step is not None:
+                return mark, step
+        return 0, 0
+
+    def _remember(self, keys: Sequence[bytes], step: int) -> None:
+        for key in reversed(keys):  # the beginning of a prefix is forgotten after its end
+            self._seen[key] = step
+            self._seen.move_to_end(key)
+        while len(self._seen) > self._most_seen:
+            self._seen.popitem(last=False)
+
+
+def _rooted(digests: Sequence[bytes], root: str) -> list[bytes]:
+    prefix = hashlib.blake2b(root.encode(), digest_size=DIGEST_BYTES).digest()
+    return [prefix + digest for digest in digests]
+
+
+def _lost(
+    seen_tokens: int,
+    is_being_computed: Callable[[], bool],
+    reaches: Callable[[], Sequence[Reach]],
+) -> tuple[MissReason, tuple[str, ...]]:
+    """Why a prefix that was seen under the same root was not found."""
+    if is_being_computed():
+        return "being_computed", ()
+    reached = reaches()
+    short = tuple(one.group for one in reached if one.tokens < seen_tokens)
+    if short and len(short) == len(reached):
+        return "evicted", ()
+    return "not_resumable", short

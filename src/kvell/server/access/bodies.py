@@ -1,0 +1,161 @@
+"""Bounds on a JSON body, checked on its bytes before anything is made of it.
+
+One pass of a regular expression that never goes back, so its time grows at worst with the length
+of the body.  It ends at the first bound that is exceeded, and knows which field that was in.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from kvell.errors import ChangeSomething
+
+MANY = {
+    **dict.fromkeys(("prompt", "tokens"), 1 << 20),
+    **dict.fromkeys(("messages", "input", "tools", "response_format"), 1 << 14),
+    **dict.fromkeys(("structured_outputs", "guided_json"), 1 << 14),
+}
+"""Elements of the fields that are long for good reasons: token ids, conversations, schemas."""
+LONGEST_BYTES = 16 << 20
+SHORT_BYTES = 1 << 20
+FEW = 512
+"""A short body with at most so many commas and brackets is within every bound of breadth."""
+WHOLE = "body"
+"""The field of an error that no field of the body has caused."""
+TOO_PLAIN = f"has more than {LONGEST_BYTES} bytes of numbers or white space"
+_QUOTE = ord('"')
+_STRING = rb'"[^"\\]{0,%d}+(?:\\.[^"\\]*+){0,%d}+(")?' % (LONGEST_BYTES, LONGEST_BYTES // 4)
+_PIECES = re.compile(
+    _STRING + rb'|[\[{]|[\]}]|[^"\[\]{}]{1,%d}+' % LONGEST_BYTES,
+    re.DOTALL,
+)
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
+
+
+@dataclass(frozen=True)
+class BodyBounds:
+    """What a body may have at most.
+
+    :param depth: arrays and objects inside each other, the body itself counted.
+    :param fields: of the body itself.
+    :param parts: strings, arrays and objects of one field.
+    :param elements: commas and brackets of one field; ``elements_by_field`` has exceptions.
+    """
+
+    depth: int = 64
+    fields: int = 256
+    parts: int = 1 << 16
+    elements: int = 4096
+    elements_by_field: Mapping[str, int] = field(default_factory=lambda: MappingProxyType(MANY))
+
+
+def check_body(body: bytes, bounds: BodyBounds) -> None:
+    """Check that a body can be read without much work; whether it is valid JSON shows later.
+
+    :raises ChangeSomething: naming the field of the body that exceeds a bound, or ``body``.
+    """
+    if json.detect_encoding(body[:4]) not in ("utf-8", "utf-8-sig"):
+        raise ChangeSomething(WHOLE, "…", "is not UTF-8", "encode it as UTF-8")
+    if not _OBJECT.match(body):
+        raise ChangeSomething(WHOLE, "…", "is not valid JSON", "send a JSON object")
+    if len(body) <= SHORT_BYTES:
+        opened = body.count(b"[") + body.count(b"{")
+        if opened <= bounds.depth and opened + body.count(b",") <= FEW:
+            return
+    _Scan(body, bounds).run(_long_stretch(body))
+
+
+def _long_stretch(body: bytes) -> int:
+    """Where a stretch without quotes begins that is too long for a string, or the body's end.
+
+    Found without looking at every byte, unlike the scan.  A string that is only a little longer
+    than allowed may be left to the scan.
+    """
+    for start in range(0, len(body) - LONGEST_BYTES, LONGEST_BYTES // 4):
+        if body.find(b'"', start, start + LONGEST_BYTES) < 0:
+            return start
+    return len(body)
+
+
+class _Scan:
+    """One pass over a body's strings, brackets and what lies between them."""
+
+    def __init__(self, body: bytes, bounds: BodyBounds) -> None:
+        self._body, self._bounds = body, bounds
+        self._depth, self._fields, self._parts, self._elements = 0, 0, 0, 0
+        self._most = bounds.elements
+        self._field, self._key_comes = WHOLE, False
+
+    def run(self, until: int) -> None:
+        """Look at every piece up to a place, which is the body's end or in a piece too long.
+
+        :raises ChangeSomething: at the first bound that is exceeded.
+        """
+        for piece in _PIECES.finditer(self._body, 0, until):
+            start, end = piece.span()
+            first = self._body[start]
+            if first == _QUOTE:
+                self._string(start, end, is_closed=piece.lastindex == 1)
+            elif first in b"[{":
+                self._open()
+            elif first in b"]}":
+                self._depth -= 1
+            else:
+                self._between(start, end)
+        if until < len(self._body):
+            raise self._exceeds(TOO_PLAIN)
+
+    def _string(self, start: int, end: int, *, is_closed: bool) -> None:
+        if end - start > LONGEST_BYTES or (not is_closed and end < len(self._body)):
+            raise self._exceeds(f"has a string of more than {LONGEST_BYTES} bytes")
+        if not is_closed:
+            raise ChangeSomething(WHOLE, "…", "is not valid JSON", "close its last string")
+        if self._depth == 1 and self._key_comes:
+            self._enter(self._body[start + 1 : min(end - 1, start + 65)].decode(errors="replace"))
+        self._part()
+
+    def _enter(self, name: str) -> None:
+        """A field of the body begins."""
+        self._field, self._parts, self._elements = name, 0, 0
+        self._most = self._bounds.elements_by_field.get(name, self._bounds.elements)
+        self._key_comes = False
+        self._fields += 1
+        if self._fields > self._bounds.fields:
+            self._field = WHOLE
+            raise self._exceeds(f"has more than {self._bounds.fields} fields")
+
+    def _open(self) -> None:
+        self._depth += 1
+        if self._depth > self._bounds.depth:
+            raise self._exceeds(f"is nested more than {self._bounds.depth} deep")
+        if self._depth == 1:
+            self._key_comes = True
+        else:
+            self._part()
+            self._count(1)
+
+    def _part(self) -> None:
+        self._parts += 1
+        if self._parts > self._bounds.parts:
+            raise self._exceeds(f"has more than {self._bounds.parts} strings, arrays and objects")
+
+    def _between(self, start: int, end: int) -> None:
+        """Numbers, commas, colons and white space."""
+        if end - start >= LONGEST_BYTES:
+            raise self._exceeds(TOO_PLAIN)
+        if self._depth > 1:
+            self._count(self._body.count(b",", start, end))
+            return
+        text = self._body[start:end].rstrip(b" \t\r\n")
+        if text:
+            self._key_comes = text.endswith(b",")
+
+    def _count(self, elements: int) -> None:
+        self._elements += elements
+        if self._elements > self._most:
+            raise self._exceeds(f"has more than {self._most} elements")
+
+    def _exceeds(self, problem: str) -> ChangeSomething:
+        return ChangeSomething(self._field, "…", problem, "send less")

@@ -1,0 +1,148 @@
+"""Reads the file of API keys.
+
+::
+
+    [[keys]]
+    name = "search-team"            # the tenant; several keys may share one
+    sha256 = "9f86d081884c7d65…"    # or key = "…", the key itself
+    requests_per_minute = 60
+    tokens_per_minute = 100000      # prompts and outputs together
+    operator = true                 # may use /cluster and /debug
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvell.errors import ChangeSomething
+from kvell.server.access.keys import ApiKey, digest_of
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+FIELDS = ("name", "key", "sha256", "requests_per_minute", "tokens_per_minute", "operator")
+OTHERS_MAY_READ = 0o044
+MOST_PER_MINUTE = 2**53
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """The keys of a file, in its order.
+
+    :raises ChangeSomething: naming the entry and field that is wrong; it never shows a key.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise ChangeSomething("--api-key-file", path, problem, "give a readable file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # What could not be read may be a key, so it is not repeated; the place is.
+        place = re.search(r"\(at .*\)", str(error))
+        problem = f"is not valid TOML {place.group() if place else ''}".rstrip()
+        raise ChangeSomething("--api-key-file", path, problem, "write [[keys]] tables") from None
+    for name in content:
+        if name != "keys":
+            raise ChangeSomething(name, "…", "is no part of a key file", "write [[keys]] tables")
+    return _keys(content.get("keys"))
+
+
+def is_readable_by_others(path: Path) -> bool:
+    """Whether users other than the owner may read the file."""
+    return bool(path.stat().st_mode & OTHERS_MAY_READ)
+
+
+def _keys(entries: object) -> tuple[ApiKey, ...]:
+    if not isinstance(entries, list) or not entries:
+        raise ChangeSomething("keys", "[]", "has no entries", "write a [[keys]] table for each key")
+    keys = tuple(_Entry(index, entry).key() for index, entry in enumerate(entries))
+    _check_unlike(keys)
+    return keys
+
+
+def _check_unlike(keys: Sequence[ApiKey]) -> None:
+    first: dict[bytes, int] = {}
+    for index, key in enumerate(keys):
+        before = first.setdefault(key.digest, index)
+        if before != index:
+            problem = f"is the same key as keys[{before}]"
+            raise ChangeSomething(f"keys[{index}]", key.tenant, problem, "remove one of them")
+
+
+class _Entry:
+    """One table of the file."""
+
+    def __init__(self, index: int, entry: object) -> None:
+        self._place = f"keys[{index}]"
+        if not isinstance(entry, dict):
+            raise self._wrong("", "…", "is no table", "write a [[keys]] table for each key")
+        self._entry: dict[str, Any] = entry
+
+    def key(self) -> ApiKey:
+        for field in self._entry:
+            if field not in FIELDS:
+                remedy = f"use {', '.join(FIELDS)}"
+                raise self._wrong(field[:64], "…", "is no field of a key", remedy)
+        return ApiKey(
+            self._name(),
+            self._digest(),
+            self._per_minute("requests_per_minute"),
+            self._per_minute("tokens_per_minute"),
+            self._operator(),
+        )
+
+    def _name(self) -> str:
+        name = self._entry.get("name")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            problem = "is not a tenant's name"
+            shown = "missing" if name is None else repr(name)[:80]
+            remedy = "use 1 to 64 letters, digits, '.', '_' or '-'"
+            raise self._wrong("name", shown, problem, remedy)
+        return name
+
+    def _digest(self) -> bytes:
+        key, sha256 = self._entry.get("key"), self._entry.get("sha256")
+        if (key is None) == (sha256 is None):
+            found = "both" if key is not None else "neither"
+            remedy = "give exactly one of key and sha256"
+            raise self._wrong("key", found, "is needed in one form", remedy)
+        if sha256 is not None:
+            if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
+                remedy = "give the 64 hexadecimal digits of the key's SHA-256"
+                raise self._wrong("sha256", "…", "is no SHA-256", remedy)
+            return bytes.fromhex(sha256)
+        if (
+            not isinstance(key, str)
+            or not key.isascii()
+            or not key.isprintable()
+            or not key.strip()
+        ):
+            remedy = "use printable ASCII characters"
+            raise self._wrong("key", "…", "cannot be sent in a header", remedy)
+        if key != key.strip():
+            remedy = "remove the white space around it"
+            raise self._wrong("key", "…", "cannot be sent in a header", remedy)
+        return digest_of(key.encode())
+
+    def _per_minute(self, field: str) -> int | None:
+        limit = self._entry.get(field)
+        if limit is None:
+            return None
+        if (
+            not isinstance(limit, int)
+            or isinstance(limit, bool)
+            or not 1 <= limit <= MOST_PER_MINUTE
+        ):
+            remedy = "use a whole number from 1, or leave it out for no limit"
+            raise self._wrong(field, repr(limit)[:80], "is no limit", remedy)
+        return limit
+
+    def _operator(self) -> bool:
+        operator = self._entry.get("operator", False)
+        if not isinstance(operator, bool):
+            raise self._wrong("operator", repr(operator)[:80], "is no boolean", "use true or false")
+        return operator
+
+    def _wrong(self, field: str, value: str, problem: str, remedy: str) -> ChangeSomething:
+        place = f"{self._place}.{field}" if field else self._place
+        return ChangeSomething(place, value, problem, remedy)

@@ -1,0 +1,59 @@
+"""How much may pass in a minute: a token bucket in whole numbers."""
+
+import math
+
+MINUTE_NANOSECONDS = 60 * 10**9
+
+
+class Bucket:
+    """Holds what may pass now; it fills evenly, in a minute from empty to full.
+
+    In any ``s`` seconds at most ``limit + s * limit / 60`` pass, refunds subtracted.  The level is
+    counted in parts so small that a nanosecond adds a whole number of them, so sums are exact.
+
+    :param limit_per_minute: what passes in a minute, and at once after a pause.
+    :param now_seconds: of a clock that never runs backwards; so in all methods.
+    """
+
+    def __init__(self, limit_per_minute: int, now_seconds: float) -> None:
+        self.limit = limit_per_minute
+        self._most = limit_per_minute * MINUTE_NANOSECONDS
+        self._level = self._most
+        self._filled_nanoseconds = _nanoseconds(now_seconds)
+
+    def take(self, count: int, now_seconds: float) -> bool:
+        """Let ``count`` pass if there is enough; else change nothing."""
+        self._fill(now_seconds)
+        if count * MINUTE_NANOSECONDS > self._level:
+            return False
+        self._level -= count * MINUTE_NANOSECONDS
+        return True
+
+    def give_back(self, count: int, now_seconds: float) -> None:
+        """Undo a part of what was taken; the bucket is never more than full."""
+        self._fill(now_seconds)
+        self._level = min(self._most, self._level + count * MINUTE_NANOSECONDS)
+
+    def remaining(self, now_seconds: float) -> int:
+        """Most that may pass now."""
+        self._fill(now_seconds)
+        return self._level // MINUTE_NANOSECONDS
+
+    def seconds_until(self, count: int, now_seconds: float) -> int:
+        """Whole seconds after which ``count`` may pass if nothing else does, rounded up.
+
+        ``count`` is at most the limit.
+        """
+        self._fill(now_seconds)
+        missing = max(0, count * MINUTE_NANOSECONDS - self._level)
+        return math.ceil(-(-missing // self.limit) / 10**9)
+
+    def _fill(self, now_seconds: float) -> None:
+        now = _nanoseconds(now_seconds)
+        passed = max(0, now - self._filled_nanoseconds)
+        self._filled_nanoseconds += passed
+        self._level = min(self._most, self._level + passed * self.limit)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 10**9)

@@ -1,0 +1,104 @@
+"""One HTTP request as the door sees it: whose it is, what it reserved, what it used."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvell.clock import Clock
+from kvell.server.access.accounts import Account
+from kvell.server.access.tenants import engine_salt
+from kvell.server.text.text_stream import TextDelta
+
+CLIENT_GONE_STATUS = 499
+
+
+@dataclass(frozen=True)
+class EndedVisit:
+    """A request that is answered, or whose client left (status 499).
+
+    :param answer_id: of the answer; "" if none was begun, and then there are no tokens either.
+    :param seconds: from its head to the last byte of its answer.
+    """
+
+    method: str
+    path: str
+    tenant: str
+    status: int
+    seconds: float
+    answer_id: str = ""
+    model: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class VisitObserver(Protocol):
+    """Someone who wants to know who came (logs)."""
+
+    def refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
+        """A key was missing or wrong (401), or may not do this (403)."""
+        ...
+
+    def ended(self, visit: EndedVisit) -> None:
+        """A request that was let in is over."""
+        ...
+
+
+class Visit:
+    """What the handlers know of who asks.
+
+    :param tenant: "" on a server without keys.
+    :param account: of the key; None without one.
+    """
+
+    def __init__(
+        self, method: str, path: str, tenant: str, account: Account | None, clock: Clock
+    ) -> None:
+        self._method, self._path = method, path
+        self._account, self._clock = account, clock
+        self._came_seconds = clock.now_seconds()
+        self._reserved_tokens = 0
+        self._answer_id, self._model, self._prompt_tokens = "", "", 0
+        self._output_tokens, self._cached_tokens = 0, 0
+        self.tenant = tenant
+
+    def salt(self, client_salt: str | None) -> str:
+        """The cache salt for the engine."""
+        return engine_salt(self.tenant, client_salt or "")
+
+    def begin(self, answer_id: str, model: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Reserve the tokens of an answer, at most ``output_tokens`` of output.
+
+        :raises ChangeSomething: when it wants more than a whole minute has.
+        :raises RateExceeded: when the key has used up its tokens for now.
+        """
+        if self._account is not None:
+            self._account.reserve(prompt_tokens, output_tokens, self._clock.now_seconds())
+            self._reserved_tokens = prompt_tokens + output_tokens
+        self._answer_id, self._model = answer_id, model
+        self._prompt_tokens = prompt_tokens
+
+    def count(self, delta: TextDelta) -> None:
+        """A piece of output came."""
+        self._output_tokens += len(delta.token_ids)
+        self._cached_tokens += delta.usage.cached_tokens
+
+    def headers(self) -> dict[str, str]:
+        """What the answer's head says of the key's limits."""
+        if self._account is None:
+            return {}
+        return self._account.headers(self._clock.now_seconds())
+
+    def end(self, status: int) -> EndedVisit:
+        """Give back what was reserved and not used; called once, however the request ended."""
+        is_refused = status >= 400 and status != CLIENT_GONE_STATUS
+        if is_refused and not self._output_tokens:  # nothing was computed
+            self._prompt_tokens = 0
+        unused = self._reserved_tokens - self._prompt_tokens - self._output_tokens
+        now = self._clock.now_seconds()
+        if self._account is not None and unused > 0:
+            self._account.give_back(unused, now)
+        return EndedVisit(
+            *(self._method, self._path, self.tenant, status, now - self._came_seconds),
+            *(self._answer_id, self._model),
+            *(self._prompt_tokens, self._output_tokens, self._cached_tokens),
+        )

@@ -1,0 +1,1 @@
+"""How models write tool calls and reasoning, one family per file."""

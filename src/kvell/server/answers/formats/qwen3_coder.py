@@ -1,0 +1,85 @@
+"""Calls as Qwen 3 Coder, Next and 3.5 write them (vLLM's ``qwen3_coder``).
+
+::
+
+    text <tool_call>
+    <function=weather>
+    <parameter=city>
+    Bern
+    </parameter>
+    </function>
+    </tool_call>
+
+Values of string parameters are streamed, others given when they are whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvell.server.answers.deltas import Content, ToolCallArguments, ToolCallBegin
+from kvell.server.answers.reading.json_text import write_json
+from kvell.server.answers.reading.markers import Expect, TextUntil
+from kvell.server.answers.reading.modes import Chain, Mode, Say
+from kvell.server.answers.reading.schema_values import TEXT, parameter_types
+from kvell.server.answers.reading.tags import TagName, Value
+
+START, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END, PARAMETER = "<function=", "</function>", "<parameter="
+
+
+class Qwen3Coder(Chain):
+    """Text, then calls between tags, then text again.
+
+    :param tools: tell the types of parameters.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(TextUntil((START, FUNCTION)))
+        self._tools = tools
+
+    def _next(self, ended: Mode) -> Mode:
+        match ended:
+            case TextUntil() if ended.marker == START:
+                return Expect(FUNCTION, before=ended.opening)
+            case TextUntil() | Expect(marker="<function="):
+                return TagName(ended.opening)
+            case TagName(name=name) if name:
+                return FunctionBody(self._calls, name, parameter_types(self._tools, name))
+            case FunctionBody():
+                self._calls += 1
+                return Expect(END) if ended.end == FUNCTION_END else self._text()
+            case Expect(before=before) if before:
+                return Say(Content(before))
+            case _:
+                return self._text(drops_blank=isinstance(ended, Expect))
+
+    def _text(self, drops_blank: bool = True) -> TextUntil:
+        return TextUntil((START, FUNCTION), drops_blank=drops_blank)
+
+
+class FunctionBody(Chain):
+    """A call behind its opening tag; ``end`` is the tag that closed it."""
+
+    def __init__(self, index: int, name: str, types: Mapping[str, frozenset[str]]) -> None:
+        super().__init__(Say(ToolCallBegin(index, name)))
+        self._index = index
+        self._types = types
+        self._lead = "{"
+        self.end = ""
+
+    def _next(self, ended: Mode) -> Mode | None:
+        match ended:
+            case TextUntil() if ended.marker == PARAMETER:
+                return TagName(ended.opening)
+            case TextUntil():
+                self.end = ended.marker
+                closing = "{}" if self._lead == "{" else "}"
+                return Say(ToolCallArguments(self._index, closing))
+            case TagName(name=name) if name:
+                lead, self._lead = self._lead, ", "
+                types = self._types.get(name, TEXT)
+                return Value(self._index, f"{lead}{write_json(name)}: ", types)
+            case Say() if self.end:
+                return None
+            case _:
+                return TextUntil((PARAMETER, FUNCTION_END, END), drops_blank=True)

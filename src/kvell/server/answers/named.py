@@ -1,0 +1,139 @@
+"""Parsers by vLLM's names, and which of them a model's chat template asks for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from kvell.errors import ChangeSomething
+from kvell.server.answers.deltas import AnswerParser
+from kvell.server.answers.formats import harmony, mistral, thinking
+from kvell.server.answers.formats.hermes import Hermes
+from kvell.server.answers.formats.llama3_json import TAG, Llama3Json
+from kvell.server.answers.formats.pythonic import Pythonic
+from kvell.server.answers.formats.qwen3_coder import Qwen3Coder
+from kvell.server.answers.formats.thinking import Thinking, ThinkingTags
+from kvell.server.answers.reading.modes import Mode, ModeParser, PlainText
+
+Tools = Sequence[Mapping[str, Any]]
+
+_TOOL_MODES: Mapping[str, Callable[[Tools], Mode]] = MappingProxyType(
+    {
+        "hermes": lambda _: Hermes(),
+        "llama3_json": lambda _: Llama3Json(),
+        "mistral": lambda _: mistral.Mistral(),
+        "none": lambda _: PlainText(),
+        "pythonic": lambda _: Pythonic(),
+        "qwen3_coder": Qwen3Coder,
+    }
+)
+_THINKING: Mapping[str, ThinkingTags] = MappingProxyType(
+    {
+        "deepseek_r1": thinking.DEEPSEEK_R1,
+        "mistral": thinking.MISTRAL,
+        "qwen3": thinking.QWEN3,
+    }
+)
+NONE, HARMONY_TOOLS, HARMONY_REASONING = "none", "openai", "gpt_oss"
+TOOL_PARSERS = tuple(sorted({*_TOOL_MODES, HARMONY_TOOLS}))
+REASONING_PARSERS = tuple(sorted({*_THINKING, HARMONY_REASONING, NONE}))
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How a model writes its answers; a factory of parsers.  :func:`parser_named` makes it."""
+
+    tool: str
+    reasoning: str
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether markers are special tokens, which detokenising must then not skip."""
+        return self._is_harmony or "mistral" in (self.tool, self.reasoning)
+
+    def parser(
+        self, tools: Tools = (), *, prompt: str | None = None, forced: Mode | None = None
+    ) -> AnswerParser:
+        """A fresh parser for one answer.
+
+        :param tools: that the model may call; without any nothing is a call.
+        :param prompt: the rendered prompt or its end, which tells whether the template has
+            opened the reasoning or closed it.
+        :param forced: from :func:`kvell.server.answers.forced.forced_tool_calls`; reads what
+            follows the reasoning instead of the tool parser.
+        """
+        if self._is_harmony:
+            calls = self.tool != NONE and bool(tools)
+            sorting = harmony.Sorting(self.reasoning != NONE, calls)
+            return ModeParser(forced or harmony.Harmony(sorting))
+        then = forced or (_TOOL_MODES[self.tool](tools) if tools else PlainText())
+        tags = _THINKING.get(self.reasoning)
+        if tags is None or (prompt is not None and tags.closed_by(prompt)):
+            return ModeParser(then)
+        opened = tags.opened or (prompt is not None and tags.opened_by(prompt))
+        return ModeParser(Thinking(tags, opened=opened, then=then))
+
+    @property
+    def _is_harmony(self) -> bool:
+        return self.tool == HARMONY_TOOLS or self.reasoning == HARMONY_REASONING
+
+
+def parser_named(tool: str, reasoning: str) -> AnswerFormat:
+    """The format with these parsers.
+
+    :raises ChangeSomething: if there is none of a name, or they do not go together.
+    """
+    _known("--tool-call-parser", tool, TOOL_PARSERS)
+    _known("--reasoning-parser", reasoning, REASONING_PARSERS)
+    if tool == HARMONY_TOOLS and reasoning not in (HARMONY_REASONING, NONE):
+        _refuse_pair("--reasoning-parser", reasoning, HARMONY_TOOLS, HARMONY_REASONING)
+    if reasoning == HARMONY_REASONING and tool not in (HARMONY_TOOLS, NONE):
+        _refuse_pair("--tool-call-parser", tool, HARMONY_REASONING, HARMONY_TOOLS)
+    return AnswerFormat(tool, reasoning)
+
+
+def default_parsers(model_type: str, chat_template: str) -> tuple[str, str]:
+    """Names of the tool and the reasoning parser that fit a model; ``none`` where none does.
+
+    :param model_type: of its config.
+    :param chat_template: its text, "" if there is none.
+    """
+    if model_type == "gpt_oss" or "<|channel|>" in chat_template:
+        return HARMONY_TOOLS, HARMONY_REASONING
+    return _default_tool(model_type, chat_template), _default_reasoning(model_type, chat_template)
+
+
+def _default_tool(model_type: str, template: str) -> str:
+    if "tools" not in template:
+        return NONE
+    if "<tool_call>" in template and "<arg_key>" not in template:
+        return "qwen3_coder" if "<function=" in template else "hermes"
+    if mistral.START in template:
+        return "mistral"
+    if "<|python_start|>" in template or "<|tool_call_start|>" in template:
+        return "pythonic"
+    if model_type.startswith("llama4"):
+        return "pythonic"
+    llama = model_type in ("llama", "mllama") and '"parameters": ' in template
+    return "llama3_json" if llama or TAG in template else NONE
+
+
+def _default_reasoning(model_type: str, template: str) -> str:
+    if thinking.MISTRAL.start in template:
+        return "mistral"
+    if "</think>" not in template:
+        return NONE
+    # A switch means that the answer may have no reasoning: then both tags are written out.
+    switched = "enable_thinking" in template or "<think>" not in template.rpartition("</think>")[2]
+    if model_type.startswith("qwen3") or (switched and model_type != "deepseek_v3"):
+        return "qwen3"
+    return "deepseek_r1"
+
+
+def _known(field: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        raise ChangeSomething(field, name[:100], "is not known", f"use one of {', '.join(names)}")
+
+
+def _refuse_pair(field: str, name: str, other: str, fitting: str) -> None:
+    raise ChangeSomething(field, name, f"does not go with {other}", f"use {fitting} or {NONE}")

@@ -1,0 +1,1 @@
+"""What all formats are read with: chains of modes, markers, brackets, JSON."""

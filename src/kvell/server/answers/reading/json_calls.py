@@ -1,0 +1,162 @@
+"""A call as a JSON object, ``{"name": …, "arguments": {…}}``, and arguments alone.
+
+Llama's ``parameters`` are read as ``arguments``.
+"""
+
+import re
+from typing import Any
+
+from kvell.server.answers.deltas import AnswerDelta, Content, ToolCallArguments, ToolCallBegin
+from kvell.server.answers.reading.brackets import BracketSpan
+from kvell.server.answers.reading.json_text import read_json, write_json
+from kvell.server.answers.reading.modes import SPACE, Step
+
+MOST_NAME_CHARS = 256
+_MOST_HEAD_CHARS = 1024
+_S = rf"[{SPACE}]*"
+_HEAD = re.compile(
+    rf'{_S}\{{{_S}(?:"(?:type|id)"{_S}:{_S}"[^"\\]*"{_S},{_S})*'
+    rf'"name"{_S}:{_S}"([^"\\]{{1,{MOST_NAME_CHARS}}})"{_S},{_S}'
+    rf'"(?:arguments|parameters)"{_S}:{_S}(?=\{{)'
+)
+"""The usual beginning of a call, up to its arguments, which then need not be held back."""
+
+
+class CallObject:
+    """A call as a JSON object.
+
+    ::
+
+        head ──usual beginning──► arguments, streamed ──closed──► tail ──closed──► over
+          └─ else held to the end of the object: a call, or content
+
+    :param opening: the text before it that is content if this is no call.
+    """
+
+    def __init__(self, index: int, opening: str = "") -> None:
+        self._index = index
+        self._opening = opening
+        self._head: str | None = ""
+        self._held: list[str] = []
+        self._span = BracketSpan()
+        self._in_arguments = False
+        self.begun = False
+
+    def push(self, text: str) -> Step:
+        """The call's parts; ``begun`` tells whether there was a call at all."""
+        if self.begun:
+            return self._push_body(text)
+        if self._head is not None:
+            head = self._head + text
+            found = _HEAD.match(head, 0, _MOST_HEAD_CHARS)
+            if found is not None and is_name(found[1]):
+                return self._begin(found[1], head[found.end() :])
+            self._head = head if len(head) < _MOST_HEAD_CHARS else None
+        end = self._span.scan(text)
+        self._held.append(text[:end])
+        if not self._span.ended:
+            return [], None
+        return self._whole("".join(self._held)), text[end:]
+
+    def finish(self) -> list[AnswerDelta]:
+        """What was held back, as content."""
+        held = "".join(self._held)
+        if self.begun:
+            return [Content(held)] if held.strip(SPACE) else []
+        return [Content(self._opening + held)] if self._opening or held else []
+
+    def _begin(self, name: str, text: str) -> Step:
+        self.begun = self._in_arguments = True
+        self._held = []
+        self._span = BracketSpan(opened="}")
+        deltas, rest = self._push_body(text)
+        return [ToolCallBegin(self._index, name), *deltas], rest
+
+    def _push_body(self, text: str) -> Step:
+        deltas: list[AnswerDelta] = []
+        if self._in_arguments:
+            end = self._span.scan(text, down_to=1)
+            if end:
+                deltas.append(ToolCallArguments(self._index, text[:end]))
+            text = text[end:]
+            if self._span.broken:
+                return deltas, text
+            self._in_arguments = self._span.depth > 1
+            if self._in_arguments:
+                return deltas, None
+        end = self._span.scan(text)
+        self._held.append(text[:end])
+        if not self._span.ended:
+            return deltas, None
+        tail = "".join(self._held)
+        if self._span.broken or not _ends_object(tail):
+            deltas += [Content(tail)] if tail.strip(SPACE) else []
+        return deltas, text[end:]
+
+    def _whole(self, text: str) -> list[AnswerDelta]:
+        call = None if self._span.broken else _read_call(text)
+        if call is None:
+            return [Content(self._opening + text)] if self._opening or text else []
+        self.begun = True
+        name, arguments = call
+        return [ToolCallBegin(self._index, name), ToolCallArguments(self._index, arguments)]
+
+
+class ArgumentsObject:
+    """The arguments of a function whose name is known, as a JSON object; streamed.
+
+    :param opening: the text before it that is content if this is no object.
+    """
+
+    def __init__(self, index: int, name: str, opening: str = "") -> None:
+        self._index = index
+        self._name = name
+        self._lead = [opening]
+        self._span = BracketSpan()
+        self.begun = False
+
+    def push(self, text: str) -> Step:
+        """The call's parts; ``begun`` tells whether there was a call at all."""
+        end = self._span.scan(text)
+        rest = text[end:] if self._span.ended else None
+        if self.begun:
+            return [ToolCallArguments(self._index, text[:end])] if end else [], rest
+        if self._span.depth or self._span.closed:
+            self.begun = True
+            arguments = ToolCallArguments(self._index, text[:end].lstrip(SPACE))
+            return [ToolCallBegin(self._index, self._name), arguments], rest
+        self._lead.append(text[:end])
+        return self.finish() if self._span.broken else [], rest
+
+    def finish(self) -> list[AnswerDelta]:
+        """What was held back, as content."""
+        lead = "" if self.begun else "".join(self._lead)
+        return [Content(lead)] if lead else []
+
+
+def is_name(text: object) -> bool:
+    """Whether this can be a function's name."""
+    return isinstance(text, str) and 0 < len(text) <= MOST_NAME_CHARS and text.isprintable()
+
+
+def _read_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments of a call; None if it is none."""
+    try:
+        call: dict[str, Any] = read_json(text)
+        name, arguments = call["name"], call.get("arguments", call.get("parameters", ""))
+        value = read_json(arguments) if isinstance(arguments, str) else arguments or {}
+        written = write_json(value)
+    except (KeyError, ValueError):
+        return None
+    return (name, written) if is_name(name) and isinstance(value, dict) else None
+
+
+def _ends_object(tail: str) -> bool:
+    """Whether this may stand behind a member of an object: more members and a brace."""
+    if tail.lstrip(SPACE) == "}":
+        return True
+    try:
+        read_json('{"": 0' + tail)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""Reads and writes JSON that a model wrote, and refuses what others could not read."""
+
+import json
+from typing import Any, NoReturn
+
+from kvell.server.answers.reading.brackets import BracketSpan
+from kvell.server.answers.reading.modes import SPACE
+
+DEEPEST = 64
+"""Levels of brackets that are read; deeper text is no call."""
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text; line breaks may stand in its strings.
+
+    :raises ValueError: if it is none, or is nested deeper than ``DEEPEST``.
+    """
+    start = text.lstrip(SPACE)[:1]
+    if start in ("{", "["):
+        span = BracketSpan(first=start)
+        span.scan(text)
+        if not span.closed or span.deepest > DEEPEST:
+            raise ValueError("brackets do not match, or are too deep")
+    return json.loads(text, strict=False, parse_constant=_refuse)
+
+
+def write_json(value: Any) -> str:
+    """Return the JSON text of a value, which UTF-8 can encode.
+
+    :raises ValueError: if it holds an infinite number.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,125 @@
+"""Modes that look for markers in text that comes piece by piece."""
+
+import re
+from collections.abc import Callable
+
+from kvell.server.answers.deltas import AnswerDelta, Content
+from kvell.server.answers.reading.modes import SPACE, Step
+
+
+class TextUntil:
+    """Text up to the first of some markers; whitespace before a marker belongs to the marker.
+
+    :param markers: none of them inside another.
+    :param make: the delta of a text.
+    :param drops_lead: whitespace at the start is not shown.
+    :param drops_blank: text that is nothing but whitespace is not shown.
+    """
+
+    def __init__(
+        self,
+        markers: tuple[str, ...],
+        make: Callable[[str], AnswerDelta] = Content,
+        *,
+        drops_lead: bool = False,
+        drops_blank: bool = False,
+    ) -> None:
+        self._markers = markers
+        self._pattern = re.compile("|".join(re.escape(marker) for marker in markers))
+        self._make = make
+        self._drops_lead = drops_lead
+        self._drops_blank = drops_blank or drops_lead
+        self._space: list[str] = []
+        self._held = ""
+        self.marker = ""
+        self.opening = ""
+
+    def push(self, text: str) -> Step:
+        """Text that may be shown; ``marker`` and ``opening`` tell what ended it."""
+        text = self._held + text
+        found = self._pattern.search(text)
+        keep = found.start() if found else possible_start(text, self._markers)
+        self._held = "" if found else text[keep:]
+        shown = self._solid(text[:keep])
+        if found is None:
+            return shown, None
+        self.marker = found.group()
+        self.opening = "".join(self._space) + self.marker
+        return shown, text[found.end() :]
+
+    def finish(self) -> list[AnswerDelta]:
+        """The whitespace or the beginning of a marker that was held back."""
+        if self._drops_blank and not self._held:
+            return []
+        text = "".join(self._lead()) + self._held
+        return [self._make(text)] if text else []
+
+    def _solid(self, text: str) -> list[AnswerDelta]:
+        solid = text.rstrip(SPACE)
+        if not solid:
+            self._space.append(text)
+            return []
+        shown = "".join(self._lead()) + (solid.lstrip(SPACE) if self._drops_lead else solid)
+        self._space = [text[len(solid) :]]
+        self._drops_lead = self._drops_blank = False
+        return [self._make(shown)]
+
+    def _lead(self) -> list[str]:
+        return [] if self._drops_lead else self._space
+
+
+class Expect:
+    """Whitespace and one of some markers, or nothing: then all of it is left to the next mode.
+
+    :param before: the text before it that is content if what follows is no call.
+    :param make: the delta of what is held when the answer ends here.
+    :param keeps_blank: that is also made of whitespace alone.
+    """
+
+    def __init__(
+        self,
+        *markers: str,
+        before: str = "",
+        make: Callable[[str], AnswerDelta] = Content,
+        keeps_blank: bool = False,
+    ) -> None:
+        self.before = before
+        self._markers = markers
+        self._make = make
+        self._keeps_blank = keeps_blank
+        self._space: list[str] = []
+        self._held = ""
+        self.marker = ""
+        self.opening = ""
+
+    def push(self, text: str) -> Step:
+        """No delta; ``marker`` is empty if there was none."""
+        text = self._held + text
+        body = text.lstrip(SPACE)
+        self._space.append(text[: len(text) - len(body)])
+        self._held = body
+        if not body:
+            return [], None
+        for marker in self._markers:
+            if body.startswith(marker):
+                self.marker = marker
+                self.opening = self.before + "".join(self._space) + marker
+                return [], body[len(marker) :]
+        if any(marker.startswith(body) for marker in self._markers):
+            return [], None
+        return [], "".join(self._space) + body
+
+    def finish(self) -> list[AnswerDelta]:
+        """Text that might have become a marker."""
+        text = self.before + "".join(self._space) + self._held
+        shown = text and (self.before or self._held or self._keeps_blank)
+        return [self._make(text)] if shown else []
+
+
+def possible_start(text: str, markers: tuple[str, ...]) -> int:
+    """The first position from which the rest of the text may grow into a marker."""
+    longest = max(len(marker) for marker in markers) - 1
+    for start in range(max(0, len(text) - longest), len(text)):
+        if any(marker.startswith(text[start:]) for marker in markers):
+            return start
+    return len(text)

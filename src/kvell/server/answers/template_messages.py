@@ -1,0 +1,98 @@
+"""Messages of a request as Hugging Face's chat templates expect them.
+
+Arguments of calls become objects, since templates write them with ``tojson``; vLLM
+does the same.  A tool's message gets the name of the function that its id was for.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvell.errors import ChangeSomething
+from kvell.server.answers.reading.json_text import read_json
+
+MOST_CALLS = 128
+Message = Mapping[str, Any]
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages for ``apply_chat_template``.
+
+    :param messages: OpenAI's, with content that is text, a list of text parts or None.
+    :raises ChangeSomething: naming what is wrong, such as
+        ``messages[2].tool_calls[0].function.arguments``.
+    """
+    names: dict[str, str] = {}
+    rendered = []
+    for i, message in enumerate(messages):
+        shown = _rendered(f"messages[{i}]", message)
+        for call in shown.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if shown["role"] == "tool" and "name" not in shown and shown["tool_call_id"] in names:
+            shown["name"] = names[shown["tool_call_id"]]
+        rendered.append(shown)
+    return rendered
+
+
+def _rendered(field: str, message: Message) -> dict[str, Any]:
+    role = "system" if message["role"] == "developer" else message["role"]
+    shown: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    if isinstance(message.get("name"), str):
+        shown["name"] = message["name"]
+    if role == "assistant":
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        shown |= {"reasoning_content": reasoning} if isinstance(reasoning, str) else {}
+        calls = message.get("tool_calls")
+        shown |= {"tool_calls": _calls(f"{field}.tool_calls", calls)} if calls else {}
+    if role == "tool":
+        shown["tool_call_id"] = _string(f"{field}.tool_call_id", message.get("tool_call_id"))
+    return shown
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content or ())
+
+
+def _calls(field: str, calls: object) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise ChangeSomething(field, type(calls).__name__, "is not a list", "send a list of calls")
+    if len(calls) > MOST_CALLS:
+        remedy = f"send at most {MOST_CALLS}"
+        raise ChangeSomething(field, f"{len(calls)} calls", "is out of range", remedy)
+    return [_call(f"{field}[{i}]", call) for i, call in enumerate(calls)]
+
+
+def _call(field: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        remedy = 'send {"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
+        raise ChangeSomething(field, type(call).__name__, "is not a call", remedy)
+    if call.get("type", "function") != "function":
+        raise ChangeSomething(f"{field}.type", "…", "is not served", 'use "function"')
+    name = _string(f"{field}.function.name", function.get("name"))
+    arguments = _arguments(f"{field}.function.arguments", function.get("arguments"))
+    return {
+        "id": _string(f"{field}.id", call.get("id")),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _arguments(field: str, arguments: object) -> dict[str, Any]:
+    if arguments is None or arguments == "":
+        return {}
+    try:
+        value = read_json(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        remedy = 'send a string such as "{\\"city\\": \\"Bern\\"}"'
+        raise ChangeSomething(field, "…", "is not the text of a JSON object", remedy)
+    return value
+
+
+def _string(field: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ChangeSomething(field, type(value).__name__, "is not text", "send a string")
+    return value

@@ -1,0 +1,1 @@
+"""OpenAI's response bodies, as plain dictionaries."""

@@ -1,0 +1,103 @@
+"""Bodies of text completions, and what all bodies of answers share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import Response
+
+from kvell.server.text.text_stream import TextDelta, Usage
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What every body of one answer repeats.
+
+    :param tells_token_ids: choices hold the ids of their tokens beside the text.
+    """
+
+    answer_id: str
+    model: str
+    created: int
+    tells_token_ids: bool = False
+
+    def choice(
+        self, index: int, delta: TextDelta, logprobs: Body | None = None, /, **content: Any
+    ) -> Body:
+        """A choice with what is new of it."""
+        told = {"token_ids": list(delta.token_ids)} if self.tells_token_ids else {}
+        return {
+            "index": index,
+            **content,
+            **told,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def body(self, kind: str, choices: Sequence[Body], **more: Any) -> Body:
+        """A body of one kind with its choices."""
+        head = {"id": self.answer_id, "object": kind, "created": self.created}
+        return {**head, "model": self.model, "choices": list(choices), **more}
+
+
+def usage_body(usage: Usage) -> Body:
+    """OpenAI's ``usage``; cached tokens were not computed again."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def joined(deltas: Sequence[TextDelta]) -> TextDelta:
+    """A request's deltas as one."""
+    last = deltas[-1]
+    return TextDelta(
+        "".join(delta.text for delta in deltas),
+        last.finish_reason,
+        last.usage,
+        tuple(token for delta in deltas for token in delta.token_ids),
+        tuple(told for delta in deltas for told in delta.logprobs),
+        tuple(told for delta in deltas for told in delta.prompt_logprobs),
+    )
+
+
+def completion_body(heading: Heading, choices: Sequence[Body], total: Usage) -> Body:
+    """A whole text completion: the choices of the first prompt, of the second …"""
+    return heading.body("text_completion", choices, usage=usage_body(total))
+
+
+def completion_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
+    """One piece of a streamed text completion, with what was ``used`` so far if asked for."""
+    return heading.body("text_completion", [choice], **so_far(used))
+
+
+def usage_chunk(heading: Heading, kind: str, usage: Usage) -> Body:
+    """The last piece of a stream that was asked for usage."""
+    return heading.body(kind, [], usage=usage_body(usage))
+
+
+def so_far(used: Usage | None) -> Body:
+    """``usage`` in a piece of a stream, if it was asked for."""
+    return {} if used is None else {"usage": usage_body(used)}
+
+
+def model_card(name: str, max_model_len: int, created: int) -> Body:
+    """OpenAI's description of a model, with vLLM's ``max_model_len``."""
+    card = {"id": name, "object": "model", "created": created, "owned_by": "kvell"}
+    return {**card, "max_model_len": max_model_len}
+
+
+def model_list(lengths: Mapping[str, int], created: int) -> Body:
+    """Body of ``/v1/models``, from each model's name and ``max_model_len``."""
+    cards = [model_card(name, length, created) for name, length in lengths.items()]
+    return {"object": "list", "data": cards}
+
+
+def json_response(body: Body, status: int = 200) -> Response:
+    """The body as a response."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

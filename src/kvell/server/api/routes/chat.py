@@ -1,0 +1,232 @@
+"""``/v1/chat/completions``: answers with reasoning, tool calls and probabilities."""
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
+from kvell.server.access.visit import Visit
+from kvell.server.answers.chat_tools import chat_tools
+from kvell.server.answers.deltas import (
+    AnswerDelta,
+    AnswerParser,
+    Content,
+    ToolCallBegin,
+    merged,
+    parsed,
+)
+from kvell.server.answers.forced import (
+    NamedFunction,
+    ToolChoice,
+    forced_schema,
+    forced_tool_calls,
+    tool_choice,
+)
+from kvell.server.api.access_guard import visit_of
+from kvell.server.api.bodies.chat import (
+    CHUNK,
+    chat_body,
+    chat_chunk,
+    message_body,
+    opening_chunk,
+    part_body,
+)
+from kvell.server.api.bodies.completions import Body, json_response, usage_chunk
+from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
+from kvell.server.api.schemas.chat import ChatRequest
+from kvell.server.api.schemas.formats import json_constraint
+from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
+from kvell.server.api.streaming import collected, sse
+from kvell.server.text.session_key import conversation_key
+from kvell.server.text.text_stream import TextDelta, Usage
+
+PROMPT_END_TOKENS = 64
+"""Tokens at the end of a prompt that tell whether the template has opened the reasoning."""
+
+
+@dataclass(frozen=True)
+class ChatApi:
+    """The handler."""
+
+    serving: Serving
+
+    def install(self, app: FastAPI) -> None:
+        """Add the route."""
+        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"])
+
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
+        """``POST /v1/chat/completions``."""
+        return await guarded(request, self._answer(body, visit_of(request)))
+
+    async def _answer(self, body: ChatRequest, visit: Visit) -> Response:
+        answering = await self.answering(body, visit)
+        asked = answering.asked
+        if body.stream:
+            return await streamed(_events(answering))
+        answers = await collected(answering.deltas, body.choices())
+        total = sum((answer[-1].usage for answer in answers), Usage())
+        choices = [answering.whole(index, answer) for index, answer in enumerate(answers)]
+        return json_response(chat_body(asked.heading, choices, total))
+
+    async def answering(
+        self, body: ChatRequest, visit: Visit, prefix: str = "chatcmpl"
+    ) -> "Answering":
+        """Check a body and submit it.
+
+        :raises ChangeSomething: naming the field that is wrong.
+        """
+        name, served = self.serving.named(body.model)
+        tools = chat_tools(body.tools)
+        choice = tool_choice(body.tool_choice, tools)
+        forced = forced_schema(choice, tools, parallel=body.parallel_tool_calls is not False)
+        offered = [] if choice == "none" else tools
+        prompt = await served.prompts.chat(
+            [one.plain() for one in body.messages],
+            offered,
+            body.template_fields(),
+            opens_answer=body.add_generation_prompt is not False,
+        )
+        sampling = body.sampling(served.prompts.room_tokens(prompt))
+        if forced is not None:
+            sampling = _forced(sampling, forced)
+        asked = Asked(
+            heading_of(prefix, name, body),
+            served,
+            body,
+            [prompt],
+            visit,
+            conversation_key(one.model_dump() for one in body.messages),
+            served.answers.shows_special_tokens,
+        )
+        end = served.text.decode(prompt[-PROMPT_END_TOKENS:].tolist())
+        deltas = self.serving.deltas(asked, [sampling])
+        return Answering(asked, body, deltas, offered, choice, end)
+
+
+@dataclass
+class Answering:
+    """A chat request that was submitted, and how its text is read.
+
+    :param prompt_end: text of the end of the prompt.
+    """
+
+    asked: Asked
+    body: ChatRequest
+    deltas: Deltas
+    tools: list[dict[str, Any]]
+    choice: ToolChoice
+    prompt_end: str
+    _readers: dict[int, "Reader"] = field(default_factory=dict)
+
+    def reader(self, index: int) -> "Reader":
+        """The reader of answer ``index``."""
+        if index not in self._readers:
+            forced = forced_tool_calls(self.choice)
+            parser = self.asked.served.answers.parser(
+                self.tools, prompt=self.prompt_end, forced=forced
+            )
+            self._readers[index] = Reader(parser)
+        return self._readers[index]
+
+    def is_new(self, index: int) -> bool:
+        """Whether nothing of answer ``index`` was read yet."""
+        return index not in self._readers
+
+    def whole(self, index: int, deltas: list[TextDelta]) -> Body:
+        """The choice of a whole answer."""
+        reader = self.reader(index)
+        answer = parsed(part for delta in deltas for part in reader.read(delta))
+        last = deltas[-1]
+        ended = replace(
+            last,
+            token_ids=tuple(token for one in deltas for token in one.token_ids),
+            logprobs=tuple(told for one in deltas for told in one.logprobs),
+            prompt_logprobs=tuple(told for one in deltas for told in one.prompt_logprobs),
+        )
+        message = message_body(answer, reader.call_ids)
+        return self._choice(index, ended, reader, message=message)
+
+    def pieces(self, index: int, delta: TextDelta) -> list[Body]:
+        """The choices of the stream's next pieces; the last one says how the answer ended.
+
+        Probabilities go with the first of them.
+        """
+        reader = self.reader(index)
+        parts = merged(reader.read(delta))
+        bodies = [part_body(part, reader.call_ids) for part in parts] or [{}]
+        bare = replace(delta, finish_reason=None, token_ids=(), logprobs=(), prompt_logprobs=())
+        last = len(bodies) - 1
+        return [
+            self._choice(
+                index,
+                replace(
+                    delta if place == 0 else bare,
+                    finish_reason=delta.finish_reason if place == last else None,
+                ),
+                reader,
+                delta=body,
+            )
+            for place, body in enumerate(bodies)
+        ]
+
+    def _choice(self, index: int, delta: TextDelta, reader: "Reader", /, **content: Any) -> Body:
+        model = self.asked.served.text
+        told = None
+        if self.body.logprobs and (delta.token_ids or "message" in content):
+            told = chat_logprobs(model, delta.token_ids, delta.logprobs)
+        if self.body.prompt_logprobs is not None and delta.prompt_logprobs:
+            prompt = self.asked.prompts[0].tolist()
+            content["prompt_logprobs"] = prompt_logprobs_body(model, prompt, delta.prompt_logprobs)
+        choice = self.asked.heading.choice(index, delta, told, **content)
+        calls = bool(reader.call_ids) and not isinstance(self.choice, NamedFunction)
+        if delta.finish_reason == "stop" and calls:
+            choice["finish_reason"] = "tool_calls"
+        return choice
+
+
+class Reader:
+    """One answer's text to its parts; gives every call an id."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self.call_ids: list[str] = []
+
+    def read(self, delta: TextDelta) -> list[AnswerDelta]:
+        """The parts that a piece of text brings, and with the last piece what was held back."""
+        parts = self._parser.push(delta.text)
+        if delta.finish_reason is not None:
+            parts = [*parts, *self._parser.finish()]
+        new = sum(isinstance(part, ToolCallBegin) for part in parts)
+        self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
+        return [part for part in parts if not isinstance(part, Content) or part.text]
+
+
+def _forced(sampling: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
+    """Sampling whose text obeys the schema of the calls.
+
+    :raises ChangeSomething: if it must look like something else too.
+    """
+    if sampling.structured_outputs is not None:
+        problem = "does not go with a format of the answer"
+        raise ChangeSomething("tool_choice", "…", problem, "use tool_choice auto, or no format")
+    return replace(sampling, structured_outputs=json_constraint(schema, "tools"))
+
+
+async def _events(answering: Answering) -> AsyncGenerator[bytes, None]:
+    asked = answering.asked
+    total, so_far = Usage(), counter(asked)
+    async with aclosing(answering.deltas) as deltas:
+        async for index, delta in deltas:
+            if answering.is_new(index):
+                yield sse(opening_chunk(asked.heading, index))
+            total += delta.usage
+            used = None if so_far is None else so_far.after(index, delta)
+            for choice in answering.pieces(index, delta):
+                yield sse(chat_chunk(asked.heading, choice, used))
+    if asked.body.include_usage():
+        yield sse(usage_chunk(asked.heading, CHUNK, total))

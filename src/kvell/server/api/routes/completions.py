@@ -1,0 +1,105 @@
+"""``/v1/completions``: text after text, with the prompt and probabilities if asked for."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from kvell.server.api.access_guard import visit_of
+from kvell.server.api.bodies.completions import (
+    Body,
+    completion_body,
+    completion_chunk,
+    joined,
+    json_response,
+    usage_chunk,
+)
+from kvell.server.api.bodies.logprobs import completion_logprobs, prompt_logprobs_body
+from kvell.server.api.schemas.generation import CompletionRequest
+from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
+from kvell.server.api.streaming import collected, sse
+from kvell.server.text.text_stream import TextDelta, Usage
+
+
+@dataclass(frozen=True)
+class CompletionsApi:
+    """The handler."""
+
+    serving: Serving
+
+    def install(self, app: FastAPI) -> None:
+        """Add the route."""
+        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
+
+    async def completions(self, request: Request, body: CompletionRequest) -> Response:
+        """``POST /v1/completions``."""
+        return await guarded(request, self._answer(request, body))
+
+    async def _answer(self, request: Request, body: CompletionRequest) -> Response:
+        name, served = self.serving.named(body.model)
+        given = body.prompts()
+        prompts = [await served.prompts.prompt(prompt) for prompt in given]
+        asked = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
+        samplings = [body.sampling(served.prompts.room_tokens(ids)) for ids in prompts]
+        deltas = self.serving.deltas(asked, samplings)
+        echoes = [
+            prompt if isinstance(prompt, str) else served.text.decode(prompt)
+            for prompt in given
+            if body.echo
+        ]
+        choices = _Choices(asked, body, echoes)
+        if body.stream:
+            return await streamed(_events(asked, deltas, choices))
+        answers = await collected(deltas, len(prompts) * body.choices())
+        whole = [joined(answer) for answer in answers]
+        total = sum((answer.usage for answer in whole), Usage())
+        made = [choices.choice(index, answer) for index, answer in enumerate(whole)]
+        return json_response(completion_body(asked.heading, made, total))
+
+
+class _Choices:
+    """Makes the choices of one request's answers, whole or in pieces.
+
+    :param echoes: the text of each prompt, where it is a part of the answer.
+    """
+
+    def __init__(self, asked: Asked, body: CompletionRequest, echoes: list[str]) -> None:
+        self._asked, self._body, self._echoes = asked, body, echoes
+        self._chars: dict[int, int] = {}
+
+    def choice(self, index: int, delta: TextDelta) -> Body:
+        """The next piece of answer ``index``; its first piece brings the prompt."""
+        is_first = index not in self._chars
+        if self._body.is_prompt_alone:
+            delta = replace(delta, text="", token_ids=(), logprobs=(), finish_reason="length")
+        prompt = self._asked.prompts[index // self._body.choices()]
+        echo = self._echoes[index // self._body.choices()] if self._echoes and is_first else ""
+        told = self._logprobs(index, delta, prompt.tolist() if echo else [])
+        self._chars[index] = self._chars.get(index, 0) + len(echo) + len(delta.text)
+        more: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None and delta.prompt_logprobs:
+            model = self._asked.served.text
+            more["prompt_logprobs"] = prompt_logprobs_body(
+                model, prompt.tolist(), delta.prompt_logprobs
+            )
+        return self._asked.heading.choice(index, delta, told, text=echo + delta.text, **more)
+
+    def _logprobs(self, index: int, delta: TextDelta, echoed: list[int]) -> Body | None:
+        if self._body.logprobs is None:
+            return None
+        prompt = [None, *delta.prompt_logprobs] if echoed else []
+        tokens = [*echoed, *delta.token_ids]
+        told = [*prompt, *delta.logprobs]
+        offset = self._chars.get(index, 0)
+        return completion_logprobs(self._asked.served.text, tokens, told, offset)
+
+
+async def _events(asked: Asked, deltas: Deltas, choices: _Choices) -> AsyncGenerator[bytes, None]:
+    total, so_far = Usage(), counter(asked)
+    async for index, delta in deltas:
+        total += delta.usage
+        used = None if so_far is None else so_far.after(index, delta)
+        yield sse(completion_chunk(asked.heading, choices.choice(index, delta), used))
+    if asked.body.include_usage():
+        yield sse(usage_chunk(asked.heading, "text_completion", total))

@@ -1,0 +1,75 @@
+"""What is served, and its tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Response
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.bodies.completions import json_response, model_card, model_list
+from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from kvell.server.api.serving import Serving
+
+
+@dataclass(frozen=True)
+class ModelsApi:
+    """The handlers."""
+
+    serving: Serving
+    started_unix_seconds: int
+
+    def install(self, app: FastAPI) -> None:
+        """Add the routes."""
+        app.add_api_route("/v1/models", self.models, methods=["GET"])
+        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
+        app.add_api_route("/version", self.version, methods=["GET"])
+        app.add_api_route("/tokenize", self.tokenize, methods=["POST"])
+        app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
+
+    async def models(self) -> Response:
+        """``GET /v1/models``."""
+        served = self.serving.models_by_name.items()
+        lengths = {name: one.max_model_len for name, one in served}
+        return json_response(model_list(lengths, self.started_unix_seconds))
+
+    async def model(self, name: str) -> Response:
+        """``GET /v1/models/{name}``."""
+        name, served = self.serving.named(name)
+        card = model_card(name, served.max_model_len, self.started_unix_seconds)
+        return json_response(card)
+
+    async def version(self) -> Response:
+        """``GET /version``."""
+        return json_response({"version": version("kvell")})
+
+    async def tokenize(self, body: TokenizeRequest) -> Response:
+        """``POST /tokenize``: token ids of a text or a conversation, as requests have them."""
+        _, served = self.serving.named(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            remedy = "send one of prompt and messages"
+            raise ChangeSomething("prompt", "…", "is not one text or conversation", remedy)
+        if body.messages is not None:
+            plain = [one.plain() for one in body.messages]
+            opens = body.add_generation_prompt
+            ids = await served.prompts.chat(
+                plain, body.tools or (), body.template_fields(), opens_answer=opens, fits=False
+            )
+        else:
+            ids = await served.prompts.text(body.prompt or "", body.add_special_tokens)
+        tokens = ids.tolist()
+        told: dict[str, Any] = {"count": len(tokens), "max_model_len": served.max_model_len}
+        strings = (
+            [served.text.token_text(one) for one in tokens] if body.return_token_strs else None
+        )
+        return json_response({**told, "tokens": tokens, "token_strs": strings})
+
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        """``POST /detokenize``: the text of token ids."""
+        _, served = self.serving.named(body.model)
+        unknown = max(body.tokens, default=0)
+        if unknown >= served.text.vocab_size:
+            remedy = f"use ids below {served.text.vocab_size}"
+            raise ChangeSomething("tokens", unknown, "is not a token of this model", remedy)
+        text = await served.prompts.decoded(body.tokens)
+        return json_response({"prompt": text})

@@ -1,0 +1,130 @@
+"""Bodies of ``/v1/chat/completions``: messages, tools, and what the answer may be."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.schemas.generation import Count, GenerationRequest
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_TOOLS = 128
+
+
+class TextPart(BaseModel):
+    """A piece of a message that is text."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class ImageUrl(BaseModel):
+    """Where an image is: a data URL."""
+
+    model_config = ConfigDict(extra="forbid")
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(BaseModel):
+    """A piece of a message that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class RefusalPart(BaseModel):
+    """A piece of an earlier answer that refused."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS)]
+
+
+class CalledFunction(BaseModel):
+    """A function that an earlier answer called."""
+
+    name: str = Field(max_length=256)
+    arguments: str
+
+
+class ToolCallMessage(BaseModel):
+    """A call in an earlier answer."""
+
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Parts | None = None
+    name: str | None = Field(default=None, max_length=256)
+    tool_calls: Annotated[list[ToolCallMessage], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = Field(default=None, max_length=256)
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The message with its content as text.
+
+        :raises ChangeSomething: if it has an image, and the model takes text only.
+        """
+        return {**self.model_dump(exclude_none=True), "content": self._text()}
+
+    def _text(self) -> str:
+        content = self.content
+        if content is None or isinstance(content, str):
+            return content or ""
+        if any(isinstance(part, ImagePart) for part in content):
+            problem = "is not taken by this model"
+            raise ChangeSomething("messages", "image_url", problem, "send text only")
+        texts = (part.text if isinstance(part, TextPart) else "" for part in content)
+        return "".join(texts)
+
+
+class ChatRequest(GenerationRequest):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=32)
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    add_generation_prompt: bool | None = True
+    modalities: list[Literal["text"]] | None = None
+
+    def output_limit(self) -> int | None:
+        """``max_completion_tokens``, or its older name."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    def output_logprobs(self) -> int | None:
+        """``top_logprobs`` if ``logprobs`` is true.
+
+        :raises ChangeSomething: if there is one without the other.
+        """
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            remedy = "set logprobs to true"
+            raise ChangeSomething("top_logprobs", self.top_logprobs, "needs logprobs", remedy)
+        return None
+
+    def template_fields(self) -> dict[str, Any]:
+        """What the chat template gets beside messages and tools."""
+        fields = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            fields.setdefault("reasoning_effort", self.reasoning_effort)
+        return fields

@@ -1,0 +1,103 @@
+"""What an answer must look like, in the words of OpenAI and of vLLM."""
+
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.errors import ChangeSomething
+
+Schema = dict[str, Any]
+MAX_SCHEMA_DEPTH = 64
+
+
+class JsonSchemaFormat(BaseModel):
+    """A schema with a name."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(default="answer", max_length=64)
+    description: str | None = Field(default=None, max_length=4096)
+    # The field is called "schema", which pydantic's models use for something else.
+    json_schema: Schema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's ``response_format``."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def constraint(self) -> StructuredOutputs | None:
+        """What the answer must look like; None for plain text.
+
+        :raises ChangeSomething: if the schema is missing, too deep or too long.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return StructuredOutputs(json_object=True)
+        if self.json_schema is None or self.json_schema.json_schema is None:
+            problem, remedy = "has no schema", "give json_schema.schema"
+            raise ChangeSomething("response_format", self.type, problem, remedy)
+        return json_constraint(self.json_schema.json_schema, "response_format.json_schema.schema")
+
+
+class StructuredField(BaseModel):
+    """vLLM's ``structured_outputs``."""
+
+    model_config = ConfigDict(extra="forbid")
+    json_schema: Schema | str | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def constraint(self) -> StructuredOutputs:
+        """What the answer must look like.
+
+        :raises ChangeSomething: if it is not exactly one constraint.
+        """
+        schema = self.json_schema
+        return StructuredOutputs(
+            None if schema is None else json_text(schema, "structured_outputs.json"),
+            bool(self.json_object),
+            self.regex,
+            tuple(self.choice or ()),
+            self.grammar,
+        )
+
+
+def json_constraint(schema: Schema, field: str) -> StructuredOutputs:
+    """A JSON schema as a constraint.
+
+    :raises ChangeSomething: if it is nested too deeply or too long.
+    """
+    return StructuredOutputs(json=json_text(schema, field))
+
+
+def json_text(schema: Schema | str, field: str) -> str:
+    """A schema as JSON text.
+
+    :raises ChangeSomething: if it is nested too deeply.
+    """
+    if isinstance(schema, str):
+        return schema
+    if depth_of(schema) > MAX_SCHEMA_DEPTH:
+        remedy = f"use at most {MAX_SCHEMA_DEPTH} levels"
+        raise ChangeSomething(field, "…", "is nested too deeply", remedy)
+    return msgspec.json.encode(schema).decode()
+
+
+def depth_of(value: Any) -> int:
+    """Levels of objects and lists in a JSON value; 0 for anything else.
+
+    It counts level by level, so no depth can exhaust the stack.
+    """
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+    return depth

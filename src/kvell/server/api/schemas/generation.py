@@ -1,0 +1,243 @@
+"""OpenAI's request bodies, with vLLM's extensions.
+
+Fields that only accompany a request (``user``, ``metadata`` …) are accepted and unused.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+from kvell.engine.protocol.sampling_params import MAX_BIASES, SamplingParams
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.errors import ChangeSomething
+from kvell.server.api.schemas.formats import (
+    ResponseFormat,
+    Schema,
+    StructuredField,
+    json_text,
+)
+
+MAX_INT32 = 2**31 - 1
+MAX_PROMPTS = 128
+MAX_STOP_CHARS = 1024
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+FAILS_FAST = Field(fail_fast=True)
+"""A list is read up to the first that is wrong: a million complaints would take a minute."""
+TokenIds = Annotated[list[TokenId], FAILS_FAST]
+Texts = Annotated[list[str], FAILS_FAST]
+Count = Annotated[int, Field(ge=-1, le=MAX_INT32)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], Field(max_length=128)]
+Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What chat and text completions share."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    ignore_eos: bool = False
+    max_tokens: Count | None = None
+    min_tokens: int | None = None
+    n: int | None = 1
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Biases | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = False
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredField | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    prompt_cache_retention: str | None = Field(default=None, max_length=64)
+    will_return: StrictBool | None = None
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+
+    def output_limit(self) -> int | None:
+        """Output tokens asked for; None means as many as fit."""
+        return self.max_tokens
+
+    def output_logprobs(self) -> int | None:
+        """Likeliest tokens to tell of at each position of the answer; None to tell nothing."""
+        return None
+
+    def scored_prompt(self) -> int | None:
+        """Likeliest tokens to tell of at each position of the prompt; None to tell nothing."""
+        return self.prompt_logprobs
+
+    def sampling(self, room_tokens: int) -> SamplingParams:
+        """Validated sampling parameters for a prompt that leaves so much room.
+
+        :raises ChangeSomething: naming a field that is out of range.
+        """
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k or 0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=self.seed,
+            max_tokens=self._max_tokens(room_tokens),
+            stop=self._stop_strings(),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            n=self.choices(),
+            will_return=self.will_return,
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self._biases(),
+            min_tokens=self.min_tokens or 0,
+            logprobs=self.output_logprobs(),
+            prompt_logprobs=self.scored_prompt(),
+            structured_outputs=self.constraint(),
+        )
+
+    def constraint(self) -> StructuredOutputs | None:
+        """What the answer must look like; None for any text.
+
+        :raises ChangeSomething: if several fields say so, or one says it wrongly.
+        """
+        asked = {
+            "response_format": self.response_format and self.response_format.constraint(),
+            "structured_outputs": self.structured_outputs and self.structured_outputs.constraint(),
+            "guided_json": self._guided_json(),
+            "guided_regex": self.guided_regex and StructuredOutputs(regex=self.guided_regex),
+            "guided_choice": self.guided_choice
+            and StructuredOutputs(choice=tuple(self.guided_choice)),
+            "guided_grammar": self.guided_grammar
+            and StructuredOutputs(grammar=self.guided_grammar),
+        }
+        given = {name: one for name, one in asked.items() if isinstance(one, StructuredOutputs)}
+        if len(given) > 1:
+            names = ", ".join(given)
+            raise ChangeSomething(next(iter(given)), "…", f"is one of {names}", "give only one")
+        return next(iter(given.values()), None)
+
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return 1 if self.n is None else self.n
+
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def continuous_usage(self) -> bool:
+        """Whether every piece of a stream says what was used so far."""
+        options = self.stream_options
+        return options is not None and bool(
+            options.include_usage and options.continuous_usage_stats
+        )
+
+    def _guided_json(self) -> StructuredOutputs | None:
+        if self.guided_json is None:
+            return None
+        return StructuredOutputs(json=json_text(self.guided_json, "guided_json"))
+
+    def _stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def _biases(self) -> dict[int, float]:
+        """Biases by token id, which JSON can only have as text."""
+        found: dict[int, float] = {}
+        for token, bias in (self.logit_bias or {}).items():
+            if not token.isascii() or not token.isdigit() or len(token) > len(str(MAX_INT32)):
+                problem = "is no token id"
+                raise ChangeSomething("logit_bias", repr(token[:40]), problem, "use token ids")
+            found[int(token)] = bias
+        return found
+
+    def _max_tokens(self, room_tokens: int) -> int:
+        limit = self.output_limit()
+        if limit is None:
+            return room_tokens
+        if limit > room_tokens:
+            remedy = f"ask for at most {room_tokens} or shorten the prompt"
+            raise ChangeSomething("max_tokens", limit, "exceeds the model's context", remedy)
+        return limit
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``/v1/completions``."""
+
+    prompt: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
+    max_tokens: Count | None = 16
+    best_of: int | None = None
+    echo: bool | None = False
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    def output_logprobs(self) -> int | None:
+        """``logprobs``."""
+        return self.logprobs
+
+    def scored_prompt(self) -> int | None:
+        """``logprobs`` too, where the prompt is a part of the answer."""
+        return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
+
+    def output_limit(self) -> int | None:
+        """``max_tokens``; only a prompt that is told again can be asked for alone."""
+        return 1 if self.is_prompt_alone else self.max_tokens
+
+    @property
+    def is_prompt_alone(self) -> bool:
+        """Whether the answer is the prompt and nothing else, to see how likely it is."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def sampling(self, room_tokens: int) -> SamplingParams:
+        """Validated sampling parameters for a prompt that leaves so much room.
+
+        :raises ChangeSomething: naming a field that is not served or out of range.
+        """
+        if self.suffix:
+            raise ChangeSomething("suffix", "…", "is not supported", "leave it out")
+        if self.best_of not in (None, 1, self.choices()):
+            remedy = f"use {self.choices()}, or leave it out"
+            raise ChangeSomething("best_of", self.best_of, "differs from n", remedy)
+        return super().sampling(room_tokens)
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or token ids.
+
+        :raises ChangeSomething: when there are none or too many.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        if not 1 <= len(prompt) <= MAX_PROMPTS:
+            remedy = f"send 1 to {MAX_PROMPTS}"
+            raise ChangeSomething("prompt", f"{len(prompt)} prompts", "is out of range", remedy)
+        return [each for each in prompt if not isinstance(each, int)]

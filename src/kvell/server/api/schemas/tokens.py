@@ -1,0 +1,38 @@
+"""Bodies of ``/tokenize`` and ``/detokenize``, as vLLM has them."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage
+from kvell.server.api.schemas.generation import TokenId
+
+MAX_TOKENS = 1 << 20
+
+
+class TokenizeRequest(BaseModel):
+    """Either a text or a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
+        None
+    )
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+    def template_fields(self) -> dict[str, Any]:
+        """What the chat template gets beside messages and tools."""
+        return dict(self.chat_template_kwargs or {})
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]

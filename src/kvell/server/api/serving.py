@@ -1,0 +1,181 @@
+"""From a checked body to pieces of answers: what chat and text completions share."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from fastapi import Request, Response
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
+from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit
+from kvell.server.answers.named import AnswerFormat
+from kvell.server.api.bodies.completions import Heading
+from kvell.server.api.http_errors import UnknownModel
+from kvell.server.api.prompts import PromptEncoder, TokenIds
+from kvell.server.api.schemas.generation import GenerationRequest
+from kvell.server.api.streaming import (
+    ClientGone,
+    EventStream,
+    merged,
+    primed,
+    until_gone,
+    with_error_event,
+)
+from kvell.server.front.front import Front
+from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.text.session_key import prompt_key
+from kvell.server.text.text_model import PreparedPrompt, TextModel
+from kvell.server.text.text_stream import TextDelta, text_deltas
+from kvell.server.text.usage_so_far import UsageSoFar
+
+Deltas = AsyncGenerator[tuple[int, TextDelta], None]
+MOST_TOKENS_ASKED = 1 << 24
+"""Output tokens that all answers of one request may have together."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that requests may name.
+
+    :param key: what the instance calls it: "" for its first.
+    :param answers: how it writes reasoning and tool calls.
+    """
+
+    text: TextModel
+    prompts: PromptEncoder
+    key: str
+    max_model_len: int
+    answers: AnswerFormat
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request whose body was read: prompts, and how to answer them.
+
+    :param session: requests of one session share prefixes; "" takes each prompt's beginning.
+    :param shows_special_tokens: whether special tokens are a part of the answers' text.
+    """
+
+    heading: Heading
+    served: Served
+    body: GenerationRequest
+    prompts: Sequence[TokenIds]
+    visit: Visit
+    session: str = ""
+    shows_special_tokens: bool = False
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A started front and the models that requests may name.
+
+    :param models_by_name: the first for requests that name none.
+    :param metrics: the observer that was given to the front.
+    """
+
+    front: Front
+    models_by_name: Mapping[str, Served]
+    metrics: ServerMetrics
+
+    def named(self, name: str | None) -> tuple[str, Served]:
+        """The model of a name, and its name; None means the first.
+
+        :raises UnknownModel: if none has it.
+        """
+        name = next(iter(self.models_by_name)) if name is None else name
+        served = self.models_by_name.get(name)
+        if served is None:
+            names = ", ".join(self.models_by_name)
+            raise UnknownModel(f"model={name[:200]}: is not served; use {names}")
+        return name, served
+
+    def deltas(self, asked: Asked, samplings: Sequence[SamplingParams]) -> Deltas:
+        """Pieces of all answers as they come, each with the index of its answer.
+
+        :param samplings: one for each prompt, checked before the first is submitted.
+        """
+        body, heading, choices = asked.body, asked.heading, asked.body.choices()
+        each = [
+            (ids, one)
+            for ids, sampling in zip(asked.prompts, samplings, strict=True)
+            for one in sampling.choices()
+        ]
+        most_tokens = sum(one.max_tokens or 0 for _, one in each)
+        if len(each) > 1 and most_tokens > MOST_TOKENS_ASKED:
+            remedy = f"ask for at most {MOST_TOKENS_ASKED} in all: set max_tokens or a smaller n"
+            raise ChangeSomething("n", choices, f"asks for {most_tokens} tokens", remedy)
+        prompt_tokens = sum(len(ids) for ids in asked.prompts)
+        asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens)
+        salt, session = asked.visit.salt(body.cache_salt), body.prompt_cache_key or asked.session
+        answers = [
+            text_deltas(
+                self.front,
+                asked.served.text,
+                PreparedPrompt(
+                    ids,
+                    f"{heading.answer_id}-{index}",
+                    salt,
+                    asked.served.key,
+                    session or prompt_key(ids),
+                    asked.shows_special_tokens,
+                ),
+                sampling,
+            )
+            for index, (ids, sampling) in enumerate(each)
+        ]
+        for _ in asked.prompts:
+            self.metrics.asked(choices)
+        deltas = merged(answers)
+        if choices > 1:
+            deltas = _prompts_counted_once(deltas, choices)
+        return _told(deltas, choices, self.metrics, asked.visit)
+
+
+def heading_of(prefix: str, model: str, body: GenerationRequest) -> Heading:
+    """A new answer's heading."""
+    answer_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+    return Heading(answer_id, model, created, bool(body.return_token_ids))
+
+
+def counter(asked: Asked) -> UsageSoFar | None:
+    """Of what is used so far, for whoever wants to know it with every piece."""
+    if not asked.body.continuous_usage():
+        return None
+    return UsageSoFar([len(ids) for ids in asked.prompts], asked.body.choices())
+
+
+async def streamed(events: AsyncGenerator[bytes, None]) -> Response:
+    """Events as a response; what goes wrong before the first is an error with a status."""
+    return EventStream(with_error_event(await primed(events)))
+
+
+async def guarded(request: Request, answer: Awaitable[Response]) -> Response:
+    """The answer, unless the client leaves first: then it is cancelled."""
+    try:
+        return await until_gone(request, answer)
+    except ClientGone:
+        return Response(status_code=CLIENT_GONE_STATUS)
+
+
+async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
+    """Of several answers to one prompt only the first counts the prompt's tokens."""
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            first = index % choices == 0
+            yield index, delta if first else replace(delta, usage=delta.usage.without_prompt())
+
+
+async def _told(deltas: Deltas, choices: int, metrics: ServerMetrics, visit: Visit) -> Deltas:
+    """Count tokens; tell of each prompt, once all its answers are there, how long one is at most."""
+    longest: dict[int, int] = {}
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            visit.count(delta)
+            prompt, tokens = index // choices, delta.usage.completion_tokens
+            longest[prompt] = max(longest.get(prompt, 0), tokens)
+            yield index, delta
+    for tokens in longest.values():
+        metrics.answered(tokens)

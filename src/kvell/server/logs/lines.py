@@ -1,0 +1,95 @@
+"""One line for each event: text for people, JSON for machines."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+LogFormat = Literal["text", "json"]
+LOGGERS = {"kvell": logging.INFO, "uvicorn": logging.WARNING}
+"""Whose lines are written, and from which level on."""
+FIELDS = "kvell_fields"
+"""The attribute of a log record that holds an event's fields."""
+PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
+
+
+def tell(logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
+    """Log an event; fields are numbers and short texts, never a prompt, an output or a key."""
+    logger.log(level, event, extra={FIELDS: fields})
+
+
+class JsonLines(logging.Formatter):
+    """``{"time", "level", "event", …}``; a message without fields is the event ``log``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One JSON object on one line."""
+        line: dict[str, Any] = {"time": _time(record, "milliseconds")}
+        line["level"] = record.levelname.lower()
+        fields = _fields(record)
+        if fields is None:
+            line |= {"event": "log", "logger": record.name, "message": record.getMessage()}
+        else:
+            line |= {"event": record.getMessage(), **fields}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """``time LEVEL event name=value …``; what could end the line or hide in it is escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and a traceback below it if there is one."""
+        words = [_time(record, "seconds"), record.levelname]
+        fields = _fields(record)
+        if fields is None:
+            words.append(" ".join(record.getMessage().split()))
+        else:
+            words.append(record.getMessage())
+            words += [f"{name}={_shown(value)}" for name, value in fields.items()]
+        line = " ".join(words)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+@contextmanager
+def lines_on(stream: TextIO, log_format: LogFormat) -> Iterator[None]:
+    """Write the lines of Kvell and its HTTP server to a stream while the block runs."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    with ExitStack() as stack:
+        for name, level in LOGGERS.items():
+            stack.enter_context(_written(logging.getLogger(name), level, handler))
+        yield
+
+
+@contextmanager
+def _written(logger: logging.Logger, level: int, handler: logging.Handler) -> Iterator[None]:
+    before = logger.level, logger.propagate
+    logger.setLevel(level)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        level_before, logger.propagate = before
+        logger.setLevel(level_before)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any] | None:
+    fields: dict[str, Any] | None = getattr(record, FIELDS, None)
+    return fields
+
+
+def _time(record: logging.LogRecord, unit: str) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec=unit)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return text if PLAIN.fullmatch(text) else json.dumps(text)

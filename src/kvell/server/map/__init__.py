@@ -1,0 +1,1 @@
+"""The memory map at ``/``: every large page of every instance, live."""

@@ -1,0 +1,41 @@
+// The columns of an instance's large pages: little-endian integers in base64.
+
+const LENT = -2;
+const EMPTY = -1;
+
+function decoded(text, Kind) {
+  const raw = atob(text);
+  const content = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i += 1) content[i] = raw.charCodeAt(i);
+  return new Kind(content.buffer);
+}
+
+class Columns {
+  constructor(pages) {
+    this.groups = pages.groups;
+    this.group = decoded(pages.columns.group, Int16Array);
+    this.used = decoded(pages.columns.used, Uint32Array);
+    this.cached = decoded(pages.columns.cached, Uint32Array);
+    this.age = decoded(pages.columns.age, Uint32Array);
+  }
+
+  get length() { return this.group.length; }
+
+  // Large pages by state: one with any used page is used.
+  tally() {
+    const found = { total: this.length, used: 0, cached: 0, lent: 0, empty: 0 };
+    for (let i = 0; i < this.length; i += 1) found[this.state(i)] += 1;
+    return found;
+  }
+
+  state(index) {
+    if (this.group[index] === LENT) return "lent";
+    if (this.group[index] === EMPTY) return "empty";
+    if (this.used[index]) return "used";
+    return this.cached[index] ? "cached" : "empty";
+  }
+
+  free(index) {
+    return this.groups[this.group[index]].pages_per_large - this.used[index] - this.cached[index];
+  }
+}

@@ -1,0 +1,85 @@
+"""``/``, the memory map, and ``/debug/pages``, what it shows."""
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from fastapi import FastAPI, HTTPException, Path, Response
+
+from kvell.engine.protocol.messages import Stats
+from kvell.errors import TryLater
+from kvell.server.front.front import Front
+from kvell.server.map.figures import Seen, large_page_body, map_body
+from kvell.server.map.page import make_page
+from kvell.server.map.refreshed import Refreshed
+
+ANSWER_SECONDS = 2.0
+"""An instance that does not answer for so long is shown without figures."""
+REFRESH_SECONDS = 0.2
+"""From one look at the instances to the next, however many watch."""
+DETAIL_SECONDS = 0.05
+"""From one look at a single large page to the next."""
+MOST_LARGE_PAGES = 1 << 31
+
+JSON = "application/json"
+
+
+class MapApi:
+    """The handlers."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._page = make_page()
+        self._pages = Refreshed(self._look, front.now_seconds, REFRESH_SECONDS)
+        self._detail = asyncio.Lock()
+
+    async def page(self) -> Response:
+        """``GET /``."""
+        return Response(self._page.html, media_type="text/html", headers=self._page.headers)
+
+    async def pages(self) -> Response:
+        """``GET /debug/pages``: all instances; what is silent just now is shown without figures."""
+        return _uncached(await self._pages.latest())
+
+    async def large_page(
+        self,
+        instance: Annotated[str, Path(max_length=100)],
+        large_page: Annotated[int, Path(ge=0, lt=MOST_LARGE_PAGES)],
+    ) -> Response:
+        """``GET /debug/pages/{instance}/{large_page}``: one large page and who uses it.
+
+        :raises TryLater: when the instance does not answer in time.
+        """
+        async with self._detail:  # one at a time, so that viewers share what they cost
+            shown = await self._front.large_page(instance, large_page, ANSWER_SECONDS)
+            await asyncio.sleep(DETAIL_SECONDS)
+        if shown is None:
+            raise HTTPException(404, "no instance of this id serves just now")
+        return _uncached(msgspec.json.encode(large_page_body(shown)))
+
+    def install(self, app: FastAPI) -> None:
+        """Add the routes."""
+        app.add_api_route("/", self.page, methods=["GET"], include_in_schema=False)
+        app.add_api_route("/debug/pages", self.pages, methods=["GET"])
+        app.add_api_route("/debug/pages/{instance}/{large_page}", self.large_page, methods=["GET"])
+
+    async def _look(self) -> bytes:
+        pages, stats = await asyncio.gather(self._front.pages(ANSWER_SECONDS), self._stats())
+        instances = [
+            Seen(status, stats.get(status.instance_id), pages.get(status.instance_id))
+            for status, _ in self._front.instances()
+        ]
+        in_flight, waiting = self._front.entries()
+        return msgspec.json.encode(
+            map_body(instances, in_flight, waiting, self._front.now_seconds())
+        )
+
+    async def _stats(self) -> dict[str, Stats]:
+        try:
+            return await self._front.stats(ANSWER_SECONDS)
+        except TryLater:
+            return {}
+
+
+def _uncached(content: bytes) -> Response:
+    return Response(content, media_type=JSON, headers={"Cache-Control": "no-store"})

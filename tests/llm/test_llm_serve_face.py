@@ -1,0 +1,238 @@
+"""What an OpenAI client asks for beyond text, from ``kvell serve`` with a real model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.engine.sampling.random_schemas import random_schema
+
+PATIENCE_SECONDS = 120.0
+PROMPT = "The capital of France is"
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Bern?"}]
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 12}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "time")
+]
+SCHEMAS = 200
+
+
+@pytest.fixture(scope="module")
+def url(smollm2_path: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
+    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        found: str = json.loads(process.stdout.readline())["url"]
+        yield found
+        audit = httpx.get(f"{found}/debug/audit", timeout=60).json()
+        stats = httpx.get(f"{found}/debug/memory", timeout=60).json()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        assert audit["clean"], audit
+        assert stats
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_path: Path) -> Any:
+    return AutoTokenizer.from_pretrained(smollm2_path)
+
+
+def test_200_random_schemas_are_obeyed(client: openai.OpenAI) -> None:
+    schemas = [random_schema(1000 + index) for index in range(SCHEMAS)]
+
+    def answer(index: int) -> Any:
+        reply = client.chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": f"Fill in form {index}."}],
+            max_tokens=600,
+            temperature=1.0 if index % 2 else 0.0,
+            seed=index,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "form", "schema": schemas[index]},
+            },
+        )
+        assert reply.choices[0].finish_reason == "stop"
+        return json.loads(reply.choices[0].message.content or "")
+
+    with ThreadPoolExecutor(16) as pool:
+        for schema, value in zip(schemas, pool.map(answer, range(SCHEMAS)), strict=True):
+            jsonschema.validate(value, schema)
+
+
+def test_logprobs_of_chat_are_the_models(
+    client: openai.OpenAI, reference: Any, tokenizer: Any
+) -> None:
+    reply = client.chat.completions.create(
+        model="smollm2", messages=MESSAGES, max_tokens=12, temperature=0, logprobs=True,
+        top_logprobs=4, extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    [choice] = reply.choices
+    prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    output: list[int] = choice.token_ids  # type: ignore[attr-defined]
+    ids = torch.tensor([[*prompt, *output]])
+    truth = reference(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == len(output)
+    for row, token, told in zip(truth, output, choice.logprobs.content, strict=True):
+        assert abs(row[token].item() - told.logprob) < 1e-3
+        likeliest = row.topk(4).values.tolist()
+        assert [one.logprob for one in told.top_logprobs] == pytest.approx(likeliest, abs=1e-3)
+        assert bytes(told.bytes or []).decode() == told.token == tokenizer.decode([token])
+
+
+def test_an_echoed_prompt_is_scored(client: openai.OpenAI, reference: Any, tokenizer: Any) -> None:
+    reply = client.completions.create(
+        model="smollm2", prompt=PROMPT, max_tokens=0, echo=True, logprobs=1
+    )
+    [choice] = reply.choices
+    ids = tokenizer(PROMPT)["input_ids"]
+    truth = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert choice.text == PROMPT and choice.logprobs is not None
+    told: list[Any] = list(choice.logprobs.token_logprobs or [])
+    assert told[0] is None and len(told) == len(ids)
+    for position, token in enumerate(ids[1:], start=1):
+        assert abs(truth[position - 1, token].item() - told[position]) < 1e-3
+    assert "".join(choice.logprobs.tokens or []) == PROMPT
+
+
+def test_a_stream_tells_what_a_whole_answer_tells(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "smollm2", "prompt": PROMPT, "max_tokens": 9, "temperature": 0}
+    asked |= {"logprobs": 2, "echo": True}
+    whole = client.completions.create(**asked).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert whole.logprobs is not None
+    assert "".join(piece.text for piece in pieces) == whole.text
+    for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+        told = [one for piece in pieces for one in getattr(piece.logprobs, name)]
+        assert told == getattr(whole.logprobs, name)
+
+
+def test_a_repetition_penalty_is_transformers(
+    client: openai.OpenAI, reference: Any, tokenizer: Any
+) -> None:
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    made = reference.generate(ids, do_sample=False, max_new_tokens=32, repetition_penalty=1.3)
+    reply = client.completions.create(
+        model="smollm2", prompt=PROMPT, max_tokens=32, temperature=0,
+        extra_body={"repetition_penalty": 1.3, "return_token_ids": True, "ignore_eos": True},
+    )  # fmt: skip
+    told: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
+    expected = made[0, ids.shape[1] :].tolist()
+    assert told[: len(expected)] == expected
+
+
+def test_a_frequency_penalty_and_a_bias_do_what_they_say(
+    client: openai.OpenAI, tokenizer: Any
+) -> None:
+    banned = tokenizer.encode(" Paris")[0]
+    reply = client.completions.create(
+        model="smollm2", prompt=PROMPT, max_tokens=24, temperature=0, frequency_penalty=2.0,
+        logit_bias={str(banned): -100}, extra_body={"return_token_ids": True, "ignore_eos": True},
+    )  # fmt: skip
+    told: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
+    assert banned not in told and len(set(told)) > len(told) * 2 / 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "matches"),
+    [
+        ({"guided_choice": ["Bern", "Basel"]}, lambda text: text in ("Bern", "Basel")),
+        ({"guided_regex": "[0-9]{4}"}, lambda text: len(text) == 4 and text.isdigit()),
+        ({"structured_outputs": {"json_object": True}}, lambda text: text.startswith("{")),
+    ],
+)
+def test_vllms_names_of_formats(client: openai.OpenAI, fields: Any, matches: Any) -> None:
+    reply = client.completions.create(
+        model="smollm2", prompt=PROMPT, max_tokens=16, extra_body=fields, seed=1
+    )
+    assert matches(reply.choices[0].text)
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: openai.OpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(
+                model="smollm2", prompt=PROMPT, extra_body={"guided_regex": "("}, stream=stream
+            )
+        assert caught.value.param == "structured_outputs.regex"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"weather", "time"}),
+        ({"type": "function", "function": {"name": "time"}}, {"time"}),
+    ],
+)
+def test_tools_that_must_be_called(
+    client: openai.OpenAI, choice: Any, names: set[str], stream: bool
+) -> None:
+    asked: Any = {"model": "smollm2", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    asked |= {"max_tokens": 64, "temperature": 0, "parallel_tool_calls": False}
+    if stream:
+        name, arguments = "", ""
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for call in chunk.choices[0].delta.tool_calls or []:
+                name += (call.function and call.function.name) or ""
+                arguments += (call.function and call.function.arguments) or ""
+    else:
+        [call] = client.chat.completions.create(**asked).choices[0].message.tool_calls
+        name, arguments = call.function.name, call.function.arguments
+        assert call.id.startswith("call_")
+    assert name in names and set(json.loads(arguments)) == {"city"}
+
+
+def test_models_tokens_and_version(client: openai.OpenAI, url: str, tokenizer: Any) -> None:
+    assert client.models.retrieve("smollm2").id == "smollm2"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+    told = httpx.post(f"{url}/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
+    assert told["tokens"] == tokenizer(PROMPT)["input_ids"] and told["count"] == len(told["tokens"])
+    assert "".join(told["token_strs"]) == PROMPT
+    back = httpx.post(f"{url}/detokenize", json={"tokens": told["tokens"]}).json()
+    assert back == {"prompt": PROMPT}
+    chat = httpx.post(f"{url}/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+    assert chat == tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    assert httpx.get(f"{url}/version").json()["version"]
+    refused = httpx.post(
+        f"{url}/v1/chat/completions",
+        json={"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "x"}},
+    )
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "chat_template_kwargs"

@@ -1,0 +1,91 @@
+"""What a key has left, and how it is told when that is too little."""
+
+import pytest
+
+from kvell.errors import ChangeSomething, TryLater
+from kvell.server.access.accounts import Account, RateExceeded
+
+
+def test_a_key_without_limits_is_never_refused_and_says_nothing() -> None:
+    account = Account(None, None, 0.0)
+    for _ in range(1000):
+        account.take_request(0.0)
+        account.reserve(10**9, 10**9, 0.0)
+    account.give_back(5, 0.0)
+    assert account.headers(0.0) == {}
+
+
+def test_requests_beyond_the_limit_may_come_later() -> None:
+    account = Account(2, None, 0.0)
+    account.take_request(0.0)
+    account.take_request(0.0)
+    with pytest.raises(RateExceeded) as caught:
+        account.take_request(0.0)
+    assert (caught.value.unit, caught.value.retry_seconds) == ("requests", 30)
+    assert isinstance(caught.value, TryLater)
+    assert str(caught.value) == (
+        "this key's limit of 2 requests per minute is used up; come back in 30 s"
+    )
+    account.take_request(30.0)
+
+
+def test_tokens_are_reserved_and_given_back() -> None:
+    account = Account(None, 100, 0.0)
+    account.reserve(20, 60, 0.0)
+    with pytest.raises(RateExceeded) as caught:
+        account.reserve(20, 1, 0.0)
+    assert (caught.value.unit, caught.value.retry_seconds) == ("tokens", 1)
+    account.give_back(55, 0.0)
+    account.reserve(20, 55, 0.0)
+    assert account.headers(0.0)["x-ratelimit-remaining-tokens"] == "0"
+
+
+def test_what_was_refused_takes_nothing() -> None:
+    account = Account(None, 100, 0.0)
+    account.reserve(1, 89, 0.0)
+    for _ in range(3):
+        with pytest.raises(RateExceeded):
+            account.reserve(5, 6, 0.0)
+    account.reserve(5, 5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "field", "remedy"),
+    [
+        (10, 91, "max_tokens", "allow at most 90 tokens of output in all answers"),
+        (100, 1, "prompt", "send fewer than 100 tokens"),
+        (101, 0, "prompt", "send fewer than 100 tokens"),
+    ],
+)
+def test_more_than_a_whole_minute_has_is_refused_by_name(
+    prompt: int, output: int, field: str, remedy: str
+) -> None:
+    account = Account(None, 100, 0.0)
+    with pytest.raises(ChangeSomething) as caught:
+        account.reserve(prompt, output, 0.0)
+    assert (caught.value.field, caught.value.remedy) == (field, remedy)
+    assert account.headers(0.0)["x-ratelimit-remaining-tokens"] == "100"
+
+
+def test_a_whole_minute_at_once_is_served() -> None:
+    account = Account(None, 100, 0.0)
+    account.reserve(10, 90, 0.0)
+    with pytest.raises(RateExceeded) as caught:
+        account.reserve(10, 90, 0.0)
+    assert caught.value.retry_seconds == 60
+
+
+def test_headers_have_openais_names() -> None:
+    account = Account(3, 100, 0.0)
+    account.take_request(0.0)
+    account.reserve(1, 9, 0.0)
+    assert account.headers(0.0) == {
+        "x-ratelimit-limit-requests": "3",
+        "x-ratelimit-remaining-requests": "2",
+        "x-ratelimit-limit-tokens": "100",
+        "x-ratelimit-remaining-tokens": "90",
+    }
+    assert set(Account(3, None, 0.0).headers(0.0)) == {
+        "x-ratelimit-limit-requests",
+        "x-ratelimit-remaining-requests",
+    }
