@@ -87,6 +87,12 @@ int64_t Core::peek(const Prompt& prompt) {
   return lookup_.match(prompt.tokens, root_of(prompt), models_.at(prompt.model), facts);
 }
 
+std::vector<int64_t> Core::reach(const Prompt& prompt) {
+  const Facts facts = facts_of(prompt.tokens.size, prompt.prompt_tokens, prompt.images);
+  const Model& model = models_.at(prompt.model);
+  return lookup_.reach(prompt.tokens, root_of(prompt), model, facts);
+}
+
 int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse) {
   auto made = std::make_unique<Holder>();
   Holder& h = *made;

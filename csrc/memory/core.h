@@ -48,6 +48,8 @@ class Core {
   void begin_step(int64_t step);
   void add_groups(const Groups& groups, const std::vector<std::string>& names);
   int64_t peek(const Prompt& prompt);
+  // Per group, the length at which it would resume if it alone decided; -1 in other models' groups.
+  std::vector<int64_t> reach(const Prompt& prompt);
   int32_t open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse);
   void claim(int32_t handle, int64_t expected_tokens, Hint hint);
   int64_t hit_tokens(int32_t handle) const { return holder(handle).hit_tokens; }

@@ -9,6 +9,22 @@ int64_t Lookup::match(Ints tokens, const std::string& root, const Model& model,
   return hits_.longest(std::min(path_.length, tokens.size - 1));
 }
 
+std::vector<int64_t> Lookup::reach(Ints tokens, const std::string& root, const Model& model,
+                                   const Facts& facts) {
+  match(tokens, root, model, facts);
+  const int64_t known = std::max<int64_t>(0, std::min(path_.length, tokens.size - 1));
+  std::vector<int64_t> lengths(store_.groups.size(), -1);
+  for (const int32_t g : model.own) {
+    const Rules& group = store_.groups[g];
+    Model alone = model;
+    alone.own = {g};
+    alone.hit_alignment = group.counts_tokens() ? group.page_tokens : 1;
+    hits_.read(alone, path_, facts);
+    lengths[g] = group.required_for_hit ? hits_.longest(known) : known;
+  }
+  return lengths;
+}
+
 void Lookup::resume(Holder& h, int32_t g, int64_t length, Ints tokens) {
   const Rules& group = store_.groups[g];
   GroupPages& held = h.groups[g];

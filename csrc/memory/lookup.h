@@ -13,6 +13,9 @@ class Lookup {
 
   // Tokens that can be resumed.
   int64_t match(Ints tokens, const std::string& root, const Model& model, const Facts& facts);
+  // Tokens that each group of the model could resume if it alone decided; -1 for other groups.
+  std::vector<int64_t> reach(Ints tokens, const std::string& root, const Model& model,
+                             const Facts& facts);
   // What the last match went along.
   const Path& path() const { return path_; }
   // Holds what a request that resumes at `length` starts with in a group. Pages that are whole

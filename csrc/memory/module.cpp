@@ -253,6 +253,18 @@ NB_MODULE(_core, m) {
            "larges"_a)
       .def("empty_large_pages", [](Bound& b) { return b.core().store().pool.num_empty(); })
       .def("evicted_pages", [](Bound& b) { return evicted_of(b.core()); })
+      .def("large_rows", [](Bound& b) { return array_of(large_rows(b.core())); })
+      .def("small_rows",
+           [](Bound& b, int32_t large) { return array_of(small_rows(b.core(), large)); }, "large"_a)
+      .def("reach",
+           [](Bound& b, nb::handle tokens, const std::string& root, nb::handle images,
+              std::optional<int64_t> prompt_tokens, const std::string& model) {
+             const IntsArgument text(tokens), spans(images, 3);
+             return array_of(
+                 b.core().reach({text.ints(), root, model, prompt_tokens, spans.ints()}));
+           },
+           "tokens"_a, "root"_a, nb::kw_only(), "images"_a = nb::none(),
+           "prompt_tokens"_a = nb::none(), "model"_a = "")
       .def("division", [](Bound& b) { return totals_of(b.core()); })
       .def("state", [](Bound& b) { return state_of(b.core()); });
 }

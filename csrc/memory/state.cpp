@@ -1,10 +1,14 @@
 #include "state.h"
 
+#include <stdexcept>
+#include <string>
+
 namespace nb = nanobind;
 
 namespace kvell::memory {
 namespace {
 
+constexpr int64_t kLentGroup = -2;  // LENT_GROUP in prefix/interface.py
 constexpr int kPrefixBits = 32;  // PREFIX_BITS in prefix/eviction/hazard_rule.py
 
 nb::object mask_of(const Pool& pool, int32_t large) {
@@ -103,6 +107,35 @@ nb::tuple totals_of(Core& core) {
                         numbers(placer.rungs()), numbers(division.unwritten),
                         numbers(division.stranded), numbers(core.group_hit_tokens()),
                         numbers(core.checkpoint_pages()));
+}
+
+std::vector<int64_t> large_rows(Core& core) {
+  const Pool& pool = core.store().pool;
+  std::vector<int64_t> rows;
+  rows.reserve(size_t(pool.num_large()) * 4);
+  for (int32_t id = 0; id < pool.num_large(); ++id) {
+    const LargeRecord& large = pool.large(id);
+    const bool is_lent = pool.empties().is_withheld(id), is_kept = large.cached && !large.used;
+    const int64_t step = is_kept ? time_of(pool.youngest(id)) : -1;
+    rows.insert(rows.end(), {is_lent ? kLentGroup : large.group(), large.used, large.cached, step});
+  }
+  return rows;
+}
+
+std::vector<int64_t> small_rows(Core& core, int32_t large) {
+  Pool& pool = core.store().pool;
+  if (large < 0 || large >= pool.num_large())
+    throw std::invalid_argument("there is no such large page: they are 0 to " +
+                                std::to_string(pool.num_large() - 1));
+  std::vector<int64_t> rows;
+  const int32_t group = pool.large(large).group();
+  for (int32_t i = 0; group >= 0 && i < pool.per_large(group); ++i) {
+    const int32_t slot = pool.first_slot(large) + i;
+    const PageRecord& page = pool.page(slot);
+    const int64_t step = page.node ? time_of(page.key) : -1;
+    rows.insert(rows.end(), {pool.page_of(group, slot), page.users(), page.node ? page.end : -1, step});
+  }
+  return rows;
 }
 
 nb::tuple state_of(Core& core) {

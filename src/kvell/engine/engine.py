@@ -25,6 +25,7 @@ from kvell.engine.planning.page_map import PageMap
 from kvell.engine.protocol.messages import (
     SCHEMA_VERSION,
     AskStats,
+    Cancel,
     Command,
     Drain,
     Event,
@@ -39,6 +40,7 @@ from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
 from kvell.engine.running.runner import PreparingRunner, Runner
+from kvell.engine.running.sent_images import SentImages
 from kvell.engine.sampling.grammars import Grammars
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.objectives import ObjectiveWatch
@@ -93,6 +95,7 @@ class Engine:
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives
         self._grammars, self._page_map = grammars, page_map
+        self._sent_images = SentImages(images)
         self._notes_due = 0
         self._cold = cold
         self._behind: Warmer | None = None
@@ -138,6 +141,17 @@ class Engine:
             return [self._shown(command)]
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
+        told: Submit | Cancel = command
+        if isinstance(command, Submit) and command.tensors:
+            try:
+                told = self._sent_images.take(command)
+            except ChangeSomething as problem:
+                return [_refused(command, problem)]
+        events = self._handled(told)
+        self._sent_images.told(events)
+        return events
+
+    def _handled(self, command: Submit | Cancel) -> list[Event]:
         if isinstance(command, Submit) and not self._knows_images(command):
             return [_without_images(command)]
         if isinstance(command, Submit) and (
@@ -246,6 +260,7 @@ class Engine:
         events = self._told.commit(result)
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))
+        self._sent_images.told(events)
         return self._times.told(events)
 
     def _note(self, late: Lateness) -> None:

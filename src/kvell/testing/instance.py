@@ -31,6 +31,7 @@ from kvell.engine.protocol.pages import (
     PageOwner,
     Pages,
 )
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.models.text.stop_strings import StopStrings
 from kvell.server.text.text_model import NO_FIELDS
 from kvell.vocabulary import FinishReason, RequestId
@@ -221,6 +222,19 @@ class ByteText:
         lines += [f"{name}={value}\n" for name, value in fields.items()]
         lines += [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant: " * opens_answer)
+
+    takes_images = False
+
+    def encode_pictured(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        images: Sequence[bytes],
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
+        """Refuse: bytes have no images."""
+        raise NotImplementedError("takes_images is False")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of bytes."""

@@ -20,7 +20,7 @@ from kvell.prefix.core.reference import ReferenceCore
 from kvell.prefix.eviction.hazard_rule import LearnedHazard
 from kvell.prefix.groups.facts import facts_of
 from kvell.prefix.groups.needs import dropped_tokens
-from kvell.prefix.interface import USED, WITHHELD, MemoryCore
+from kvell.prefix.interface import USED, WITHHELD, VisibleCore
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
 LARGE_PAGE_BYTES = 64 * 210
@@ -69,7 +69,7 @@ class Pair:
 
     def __init__(self, layout: Layout, rule: Callable[[], LearnedHazard | None] = nothing) -> None:
         self.layout = layout
-        self.cores: tuple[MemoryCore, ...] = (
+        self.cores: tuple[VisibleCore, ...] = (
             ReferenceCore(layout, rule()),
             CompiledCore(layout, rule()),
         )
@@ -98,6 +98,9 @@ class Pair:
         expected, state = (by_value(core.snapshot()) for core in self.cores)
         assert state == expected
         self("totals")
+        self("large_pages")
+        for large in range(0, self.layout.num_large_pages, 1 + self.layout.num_large_pages // 8):
+            self("small_pages", large)
         assert audit(self.layout, state) == []
         return state
 
@@ -264,6 +267,7 @@ class LockStep(RuleBasedStateMachine):
     ) -> None:
         """Open, and compute nothing, or the prompt in chunks, and maybe close."""
         hit = self.both("peek", ints(*tokens), root, **options)
+        self.both("reach", ints(*tokens), root, **options)
         until = None if lease is None else self.step + lease
         handle = self.both("open", ints(*tokens), root, until, reuse=reuse, **options)
         assert self.both("hit_tokens", handle) == (hit if reuse else 0)

@@ -69,6 +69,25 @@ def test_too_many_fields_are_refused() -> None:
     assert (error.field, error.problem) == (WHOLE, "has more than 256 fields")
 
 
+def test_values_are_no_fields() -> None:
+    blank = b" " * SHORT_BYTES  # looked at closely
+    texts = written(**{f"f{i}": "a, b" for i in range(256)})
+    check_body(texts + blank, BOUNDS)
+    numbers = written(**{f"f{i}": i for i in range(257)})
+    assert refusal(numbers + blank).field == WHOLE
+
+
+@pytest.mark.parametrize(("count", "field"), [(2, None), (3, "x")])
+def test_parts_are_counted_to_the_last(count: int, field: str | None) -> None:
+    """An array and its strings are parts; here are three at most."""
+    body = written(model="m", x=["a"] * count) + b" " * SHORT_BYTES
+    bounds = BodyBounds(parts=3)
+    if field is None:
+        check_body(body, bounds)
+    else:
+        assert refusal(body, bounds).field == field
+
+
 @pytest.mark.parametrize("extra", [1, LONGEST_BYTES // 2, LONGEST_BYTES - 100])
 @pytest.mark.parametrize("character", ["A", "é", ","])
 def test_a_string_that_is_too_long_is_refused_by_name(character: str, extra: int) -> None:

@@ -242,11 +242,13 @@ def test_messages_become_plain_text() -> None:
     assert ChatMessage(role="assistant").plain() == {"role": "assistant", "content": ""}
 
 
-def test_images_are_refused_by_models_of_text() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:"}}
-    [message] = chat(messages=[{"role": "user", "content": [image]}]).messages
-    with pytest.raises(ChangeSomething, match="image_url"):
-        message.plain()
+def test_an_image_keeps_its_place_among_texts() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    parts = [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}]
+    [message] = chat(messages=[{"role": "user", "content": parts}]).messages
+    text = [{"type": "text", "text": one} for one in "ab"]
+    assert message.plain()["content"] == [text[0], {"type": "image"}, text[1]]
+    assert message.images() == ["data:image/png;base64,AAAA"]
 
 
 def test_usage_is_streamed_on_request_only() -> None:

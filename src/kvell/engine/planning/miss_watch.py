@@ -40,8 +40,8 @@ class MissWatch:
         )
 
     def ended(self, request: Request, step: int) -> None:
-        """Note what a request has at its end."""
-        tokens = request.tokens(0, request.num_tokens - request.drawing)
+        """Note what of a request is computed at its end."""
+        tokens = request.tokens(0, request.settled)
         self._log.ended(tokens, request.cache_root, request.model, step)
 
     def _reaches(self, request: Request) -> list[Reach]:

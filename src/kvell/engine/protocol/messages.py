@@ -29,6 +29,7 @@ from msgspec import Struct
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -59,6 +60,9 @@ class Submit:
     The instance computes them like a prompt, emits what follows them, and counts them
     against ``max_tokens``: ``Tokens.first_index`` begins behind them.
 
+    ``tensors`` are those of the model's processor for the images of this prompt, whose ids are
+    then as the processor gave them; the instance fills in ``images`` itself.
+
     :raises ChangeSomething: if it asks for several answers, or the output is no whole tokens.
     """
 
@@ -70,6 +74,7 @@ class Submit:
     images: tuple[tuple[int, int, int], ...] = ()
     model: str = ""
     output: bytes = b""
+    tensors: tuple[SentTensor, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.output) % 4:
@@ -252,14 +257,4 @@ class Drained:
 
 
 Command = Submit | Cancel | AskStats | AskPages | AskLargePage | Drain
-Event = (
-    Ready
-    | PromptLogprobs
-    | Tokens
-    | Finished
-    | Stats
-    | Pages
-    | LargePage
-    | Heartbeat
-    | Drained
-)
+Event = Ready | PromptLogprobs | Tokens | Finished | Stats | Pages | LargePage | Heartbeat | Drained

@@ -3,7 +3,8 @@
 Pure and bounded.  Prefixes are remembered by digests, at lengths that lie closer together near
 the beginning of a prompt: ``MARKS`` says how close, so a prompt of 8,192 tokens has 92 of them.
 Each is remembered twice, with its cache root and without, and those not seen for longest are
-forgotten.
+forgotten.  A prompt counts as seen once it is admitted, even if it is cancelled before it is
+computed.
 """
 
 import hashlib
@@ -120,7 +121,7 @@ class MissLog:
         self._remember([*digests, *rooted], admission.step)
 
     def ended(self, tokens: npt.NDArray[np.int32], root: str, model: str, step: int) -> None:
-        """Note what a request has at its end, which the next turn of a conversation begins with."""
+        """Note what is computed at a request's end; a conversation's next turn begins with it."""
         digests = prefix_digests(tokens, model, marks_within(len(tokens)))
         self._remember([*digests, *_rooted(digests, root)], step)
 

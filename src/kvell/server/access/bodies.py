@@ -114,7 +114,8 @@ class _Scan:
             raise ChangeSomething(WHOLE, "…", "is not valid JSON", "close its last string")
         if self._depth == 1 and self._key_comes:
             self._enter(self._body[start + 1 : min(end - 1, start + 65)].decode(errors="replace"))
-        self._part()
+        else:
+            self._part()
 
     def _enter(self, name: str) -> None:
         """A field of the body begins."""

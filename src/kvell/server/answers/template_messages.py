@@ -35,7 +35,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _rendered(field: str, message: Message) -> dict[str, Any]:
     role = "system" if message["role"] == "developer" else message["role"]
-    shown: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    shown: dict[str, Any] = {"role": role, "content": _content(message.get("content"))}
     if isinstance(message.get("name"), str):
         shown["name"] = message["name"]
     if role == "assistant":
@@ -48,9 +48,11 @@ def _rendered(field: str, message: Message) -> dict[str, Any]:
     return shown
 
 
-def _text(content: Any) -> str:
+def _content(content: Any) -> Any:
     if isinstance(content, str):
         return content
+    if any(part.get("type") == "image" for part in content or ()):
+        return list(content)  # templates of models with images say where they stand
     return "".join(part["text"] for part in content or ())
 
 

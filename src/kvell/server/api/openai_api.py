@@ -18,6 +18,7 @@ from kvell.server.api.routes.cluster import ClusterApi
 from kvell.server.api.routes.completions import CompletionsApi
 from kvell.server.api.routes.models import ModelsApi
 from kvell.server.api.routes.operator import OperatorApi
+from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import Served, Serving
 from kvell.server.front.front import Front
@@ -55,6 +56,7 @@ def build_app(
     app = FastAPI(title="Kvell", docs_url=None, redoc_url=None)
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
+    ResponsesApi(serving).install(app)
     ModelsApi(serving, int(time.time())).install(app)
     OperatorApi(front, metrics, floor_bytes).install(app)
     ClusterApi(front, floor_bytes, os.getpid()).install(app)

@@ -3,17 +3,19 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages
 from kvell.server.api.http_errors import ContextTooLong
 from kvell.server.text.text_model import NO_FIELDS, TextModel
 
 TokenIds = NDArray[np.int32]
+Made = TypeVar("Made")
 
 
 class PromptEncoder:
@@ -66,11 +68,33 @@ class PromptEncoder:
         )
         return self._checked("messages", ids) if fits else ids
 
+    async def pictured(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        images: Sequence[bytes],
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> tuple[TokenIds, tuple[SentTensor, ...]]:
+        """Token ids of a conversation with images, and the tensors of its images.
+
+        :param images: encoded files, in the order of their places.
+        :raises ChangeSomething: when it is too long, or an image cannot be read.
+        """
+        rendered = template_messages(messages)
+        ids, tensors = await self._in_thread(
+            lambda: self._model.encode_pictured(rendered, images, fields, opens_answer=opens_answer)
+        )
+        return self._checked("messages", ids), tensors
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model takes images."""
+        return self._model.takes_images
+
     async def decoded(self, token_ids: Sequence[int]) -> str:
         """The text of token ids."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: self._model.decode(token_ids)
-        )
+        return await self._in_thread(lambda: self._model.decode(token_ids))
 
     def room_tokens(self, ids: TokenIds) -> int:
         """Output tokens that fit behind a prompt."""
@@ -80,7 +104,7 @@ class PromptEncoder:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _in_thread(self, work: Callable[[], TokenIds]) -> TokenIds:
+    async def _in_thread(self, work: Callable[[], Made]) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _checked(self, field: str, ids: TokenIds) -> TokenIds:

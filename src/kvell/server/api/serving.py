@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fastapi import Request, Response
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit
 from kvell.server.answers.named import AnswerFormat
@@ -57,6 +58,7 @@ class Asked:
 
     :param session: requests of one session share prefixes; "" takes each prompt's beginning.
     :param shows_special_tokens: whether special tokens are a part of the answers' text.
+    :param tensors: of the images of the only prompt.
     """
 
     heading: Heading
@@ -66,6 +68,7 @@ class Asked:
     visit: Visit
     session: str = ""
     shows_special_tokens: bool = False
+    tensors: tuple[SentTensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Serving:
                     asked.served.key,
                     session or prompt_key(ids),
                     asked.shows_special_tokens,
+                    asked.tensors,
                 ),
                 sampling,
             )
@@ -169,7 +173,7 @@ async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
 
 
 async def _told(deltas: Deltas, choices: int, metrics: ServerMetrics, visit: Visit) -> Deltas:
-    """Count tokens; tell of each prompt, once all its answers are there, how long one is at most."""
+    """Count tokens; tell of each prompt, once its answers are there, how long the longest is."""
     longest: dict[int, int] = {}
     async with aclosing(deltas):
         async for index, delta in deltas:

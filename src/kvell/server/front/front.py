@@ -17,6 +17,7 @@ from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Ready, Stats, Submit, Tokens
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.front_limits import FrontLimits
@@ -164,6 +165,7 @@ class Front:
         cache_salt: str = "",
         model: str = "",
         session: str = "",
+        tensors: tuple[SentTensor, ...] = (),
     ) -> AsyncGenerator[Output, None]:
         """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
 
@@ -171,10 +173,11 @@ class Front:
 
         :param model: which of several; the instances' first if it is not named.
         :param session: requests of one session share prefixes; "" if it has none.
+        :param tensors: of the prompt's images, from the model's processor.
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
-        entry = self._admit(prompt, sampling, request_id, cache_salt, model, session)
+        entry = self._admit(prompt, sampling, request_id, cache_salt, model, session, tensors)
         ended = False
         try:
             while not ended:
@@ -311,6 +314,7 @@ class Front:
         cache_salt: str,
         model: str = "",
         session: str = "",
+        tensors: tuple[SentTensor, ...] = (),
     ) -> LogEntry:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves just now ({self.state})")
@@ -319,7 +323,16 @@ class Front:
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
         name = RequestId(request_id or uuid.uuid4().hex)
         ids = np.ascontiguousarray(prompt, dtype="<i4").tobytes()
-        entry = LogEntry(name, ids, sampling, cache_salt, self._now(), model=model, session=session)
+        entry = LogEntry(
+            name,
+            ids,
+            sampling,
+            cache_salt,
+            self._now(),
+            model=model,
+            session=session,
+            tensors=tensors,
+        )
         self._admission_queue.add(entry)
         self._pump()
         return entry

@@ -9,6 +9,7 @@ import numpy as np
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.server.front.mailbox import Mailbox
 from kvell.server.front.retries import Attempts
 from kvell.vocabulary import FinishReason, RequestId
@@ -63,6 +64,7 @@ class LogEntry:
     :param output: tokens that went to the reader; the next attempt goes on behind them.
     :param model: which of several models; "" is the first.
     :param session: requests of one session share prefixes; "" if it has none.
+    :param tensors: of the prompt's images, kept for another attempt.
     :param line: the instance that has it, or had it last; "" before the first.
     :param pending_prompt_tokens: that the instance has still to compute, as far as is known.
     :param pending_output_tokens: that the instance is expected to make yet.
@@ -79,6 +81,7 @@ class LogEntry:
     attempt: int = 0
     model: str = ""
     session: str = ""
+    tensors: tuple[SentTensor, ...] = ()
     line: str = ""
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
@@ -130,6 +133,7 @@ class LogEntry:
             self.attempt,
             model=self.model,
             output=np.frombuffer(self.output, np.int32).astype("<i4").tobytes(),
+            tensors=self.tensors,
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:

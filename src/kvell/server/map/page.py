@@ -5,7 +5,10 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
-SCRIPTS = ("text.js", "columns.js", "colours.js", "cells.js", "timelines.js", "tables.js", "map.js")
+SCRIPTS = (
+    *("text.js", "columns.js", "colours.js", "cells.js", "timelines.js", "tables.js"),
+    *("asking.js", "instance.js", "map.js"),
+)
 """In the order in which they build on each other."""
 STYLE_PLACE, SCRIPT_PLACE = "/*STYLE*/", "/*SCRIPT*/"
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.models.config.description import text_config
 from kvell.models.families.plain_config import known_config
+from kvell.models.images.processor import PictureProcessor
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
@@ -23,13 +25,18 @@ class ServedText:
     """A tokenizer, extended to a :class:`kvell.server.text.text_model.TextModel`."""
 
     def __init__(
-        self, name: str, vocab_size: int, tokenizer: Tokenizer, model_type: str = ""
+        self,
+        name: str,
+        vocab_size: int,
+        tokenizer: Tokenizer,
+        model_type: str = "",
+        processor: PictureProcessor | None = None,
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
         self.model_type = model_type
         self.eos_token_ids = tokenizer.eos_token_ids
-        self._tokenizer = tokenizer
+        self._tokenizer, self._processor = tokenizer, processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
         self.token_bytes = lru_cache(KNOWN_TOKENS)(tokenizer.token_bytes)
 
@@ -41,7 +48,8 @@ class ServedText:
         """
         config = known_config(path)
         vocab_size = int(text_config(config).vocab_size)
-        return cls(name, vocab_size, Tokenizer.load(path), str(config.model_type))
+        processor = PictureProcessor.of(path)
+        return cls(name, vocab_size, Tokenizer.load(path), str(config.model_type), processor)
 
     @property
     def chat_template(self) -> str:
@@ -63,6 +71,27 @@ class ServedText:
     ) -> NDArray[np.int32]:
         """Token ids of a conversation, int32 [tokens]."""
         return self._tokenizer.encode_chat(messages, tools, fields, opens_answer=opens_answer)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether its prompts may have images: its directory has a processor for them."""
+        return self._processor is not None
+
+    def encode_pictured(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        images: Sequence[bytes],
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
+        """Token ids of a conversation with images, int32 [tokens], and their tensors."""
+        assert self._processor is not None, "only models that take images are asked"
+        # Imported here: it needs torch, and most servers never see a picture.
+        from kvell.engine.running.sent_images import sent
+
+        ids, tensors = self._processor.encode(messages, images, fields, opens_answer=opens_answer)
+        return ids, tuple(sent(name, tensor) for name, tensor in tensors.items())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special ones included."""

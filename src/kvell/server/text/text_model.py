@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.tensors import SentTensor
+
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -83,6 +85,27 @@ class TextModel(Protocol):
         """
         ...
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether its prompts may have images."""
+        ...
+
+    def encode_pictured(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        images: Sequence[bytes],
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
+        """Token ids of a conversation with images, and the tensors of its images.
+
+        :param messages: whose content has ``{"type": "image"}`` where an image stands.
+        :param images: encoded files (PNG, JPEG, WebP, GIF), in the order of their places.
+        :raises ChangeSomething: if an image cannot be read or is too large.
+        """
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special ones included."""
         ...
@@ -138,6 +161,7 @@ class PreparedPrompt:
 
     :param model: as the instance knows it, "" for its first.
     :param session: requests of one session go to one instance, if the routing says so.
+    :param tensors: of its images, from the model's processor.
     :param shows_special_tokens: whether special tokens are a part of the answer's text.
     """
 
@@ -147,3 +171,4 @@ class PreparedPrompt:
     model: str = ""
     session: str = ""
     shows_special_tokens: bool = False
+    tensors: tuple[SentTensor, ...] = ()

@@ -120,6 +120,7 @@ async def text_deltas(
         cache_salt=prompt.cache_salt,
         model=prompt.model,
         session=prompt.session,
+        tensors=prompt.tensors,
     )
     untold = TextDelta("")
     async with aclosing(outputs):

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Visit
 from kvell.server.answers.chat_tools import chat_tools
@@ -38,6 +39,8 @@ from kvell.server.api.bodies.chat import (
 )
 from kvell.server.api.bodies.completions import Body, json_response, usage_chunk
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
+from kvell.server.api.image_urls import image_files
+from kvell.server.api.prompts import PromptEncoder, TokenIds
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
@@ -85,12 +88,7 @@ class ChatApi:
         choice = tool_choice(body.tool_choice, tools)
         forced = forced_schema(choice, tools, parallel=body.parallel_tool_calls is not False)
         offered = [] if choice == "none" else tools
-        prompt = await served.prompts.chat(
-            [one.plain() for one in body.messages],
-            offered,
-            body.template_fields(),
-            opens_answer=body.add_generation_prompt is not False,
-        )
+        prompt, tensors = await _prompt(served.prompts, body, offered)
         sampling = body.sampling(served.prompts.room_tokens(prompt))
         if forced is not None:
             sampling = _forced(sampling, forced)
@@ -102,6 +100,7 @@ class ChatApi:
             visit,
             conversation_key(one.model_dump() for one in body.messages),
             served.answers.shows_special_tokens,
+            tensors,
         )
         end = served.text.decode(prompt[-PROMPT_END_TOKENS:].tolist())
         deltas = self.serving.deltas(asked, [sampling])
@@ -204,6 +203,20 @@ class Reader:
         new = sum(isinstance(part, ToolCallBegin) for part in parts)
         self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
         return [part for part in parts if not isinstance(part, Content) or part.text]
+
+
+async def _prompt(
+    prompts: PromptEncoder, body: ChatRequest, tools: list[dict[str, Any]]
+) -> tuple[TokenIds, tuple[SentTensor, ...]]:
+    """The prompt's token ids, and the tensors of its images."""
+    files = image_files(body.messages, taken=prompts.takes_images)
+    plain, fields = [one.plain() for one in body.messages], body.template_fields()
+    opens = body.add_generation_prompt is not False
+    if not files:
+        return await prompts.chat(plain, tools, fields, opens_answer=opens), ()
+    if tools:
+        raise ChangeSomething("tools", "…", "are not served beside images", "leave one out")
+    return await prompts.pictured(plain, files, fields, opens_answer=opens)
 
 
 def _forced(sampling: SamplingParams, schema: dict[str, Any]) -> SamplingParams:

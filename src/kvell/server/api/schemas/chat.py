@@ -72,21 +72,31 @@ class ChatMessage(BaseModel):
     refusal: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """The message with its content as text.
+        """The message with its content as text, or as parts where it has images.
 
-        :raises ChangeSomething: if it has an image, and the model takes text only.
+        An image is ``{"type": "image"}``, as chat templates of such models know it.
         """
-        return {**self.model_dump(exclude_none=True), "content": self._text()}
+        return {**self.model_dump(exclude_none=True), "content": self._content()}
 
-    def _text(self) -> str:
+    def images(self) -> list[str]:
+        """The URLs of its images, in order."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
+    def _content(self) -> str | list[dict[str, str]]:
         content = self.content
         if content is None or isinstance(content, str):
             return content or ""
-        if any(isinstance(part, ImagePart) for part in content):
-            problem = "is not taken by this model"
-            raise ChangeSomething("messages", "image_url", problem, "send text only")
-        texts = (part.text if isinstance(part, TextPart) else "" for part in content)
-        return "".join(texts)
+        parts = [_template_part(part) for part in content]
+        if any(part["type"] == "image" for part in parts):
+            return parts
+        return "".join(part["text"] for part in parts)
+
+
+def _template_part(part: TextPart | ImagePart | RefusalPart) -> dict[str, str]:
+    if isinstance(part, ImagePart):
+        return {"type": "image"}
+    return {"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal}
 
 
 class ChatRequest(GenerationRequest):

@@ -1,0 +1,213 @@
+"""The output items of a response, made from the parts of an answer, and the events that tell it."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from kvell.server.answers.deltas import (
+    AnswerDelta,
+    Content,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+from kvell.server.api.bodies.completions import Body
+
+Event = dict[str, Any]
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+class OutputWriter:
+    """Makes items of one answer's parts in order; an item ends where the next begins.
+
+    :param answer_id: ids of items begin like it.
+    :param call_ids: ids of calls by their index; grows while parts come.
+    """
+
+    def __init__(self, answer_id: str, call_ids: Sequence[str]) -> None:
+        self._answer = answer_id.partition("-")[2]
+        self._call_ids = call_ids
+        self._open: _OpenItem | None = None
+        self._untold: list[Body] = []
+        self.items: list[Body] = []
+        self.reasoning: list[str] = []
+
+    def write(self, parts: Sequence[AnswerDelta], logprobs: Sequence[Body] = ()) -> list[Event]:
+        """The events of the next parts.
+
+        :param logprobs: of the tokens that brought them.  Those of a text are told with it, and
+            not those of markers, reasoning and calls.
+        """
+        self._untold += logprobs
+        events = [event for part in parts for event in self._part(part)]
+        if parts and not isinstance(parts[-1], Content):
+            self._untold = []
+        return events
+
+    def close(self, status: str) -> list[Event]:
+        """The events that end the answer; its last item has this status.
+
+        An answer of nothing has an empty message.
+        """
+        events = []
+        if self._open is None:
+            events += self._enter("message")
+        if self._open is not None and self._open.kind == "message" and self._untold:
+            events.append(self._open.add("", self._untold))
+        return events + self._end(status)
+
+    def _part(self, part: AnswerDelta) -> list[Event]:
+        match part:
+            case Content(text):
+                begun = self._enter("message")
+                return [*begun, self._delta(text, self._logprobs_of(text, is_first=bool(begun)))]
+            case Reasoning(text):
+                self.reasoning.append(text)
+                return [*self._enter("reasoning"), self._delta(text)]
+            case ToolCallBegin(index, name):
+                call = _OpenCall(self._call_ids[index], name)
+                return [*self._end("completed"), *self._begin(call)]
+            case ToolCallArguments(_, text):
+                return [self._delta(text)]
+
+    def _enter(self, kind: str) -> list[Event]:
+        """Begin a message or reasoning, unless its text goes on."""
+        if self._open is not None and self._open.kind == kind:
+            return []
+        return [*self._end("completed"), *self._begin(_OpenText(kind))]
+
+    def _begin(self, item: "_OpenItem") -> list[Event]:
+        item.place = {
+            "item_id": f"{_PREFIXES[item.kind]}_{self._answer}{len(self.items)}",
+            "output_index": len(self.items),
+        }
+        self._open = item
+        return item.begin()
+
+    def _delta(self, text: str, logprobs: Sequence[Body] = ()) -> Event:
+        assert self._open is not None
+        return self._open.add(text, logprobs)
+
+    def _logprobs_of(self, text: str, *, is_first: bool) -> list[Body]:
+        """Those of the tokens up to the end of a text; a first one begins behind a marker."""
+        untold, self._untold = self._untold, []
+        joined = "".join(one["token"] for one in untold)
+        place = joined.rfind(text) if is_first else joined.find(text)
+        if place < 0:  # a token that is a part of a character has no text of its own
+            return untold
+        ends = list(accumulate(len(one["token"]) for one in untold))
+        first = bisect_right(ends, place) if is_first else 0
+        last = bisect_left(ends, place + len(text))
+        self._untold = untold[last + 1 :]
+        return untold[first : last + 1]
+
+    def _end(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        events = self._open.end(status)
+        self.items.append(events[-1]["item"])
+        self._open = None
+        return events
+
+
+class _OpenItem:
+    """An item that grows.
+
+    :ivar place: its id and its index, which all its events repeat.
+    """
+
+    kind: str
+
+    def __init__(self) -> None:
+        self.place: Body = {}
+        self._texts: list[str] = []
+        self._logprobs: list[Body] = []
+
+    def begin(self) -> list[Event]:
+        """The events of its beginning."""
+        return [self._item_event("added", "in_progress", is_begun=False)]
+
+    def add(self, text: str, logprobs: Sequence[Body]) -> Event:
+        """The event of its next text."""
+        self._texts.append(text)
+        self._logprobs += logprobs
+        return self._text_event("delta", {"delta": text}, logprobs)
+
+    def end(self, status: str) -> list[Event]:
+        """The events of its end; the last of them has the whole item."""
+        return [self._item_event("done", status)]
+
+    def _text(self) -> str:
+        return "".join(self._texts)
+
+    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body]) -> Event:
+        raise NotImplementedError
+
+    def _item(self, *, is_begun: bool) -> Body:
+        raise NotImplementedError
+
+    def _item_event(self, step: str, status: str, *, is_begun: bool = True) -> Event:
+        head = {"id": self.place["item_id"], "type": self.kind, "status": status}
+        return {
+            "type": f"response.output_item.{step}",
+            "output_index": self.place["output_index"],
+            "item": head | self._item(is_begun=is_begun),
+        }
+
+
+class _OpenText(_OpenItem):
+    """A message, or reasoning: an item with one part of text."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def begin(self) -> list[Event]:
+        return [*super().begin(), self._part_event("added")]
+
+    def end(self, status: str) -> list[Event]:
+        done = self._text_event("done", {"text": self._text()}, self._logprobs)
+        return [done, self._part_event("done"), *super().end(status)]
+
+    def _item(self, *, is_begun: bool) -> Body:
+        content = [self._content()] if is_begun else []
+        if self.kind == "message":
+            return {"role": "assistant", "content": content}
+        return {"summary": [], "content": content, "encrypted_content": None}
+
+    def _content(self) -> Body:
+        if self.kind == "message":
+            told = {"annotations": [], "logprobs": self._logprobs}
+            return {"type": "output_text", "text": self._text(), **told}
+        return {"type": "reasoning_text", "text": self._text()}
+
+    def _part_event(self, step: str) -> Event:
+        kind = f"response.content_part.{step}"
+        return {"type": kind, **self.place, "content_index": 0, "part": self._content()}
+
+    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body]) -> Event:
+        name = "output_text" if self.kind == "message" else "reasoning_text"
+        if self.kind == "message":
+            told = told | {"logprobs": list(logprobs)}
+        return {"type": f"response.{name}.{step}", **self.place, "content_index": 0, **told}
+
+
+class _OpenCall(_OpenItem):
+    """A call of a function."""
+
+    kind = "function_call"
+
+    def __init__(self, call_id: str, name: str) -> None:
+        super().__init__()
+        self._call_id, self._name = call_id, name
+
+    def end(self, status: str) -> list[Event]:
+        told = {"name": self._name, "arguments": self._text()}
+        return [self._text_event("done", told, ()), *super().end(status)]
+
+    def _item(self, *, is_begun: bool) -> Body:
+        return {"call_id": self._call_id, "name": self._name, "arguments": self._text()}
+
+    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body]) -> Event:
+        return {"type": f"response.function_call_arguments.{step}", **self.place, **told}

@@ -1,0 +1,138 @@
+"""``/v1/responses``: OpenAI's newer form of chat; nothing is stored."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request, Response
+
+from kvell.errors import ChangeSomething
+from kvell.server.access.visit import Visit
+from kvell.server.api.access_guard import visit_of
+from kvell.server.api.bodies.completions import Body, json_response
+from kvell.server.api.bodies.logprobs import chat_logprobs
+from kvell.server.api.bodies.response_items import Event, OutputWriter
+from kvell.server.api.bodies.responses import (
+    ended_body,
+    failed_event,
+    named_event,
+    response_body,
+    response_usage,
+)
+from kvell.server.api.http_errors import api_error
+from kvell.server.api.routes.chat import Answering, ChatApi
+from kvell.server.api.schemas.responses import ResponsesRequest
+from kvell.server.api.serving import Serving, guarded
+from kvell.server.api.streaming import EventStream, primed
+from kvell.server.text.text_stream import RequestRefused, TextDelta, Usage
+
+
+@dataclass(frozen=True)
+class ResponsesApi:
+    """The handler."""
+
+    serving: Serving
+
+    def install(self, app: FastAPI) -> None:
+        """Add the route."""
+        app.add_api_route("/v1/responses", self.respond, methods=["POST"])
+
+    async def respond(self, request: Request, body: ResponsesRequest) -> Response:
+        """``POST /v1/responses``."""
+        return await guarded(request, self._answer(body, visit_of(request)))
+
+    async def _answer(self, body: ResponsesRequest, visit: Visit) -> Response:
+        try:
+            answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
+            response = _Response(body, answering)
+            if body.stream:
+                return EventStream(await primed(_events(response)))
+            async with aclosing(answering.deltas) as deltas:
+                async for _, delta in deltas:
+                    response.read(delta)
+            response.end()
+            return json_response(await response.body())
+        except ChangeSomething as error:
+            field = body.name_here(error.field)
+            raise type(error)(field, error.value, error.problem, error.remedy) from error
+        except RequestRefused as error:
+            field = body.name_here(error.field)
+            told = str(error)
+            if error.field and told.startswith(error.field):
+                told = field + told.removeprefix(error.field)
+            raise RequestRefused(told, field) from error
+
+
+class _Response:
+    """A response that grows with what is read of its answer."""
+
+    def __init__(self, asked: ResponsesRequest, answering: Answering) -> None:
+        self._asked, self._answering = asked, answering
+        self._reader = answering.reader(0)
+        heading = answering.asked.heading
+        self._writer = OutputWriter(heading.answer_id, self._reader.call_ids)
+        self._usage, self._is_whole = Usage(), True
+
+    def begun(self) -> Body:
+        """The response before any output."""
+        return response_body(
+            self._answering.asked.heading, self._asked, self._answering.tools, "in_progress"
+        )
+
+    def read(self, delta: TextDelta) -> list[Event]:
+        """The events of the next piece of the answer."""
+        self._usage += delta.usage
+        self._is_whole = delta.finish_reason != "length"
+        logprobs: list[Body] = []
+        if self._asked.tells_logprobs():
+            model = self._answering.asked.served.text
+            logprobs = chat_logprobs(model, delta.token_ids, delta.logprobs)["content"]
+        return self._writer.write(self._reader.read(delta), logprobs)
+
+    def end(self) -> list[Event]:
+        """The events of the answer's end."""
+        return self._writer.close("completed" if self._is_whole else "incomplete")
+
+    async def body(self) -> Body:
+        """The whole response, once its answer has ended."""
+        asked = self._answering.asked
+        reasoning = "".join(self._writer.reasoning)
+        tokens = await asked.served.prompts.text(reasoning, False) if reasoning else ()
+        return ended_body(
+            asked.heading,
+            self._asked,
+            self._answering.tools,
+            self._writer.items,
+            response_usage(self._usage, len(tokens)),
+            is_whole=self._is_whole,
+        )
+
+    async def steps(self) -> AsyncGenerator[Event, None]:
+        """All events; a failure behind the first is an event too."""
+        is_begun = False
+        begun = self.begun()
+        try:
+            async with aclosing(self._answering.deltas) as deltas:
+                async for _, delta in deltas:
+                    if not is_begun:
+                        is_begun = True
+                        yield {"type": "response.created", "response": begun}
+                        yield {"type": "response.in_progress", "response": begun}
+                    for event in self.read(delta):
+                        yield event
+            for event in self.end():
+                yield event
+            body = await self.body()
+            yield {"type": f"response.{body['status']}", "response": body}
+        except Exception as error:
+            if not is_begun:
+                raise
+            yield failed_event(begun, api_error(error))
+
+
+async def _events(response: _Response) -> AsyncGenerator[bytes, None]:
+    async with aclosing(response.steps()) as steps:
+        number = 0
+        async for event in steps:
+            yield named_event(event | {"sequence_number": number})
+            number += 1

@@ -1,0 +1,130 @@
+"""Items of the ``input`` of ``/v1/responses``, and the chat messages that they are."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.schemas.chat import (
+    MAX_PARTS,
+    MAX_TOOLS,
+    CalledFunction,
+    ChatMessage,
+    ImagePart,
+    ImageUrl,
+    Part,
+    RefusalPart,
+    TextPart,
+    ToolCallMessage,
+)
+
+
+class InputImage(BaseModel):
+    """A piece of a message that is an image: a data URL."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: str | None = None
+
+
+InputPart = Annotated[TextPart | InputImage | RefusalPart, Field(discriminator="type")]
+InputParts = Annotated[list[InputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class MessageItem(BaseModel):
+    """A message; its type may be left out."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | InputParts
+
+
+class FunctionCallItem(BaseModel):
+    """A call in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(max_length=256)
+    arguments: str
+
+
+class FunctionCallOutputItem(BaseModel):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=256)
+    output: str | InputParts
+
+
+class ReasoningItem(BaseModel):
+    """What an earlier answer thought; chat templates do not want it again."""
+
+    type: Literal["reasoning"]
+
+
+def item_type(item: Any) -> str | None:
+    """The type of an item; a message need not say it."""
+    found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return found if isinstance(found, str) else None
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(item_type),
+]
+
+
+def chat_messages(instructions: str | None, items: str | Sequence[InputItem]) -> list[ChatMessage]:
+    """The conversation that an input is.
+
+    Calls belong to the message of the assistant before them.
+
+    :param instructions: come first, as a system message.
+    :raises ChangeSomething: if there is no message, or an answer has too many calls.
+    """
+    messages: list[ChatMessage] = []
+    if instructions:
+        messages.append(ChatMessage(role="system", content=instructions))
+    if isinstance(items, str):
+        return [*messages, ChatMessage(role="user", content=items)]
+    for item in items:
+        match item:
+            case MessageItem(role=role, content=content):
+                messages.append(ChatMessage(role=role, content=_content(content)))
+            case FunctionCallItem():
+                _add_call(messages, item)
+            case FunctionCallOutputItem(call_id=call_id, output=output):
+                messages.append(
+                    ChatMessage(role="tool", tool_call_id=call_id, content=_content(output))
+                )
+    if not messages:
+        raise ChangeSomething("input", "[…]", "has no message", "send a message or a text")
+    return messages
+
+
+def _content(content: str | InputParts) -> str | list[Part]:
+    if isinstance(content, str):
+        return content
+    return [_part(part) for part in content]
+
+
+def _part(part: InputPart) -> Part:
+    if isinstance(part, InputImage):
+        image = ImageUrl(url=part.image_url, detail=part.detail)
+        return ImagePart(type="image_url", image_url=image)
+    return part
+
+
+def _add_call(messages: list[ChatMessage], item: FunctionCallItem) -> None:
+    if not messages or messages[-1].role != "assistant":
+        messages.append(ChatMessage(role="assistant"))
+    function = CalledFunction(name=item.name, arguments=item.arguments)
+    calls = [*(messages[-1].tool_calls or ()), ToolCallMessage(id=item.call_id, function=function)]
+    if len(calls) > MAX_TOOLS:
+        problem, remedy = "has too many calls in one answer", f"send at most {MAX_TOOLS}"
+        raise ChangeSomething("input", f"{len(calls)} calls", problem, remedy)
+    messages[-1].tool_calls = calls

@@ -1,0 +1,205 @@
+"""Body of ``/v1/responses``, and the chat request that it is."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from kvell.server.api.schemas.formats import (
+    JsonSchemaFormat,
+    ResponseFormat,
+    Schema,
+    StructuredField,
+)
+from kvell.server.api.schemas.generation import (
+    Biases,
+    Count,
+    StopText,
+    StopTexts,
+    StreamOptions,
+    TokenId,
+)
+from kvell.server.api.schemas.response_items import InputItem, chat_messages
+
+LOGPROBS = "message.output_text.logprobs"
+_SAME = (
+    *("model", "stream", "stream_options", "temperature", "top_p", "parallel_tool_calls"),
+    *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
+    *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
+    *("will_return", "metadata", "user", "service_tier", "safety_identifier"),
+)
+"""Fields that chat has under the same name."""
+_NAMES_HERE = (
+    (re.compile(r"messages\b.*"), "input"),
+    (re.compile(r"(tools\[\d+\]|tool_choice)\.function"), r"\1"),
+    (re.compile(r"max_(completion_)?tokens"), "max_output_tokens"),
+    (re.compile(r"response_format(\.json_schema)?"), "text.format"),
+    (re.compile(r"logprobs"), "top_logprobs"),
+    (re.compile(r"chat_template_kwargs\.reasoning_effort|reasoning_effort"), "reasoning.effort"),
+)
+
+
+class TextFormat(BaseModel):
+    """What the text must look like."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    name: str = Field(default="answer", max_length=64)
+    description: str | None = Field(default=None, max_length=4096)
+    # The field is called "schema", which pydantic's models use for something else.
+    json_schema: Schema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def chat(self) -> ResponseFormat:
+        """The same in the words of chat completions."""
+        schema = JsonSchemaFormat(name=self.name, schema=self.json_schema, strict=self.strict)
+        is_schema = self.type == "json_schema"
+        return ResponseFormat(type=self.type, json_schema=schema if is_schema else None)
+
+
+class TextField(BaseModel):
+    """``text``; how wordy an answer is, is up to the model."""
+
+    model_config = ConfigDict(extra="forbid")
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningField(BaseModel):
+    """``reasoning``; answers tell it whole, so nobody sums it up."""
+
+    model_config = ConfigDict(extra="forbid")
+    effort: str | None = Field(default=None, max_length=32)
+    summary: str | None = Field(default=None, max_length=32)
+    generate_summary: str | None = Field(default=None, max_length=32)
+
+
+class ResponsesRequest(BaseModel):
+    """Body of ``/v1/responses``, with vLLM's extensions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
+    model: str | None = None
+    instructions: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: (
+        Annotated[
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            Field(max_length=16, fail_fast=True),
+        ]
+        | None
+    ) = None
+    text: TextField | None = None
+    reasoning: ReasoningField | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    truncation: Literal["disabled"] | None = None
+
+    metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
+    user: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    prompt_cache_retention: str | None = Field(default=None, max_length=64)
+
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: str | dict[str, Any] | None = None
+
+    top_k: Count | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)] | None = None
+    ignore_eos: bool = False
+    min_tokens: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Biases | None = None
+    structured_outputs: StructuredField | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    will_return: StrictBool | None = None
+
+    def chat(self) -> ChatRequest:
+        """The same request to chat completions.
+
+        :raises ChangeSomething: if it needs something that is not served.
+        """
+        self._refuse_what_is_stored()
+        if self.top_logprobs and not self.tells_logprobs():
+            problem, remedy = "needs the probabilities", f'add "{LOGPROBS}" to include'
+            raise ChangeSomething("top_logprobs", self.top_logprobs, problem, remedy)
+        chosen = self.text.format if self.text else None
+        return ChatRequest(
+            **{name: getattr(self, name) for name in _SAME},
+            messages=chat_messages(self.instructions, self.input),
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=self.tells_logprobs(),
+            top_logprobs=self.top_logprobs,
+            tools=self.tools and [_chat_tool(tool) for tool in self.tools],
+            tool_choice=_chat_tool_choice(self.tool_choice),
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            response_format=chosen.chat() if chosen else None,
+        )
+
+    def tells_logprobs(self) -> bool:
+        """Whether the text comes with its probabilities."""
+        return LOGPROBS in (self.include or ())
+
+    def name_here(self, field: str) -> str:
+        """What a field of the chat request is called here."""
+        if self.text and self.text.format and field.startswith("structured_outputs"):
+            return "text.format.schema"
+        for pattern, name in _NAMES_HERE:
+            found = pattern.match(field)
+            if found:
+                return found.expand(name) + field[found.end() :]
+        return field
+
+    def _refuse_what_is_stored(self) -> None:
+        remedies = {
+            "previous_response_id": "send the whole conversation as input",
+            "conversation": "send the whole conversation as input",
+            "prompt": "send the prompt's text as instructions and input",
+            "background": "wait for the answer, or set stream to true",
+        }
+        for field, remedy in remedies.items():
+            value = getattr(self, field)
+            if value is not None and value is not False:
+                shown = value if isinstance(value, bool | str) else "…"
+                raise ChangeSomething(field, shown, "is not served: nothing is stored", remedy)
+
+
+def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function in chat's form; anything else is refused there by its type."""
+    if tool.get("type") != "function":
+        return {"type": tool.get("type")}
+    return {"type": "function", "function": tool}
+
+
+def _chat_tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    match choice:
+        case None | "none" | "auto" | "required":
+            return choice
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+    remedy = 'use "none", "auto", "required" or {"type": "function", "name": …}'
+    shown = choice[:64] if isinstance(choice, str) else "…"
+    raise ChangeSomething("tool_choice", shown, "is not known", remedy)

@@ -1,0 +1,188 @@
+"""Controlled requests over a real model: transformers' own answers, whoever else is served."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonschema import validate
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.errors import ChangeSomething
+from kvell.llm import LLM, RequestOutput
+from kvell.vocabulary import MIB
+from tests.llm.teacher import (
+    FORM,
+    MAX_ERROR,
+    SCHEMA,
+    WISHES,
+    greedy_choices,
+    logits_of,
+    model_at,
+    smollm2,
+)
+from tests.llm.test_llm_exactness import read_oracle
+
+PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[2:7]]
+"""8 to 19 tokens."""
+CROWD = [PROMPTS[index % len(PROMPTS)] for index in range(len(WISHES))]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> LLM:
+    return smollm2(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[RequestOutput]:
+    """What each of the crowd is told when it is served alone."""
+    return llm.generate(CROWD, WISHES, sequential=True)
+
+
+def assert_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    assert len(outputs) == len(expected)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert ours.token_ids == theirs.token_ids, f"request {theirs.index}"
+        assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason)
+        for name in ("logprobs", "prompt_logprobs"):
+            told, wanted = getattr(ours, name), getattr(theirs, name)
+            assert (told is None) == (wanted is None)
+            for one, other in zip(told or (), wanted or (), strict=True):
+                assert abs(one.logprob - other.logprob) < MAX_ERROR
+                assert len(one.top) == len(other.top)
+
+
+def test_repetition_penalty_answers_like_transformers(smollm2_path: Path, llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=10, repetition_penalty=1.3)
+    outputs = llm.generate(PROMPTS, params)
+    model = model_at(smollm2_path)
+    for output, prompt in zip(outputs, PROMPTS, strict=True):
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, do_sample=False, max_new_tokens=10, repetition_penalty=1.3)
+        assert output.token_ids == made[0, len(prompt) :].tolist()
+    plain = llm.generate(PROMPTS, replace(params, repetition_penalty=1.0))
+    assert [o.token_ids for o in plain] != [o.token_ids for o in outputs], "it must matter"
+
+
+def penalised(logits: torch.Tensor, made: list[int], params: SamplingParams) -> torch.Tensor:
+    """OpenAI's formula, token by token."""
+    row = logits.clone()
+    for token in set(made):
+        row[token] -= params.presence_penalty + params.frequency_penalty * made.count(token)
+    return row
+
+
+@pytest.mark.parametrize(("presence", "frequency"), [(1.5, 0.0), (0.0, 0.8), (-0.5, 1.0)])
+def test_presence_and_frequency_choose_by_transformers_logits(
+    smollm2_path: Path, llm: LLM, presence: float, frequency: float
+) -> None:
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=20,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        ignore_eos=True,
+    )
+    [output] = llm.generate([PROMPTS[3]], params)
+    made, known = output.token_ids, len(output.prompt_token_ids)
+    rows = logits_of(smollm2_path, output.prompt_token_ids + made)[known - 1 : -1]
+    expected = [int(penalised(row, made[:i], params).argmax()) for i, row in enumerate(rows)]
+    assert made == expected
+    assert made != [int(token) for token in rows.argmax(-1)], "it must matter"
+
+
+def test_greedy_wishes_choose_by_transformers_logits(
+    smollm2_path: Path, alone: list[RequestOutput]
+) -> None:
+    checked = 0
+    for output, params in zip(alone, WISHES, strict=True):
+        if params.temperature == 0 and params.structured_outputs is None:
+            assert output.token_ids == greedy_choices(smollm2_path, output, params)
+            checked += 1
+    assert checked >= 4
+
+
+def test_grammars_are_obeyed(llm: LLM, alone: list[RequestOutput]) -> None:
+    formed = [output for output, params in zip(alone, WISHES, strict=True) if params is WISHES[3]]
+    for output in formed:
+        assert output.finish_reason == "stop"
+        validate(json.loads(output.text), SCHEMA)
+    choice = StructuredOutputs(choice=("Paris", "Rome"))
+    drawn = SamplingParams(seed=1, max_tokens=8, n=8, temperature=5, structured_outputs=choice)
+    outputs = llm.generate("The capital of Italy is ", drawn)
+    assert {output.text for output in outputs} == {"Paris", "Rome"}
+    assert {output.finish_reason for output in outputs} == {"stop"}
+
+
+def test_min_p_drops_what_is_unlikely(smollm2_path: Path, llm: LLM) -> None:
+    params = SamplingParams(temperature=3, seed=9, max_tokens=16, min_p=0.3, ignore_eos=True)
+    first, again = (llm.generate([PROMPTS[2]], params)[0] for _ in range(2))
+    assert first.token_ids == again.token_ids
+    known = len(PROMPTS[2])
+    [free] = llm.generate([PROMPTS[2]], replace(params, min_p=0.0))
+
+    def least(output: RequestOutput) -> float:
+        logits = logits_of(smollm2_path, PROMPTS[2] + output.token_ids)[known - 1 : -1] / 3
+        shares = (logits - logits.max(-1, keepdim=True).values).exp()
+        return min(float(row[token]) for row, token in zip(shares, output.token_ids, strict=True))
+
+    assert least(first) >= 0.3 - MAX_ERROR
+    assert least(free) < 0.3, "it must matter"
+    assert len(set(first.token_ids)) > 1
+
+
+def test_a_mixed_batch_answers_like_each_alone(llm: LLM, alone: list[RequestOutput]) -> None:
+    assert_same(llm.generate(CROWD, WISHES), alone)
+    assert llm.stats()["max_running"] > 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_speculative_tokens": 3}, {"async_scheduling": True}, {"max_num_batched_tokens": 24}],
+    ids=["draft tokens", "ahead", "chunks"],
+)
+def test_options_change_no_answer(
+    smollm2_path: Path, alone: list[RequestOutput], options: dict[str, Any]
+) -> None:
+    llm = smollm2(smollm2_path, **options)
+    assert llm.engine.core.limits.depth == int("async_scheduling" in options)
+    assert_same(llm.generate(CROWD, WISHES), alone)
+
+
+def test_preempted_ones_go_on_as_if_nothing_had_happened(
+    smollm2_path: Path, alone: list[RequestOutput]
+) -> None:
+    llm = smollm2(smollm2_path, kv_memory_bytes=4 * MIB, max_model_len=64)
+    outputs = llm.generate(CROWD, WISHES)
+    assert sum(output.preemptions for output in outputs) > 0
+    assert_same(outputs, alone)
+
+
+def test_a_grammar_that_gets_too_complex_ends_its_answer_only(
+    llm: LLM, alone: list[RequestOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = Grammars._mask
+
+    def failing(grammars: Grammars, wanted: Wanted) -> Allowed | None:
+        too_long = wanted.asked == FORM and len(wanted.output) >= 3
+        return None if too_long else mask(grammars, wanted)
+
+    monkeypatch.setattr(Grammars, "_mask", failing)
+    outputs = llm.generate(CROWD, WISHES)
+    assert outputs[3].finish_reason == "error"
+    assert outputs[3].token_ids == alone[3].token_ids[:3]
+    del outputs[3]
+    assert_same(outputs, alone[:3] + alone[4:])
+
+
+def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM) -> None:
+    bad = SamplingParams(structured_outputs=StructuredOutputs(regex="("))
+    with pytest.raises(ChangeSomething, match=r"structured_outputs\.regex=…: cannot be followed"):
+        llm.generate([PROMPTS[0]] * 2, [SamplingParams(), bad])
+    with pytest.raises(ChangeSomething, match="logit_bias=49152: is not a token of this model"):
+        llm.generate([PROMPTS[0]], SamplingParams(logit_bias={49152: 1.0}))
+    assert not llm.engine.has_work()

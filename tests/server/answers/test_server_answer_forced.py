@@ -1,0 +1,155 @@
+"""``tool_choice``, the schemas that force calls, and how forced answers are read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvell.errors import ChangeSomething
+from kvell.server.answers.deltas import Content, ParsedAnswer, ToolCall, ToolCallArguments, parsed
+from kvell.server.answers.forced import (
+    NamedFunction,
+    ToolChoice,
+    forced_schema,
+    forced_tool_calls,
+    tool_choice,
+)
+from kvell.server.answers.named import parser_named
+from tests.server.answers.answer_texts import deltas_of
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+F = tool("f", type="object", properties={"a": {"type": "integer"}})
+G = {"type": "function", "function": {"name": "g"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def test_what_a_client_may_choose() -> None:
+    assert tool_choice(None, []) == "none"
+    assert tool_choice(None, [F]) == tool_choice("auto", [F]) == "auto"
+    assert tool_choice("none", [F]) == "none"
+    assert tool_choice("required", [F]) == "required"
+    assert tool_choice(NAMED, [F]) == NamedFunction("f")
+
+
+@pytest.mark.parametrize(
+    ("value", "tools", "message"),
+    [
+        ("required", [], "tool_choice=required: needs tools; send tools"),
+        (NAMED, [G], "tool_choice.function.name=f: is none of the tools; use one of g"),
+        (NAMED, [], "tool_choice.function.name=f: is none of the tools; send tools"),
+        ("any", [F], "tool_choice=any: is not known; use"),
+        ({"type": "function"}, [F], "is not known"),
+        (7, [F], "is not known"),
+    ],
+)
+def test_other_choices_are_refused(value: object, tools: list[Any], message: str) -> None:
+    with pytest.raises(ChangeSomething) as refused:
+        tool_choice(value, tools)
+    assert message in str(refused.value)
+
+
+def test_a_free_answer_has_no_schema() -> None:
+    for choice in ("none", "auto"):
+        free: ToolChoice = "none" if choice == "none" else "auto"
+        assert forced_schema(free, [F]) is None
+        assert forced_tool_calls(free) is None
+
+
+def test_a_named_function_forces_its_arguments() -> None:
+    assert forced_schema(NamedFunction("f"), [G, F]) == F["function"]["parameters"]
+    assert forced_schema(NamedFunction("g"), [G, F]) == {"type": "object", "properties": {}}
+
+
+def test_required_forces_a_list_of_calls() -> None:
+    schema = forced_schema("required", [F, G])
+    assert schema == {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {
+                        "name": {"const": "f"},
+                        "parameters": {
+                            "type": "object",
+                            "properties": {"a": {"type": "integer"}},
+                        },
+                    },
+                    "required": ["name", "parameters"],
+                    "additionalProperties": False,
+                },
+                {
+                    "type": "object",
+                    "properties": {
+                        "name": {"const": "g"},
+                        "parameters": {"type": "object", "properties": {}},
+                    },
+                    "required": ["name", "parameters"],
+                    "additionalProperties": False,
+                },
+            ]
+        },
+    }
+    single = forced_schema("required", [F], parallel=False)
+    assert single is not None and single["maxItems"] == 1
+
+
+def test_definitions_move_to_the_root_and_the_tools_stay_as_they_are() -> None:
+    first = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {}}}
+    tools = [tool("f", **first), tool("g", **first), G]
+    before = json.dumps(tools)
+    schema = forced_schema("required", tools)
+    assert schema is not None and schema["$defs"] == {"P": {}}
+    assert "$defs" not in json.dumps(schema["items"]["anyOf"]).replace("#/$defs", "")
+    assert json.dumps(tools) == before
+
+
+def test_definitions_that_differ_are_refused() -> None:
+    tools = [tool("f", **{"$defs": {"P": {}}}), tool("g", **{"$defs": {"P": {"type": "null"}}})]
+    with pytest.raises(ChangeSomething, match=r"tools\[1\]\.function\.parameters\.\$defs\.P"):
+        forced_schema("required", tools)
+
+
+def forced(choice: ToolChoice, text: str, reasoning: str = "none") -> ParsedAnswer:
+    answers = []
+    for pieces in ([text], list(text)):
+        mode = forced_tool_calls(choice)
+        parser = parser_named("hermes", reasoning).parser([F], forced=mode)
+        answers.append(deltas_of(parser, pieces))
+    assert answers[0] == answers[1]
+    return parsed(answers[0])
+
+
+def test_required_answers_are_read() -> None:
+    text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]\n'
+    expected = (ToolCall("f", '{"a": 1}'), ToolCall("g", "{}"))
+    assert forced("required", text) == ParsedAnswer(calls=expected)
+    thought = forced("required", f"<think>Hm</think>\n{text}", "qwen3")
+    assert thought == ParsedAnswer("", "Hm", expected)
+
+
+def test_named_answers_are_read() -> None:
+    answer = forced(NamedFunction("f"), ' {"a": "}"}\n')
+    assert answer == ParsedAnswer(calls=(ToolCall("f", '{"a": "}"}'),))
+    assert forced(NamedFunction("f"), '{"a": "') == ParsedAnswer(calls=(ToolCall("f", '{"a": "'),))
+    assert forced(NamedFunction("f"), "{} x") == ParsedAnswer(" x", "", (ToolCall("f", "{}"),))
+
+
+@pytest.mark.parametrize("text", ["", " ", "no", " [", "[1]", '[{"name": "f"}]', '[{"name"', '"'])
+@pytest.mark.parametrize("choice", ["required", NamedFunction("f")])
+def test_forced_answers_that_obey_nothing_are_content(choice: ToolChoice, text: str) -> None:
+    assert forced(choice, text) == ParsedAnswer(text)
+
+
+def test_a_forced_call_is_streamed() -> None:
+    mode = forced_tool_calls("required")
+    parser = parser_named("none", "none").parser(forced=mode)
+    assert parser.push('[{"name": "f", "parameters": ') == []
+    assert len(parser.push('{"a": ')) == 2
+    assert len(parser.push("1")) == 1
+    assert parser.push("}} oops") == [ToolCallArguments(0, "}"), Content(" oops")]

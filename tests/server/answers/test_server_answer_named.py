@@ -1,0 +1,120 @@
+"""Parsers by name, and which of them fit a model."""
+
+import pytest
+
+from kvell.errors import ChangeSomething
+from kvell.server.answers.deltas import (
+    Content,
+    ParsedAnswer,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBegin,
+    merged,
+    parsed_text,
+)
+from kvell.server.answers.named import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    default_parsers,
+    parser_named,
+)
+
+HERMES = '{%- if tools %}<tools>…</tools><tool_call>\n{"name": …}</tool_call>{% endif %}'
+QWEN3 = HERMES + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+DEFAULTS = [
+    ("qwen2", HERMES, ("hermes", "none")),
+    ("qwen3", QWEN3, ("hermes", "qwen3")),
+    ("qwen3_next", "{{ tools }}<tool_call>\n<function=x></think>", ("qwen3_coder", "qwen3")),
+    (
+        "qwen2",
+        "{{ content.split('</think>')[-1] }}<｜Assistant｜><think>\n",
+        ("none", "deepseek_r1"),
+    ),
+    ("deepseek_v3", "{{ content.split('</think>')[-1] }}", ("none", "deepseek_r1")),
+    ("smollm3", QWEN3, ("hermes", "qwen3")),
+    ("glm4_moe", "{{ tools }}<tool_call>{name}<arg_key></think>", ("none", "qwen3")),
+    ("llama", 'tools {"name": n, "parameters": d} <|python_tag|>', ("llama3_json", "none")),
+    ("llama", 'tools {"name": n, "parameters": d}', ("llama3_json", "none")),
+    ("llama", "{{ tools }}", ("none", "none")),
+    ("llama4_text", "{{ tools }}", ("pythonic", "none")),
+    ("lfm2", "{{ tools }}<|tool_call_start|>", ("pythonic", "none")),
+    ("mistral", "{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS]", ("mistral", "none")),
+    ("mistral", "{{ tools }}[TOOL_CALLS][THINK]", ("mistral", "mistral")),
+    ("gpt_oss", "", ("openai", "gpt_oss")),
+    ("any", "<|channel|>analysis", ("openai", "gpt_oss")),
+    ("gemma3_text", "{{ messages }}", ("none", "none")),
+    ("mamba", "", ("none", "none")),
+]
+
+
+@pytest.mark.parametrize(("model_type", "template", "expected"), DEFAULTS)
+def test_the_template_tells_the_parsers(
+    model_type: str, template: str, expected: tuple[str, str]
+) -> None:
+    assert default_parsers(model_type, template) == expected
+    parser_named(*expected)
+
+
+@pytest.mark.parametrize("tool", TOOL_PARSERS)
+@pytest.mark.parametrize("reasoning", REASONING_PARSERS)
+def test_parsers_go_together_unless_only_one_is_gpt_oss(tool: str, reasoning: str) -> None:
+    channels = (tool == "openai", reasoning == "gpt_oss")
+    if channels[0] == channels[1] or "none" in (tool, reasoning):
+        parser = parser_named(tool, reasoning).parser()
+        assert merged([*parser.push("x"), *parser.finish()])
+    else:
+        with pytest.raises(ChangeSomething, match="does not go with"):
+            parser_named(tool, reasoning)
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ChangeSomething) as refused:
+        parser_named("hermess", "none")
+    assert str(refused.value) == (
+        "--tool-call-parser=hermess: is not known; "
+        "use one of hermes, llama3_json, mistral, none, openai, pythonic, qwen3_coder"
+    )
+    with pytest.raises(ChangeSomething) as refused:
+        parser_named("none", "granite")
+    assert str(refused.value) == (
+        "--reasoning-parser=granite: is not known; "
+        "use one of deepseek_r1, gpt_oss, mistral, none, qwen3"
+    )
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert parsed_text(parser_named("hermes", "none").parser(), text) == ParsedAnswer(text)
+
+
+def test_some_formats_need_special_tokens() -> None:
+    pairs = [("openai", "gpt_oss"), ("mistral", "none"), ("none", "mistral"), ("hermes", "qwen3")]
+    shown = [parser_named(*pair).shows_special_tokens for pair in pairs]
+    assert shown == [True, True, True, False]
+
+
+def test_merging_joins_neighbours_of_one_kind() -> None:
+    deltas = merged(
+        [
+            Content("a"),
+            Content("b"),
+            Reasoning("c"),
+            Content("d"),
+            ToolCallBegin(0, "f"),
+            ToolCallArguments(0, "{"),
+            ToolCallArguments(0, "}"),
+            ToolCallBegin(1, "f"),
+            ToolCallBegin(2, "f"),
+            ToolCallArguments(2, "{}"),
+        ]
+    )
+    assert deltas == [
+        Content("ab"),
+        Reasoning("c"),
+        Content("d"),
+        ToolCallBegin(0, "f"),
+        ToolCallArguments(0, "{}"),
+        ToolCallBegin(1, "f"),
+        ToolCallBegin(2, "f"),
+        ToolCallArguments(2, "{}"),
+    ]

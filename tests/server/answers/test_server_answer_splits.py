@@ -1,0 +1,199 @@
+"""How an answer's text is cut changes nothing, no text is lost, and hostile text costs no more."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvell.server.answers.deltas import (
+    Content,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBegin,
+    parsed,
+)
+from kvell.server.answers.forced import NamedFunction, forced_tool_calls
+from kvell.server.answers.named import TOOL_PARSERS, parser_named
+from kvell.server.answers.reading.modes import ModeParser
+from tests.server.answers.answer_texts import REAL, TOOLS, cut, deltas_of, texts
+
+PAIRS = [
+    *((tool, "none") for tool in TOOL_PARSERS),
+    ("none", "deepseek_r1"),
+    ("hermes", "deepseek_r1"),
+    ("qwen3_coder", "qwen3"),
+    ("mistral", "mistral"),
+    ("openai", "gpt_oss"),
+    ("none", "gpt_oss"),
+]
+CUTS = st.lists(st.integers(0, 1000), max_size=8)
+
+
+@pytest.mark.parametrize(("tool", "reasoning", "text"), REAL)
+@given(CUTS)
+@settings(max_examples=40)
+def test_real_answers_do_not_depend_on_how_they_are_cut(
+    tool: str, reasoning: str, text: str, cuts: list[int]
+) -> None:
+    named = parser_named(tool, reasoning)
+    whole = deltas_of(named.parser(TOOLS), [text])
+    assert deltas_of(named.parser(TOOLS), cut(text, cuts)) == whole
+    assert deltas_of(named.parser(TOOLS), list(text)) == whole
+
+
+@pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
+@given(texts(), CUTS)
+def test_broken_answers_do_not_depend_on_how_they_are_cut(
+    tool: str, reasoning: str, text: str, cuts: list[int]
+) -> None:
+    named = parser_named(tool, reasoning)
+    whole = deltas_of(named.parser(TOOLS), [text])
+    assert deltas_of(named.parser(TOOLS), cut(text, cuts)) == whole
+    assert deltas_of(named.parser(TOOLS), list(text)) == whole
+
+
+@pytest.mark.parametrize("choice", ["required", NamedFunction("f")])
+@given(texts(), CUTS)
+def test_forced_answers_do_not_depend_on_how_they_are_cut(
+    choice: NamedFunction, text: str, cuts: list[int]
+) -> None:
+    parsers = []
+    for _ in range(2):
+        mode = forced_tool_calls(choice)
+        assert mode is not None
+        parsers.append(ModeParser(mode))
+    assert deltas_of(parsers[0], cut(text, cuts)) == deltas_of(parsers[1], list(text))
+
+
+@pytest.mark.parametrize("tool", [name for name in TOOL_PARSERS if name != "openai"])
+@given(texts())
+def test_text_without_a_call_is_content_to_the_last_character(tool: str, text: str) -> None:
+    answer = parsed(deltas_of(parser_named(tool, "none").parser(TOOLS), [text]))
+    if not answer.calls:
+        assert answer.content == text
+
+
+@pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
+@given(texts())
+def test_calls_are_numbered_and_begin_before_their_arguments(
+    tool: str, reasoning: str, text: str
+) -> None:
+    begun = 0
+    for delta in deltas_of(parser_named(tool, reasoning).parser(TOOLS), [text]):
+        match delta:
+            case ToolCallBegin(index, name):
+                assert index == begun and name
+                begun += 1
+            case ToolCallArguments(index, piece):
+                assert index == begun - 1 and piece
+            case Content(piece) | Reasoning(piece):
+                assert piece
+
+
+@pytest.mark.parametrize("tool", ["hermes", "mistral", "qwen3_coder", "none"])
+@given(st.text(max_size=50), CUTS)
+def test_any_text_without_markers_is_content(tool: str, text: str, cuts: list[int]) -> None:
+    if "<" in text or "[" in text:
+        return
+    deltas = deltas_of(parser_named(tool, "none").parser(TOOLS), cut(text, cuts))
+    assert deltas == ([Content(text)] if text else [])
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text(max_size=6), VALUES, max_size=4)
+JSON_FORMS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": %s}',
+    "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": %s}]',
+    "openai": "<|channel|>commentary to=functions.f<|message|>%s<|call|>",
+}
+
+
+@pytest.mark.parametrize("tool", JSON_FORMS)
+@given(ARGUMENTS, st.booleans(), CUTS)
+def test_any_arguments_come_out_as_they_were_written(
+    tool: str, arguments: dict[str, object], plain: bool, cuts: list[int]
+) -> None:
+    written = json.dumps(arguments, ensure_ascii=plain, indent=None if plain else 1)
+    if tool == "openai" and "<|" in written:
+        return
+    pieces = cut(JSON_FORMS[tool] % written, cuts)
+    expected = [ToolCallBegin(0, "f"), ToolCallArguments(0, written)]
+    assert deltas_of(parser_named(tool, "none").parser(TOOLS), pieces) == expected
+
+
+@given(st.text(max_size=30), CUTS)
+def test_any_string_is_the_value_of_a_tagged_parameter(value: str, cuts: list[int]) -> None:
+    if "</parameter>" in value:
+        return
+    text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{value}\n</parameter>\n</function>"
+    answer = parsed(deltas_of(parser_named("qwen3_coder", "none").parser(TOOLS), cut(text, cuts)))
+    assert json.loads(answer.calls[0].arguments) == {"city": value}
+    assert answer.content == ""
+
+
+DEEP = 100_000
+HOSTILE = {
+    "open braces": "{" * DEEP,
+    "closed braces": '{"a":' * DEEP + "1" + "}" * DEEP,
+    "brackets": "[" * DEEP + "]" * DEEP,
+    "parentheses": "[f(a=" + "(" * DEEP + ")" * DEEP + ")]",
+    "minus signs": "[f(a=" + "-" * DEEP + "1)]",
+    "a long sum": "[f(a=1" + "+1" * DEEP + ")]",
+    "attributes": "[f" + ".f" * DEEP + "(a=1)]",
+    "nots": "[f(a=" + "not " * DEEP + "1)]",
+    "spaces": " " * 2 * DEEP,
+    "a long digit": "9" * DEEP,
+    "quotes": '"' * DEEP,
+    "backslashes": '{"name": "' + "\\" * DEEP,
+    "openings": "<tool_call>{" * (DEEP // 12),
+    "calls in strings": '<tool_call>{"name":"f","arguments":{},"' * (DEEP // 38),
+    "mistral's openings": "[TOOL_CALLS]" * (DEEP // 12),
+    "mistral's names": "[TOOL_CALLS]a" * (DEEP // 13),
+    "functions": "<function=" * (DEEP // 10),
+    "parameters": "<function=f>" + "<parameter=" * (DEEP // 11),
+    "channels": "<|channel|>" * (DEEP // 11),
+    "starts": "<|start|>assistant<|message|>" * (DEEP // 29),
+}
+LEADS = {
+    "hermes": '<tool_call>{"name": "f", "x": ',
+    "llama3_json": '{"name": "f", "parameters": {"a":',
+    "mistral": "[TOOL_CALLS]f{",
+    "openai": "<|channel|>commentary to=functions.f<|message|>",
+    "pythonic": "",
+    "qwen3_coder": "<function=weather><parameter=places>",
+    "none": "",
+}
+
+
+BY_CHARACTER = ("closed braces", "openings", "spaces", "mistral's names", "parameters")
+
+
+@pytest.mark.timeout(60)  # What grows with the square takes much longer.
+@pytest.mark.parametrize("attack", HOSTILE)
+@pytest.mark.parametrize("tool", LEADS)
+def test_hostile_text_neither_recurses_nor_grows_costly(tool: str, attack: str) -> None:
+    named = parser_named(tool, "none")
+    text = LEADS[tool] + HOSTILE[attack]
+    whole = deltas_of(named.parser(TOOLS), [text])
+    size = 1 if attack in BY_CHARACTER else 1000
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    assert deltas_of(named.parser(TOOLS), pieces) == whole
+
+
+@pytest.mark.parametrize("tool", ["hermes", "llama3_json", "mistral"])
+def test_deep_arguments_are_streamed_as_they_came(tool: str) -> None:
+    deep = '{"a":' * DEEP + "1" + "}" * DEEP
+    answer = parsed(deltas_of(parser_named(tool, "none").parser(TOOLS), [JSON_FORMS[tool] % deep]))
+    assert [(call.name, call.arguments == deep) for call in answer.calls] == [("f", True)]
+
+
+def test_deep_arguments_that_would_have_to_be_read_are_content() -> None:
+    deep = '<tool_call>{"arguments": ' + '{"a":' * DEEP + "1" + "}" * DEEP + ', "name": "f"}'
+    answer = parsed(deltas_of(parser_named("hermes", "none").parser(TOOLS), [deep]))
+    assert (answer.content == deep, answer.calls) == (True, ())

@@ -1,0 +1,156 @@
+"""The ``tools`` of a request, and messages as templates expect them."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.errors import ChangeSomething
+from kvell.server.answers.chat_tools import chat_tools
+from kvell.server.answers.template_messages import template_messages
+from tests.server.answers.answer_texts import WEATHER
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def test_tools_that_are_right_stay_as_they_are() -> None:
+    assert chat_tools(None) == chat_tools([]) == []
+    assert chat_tools([WEATHER]) == [WEATHER]
+    whole = tool(description="does f", strict=True, parameters={"type": "object"})
+    assert chat_tools([whole]) == [whole]
+
+
+def test_unknown_and_empty_fields_do_not_reach_the_template() -> None:
+    given_tool = tool(description=None, parameters=None, strict=None, colour="red") | {"x": 1}
+    assert chat_tools([given_tool]) == [tool()]
+
+
+@pytest.mark.parametrize(
+    ("tools", "field"),
+    [
+        ("f", "tools"),
+        ({}, "tools"),
+        ([tool(name=f"f{i}") for i in range(129)], "tools"),
+        ([WEATHER, 7], "tools[1]"),
+        ([WEATHER, {"type": "web_search"}], "tools[1].type"),
+        ([{"function": {"name": "f"}}], "tools[0].type"),
+        ([{"type": "function"}], "tools[0].function"),
+        ([WEATHER, WEATHER, tool(name="")], "tools[2].function.name"),
+        ([tool(name="a b")], "tools[0].function.name"),
+        ([tool(name="f\n")], "tools[0].function.name"),
+        ([tool(name="é")], "tools[0].function.name"),
+        ([tool(name="f" * 65)], "tools[0].function.name"),
+        ([tool(name=7)], "tools[0].function.name"),
+        ([tool(), tool()], "tools[1].function.name"),
+        ([tool(description=7)], "tools[0].function.description"),
+        ([tool(description="x" * 70_000)], "tools[0].function.description"),
+        ([tool(strict="yes")], "tools[0].function.strict"),
+        ([tool(parameters=[])], "tools[0].function.parameters"),
+        ([tool(parameters="{}")], "tools[0].function.parameters"),
+        ([tool(parameters={"type": "array"})], "tools[0].function.parameters.type"),
+        ([tool(parameters={"properties": []})], "tools[0].function.parameters.properties"),
+        ([tool(parameters={"$defs": []})], "tools[0].function.parameters.$defs"),
+        ([tool(parameters=nested(100_000))], "tools[0].function.parameters"),
+        ([tool(parameters={"enum": [0] * 20_000})], "tools[0].function.parameters"),
+        ([tool(parameters={"description": "x" * 300_000})], "tools[0].function.parameters"),
+    ],
+)
+def test_tools_that_are_wrong_are_refused_by_field(tools: object, field: str) -> None:
+    with pytest.raises(ChangeSomething) as refused:
+        chat_tools(tools)
+    assert refused.value.field == field
+    assert len(str(refused.value)) < 300
+
+
+def test_bounds_are_reached_before_they_are_passed() -> None:
+    assert len(chat_tools([tool(name=f"f{i}") for i in range(128)])) == 128
+    assert len(chat_tools([tool(name="f" * 64, parameters=nested(28))])) == 1
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+                    lambda inner: st.lists(inner, max_size=3)
+                    | st.dictionaries(st.sampled_from(["type", "function", "name", "parameters"]),
+                                      inner)))  # fmt: skip
+def test_whatever_is_sent_is_checked_or_refused(sent: Any) -> None:
+    for tools in (sent, [sent], [{"type": "function", "function": sent}], [tool(parameters=sent)]):
+        try:
+            chat_tools(tools)
+        except ChangeSomething as refused:
+            assert refused.field.startswith("tools")
+
+
+def call(**function: Any) -> dict[str, Any]:
+    inner = {"name": "weather", "arguments": '{"city": "Bern"}', **function}
+    return {"id": "call_1", "type": "function", "function": inner}
+
+
+def test_a_conversation_with_calls_is_rendered() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"text": " brief."}]},
+        {"role": "user", "content": "Rain?", "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call()], "reasoning": "Hm."},
+        {"role": "tool", "content": "yes", "tool_call_id": "call_1"},
+        {"role": "tool", "content": "?", "tool_call_id": "call_2", "name": "other"},
+        {"role": "assistant", "content": "It rains.", "tool_calls": []},
+    ]
+    before = json.dumps(messages)
+    function = {"name": "weather", "arguments": {"city": "Bern"}}
+    assert template_messages(messages) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Rain?", "name": "Ann"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "yes", "tool_call_id": "call_1", "name": "weather"},
+        {"role": "tool", "content": "?", "tool_call_id": "call_2", "name": "other"},
+        {"role": "assistant", "content": "It rains."},
+    ]
+    assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}", {}])
+def test_a_call_without_arguments_gets_an_empty_object(arguments: object) -> None:
+    messages = [{"role": "assistant", "tool_calls": [call(arguments=arguments)]}]
+    [message] = template_messages(messages)
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tool_calls": {"id": 1}}, "messages[1].tool_calls"),
+    ({"tool_calls": [call()] * 129}, "messages[1].tool_calls"),
+    ({"tool_calls": [7]}, "messages[1].tool_calls[0]"),
+    ({"tool_calls": [call(), {"id": "x"}]}, "messages[1].tool_calls[1]"),
+    ({"tool_calls": [call() | {"type": "custom"}]}, "messages[1].tool_calls[0].type"),
+    ({"tool_calls": [call() | {"id": None}]}, "messages[1].tool_calls[0].id"),
+    ({"tool_calls": [call(name="")]}, "messages[1].tool_calls[0].function.name"),
+    ({"tool_calls": [call(arguments="[1]")]}, "messages[1].tool_calls[0].function.arguments"),
+    ({"tool_calls": [call(arguments="{")]}, "messages[1].tool_calls[0].function.arguments"),
+    ({"tool_calls": [call(arguments=[1])]}, "messages[1].tool_calls[0].function.arguments"),
+    (
+        {"tool_calls": [call(arguments='{"a":' * 100_000 + "1" + "}" * 100_000)]},
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+]
+
+
+@pytest.mark.parametrize(("message", "field"), WRONG)
+def test_messages_that_are_wrong_are_refused_by_field(message: dict[str, Any], field: str) -> None:
+    with pytest.raises(ChangeSomething) as refused:
+        template_messages([{"role": "user", "content": "x"}, {"role": "assistant"} | message])
+    assert refused.value.field == field
+    assert len(str(refused.value)) < 300
