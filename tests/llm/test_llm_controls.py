@@ -57,12 +57,12 @@ def assert_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> 
 
 
 def test_repetition_penalty_answers_like_transformers(smollm2_path: Path, llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=10, repetition_penalty=1.3)
+    params = SamplingParams(temperature=0, max_tokens=8, repetition_penalty=1.3)
     outputs = llm.generate(PROMPTS, params)
     model = model_at(smollm2_path)
     for output, prompt in zip(outputs, PROMPTS, strict=True):
         ids = torch.tensor([prompt])
-        made = model.generate(ids, do_sample=False, max_new_tokens=10, repetition_penalty=1.3)
+        made = model.generate(ids, do_sample=False, max_new_tokens=8, repetition_penalty=1.3)
         assert output.token_ids == made[0, len(prompt) :].tolist()
     plain = llm.generate(PROMPTS, replace(params, repetition_penalty=1.0))
     assert [o.token_ids for o in plain] != [o.token_ids for o in outputs], "it must matter"
@@ -76,23 +76,19 @@ def penalised(logits: torch.Tensor, made: list[int], params: SamplingParams) -> 
     return row
 
 
-@pytest.mark.parametrize(("presence", "frequency"), [(1.5, 0.0), (0.0, 0.8), (-0.5, 1.0)])
-def test_presence_and_frequency_choose_by_transformers_logits(
-    smollm2_path: Path, llm: LLM, presence: float, frequency: float
-) -> None:
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=20,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        ignore_eos=True,
-    )
-    [output] = llm.generate([PROMPTS[3]], params)
-    made, known = output.token_ids, len(output.prompt_token_ids)
-    rows = logits_of(smollm2_path, output.prompt_token_ids + made)[known - 1 : -1]
-    expected = [int(penalised(row, made[:i], params).argmax()) for i, row in enumerate(rows)]
-    assert made == expected
-    assert made != [int(token) for token in rows.argmax(-1)], "it must matter"
+def test_presence_and_frequency_choose_by_transformers_logits(smollm2_path: Path, llm: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    asked = [
+        replace(plain, presence_penalty=presence, frequency_penalty=frequency)
+        for presence, frequency in ((1.5, 0.0), (0.0, 0.8), (-0.5, 1.0))
+    ]
+    prompt = PROMPTS[2]
+    for output, params in zip(llm.generate([prompt] * 3, asked), asked, strict=True):
+        made = output.token_ids
+        rows = logits_of(smollm2_path, prompt + made)[len(prompt) - 1 : -1]
+        expected = [int(penalised(row, made[:i], params).argmax()) for i, row in enumerate(rows)]
+        assert made == expected
+        assert made != [int(token) for token in rows.argmax(-1)], "it must matter"
 
 
 def test_greedy_wishes_choose_by_transformers_logits(

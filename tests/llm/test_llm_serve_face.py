@@ -44,6 +44,7 @@ SCHEMAS = 200
 def url(smollm2_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     command += ["--kv-memory", "128MiB", "--dtype", "float32"]
+    command += ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
     environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -217,6 +218,38 @@ def test_tools_that_must_be_called(
         name, arguments = call.function.name, call.function.arguments
         assert call.id.startswith("call_")
     assert name in names and set(json.loads(arguments)) == {"city"}
+
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+WRITTEN = f"<think>hm</think>{CALL}"
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "none"])
+def test_reasoning_and_calls_are_read_from_the_text(
+    client: openai.OpenAI, tool_choice: Any
+) -> None:
+    asked: Any = {"model": "smollm2", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 64}
+    asked |= {"tool_choice": tool_choice, "extra_body": {"guided_choice": [WRITTEN]}}
+    whole = client.chat.completions.create(**asked).choices[0]
+    told: Any = whole.message
+    content, reasoning, name, arguments, reasons = "", "", "", "", []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        delta: Any = chunk.choices[0].delta
+        content += delta.content or ""
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        for call in delta.tool_calls or []:
+            name += call.function.name or ""
+            arguments += call.function.arguments or ""
+        reasons.append(chunk.choices[0].finish_reason)
+    assert reasoning == told.reasoning_content == "hm"
+    assert reasons[-1] == whole.finish_reason and set(reasons[:-1]) == {None}
+    if tool_choice == "none":
+        assert content == told.content == CALL and not told.tool_calls
+        return
+    [call] = told.tool_calls
+    assert (name, json.loads(arguments)) == ("weather", {"city": "Bern"})
+    assert (call.function.name, call.function.arguments) == (name, arguments)
+    assert whole.finish_reason == "tool_calls" and not content and told.content is None
 
 
 def test_models_tokens_and_version(client: openai.OpenAI, url: str, tokenizer: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvell.cli.serve_options import access_options, log_options
+from kvell.cli.serve_options import access_options, answer_options, log_options
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
 from kvell.cli.terminal.progress import progress_bar
@@ -17,6 +17,7 @@ from kvell.cli.terminal.session import Session
 from kvell.cluster.instances import parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.server.answers.named import check_parsers
 from kvell.server.logs.lines import LogFormat, lines_on, tell
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 )
 @access_options
 @log_options
+@answer_options
 @click.option(
     "--instances",
     metavar="ROLE=N",
@@ -62,10 +64,13 @@ def serve(
     stats_seconds: float,
     instances: str,
     routing: str,
+    tool_call_parser: str | None,
+    reasoning_parser: str | None,
     as_json: bool,
 ) -> None:
     """Serve the OpenAI API over HTTP."""
     counts = parse_instances(instances)
+    check_parsers(tool_call_parser, reasoning_parser)
     settings = with_shared_kv_memory(settings, session, sum(counts.values()))
     with progress_bar("looking for the model") as report:
         from kvell.server.instance.command import instance_command
@@ -80,6 +85,8 @@ def serve(
         port,
         instances=counts,
         routing=routing,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         log_requests=log_requests,
         stats_seconds=stats_seconds,
         **access,

@@ -1,4 +1,4 @@
-"""Flags of ``kvell serve`` that say who may ask, and what is logged."""
+"""Flags of ``kvell serve``: who may ask, what is logged, and how answers are read."""
 
 import functools
 from collections.abc import Callable
@@ -53,6 +53,24 @@ def log_options(command: Command) -> Command:
             default="text",
             show_default=True,
             help="Form of the log's lines on stderr.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def answer_options(command: Command) -> Command:
+    """``--tool-call-parser``, ``--reasoning-parser``."""
+    for option in (
+        click.option(
+            "--reasoning-parser",
+            metavar="NAME",
+            help="How the first model writes its reasoning; by default as its template says.",
+        ),
+        click.option(
+            "--tool-call-parser",
+            metavar="NAME",
+            help="How the first model writes tool calls; by default as its template says.",
         ),
     ):
         command = option(command)

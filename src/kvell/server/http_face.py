@@ -44,6 +44,8 @@ class HttpFace:
             max_body_bytes=self._options.max_body_bytes,
             beside=beside,
             floor_bytes=self._texts.floor_bytes,
+            tool_call_parser=self._options.tool_call_parser,
+            reasoning_parser=self._options.reasoning_parser,
         )
         reads_again = keys.reload if self._options.api_key_file is not None else None
         return _Server(_config(app, self._options.limits.drain_seconds), reads_again)

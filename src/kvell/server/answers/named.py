@@ -92,6 +92,19 @@ def parser_named(tool: str, reasoning: str) -> AnswerFormat:
     return AnswerFormat(tool, reasoning)
 
 
+def check_parsers(tool: str | None, reasoning: str | None) -> None:
+    """Check names before a model is looked for; None stands for what its template says.
+
+    :raises ChangeSomething: as :func:`parser_named` does.
+    """
+    if tool is not None and reasoning is not None:
+        parser_named(tool, reasoning)
+    elif tool is not None:
+        _known("--tool-call-parser", tool, TOOL_PARSERS)
+    elif reasoning is not None:
+        _known("--reasoning-parser", reasoning, REASONING_PARSERS)
+
+
 def default_parsers(model_type: str, chat_template: str) -> tuple[str, str]:
     """Names of the tool and the reasoning parser that fit a model; ``none`` where none does.
 

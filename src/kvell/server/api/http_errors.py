@@ -105,7 +105,9 @@ def install(app: FastAPI) -> None:
 
     async def on_http(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return invalid_request(str(error.detail), status=error.status_code).response()
+        response = invalid_request(str(error.detail), status=error.status_code).response()
+        response.headers.update(error.headers or {})  # 405 says what is allowed
+        return response
 
     async def on_error(_request: Request, error: Exception) -> Response:
         return api_error(error).response()

@@ -8,8 +8,7 @@ from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatMessage
 
 MOST_IMAGES = 32
-MEDIA = ("data:image/png;", "data:image/jpeg;", "data:image/jpg;", "data:image/webp;")
-MEDIA += ("data:image/gif;",)
+MEDIA = tuple(f"data:image/{kind};" for kind in ("png", "jpeg", "jpg", "webp", "gif"))
 
 
 def image_files(messages: Sequence[ChatMessage], *, taken: bool) -> list[bytes]:

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from kvell.device.process_size import process_bytes
 from kvell.server.access.bodies import BodyBounds
-from kvell.server.answers.named import AnswerFormat, default_parsers, parser_named
+from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.access_guard import Access, AccessGuard
 from kvell.server.api.guards import BodyLimit
@@ -36,7 +36,8 @@ def build_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     beside: Sequence[TextModel] = (),
     floor_bytes: int = 0,
-    answers: AnswerFormat | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> FastAPI:
     """The ASGI app over a started front.
 
@@ -44,11 +45,11 @@ def build_app(
     :param metrics: the observer that was given to the front.
     :param access: who may do what; by default everybody may do everything.
     :param floor_bytes: of this process before it loaded anything; 0 takes what it is now.
-    :param answers: how the first model writes reasoning and tool calls; by default as its chat
-        template says.
+    :param tool_call_parser: how the first model writes calls; None: as its chat template says.
+    :param reasoning_parser: how it writes its reasoning, likewise.
     """
     ready = front.ready
-    first = _served(model, "", ready.max_model_len, answers)
+    first = _served(model, "", ready.max_model_len, tool_call_parser, reasoning_parser)
     others = [_served(one, one.name, ready.beside[one.name]) for one in beside]
     models = {one.text.name: one for one in (first, *others)}
     serving = Serving(front, models, metrics)
@@ -68,7 +69,14 @@ def build_app(
 
 
 def _served(
-    text: TextModel, key: str, max_model_len: int, answers: AnswerFormat | None = None
+    text: TextModel,
+    key: str,
+    max_model_len: int,
+    tool: str | None = None,
+    reasoning: str | None = None,
 ) -> Served:
-    found = answers or parser_named(*default_parsers(text.model_type, text.chat_template))
-    return Served(text, PromptEncoder(text, max_model_len), key, max_model_len, found)
+    own_tool, own_reasoning = default_parsers(text.model_type, text.chat_template)
+    answers = parser_named(
+        own_tool if tool is None else tool, own_reasoning if reasoning is None else reasoning
+    )
+    return Served(text, PromptEncoder(text, max_model_len), key, max_model_len, answers)

@@ -21,6 +21,8 @@ class ServeOptions:
     :param guard_metrics: whether ``/metrics`` needs an operator's key, where there are keys.
     :param log_requests: whether each request is logged when it ends.
     :param stats_seconds: between two lines of statistics while there is traffic; 0 for none.
+    :param tool_call_parser: how the first model writes calls (``answers/named``); None: as its chat
+        template says.  ``reasoning_parser`` likewise.
     :param instances: how many of each role to start.
     :param routing: which instance gets a request.
     """
@@ -36,3 +38,5 @@ class ServeOptions:
     guard_metrics: bool = False
     log_requests: bool = False
     stats_seconds: float = 0.0
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None

@@ -1,8 +1,6 @@
 // Asks the server.  The key is in this variable and nowhere else.
 
-const byId = (id) => document.getElementById(id);
 let key = null;
-let colours = new Colours();
 
 async function ask(path) {
   const headers = key === null ? {} : { Authorization: `Bearer ${key}` };

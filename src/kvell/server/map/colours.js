@@ -47,3 +47,5 @@ class Colours {
       : this.cached(group, columns.cached[index] / capacity);
   }
 }
+
+let colours = new Colours();

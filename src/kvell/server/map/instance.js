@@ -10,13 +10,15 @@ class InstanceView {
     this.section = byId("instance").content.firstElementChild.cloneNode(true);
     this.part = (selector) => this.section.querySelector(selector);
     this.part("h2").textContent = id;
+    this.spoken = this.part(".spoken");
     this.section.dataset.instance = id;
     this.detail = this.part(".detail");
     this.cells = new CellMap(this.part(".cells"), (index) => this.look(index));
     this.memory = new History();
     this.rungs = new History();
     this.kv = new Timeline("KV cache", bytes);
-    this.beside = new Timeline("Activations, CPU buffer", (value) => (value === null ? "none" : bytes(value)));
+    const ifAny = (value) => (value === null ? "none" : bytes(value));
+    this.beside = new Timeline("Activations, CPU buffer", ifAny);
     this.ladder = new Timeline("Ladder rungs taken", (value) => value.toLocaleString("en"));
     this.part(".timelines").append(this.kv.figure, this.beside.figure, this.ladder.figure);
     this.known = null;
@@ -35,9 +37,11 @@ class InstanceView {
   summary(stats) {
     if (stats === null || this.columns === null) return "";
     const tally = this.columns.tally();
-    return `, step ${stats.step.toLocaleString("en")}: ${stats.running} running, ${stats.waiting} waiting; `
-      + `${count(tally.total, "large page")} of ${bytes(stats.large_page_bytes)}: ${tally.used} used, `
-      + `${tally.cached} cached, ${tally.empty} empty${tally.lent ? `, ${tally.lent} lent to activations` : ""}`;
+    const lent = tally.lent ? `, ${tally.lent} lent to activations` : "";
+    return `, step ${stats.step.toLocaleString("en")}: ${stats.running} running, `
+      + `${stats.waiting} waiting; ${count(tally.total, "large page")} of `
+      + `${bytes(stats.large_page_bytes)}: ${tally.used} used, ${tally.cached} cached, `
+      + `${tally.empty} empty${lent}`;
   }
 
   showPages(pages) {
@@ -46,17 +50,18 @@ class InstanceView {
     const canvas = this.cells.canvas;
     const tally = this.columns.tally();
     Object.assign(canvas.dataset, tally);
-    canvas.setAttribute("aria-label", `${tally.total} large pages of ${this.id}: ${tally.used} used, `
-      + `${tally.cached} cached, ${tally.empty} empty, ${tally.lent} lent to activations`);
+    canvas.setAttribute("aria-label", `${tally.total} large pages of ${this.id}: `
+      + `${tally.used} used, ${tally.cached} cached, ${tally.empty} empty, `
+      + `${tally.lent} lent to activations`);
     this.part(".legend").replaceChildren(...pages.groups.flatMap((group, i) => [
-      swatch(`${group.name} (${group.kind}, ${count(group.layers, "layer")}) used`, colours.used(i, 1)),
+      swatch(`${group.name} used (${count(group.layers, "layer")})`, colours.used(i, 1)),
       swatch("cached", colours.cached(i, 1)),
     ]), swatch("lent to activations", colours.lent), swatch("empty", colours.empty));
     fillMisses(this.part(".misses"), pages.misses);
     this.misses = pages.misses;
     if (this.cells.at !== null) {
       this.describe(this.cells.at, this.known);
-      this.learn(this.cells.at);
+      this.learn(this.cells.at, false);
     }
   }
 
@@ -93,24 +98,29 @@ class InstanceView {
   }
 
   kinds() {
-    return Object.fromEntries((this.columns?.groups ?? []).map((group) => [group.name, group.kind]));
+    const groups = this.columns?.groups ?? [];
+    return Object.fromEntries(groups.map((group) => [group.name, group.kind]));
   }
 
   look(index) {
     this.describe(index, null);
     clearTimeout(this.askSoon);
-    this.askSoon = setTimeout(() => this.learn(index), DETAIL_MILLISECONDS);
+    this.askSoon = setTimeout(() => this.learn(index, true), DETAIL_MILLISECONDS);
   }
 
-  // Asks who owns a page; one question at a time, and the next poll asks again.
-  async learn(index) {
+  // Asks who owns a page; one question at a time, and the next poll asks again.  What somebody
+  // has just gone to is spoken, but not how it changes.
+  async learn(index, speaks) {
+    if (speaks) this.spoken.textContent = this.detail.textContent;
     if (this.asking || !["used", "cached"].includes(this.columns.state(index))) return;
     this.asking = true;
     try {
       const known = await ask(`/debug/pages/${encodeURIComponent(this.id)}/${index}`);
       if (this.cells.at === index) this.describe(index, known);
+      if (speaks) this.spoken.textContent = this.detail.textContent;
     } catch (error) {
-      if (this.cells.at === index) this.detail.append(element("div", { textContent: error.message }));
+      const problem = element("div", { textContent: error.message });
+      if (this.cells.at === index) this.detail.append(problem);
     } finally {
       this.asking = false;
     }
@@ -124,9 +134,9 @@ class InstanceView {
     if (state === "used" || state === "cached") {
       const group = columns.groups[columns.group[index]];
       lines[0].textContent += `, group ${group.name}`;
-      lines.push(`${columns.used[index]} small pages used, ${columns.cached[index]} cached, `
-        + `${columns.free(index)} free; ${group.page_tokens} token${group.page_tokens === 1 ? "" : "s"} `
-        + `and ${bytes(group.page_bytes)} each. `);
+      lines.push(`${count(columns.used[index], "small page")} used, ${columns.cached[index]} cached, `
+        + `${columns.free(index)} free; ${count(group.page_tokens, "token")} and `
+        + `${bytes(group.page_bytes)} each. `);
       lines.push(state === "used" ? "In use now."
         : `Last used ${count(columns.age[index], "step")} ago.`);
       if (this.known !== null) lines.push(...this.owners(this.known));
@@ -153,8 +163,10 @@ class InstanceView {
         `${count(known.other_used, "page")} held for protected prefixes, copies or states` }));
     }
     if (known.cached_ends.length) {
-      told.push(element("div", { textContent:
-        `cached ends of prefixes: ${known.cached_ends.join(", ")}${known.cached_ends.length === 4 ? ", …" : ""} tokens` }));
+      const more = known.cached_ends.length === 4 ? ", …" : "";
+      told.push(element("div", {
+        textContent: `cached ends of prefixes: ${known.cached_ends.join(", ")}${more} tokens`,
+      }));
     }
     return told;
   }

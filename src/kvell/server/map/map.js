@@ -1,6 +1,7 @@
 // The page: asks for figures twice a second while somebody sees it, and shows them.
 
-const POLL_MILLISECONDS = window.matchMedia("(prefers-reduced-motion: reduce)").matches ? 2000 : 500;
+const IS_CALM = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+const POLL_MILLISECONDS = IS_CALM ? 2000 : 500;
 
 class MemoryMap {
   constructor() {
@@ -11,7 +12,8 @@ class MemoryMap {
     byId("pause").addEventListener("click", () => this.pause(!this.paused));
     byId("access").addEventListener("submit", (event) => this.unlock(event));
     window.addEventListener("resize", () => this.redraw());
-    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    const scheme = window.matchMedia("(prefers-color-scheme: dark)");
+    scheme.addEventListener("change", () => this.redraw());
     this.run();
   }
 
@@ -27,7 +29,8 @@ class MemoryMap {
       this.show(await ask("/debug/pages"));
       this.polls += 1;
       byId("access").hidden = true;
-      this.say(`live: ${count(this.views.size, "instance")}, ${1000 / POLL_MILLISECONDS} looks a second`);
+      const looks = 1000 / POLL_MILLISECONDS;
+      this.say(`live: ${count(this.views.size, "instance")}, ${looks} looks a second`);
     } catch (error) {
       this.say(`not live: ${error.message}`);
     }
@@ -44,7 +47,8 @@ class MemoryMap {
     }
     for (const one of told.instances) this.view(one.id).show(told.at_seconds, one);
     const { requests } = told;
-    byId("requests-count").textContent = `${requests.running} at instances, ${requests.waiting} in the line`;
+    byId("requests-count").textContent = `${requests.running} at instances, `
+      + `${requests.waiting} in the line`;
     fillRequests(byId("requests"), requests);
   }
 

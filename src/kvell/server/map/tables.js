@@ -24,7 +24,8 @@ function fill(table, rows, nothing) {
     className: [table.tHead.rows[0].cells[i].className, i === 0 ? "id" : ""].join(" ").trim(),
   }))));
   if (!made.length) {
-    made.push(element("tr", {}, element("td", { colSpan: width, textContent: nothing, className: "quiet" })));
+    const only = element("td", { colSpan: width, textContent: nothing, className: "quiet" });
+    made.push(element("tr", {}, only));
   }
   table.tBodies[0].replaceChildren(...made);
 }
@@ -46,7 +47,8 @@ function fillGroups(table, stats, kinds) {
 function fillRungs(table, rungs, growth) {
   const taken = Object.entries(rungs).filter(([, times]) => times);
   taken.sort((a, b) => (growth[b[0]] ?? 0) - (growth[a[0]] ?? 0) || b[1] - a[1]);
-  fill(table, taken.map(([name, times]) => [name, growth[name] ?? 0, times]), "no rung was taken yet");
+  const rows = taken.map(([name, times]) => [name, growth[name] ?? 0, times]);
+  fill(table, rows, "no rung was taken yet");
 }
 
 function fillMisses(table, misses) {

@@ -2,6 +2,8 @@
 
 const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
 
+const byId = (id) => document.getElementById(id);
+
 function bytes(count) {
   const unit = count > 0 ? Math.min(UNITS.length - 1, Math.floor(Math.log2(count) / 10)) : 0;
   const value = count / 1024 ** unit;

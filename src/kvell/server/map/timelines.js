@@ -38,7 +38,8 @@ class Timeline {
   show(rows, lines, colours) {
     const [width, height] = [this.canvas.clientWidth, 84];
     if (!rows.length || !width) return;
-    const told = lines.map((line) => ({ ...line, points: rows.map((row) => [row.at, line.read(row.values)]) }));
+    const told = lines.map((line) => (
+      { ...line, points: rows.map((row) => [row.at, line.read(row.values)]) }));
     const values = told.flatMap((line) => line.points.map((point) => point[1]));
     const top = values.reduce((most, value) => Math.max(most, value ?? 0), 1);
     const context = sharp(this.canvas, width, height);

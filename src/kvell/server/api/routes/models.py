@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 
 from kvell.errors import ChangeSomething
+from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.api.bodies.completions import json_response, model_card, model_list
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import Serving
@@ -53,7 +54,7 @@ class ModelsApi:
             plain = [one.plain() for one in body.messages]
             opens = body.add_generation_prompt
             ids = await served.prompts.chat(
-                plain, body.tools or (), body.template_fields(), opens_answer=opens, fits=False
+                plain, chat_tools(body.tools), body.template_fields(), opens_answer=opens, fits=False
             )
         else:
             ids = await served.prompts.text(body.prompt or "", body.add_special_tokens)
