@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kvell.cluster.instances import checked_counts, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Stats
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
@@ -45,6 +46,8 @@ class StreamedOutput:
     :param text: of all tokens so far; a character that is not complete yet is missing.
     :param finish_reason: None until the last output.
     :param cached_tokens: of the prompt, found in a cache; known with the last output.
+    :param logprobs: how likely each output token was; None if nobody asked.
+    :param prompt_logprobs: the same for each prompt token from the second on.
     """
 
     request_id: str
@@ -53,6 +56,8 @@ class StreamedOutput:
     text: str
     finish_reason: Literal["stop", "length"] | None = None
     cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     @property
     def finished(self) -> bool:
@@ -140,10 +145,14 @@ class AsyncEngine:
         known_id = request_id or uuid.uuid4().hex
         prepared = PreparedPrompt(ids, known_id, cache_salt, name, session or prompt_key(ids))
         prompt_ids, token_ids, text = ids.tolist(), list[int](), ""
+        likely: tuple[TokenLogprobs, ...] = ()
+        prompt_likely: tuple[TokenLogprobs, ...] = ()
         async with aclosing(text_deltas(self._front, served, prepared, params)) as deltas:
             async for delta in deltas:
                 token_ids += delta.token_ids
                 text += delta.text
+                likely += delta.logprobs
+                prompt_likely += delta.prompt_logprobs
                 yield StreamedOutput(
                     known_id,
                     prompt_ids,
@@ -151,6 +160,8 @@ class AsyncEngine:
                     text,
                     delta.finish_reason,
                     delta.usage.cached_tokens,
+                    None if params.logprobs is None else list(likely),
+                    None if params.prompt_logprobs is None else list(prompt_likely),
                 )
 
     async def chat(

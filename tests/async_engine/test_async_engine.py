@@ -124,6 +124,12 @@ def test_texts_chats_and_mistakes(smollm2_path: Path) -> None:
             await last_of(engine, {"prompt": "a", "model": "smollm2"}, greedy)
         async with engine:
             assert "Paris" in (await last_of(engine, "The capital of France is", greedy)).text
+            asked = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=0)
+            told = await last_of(engine, "The capital of France is", asked)
+            assert told.logprobs is not None and told.prompt_logprobs is not None
+            assert [len(one.top) for one in told.logprobs] == [2] * len(told.token_ids)
+            assert [one.rank for one in told.logprobs] == [1] * len(told.token_ids)
+            assert len(told.prompt_logprobs) == len(told.prompt_token_ids) - 1
             messages = [{"role": "user", "content": "Name the capital of France."}]
             texts = [output.text async for output in engine.chat(messages, greedy)]
             assert "Paris" in texts[-1]

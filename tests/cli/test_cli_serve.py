@@ -186,12 +186,21 @@ class TestInstance:
 
 class FakeTokenizer:
     eos_token_ids = frozenset({2})
+    special_ids = frozenset({6})
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [len(text)]
 
-    def encode_chat(self, messages: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Any, tools: Any, fields: Any, *, opens_answer: bool
+    ) -> list[int]:
         return [len(messages)]
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> str:
+        return "".join(f"<{token}>" for token in token_ids)
+
+    def spelling(self, token_id: int) -> str:
+        return f"<{token_id}>"
 
 
 class TestServedText:
@@ -201,6 +210,12 @@ class TestServedText:
         assert (text.name, text.vocab_size, text.eos_token_ids) == ("m", 1000, frozenset({2}))
         assert list(text.encode("abc")) == [3]
         assert list(text.encode_chat([{"role": "user", "content": "x"}])) == [1]
+        assert (text.decode([3, 4]), text.token_text(5), text.token_bytes(6)) == (
+            "<3><4>",
+            "<5>",
+            b"<6>",
+        )
+        assert not text.takes_images
 
     def test_stop_matchers_are_fresh_for_each_request(self) -> None:
         tokenizer: Any = FakeTokenizer()

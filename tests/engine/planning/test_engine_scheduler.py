@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvell.engine.planning.scheduler import MAX_HELD_BACK
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.requests.plan import StepPlan, TokenWork
-from tests.engine.conftest import make_layout
+from tests.engine.conftest import make_layout, make_submit
 from tests.engine.traffic import Traffic, limits
 
 LAST_ARRIVAL = 6
@@ -50,6 +50,19 @@ def test_seats_are_kept() -> None:
     assert [name for name, _, _ in traffic.step()] == ["q0", "q1"]
     traffic.run()
     assert traffic.core.max_running == 2
+
+
+def test_a_lower_priority_number_is_admitted_first_and_equal_ones_in_order() -> None:
+    traffic = Traffic(make_layout(MIXED, 60), limits(seats=1))
+    traffic.submit("first", text(0, 5), max_tokens=2)
+    traffic.step()
+    for name, priority in (("a", 0), ("b", 1), ("c", 0), ("urgent", -1)):
+        prompt = text(len(traffic.prompts), 5)
+        traffic.prompts[name] = prompt
+        traffic.tell(replace(make_submit(name, prompt, 2), priority=priority))
+    traffic.run()
+    admitted = [name for plan in traffic.plans for name in plan.admitted]
+    assert admitted == ["first", "urgent", "a", "c", "b"]
 
 
 def test_first_come_first_served_even_if_a_later_one_would_fit() -> None:

@@ -3,7 +3,7 @@
 import re
 import zlib
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import msgspec
@@ -35,6 +35,16 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.pages import (
+    AskLargePage,
+    AskPages,
+    LargePage,
+    Miss,
+    MissReason,
+    PageGroup,
+    PageOwner,
+    Pages,
+)
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
@@ -58,10 +68,21 @@ samplings = st.builds(
 )
 counts = st.dictionaries(texts, naturals, max_size=3)
 groups = st.builds(GroupStats, texts, naturals, naturals, naturals, naturals)
+page_groups = st.builds(PageGroup, texts, texts, naturals, naturals, naturals, naturals)
+page_owners = st.builds(PageOwner, texts.map(RequestId), naturals, naturals, naturals)
+misses = st.builds(
+    Miss,
+    texts.map(RequestId),
+    *[naturals] * 5,
+    st.sampled_from(get_args(MissReason)),
+    st.lists(texts, max_size=2).map(tuple),
+)
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Submit, texts.map(RequestId), st.binary(max_size=64), samplings, texts, naturals),
     st.builds(Cancel, texts.map(RequestId)),
     st.builds(AskStats),
+    st.builds(AskPages),
+    st.builds(AskLargePage, naturals),
     st.builds(Drain),
 )
 events: st.SearchStrategy[Event] = st.one_of(
@@ -91,6 +112,21 @@ events: st.SearchStrategy[Event] = st.one_of(
         groups=st.lists(groups, max_size=2).map(tuple),
     ),
     st.builds(Heartbeat, *[naturals] * 8),
+    st.builds(
+        Pages,
+        *[naturals] * 2,
+        groups=st.lists(page_groups, max_size=2).map(tuple),
+        group=st.binary(max_size=16),
+        age=st.binary(max_size=16),
+        misses=st.lists(misses, max_size=2).map(tuple),
+    ),
+    st.builds(
+        LargePage,
+        *[naturals] * 2,
+        group=st.integers(-2, 9),
+        owners=st.lists(page_owners, max_size=2).map(tuple),
+        cached_ends=ids,
+    ),
     st.builds(Drained),
 )
 

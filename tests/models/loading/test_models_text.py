@@ -12,7 +12,12 @@ from tokenizers import decoders, models
 from transformers import TokenizersBackend
 
 from kvell.errors import ChangeSomething
-from kvell.models.text.detokenizer import IncrementalDetokenizer, byte_alphabet, spelled_bytes
+from kvell.models.text.detokenizer import (
+    IncrementalDetokenizer,
+    byte_alphabet,
+    spelled_bytes,
+    token_bytes,
+)
 from kvell.models.text.end_tokens import eos_token_ids
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
@@ -270,3 +275,28 @@ def test_held_text_comes_at_the_end_if_no_stop_string_does() -> None:
 
 def test_without_stop_strings_text_passes_through() -> None:
     assert StopStrings(()).push("anything") == ("anything", False)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40))
+def test_bytes_of_tokens_join_to_the_text(smollm2_tokenizer: Tokenizer, text: str) -> None:
+    ids = smollm2_tokenizer.encode(text, add_special_tokens=False).tolist()
+    joined = b"".join(token_bytes(smollm2_tokenizer, token) for token in ids)
+    expected = smollm2_tokenizer.decode(ids, skip_special_tokens=False)
+    assert joined.decode(errors="replace") == expected
+
+
+def test_bytes_of_special_and_unknown_tokens(smollm2_tokenizer: Tokenizer) -> None:
+    [end] = smollm2_tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    assert token_bytes(smollm2_tokenizer, int(end)) == b"<|im_end|>"
+    assert token_bytes(smollm2_tokenizer, 10**6) == b""
+
+
+def test_a_templates_own_fields_are_not_the_callers(smollm2_tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    plain = smollm2_tokenizer.encode_chat(messages).tolist()
+    assert smollm2_tokenizer.encode_chat(messages, fields={"colour": "red"}).tolist() == plain
+    with pytest.raises(ChangeSomething, match="chat_template_kwargs=tokenize"):
+        smollm2_tokenizer.encode_chat(messages, fields={"tokenize": True})
+    opened = smollm2_tokenizer.encode_chat(messages, opens_answer=False).tolist()
+    assert plain[: len(opened)] == opened and len(opened) < len(plain)

@@ -126,7 +126,7 @@ class EngineCore:
             min(command.sampling.max_tokens or room, room),
             cache_root(
                 command.cache_salt,
-                command.request_id,
+                f"{self._submitted} {command.request_id}",
                 is_scored=command.sampling.prompt_logprobs is not None,
             ),
             images=np.asarray(command.images, np.int32) if command.images else None,
@@ -134,6 +134,7 @@ class EngineCore:
             output=output.tolist(),
             model=model,
             number=self._submitted,
+            priority=command.priority,
         )
         self._submitted += 1
         self._requests[request.request_id] = request
@@ -141,7 +142,7 @@ class EngineCore:
             request.finish_reason = self._finish_reason(request, request.output[-1])
         if request.finish_reason is not None:
             return [self._told(request)]
-        self._scheduler.waiting.append(request)
+        self._scheduler.enqueue(request)
         return []
 
     def cancel(self, command: Cancel) -> list[Event]:

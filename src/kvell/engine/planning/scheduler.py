@@ -88,6 +88,13 @@ class Scheduler:
         if memory is not None and self._speculation.is_on:
             raise ValueError("draft tokens have no activations of their own in a shared pool yet")
 
+    def enqueue(self, request: Request) -> None:
+        """Put a new request behind all that wait and have its priority or a lower one."""
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].priority > request.priority:
+            place -= 1
+        self.waiting.insert(place, request)
+
     # ------------------------------------------------------------------ planning
 
     def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
@@ -231,7 +238,7 @@ class Scheduler:
         """Plan as many of the request's known tokens as budget and memory allow."""
         budget = draft.budget if request.is_decoding else self._prompt_budget(draft)
         if request.is_scored:
-            budget = min(budget, self._scored_budget(draft))
+            budget = min(budget, self._scored_budget(request, draft))
         wanted = request.computed + min(request.remaining, budget)
         until = self._largest(request, wanted, draft)
         while until <= request.computed and self.protected.yield_least():
@@ -250,10 +257,13 @@ class Scheduler:
         draft.add_work(request, until - request.computed)
         return True
 
-    def _scored_budget(self, draft: PlanDraft) -> int:
-        """Prompt tokens that may be scored: each has a row of logits, and so may every decode."""
-        left = self.limits.max_num_seqs - max(draft.num_logits, len(self.running))
-        return max(0 if draft.work else 1, left)
+    def _scored_budget(self, request: Request, draft: PlanDraft) -> int:
+        """Prompt tokens that may be scored: each has a row of logits, and so has every seat.
+
+        Its own seat's row is the request's, so it advances in every step.
+        """
+        others = sum(other is not request for other in self.running)
+        return max(0, self.limits.max_num_seqs - max(draft.num_logits, others))
 
     def _draft_token(self, draft: PlanDraft) -> None:
         """Add draft tokens to decodes, with what all other work has left."""

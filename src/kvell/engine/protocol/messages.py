@@ -60,6 +60,8 @@ class Submit:
     The instance computes them like a prompt, emits what follows them, and counts them
     against ``max_tokens``: ``Tokens.first_index`` begins behind them.
 
+    ``priority``: requests with lower ones are admitted before those that wait; 0 is usual.
+
     ``tensors`` are those of the model's processor for the images of this prompt, whose ids are
     then as the processor gave them; the instance fills in ``images`` itself.
 
@@ -75,6 +77,7 @@ class Submit:
     model: str = ""
     output: bytes = b""
     tensors: tuple[SentTensor, ...] = ()
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if len(self.output) % 4:

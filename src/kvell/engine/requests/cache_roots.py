@@ -1,7 +1,5 @@
 """Roots of the prefix cache: requests under different roots never share pages."""
 
-from kvell.vocabulary import RequestId
-
 RESERVED = "\0"
 """Begins the roots that no salt maps to."""
 
@@ -9,12 +7,14 @@ DROPPING_ROOT = RESERVED + "dropping"
 """The root of requests that keep only a part of their prompt: nothing is ever cached under it."""
 
 
-def cache_root(salt: str, request_id: RequestId, *, is_scored: bool) -> str:
+def cache_root(salt: str, unique: str, *, is_scored: bool) -> str:
     """Return the root of a request.
+
+    :param unique: names this request and no other of the instance, ended ones included.
 
     A request whose prompt is scored has one of its own, since all of its prompt must be computed.
     After a preemption it may hit what it computed itself, which was scored then.
     """
     if is_scored:
-        return f"{RESERVED}scored {request_id}"
+        return f"{RESERVED}scored {unique}"
     return RESERVED + salt if salt.startswith(RESERVED) else salt

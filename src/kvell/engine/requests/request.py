@@ -34,6 +34,7 @@ class Request:
     """Tokens, progress, and the handle of its pages while it runs.
 
     :ivar number: number of requests submitted before it.
+    :ivar priority: lower ones are admitted first.
     :ivar model: which of several models computes it.
     :ivar computed: tokens that are computed, or will be by steps in flight.
     :ivar settled: those of them whose step has its result.
@@ -66,6 +67,7 @@ class Request:
     embedded: int = 0
     model: str = ""
     number: int = 0
+    priority: int = 0
     _history: bytearray = field(default_factory=bytearray)
 
     @property

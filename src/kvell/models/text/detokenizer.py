@@ -131,6 +131,20 @@ def spelled_bytes(spelling: str) -> bytes:
         return spelling.encode()
 
 
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The bytes of one token, which may be a part of a character; none for an unknown id."""
+    spelling = tokenizer.spelling(token_id)
+    if spelling is None:
+        return b""
+    if token_id in tokenizer.special_ids:
+        return spelling.encode()
+    if _is_byte_token(spelling):
+        return bytes([int(spelling[3:5], 16)])
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return spelled_bytes(spelling)
+    return tokenizer.decode([token_id], skip_special_tokens=False).encode()
+
+
 def _is_byte_token(spelling: str) -> bool:
     """Whether a token spells one byte as a number, such as ``<0xE2>``."""
     return len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">")

@@ -1,6 +1,5 @@
 """Text to token ids and back, and which ids end a text."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,6 @@ OWN_FIELDS = frozenset(
     )
 )
 """What transformers' ``apply_chat_template`` takes for itself; no request may set it."""
-BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
@@ -117,13 +115,6 @@ class Tokenizer:
         flagged = frozenset(token for token, entry in added.items() if entry.special)
         return flagged if self.backend.is_fast else frozenset(self.backend.all_special_ids)
 
-    @cached_property
-    def _bytes_of(self) -> Mapping[str, int]:
-        """The byte that each character stands for in vocabularies of bytes."""
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        return {char: byte for byte, char in bytes_to_unicode().items()}
-
     @property
     def decoder(self) -> Any:
         """The tokenizers library's decoder, which joins tokens; None for other tokenizers."""
@@ -148,19 +139,6 @@ class Tokenizer:
             token = self.backend.convert_ids_to_tokens(token_id)
             self._spellings[token_id] = None if token is None else str(token)
         return self._spellings[token_id]
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be a part of a character."""
-        spelling = self.spelling(token_id)
-        if spelling is None:
-            return b""
-        if token_id in self.special_ids:
-            return spelling.encode()
-        if BYTE_TOKEN.fullmatch(spelling):
-            return bytes([int(spelling[3:5], 16)])
-        if type(self.decoder).__name__ == "ByteLevel":
-            return bytes(self._bytes_of[char] for char in spelling if char in self._bytes_of)
-        return self.decode([token_id], skip_special_tokens=False).encode()
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that form no character become U+FFFD."""

@@ -31,6 +31,12 @@ _PIECES = re.compile(
     _STRING + rb'|[\[{]|[\]}]|[^"\[\]{}]{1,%d}+' % LONGEST_BYTES,
     re.DOTALL,
 )
+_HALF_BYTES = re.compile(rb"\xed[\xa0-\xbf]")
+_HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NO_HALVES = re.compile(
+    rb"(?:[^\\]++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(?!u[dD][89a-fA-F]).)*+", re.DOTALL
+)
+"""Every surrogate is followed by its other half."""
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
 
@@ -60,11 +66,21 @@ def check_body(body: bytes, bounds: BodyBounds) -> None:
         raise ChangeSomething(WHOLE, "…", "is not UTF-8", "encode it as UTF-8")
     if not _OBJECT.match(body):
         raise ChangeSomething(WHOLE, "…", "is not valid JSON", "send a JSON object")
+    if _has_half_a_character(body):
+        problem = "has a surrogate without its other half, which is no character"
+        raise ChangeSomething(WHOLE, "…", problem, "send whole characters")
     if len(body) <= SHORT_BYTES:
         opened = body.count(b"[") + body.count(b"{")
         if opened <= bounds.depth and opened + body.count(b",") <= FEW:
             return
     _Scan(body, bounds).run(_long_stretch(body))
+
+
+def _has_half_a_character(body: bytes) -> bool:
+    """Whether JSON's reader would make text of this that UTF-8 cannot say."""
+    if _HALF_BYTES.search(body):
+        return True
+    return _HALF_ESCAPE.search(body) is not None and _NO_HALVES.fullmatch(body) is None
 
 
 def _long_stretch(body: bytes) -> int:

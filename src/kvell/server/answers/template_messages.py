@@ -4,6 +4,7 @@ Arguments of calls become objects, since templates write them with ``tojson``; v
 does the same.  A tool's message gets the name of the function that its id was for.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,7 @@ def _arguments(field: str, arguments: object) -> dict[str, Any]:
         return {}
     try:
         value = read_json(arguments) if isinstance(arguments, str) else arguments
+        json.dumps(value, ensure_ascii=False).encode()  # half a character is no text
     except ValueError:
         value = None
     if not isinstance(value, dict):

@@ -1,10 +1,14 @@
 """Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from kvell.errors import ChangeSomething, InstanceDied, KvellError, TryLater
@@ -39,6 +43,30 @@ class ApiError:
         headers = {"Retry-After": str(self.retry_seconds)} if self.status in (429, 503) else None
         content = msgspec.json.encode(self.body())
         return Response(content, self.status, headers, media_type="application/json")
+
+
+class ErrorFields(BaseModel):
+    """What is wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error as a client sees it."""
+
+    error: ErrorFields
+
+
+DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
+    {
+        "4XX": {"model": ErrorBody, "description": "The request must change, or come later"},
+        "5XX": {"description": "The server failed, or nothing serves just now"},
+    }
+)
+"""Errors of every route, for the app's own description of itself."""
 
 
 class UnknownModel(KvellError):  # noqa: N818

@@ -54,7 +54,8 @@ def build_app(
     models = {one.text.name: one for one in (first, *others)}
     serving = Serving(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
-    app = FastAPI(title="Kvell", docs_url=None, redoc_url=None)
+    described = dict(http_errors.DESCRIBED)
+    app = FastAPI(title="Kvell", docs_url=None, redoc_url=None, responses=described)
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)

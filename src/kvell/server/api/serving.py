@@ -125,6 +125,7 @@ class Serving:
                     session or prompt_key(ids),
                     asked.shows_special_tokens,
                     asked.tensors,
+                    body.priority or 0,
                 ),
                 sampling,
             )

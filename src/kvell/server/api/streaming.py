@@ -1,8 +1,9 @@
 """Server-sent events, several requests as one stream, and clients that go away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,11 @@ from kvell.server.api.http_errors import api_error
 
 Item = TypeVar("Item")
 DONE = b"data: [DONE]\n\n"
+STREAM_TYPE = "text/event-stream"
+DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
+    {200: {"description": "The answer, whole or as a stream", "content": {STREAM_TYPE: {}}}}
+)
+"""Answers of routes that can stream, for the app's own description of itself."""
 QUEUED_PER_STREAM = 16
 
 
@@ -30,7 +36,7 @@ class EventStream(StreamingResponse):
     """A response that ends its source as soon as the client goes away."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, media_type="text/event-stream")
+        super().__init__(events, media_type=STREAM_TYPE)
         self.headers["Cache-Control"] = "no-cache"
         self._events = events
 

@@ -10,6 +10,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import attrgetter
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import RequestView
@@ -90,7 +91,8 @@ class AdmissionQueue:
             return []
         chosen: list[LogEntry] = []
         open_lines = [line for line in self.lines.values() if line.has_room]
-        for entry in self._waiting.values():
+        # Sorting is stable: of equal priority, first come first served.
+        for entry in sorted(self._waiting.values(), key=attrgetter("priority")):
             if not open_lines:
                 break
             line = self._line_for(entry, open_lines)

@@ -166,6 +166,7 @@ class Front:
         model: str = "",
         session: str = "",
         tensors: tuple[SentTensor, ...] = (),
+        priority: int = 0,
     ) -> AsyncGenerator[Output, None]:
         """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
 
@@ -174,10 +175,13 @@ class Front:
         :param model: which of several; the instances' first if it is not named.
         :param session: requests of one session share prefixes; "" if it has none.
         :param tensors: of the prompt's images, from the model's processor.
+        :param priority: lower ones are served first.
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
-        entry = self._admit(prompt, sampling, request_id, cache_salt, model, session, tensors)
+        entry = self._admit(
+            prompt, sampling, request_id, cache_salt, model, session, tensors, priority
+        )
         ended = False
         try:
             while not ended:
@@ -315,6 +319,7 @@ class Front:
         model: str = "",
         session: str = "",
         tensors: tuple[SentTensor, ...] = (),
+        priority: int = 0,
     ) -> LogEntry:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves just now ({self.state})")
@@ -332,6 +337,7 @@ class Front:
             model=model,
             session=session,
             tensors=tensors,
+            priority=priority,
         )
         self._admission_queue.add(entry)
         self._pump()

@@ -65,6 +65,7 @@ class LogEntry:
     :param model: which of several models; "" is the first.
     :param session: requests of one session share prefixes; "" if it has none.
     :param tensors: of the prompt's images, kept for another attempt.
+    :param priority: lower ones are served first.
     :param line: the instance that has it, or had it last; "" before the first.
     :param pending_prompt_tokens: that the instance has still to compute, as far as is known.
     :param pending_output_tokens: that the instance is expected to make yet.
@@ -82,6 +83,7 @@ class LogEntry:
     model: str = ""
     session: str = ""
     tensors: tuple[SentTensor, ...] = ()
+    priority: int = 0
     line: str = ""
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
@@ -134,6 +136,7 @@ class LogEntry:
             model=self.model,
             output=np.frombuffer(self.output, np.int32).astype("<i4").tobytes(),
             tensors=self.tensors,
+            priority=self.priority,
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:

@@ -18,7 +18,6 @@ class Colours {
     const style = getComputedStyle(document.documentElement);
     const named = (name) => style.getPropertyValue(`--${name}`).trim();
     this.ink = named("ink");
-    this.quiet = named("quiet");
     this.line = named("line");
     this.focus = named("focus");
     this.empty = named("empty");

@@ -18,7 +18,7 @@ class InstanceView {
     this.rungs = new History();
     this.kv = new Timeline("KV cache", bytes);
     const ifAny = (value) => (value === null ? "none" : bytes(value));
-    this.beside = new Timeline("Activations, CPU buffer", ifAny);
+    this.beside = new Timeline("Activations, buffer", ifAny);
     this.ladder = new Timeline("Ladder rungs taken", (value) => value.toLocaleString("en"));
     this.part(".timelines").append(this.kv.figure, this.beside.figure, this.ladder.figure);
     this.known = null;
@@ -76,7 +76,7 @@ class InstanceView {
       { name: "free", colour: colours.lent, dash: [2, 3], read: read("kv_free") },
     ], colours);
     this.beside.show(this.memory.rows, [
-      { name: "activations in the pool", colour: colours.hue(1), read: read("activation") },
+      { name: "activations", colour: colours.hue(1), read: read("activation") },
       { name: "CPU buffer", colour: colours.hue(3), dash: [6, 3], read: read("cpu_buffer") },
     ], colours);
     this.ladder.show(this.rungs.rows, this.ladderLines(growth), colours);
@@ -134,9 +134,9 @@ class InstanceView {
     if (state === "used" || state === "cached") {
       const group = columns.groups[columns.group[index]];
       lines[0].textContent += `, group ${group.name}`;
+      const holds = group.kind === "state" ? "a state" : count(group.page_tokens, "token");
       lines.push(`${count(columns.used[index], "small page")} used, ${columns.cached[index]} cached, `
-        + `${columns.free(index)} free; ${count(group.page_tokens, "token")} and `
-        + `${bytes(group.page_bytes)} each. `);
+        + `${columns.free(index)} free; ${holds} in ${bytes(group.page_bytes)} each. `);
       lines.push(state === "used" ? "In use now."
         : `Last used ${count(columns.age[index], "step")} ago.`);
       if (this.known !== null) lines.push(...this.owners(this.known));
@@ -149,14 +149,15 @@ class InstanceView {
 
   // What was learnt of a page is shown as long as its pages are divided as they were then.
   fits(known, index) {
-    return known !== null && known.large_page === index
-      && known.used === this.columns.used[index] && known.cached === this.columns.cached[index];
+    const { group, used, cached } = this.columns;
+    return known !== null && known.large_page === index && known.group === group[index]
+      && known.used === used[index] && known.cached === cached[index];
   }
 
   owners(known) {
     const told = known.owners.map((owner) => element("div", {},
       element("span", { className: "id", textContent: owner.id }),
-      `: ${count(owner.pages, "page")}, tokens ${owner.first_token} to ${owner.end_token}`));
+      `: ${count(owner.pages, "page")} within tokens ${owner.first_token} to ${owner.end_token}`));
     if (known.more_owners) told.push(element("div", { textContent: `and ${known.more_owners} more` }));
     if (known.other_used) {
       told.push(element("div", { textContent:

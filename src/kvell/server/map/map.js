@@ -48,7 +48,7 @@ class MemoryMap {
     for (const one of told.instances) this.view(one.id).show(told.at_seconds, one);
     const { requests } = told;
     byId("requests-count").textContent = `${requests.running} at instances, `
-      + `${requests.waiting} in the line`;
+      + `${requests.waiting} waiting for one`;
     fillRequests(byId("requests"), requests);
   }
 

@@ -31,8 +31,11 @@ class Timeline {
     this.legend.setAttribute("role", "list");
     this.title = title;
     this.describe = describe;
-    this.figure = element(
-      "figure", {}, element("figcaption", { textContent: title }), this.canvas, this.legend);
+    this.top = element("span");
+    const axis = element("div", { className: "axis quiet" },
+      element("span", { textContent: "−3 min" }), this.top, element("span", { textContent: "now" }));
+    this.figure = element("figure", {},
+      element("figcaption", { textContent: title }), this.canvas, axis, this.legend);
   }
 
   show(rows, lines, colours) {
@@ -53,10 +56,7 @@ class Timeline {
       context.lineTo(x, height);
       context.stroke();
     }
-    context.fillStyle = colours.quiet;
-    context.font = "11px system-ui, sans-serif";
-    context.fillText(this.describe(top), 3, 11);
-    context.fillText("3 minutes ago", 3, height - 4);
+    this.top.textContent = top > 1 ? `top: ${this.describe(top)}` : "";
     for (const line of told) this.line(context, line, { width, height, end, top });
     this.legend.replaceChildren(...told.map((line) => swatch(
       `${line.name}: ${this.describe(line.points.at(-1)[1])}`, line.colour)));

@@ -12,7 +12,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.models.config.description import text_config
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
-from kvell.models.text.detokenizer import IncrementalDetokenizer
+from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.server.text.text_model import NO_FIELDS
@@ -38,7 +38,6 @@ class ServedText:
         self.eos_token_ids = tokenizer.eos_token_ids
         self._tokenizer, self._processor = tokenizer, processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
-        self.token_bytes = lru_cache(KNOWN_TOKENS)(tokenizer.token_bytes)
 
     @classmethod
     def load(cls, name: str, path: Path) -> "ServedText":
@@ -96,6 +95,10 @@ class ServedText:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token."""
+        return token_bytes(self._tokenizer, token_id)
 
     def _token_text(self, token_id: int) -> str:
         return self.decode([token_id])

@@ -162,6 +162,7 @@ class PreparedPrompt:
     :param model: as the instance knows it, "" for its first.
     :param session: requests of one session go to one instance, if the routing says so.
     :param tensors: of its images, from the model's processor.
+    :param priority: requests with lower ones are served first.
     :param shows_special_tokens: whether special tokens are a part of the answer's text.
     """
 
@@ -172,3 +173,4 @@ class PreparedPrompt:
     session: str = ""
     shows_special_tokens: bool = False
     tensors: tuple[SentTensor, ...] = ()
+    priority: int = 0

@@ -121,6 +121,7 @@ async def text_deltas(
         model=prompt.model,
         session=prompt.session,
         tensors=prompt.tensors,
+        priority=prompt.priority,
     )
     untold = TextDelta("")
     async with aclosing(outputs):

@@ -28,6 +28,7 @@ from kvell.server.answers.forced import (
     forced_tool_calls,
     tool_choice,
 )
+from kvell.server.api import streaming
 from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.chat import (
     CHUNK,
@@ -60,7 +61,8 @@ class ChatApi:
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
-        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"])
+        described = dict(streaming.DESCRIBED)
+        app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], responses=described)
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """``POST /v1/chat/completions``."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from kvell.server.api import streaming
 from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import (
     Body,
@@ -30,7 +31,10 @@ class CompletionsApi:
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
-        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
+        described = dict(streaming.DESCRIBED)
+        app.add_api_route(
+            "/v1/completions", self.completions, methods=["POST"], responses=described
+        )
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """``POST /v1/completions``."""

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Response
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.api.bodies.completions import json_response, model_card, model_list
-from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from kvell.server.api.schemas.tokens import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from kvell.server.api.serving import Serving
 
 
@@ -27,6 +27,7 @@ class ModelsApi:
         app.add_api_route("/version", self.version, methods=["GET"])
         app.add_api_route("/tokenize", self.tokenize, methods=["POST"])
         app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
+        app.add_api_route("/v1/embeddings", self.embeddings, methods=["POST"])
 
     async def models(self) -> Response:
         """``GET /v1/models``."""
@@ -54,7 +55,11 @@ class ModelsApi:
             plain = [one.plain() for one in body.messages]
             opens = body.add_generation_prompt
             ids = await served.prompts.chat(
-                plain, chat_tools(body.tools), body.template_fields(), opens_answer=opens, fits=False
+                plain,
+                chat_tools(body.tools),
+                body.template_fields(),
+                opens_answer=opens,
+                fits=False,
             )
         else:
             ids = await served.prompts.text(body.prompt or "", body.add_special_tokens)
@@ -74,3 +79,12 @@ class ModelsApi:
             raise ChangeSomething("tokens", unknown, "is not a token of this model", remedy)
         text = await served.prompts.decoded(body.tokens)
         return json_response({"prompt": text})
+
+    async def embeddings(self, body: EmbeddingsRequest) -> Response:
+        """``POST /v1/embeddings``: refused by name, for all models served write text.
+
+        :raises ChangeSomething: always, unless no model has the name.
+        """
+        name, _ = self.serving.named(body.model)
+        remedy = "ask a model that was trained for embeddings"
+        raise ChangeSomething("model", name, "writes text and makes no embeddings", remedy)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
 
 from kvell.engine.protocol.messages import Stats
 from kvell.errors import TryLater
@@ -30,7 +31,8 @@ class OperatorApi:
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
         app.add_api_route("/health", self.health, methods=["GET"])
-        app.add_api_route("/metrics", self.prometheus, methods=["GET"])
+        text = PlainTextResponse
+        app.add_api_route("/metrics", self.prometheus, methods=["GET"], response_class=text)
         app.add_api_route("/debug/memory", self.memory, methods=["GET"])
         app.add_api_route("/debug/audit", self.audit, methods=["GET"])
 

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Visit
+from kvell.server.api import streaming
 from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import Body, json_response
 from kvell.server.api.bodies.logprobs import chat_logprobs
@@ -35,7 +36,8 @@ class ResponsesApi:
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
-        app.add_api_route("/v1/responses", self.respond, methods=["POST"])
+        described = dict(streaming.DESCRIBED)
+        app.add_api_route("/v1/responses", self.respond, methods=["POST"], responses=described)
 
     async def respond(self, request: Request, body: ResponsesRequest) -> Response:
         """``POST /v1/responses``."""

@@ -78,6 +78,7 @@ class GenerationRequest(BaseModel):
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
     will_return: StrictBool | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None

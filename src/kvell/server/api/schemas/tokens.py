@@ -1,4 +1,4 @@
-"""Bodies of ``/tokenize`` and ``/detokenize``, as vLLM has them."""
+"""Bodies of ``/tokenize`` and ``/detokenize``, as vLLM has them, and of ``/v1/embeddings``."""
 
 from typing import Annotated, Any
 
@@ -36,3 +36,10 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
+
+
+class EmbeddingsRequest(BaseModel):
+    """What is to be embedded."""
+
+    model_config = ConfigDict(extra="ignore")
+    model: str | None = None

@@ -1,0 +1,248 @@
+"""Sampling parameters: each field's bounds, refused by name, and what follows from them."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from kvell.engine.protocol.codec import (
+    HEADER_BYTES,
+    ProtocolError,
+    decode_command,
+    decode_event,
+    encode_frame,
+)
+from kvell.engine.protocol.logprobs import MAX_LOGPROBS, PromptLogprobs, TokenLogprobs
+from kvell.engine.protocol.messages import Command, Event, Submit, Tokens
+from kvell.engine.protocol.sampling_params import (
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_PENALTY,
+    SamplingParams,
+)
+from kvell.engine.protocol.structured_outputs import (
+    MAX_CHOICES,
+    MAX_GRAMMAR_CHARS,
+    StructuredOutputs,
+)
+from kvell.errors import ChangeSomething
+from kvell.vocabulary import RequestId
+
+NAN = float("nan")
+GRAMMAR = StructuredOutputs(regex="a*")
+
+REFUSED: list[tuple[str, Any]] = [
+    *[("min_p", bad) for bad in (-0.01, 1.01, NAN)],
+    *[("presence_penalty", bad) for bad in (-2.01, 2.01, NAN)],
+    *[("frequency_penalty", bad) for bad in (-2.01, 2.01, NAN)],
+    *[("repetition_penalty", bad) for bad in (0.0, -1.0, 100.1, NAN)],
+    *[("min_tokens", bad) for bad in (-1, 17)],  # of the 16 that max_tokens allows
+    *[("logprobs", bad) for bad in (-1, MAX_LOGPROBS + 1)],
+    *[("prompt_logprobs", bad) for bad in (-1, MAX_LOGPROBS + 1)],
+    *[("logit_bias", bad) for bad in ({-1: 1.0}, {5: 100.5}, {5: -100.5}, {5: NAN})],
+    ("logit_bias", {5: float("inf")}),
+    ("logit_bias", dict.fromkeys(range(MAX_BIASES + 1), 1.0)),
+]
+
+
+@pytest.mark.parametrize(("field", "bad"), REFUSED)
+def test_what_is_out_of_bounds_is_refused_by_name_and_with_a_remedy(field: str, bad: Any) -> None:
+    with pytest.raises(ChangeSomething) as told:
+        SamplingParams(**{field: bad})
+    assert told.value.field == field
+    assert told.value.problem
+    assert any(told.value.remedy.startswith(word) for word in ("use ", "leave it out", "correct"))
+
+
+ACCEPTED: list[tuple[str, Any]] = [
+    *[("min_p", good) for good in (0.0, 1.0)],
+    *[("presence_penalty", good) for good in (-MAX_PENALTY, MAX_PENALTY)],
+    *[("frequency_penalty", good) for good in (-MAX_PENALTY, MAX_PENALTY)],
+    *[("repetition_penalty", good) for good in (0.001, 100.0)],
+    *[("min_tokens", good) for good in (0, 16)],
+    *[("logprobs", good) for good in (None, 0, MAX_LOGPROBS)],
+    *[("prompt_logprobs", good) for good in (None, 0, MAX_LOGPROBS)],
+    *[("logit_bias", good) for good in ({}, {0: MAX_BIAS}, {5: -MAX_BIAS})],
+    ("logit_bias", dict.fromkeys(range(MAX_BIASES), 1.0)),
+    ("structured_outputs", GRAMMAR),
+]
+
+
+@pytest.mark.parametrize(("field", "good"), ACCEPTED)
+def test_the_bounds_themselves_are_accepted(field: str, good: Any) -> None:
+    assert getattr(SamplingParams(**{field: good}), field) == good
+
+
+def test_without_max_tokens_any_minimum_will_do() -> None:
+    assert SamplingParams(max_tokens=None, min_tokens=10_000).looks_back
+
+
+LOOKS_BACK: list[dict[str, Any]] = [
+    {"presence_penalty": 0.1},
+    {"frequency_penalty": -0.1},
+    {"repetition_penalty": 0.9},
+    {"min_tokens": 1},
+    {"structured_outputs": GRAMMAR},
+]
+TELLS_OR_BIASES: list[dict[str, Any]] = [
+    {"logprobs": 0},
+    {"prompt_logprobs": 0},
+    {"logit_bias": {3: 1.0}},
+]
+
+
+def test_what_looks_back_and_what_is_plain() -> None:
+    drawn = SamplingParams(temperature=0.5, top_k=4, top_p=0.9, min_p=0.1, seed=3, stop=("x",))
+    assert drawn.is_plain
+    assert not drawn.looks_back
+    for wish in LOOKS_BACK:
+        params = SamplingParams(**wish)
+        assert params.looks_back
+        assert not params.is_plain
+    for wish in TELLS_OR_BIASES:
+        params = SamplingParams(**wish)
+        assert not params.looks_back
+        assert not params.is_plain
+
+
+KINDS: dict[str, Any] = {
+    "json": "{}",
+    "json_object": True,
+    "regex": "a",
+    "choice": ("a", "b"),
+    "grammar": "start: /a/",
+}
+
+
+def test_each_kind_of_constraint_stands_alone() -> None:
+    for name, value in KINDS.items():
+        assert StructuredOutputs(**{name: value}).kind == name
+    with pytest.raises(ChangeSomething, match="structured_outputs=none: is not one constraint"):
+        StructuredOutputs()
+    for name in KINDS:
+        for other in KINDS.keys() - {name}:
+            with pytest.raises(ChangeSomething, match="is not one constraint") as told:
+                StructuredOutputs(**{name: KINDS[name], other: KINDS[other]})
+            assert {name, other} <= set(str(told.value.value).split(", "))
+
+
+@pytest.mark.parametrize("kind", ["json", "regex", "grammar", "choice"])
+def test_constraints_have_a_longest_length(kind: str) -> None:
+    text = "a" * MAX_GRAMMAR_CHARS
+    values: Mapping[str, Any] = {kind: (text,) if kind == "choice" else text}
+    assert StructuredOutputs(**values).num_chars == MAX_GRAMMAR_CHARS
+    longer: Mapping[str, Any] = {kind: (text, "a") if kind == "choice" else text + "a"}
+    with pytest.raises(ChangeSomething, match="is too long; use at most") as told:
+        StructuredOutputs(**longer)
+    assert told.value.field == f"structured_outputs.{kind}"
+
+
+@pytest.mark.parametrize("bad", [("a", ""), ("a",) * (MAX_CHOICES + 1)])
+def test_choices_are_some_texts_and_none_is_empty(bad: tuple[str, ...]) -> None:
+    with pytest.raises(ChangeSomething) as told:
+        StructuredOutputs(choice=bad)
+    assert told.value.field == "structured_outputs.choice"
+
+
+# ------------------------------------------------------------------------ on the wire
+
+small = st.floats(-50, 0)
+tokens = st.integers(0, 2**31 - 1)
+likelihoods = st.builds(
+    TokenLogprobs,
+    small,
+    st.integers(1, 1 << 20),
+    st.lists(st.tuples(tokens, small), max_size=3).map(tuple),
+)
+some_likelihoods = st.lists(likelihoods, max_size=4).map(tuple)
+constraints = st.one_of(
+    st.text(max_size=9).map(lambda text: StructuredOutputs(json=text)),
+    st.text(max_size=9).map(lambda text: StructuredOutputs(regex=text)),
+    st.text(max_size=9).map(lambda text: StructuredOutputs(grammar=text)),
+    st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3).map(
+        lambda texts: StructuredOutputs(choice=tuple(texts))
+    ),
+    st.just(StructuredOutputs(json_object=True)),
+)
+samplings = st.builds(
+    SamplingParams,
+    max_tokens=st.none(),
+    min_p=st.floats(0, 1),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0.01, 100),
+    logit_bias=st.dictionaries(tokens, st.floats(-100, 100), max_size=4),
+    min_tokens=st.integers(0, 1 << 40),
+    logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
+    prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
+    structured_outputs=st.none() | constraints,
+)
+
+
+def body_of(message: Command | Event) -> bytes:
+    return encode_frame(message)[HEADER_BYTES:]
+
+
+@given(samplings, st.booleans())
+def test_every_wish_survives_the_round_trip(sampling: SamplingParams, asked: bool) -> None:
+    submit = Submit(RequestId("a"), b"\1\0\0\0", sampling)
+    if asked:  # what is remembered of a request is no part of it
+        assert sampling.is_plain in (True, False)
+        assert sampling.looks_back in (True, False)
+    decoded = decode_command(body_of(submit))
+    assert decoded == submit
+    assert isinstance(decoded, Submit)
+    for field in fields(SamplingParams):
+        assert getattr(decoded.sampling, field.name) == getattr(sampling, field.name)
+
+
+@given(st.lists(tokens, max_size=4).map(tuple), some_likelihoods)
+def test_tokens_bring_their_likelihoods(
+    ids: tuple[int, ...], told: tuple[TokenLogprobs, ...]
+) -> None:
+    event = Tokens(RequestId("a"), 2, 3, ids, logprobs=told)
+    assert decode_event(body_of(event)) == event
+
+
+@given(st.integers(1, 1 << 40), some_likelihoods)
+def test_prompts_bring_theirs(first: int, told: tuple[TokenLogprobs, ...]) -> None:
+    event = PromptLogprobs(RequestId("a"), 1, first, told)
+    assert decode_event(body_of(event)) == event
+
+
+def test_tokens_without_likelihoods_are_as_they_were() -> None:
+    fields_of_old = {"request_id": "a", "attempt": 0, "first_index": 4, "token_ids": (1, 2)}
+    event = decode_event(msgspec.msgpack.encode(("Tokens", fields_of_old)))
+    assert event == Tokens(RequestId("a"), 0, 4, (1, 2))
+    assert isinstance(event, Tokens)
+    assert event.logprobs == ()
+
+
+BAD_WISHES: list[tuple[str, Any]] = [
+    ("min_p", 2.0),
+    ("logit_bias", {"5": 1.0}),
+    ("logit_bias", {5: 1000.0}),
+    ("logprobs", 21),
+    ("structured_outputs", {}),
+    ("structured_outputs", {"json": "{}", "regex": "a"}),
+    ("structured_outputs", {"colour": "red"}),
+]
+
+
+@pytest.mark.parametrize(("field", "bad"), BAD_WISHES)
+def test_a_submission_with_a_bad_wish_is_refused(field: str, bad: Any) -> None:
+    body = {"request_id": "a", "prompt": b"", "sampling": {field: bad}}
+    with pytest.raises(ProtocolError):
+        decode_command(msgspec.msgpack.encode(("Submit", body)))
+
+
+def test_likelihoods_of_the_wrong_form_are_refused() -> None:
+    body = {"request_id": "a", "attempt": 0, "first_index": 1, "logprobs": [[0.0, "first", []]]}
+    with pytest.raises(ProtocolError):
+        decode_event(msgspec.msgpack.encode(("PromptLogprobs", body)))
+    with pytest.raises(ProtocolError, match="colour"):
+        decode_event(msgspec.msgpack.encode(("PromptLogprobs", {**body, "colour": 1})))

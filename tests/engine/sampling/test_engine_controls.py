@@ -1,0 +1,216 @@
+"""Controls of a step: whatever else is in the batch, each row is treated as if it were alone."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.requests.plan import NO_TOKEN, TokenWork
+from kvell.engine.running.runner import rows_of
+from kvell.engine.sampling.adjust import adjust
+from kvell.engine.sampling.controls import Controls, Drawn
+from kvell.engine.sampling.draw import sample
+from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.engine.sampling.likelihood import token_logprobs
+from kvell.vocabulary import RequestId
+
+WORDS = 40
+ENDS = (3, 4)
+GRAMMAR = StructuredOutputs(regex="a*")
+DRAWN: Any = {"temperature": 0.9, "seed": 5}
+
+
+@dataclass
+class FixedGrammars(Grammars):
+    """Allows what it is told to, by handle; notes what it was asked and what to forget."""
+
+    allows: Mapping[int, Sequence[int] | None]
+    wanted: list[Wanted] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+
+    def masks(self, wanted: Sequence[Wanted]) -> Future[dict[int, Allowed | None]]:
+        self.wanted.extend(wanted)
+        found: Future[dict[int, Allowed | None]] = Future()
+        found.set_result({one.handle: self._allowed(one.handle) for one in wanted})
+        return found
+
+    def release(self, handles: object) -> None:
+        assert isinstance(handles, list)
+        self.released += handles
+
+    def _allowed(self, handle: int) -> Allowed | None:
+        tokens = self.allows[handle]
+        return None if tokens is None else np.isin(np.arange(WORDS), tokens)
+
+
+def make_work(
+    handle: int,
+    sampling: SamplingParams | None,
+    prompt: Sequence[int] = (7, 8, 9),
+    output: Sequence[int] = (),
+    *,
+    start: int | None = None,
+    count: int = 1,
+    proposed: int = 0,
+    scores: int | None = None,
+) -> TokenWork:
+    """Work up to the last known token, or, for ``sampling`` None, from ``start`` on."""
+    known = np.array([*prompt, *output], np.int32)
+    start = len(known) - count + proposed if start is None else start
+    plain = (sampling is None or sampling.is_plain) and scores is None
+    return TokenWork(
+        RequestId(f"r{handle}"),
+        handle,
+        start,
+        count,
+        np.zeros(count, np.int32),
+        sampling,
+        len(output),
+        proposed=proposed,
+        prompt_tokens=len(prompt),
+        past=None if plain else known,
+        scores=scores,
+    )
+
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+PENALTIES = SamplingParams(
+    presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=3.0, logprobs=0, **DRAWN
+)
+ALL_LOGPROBS = SamplingParams(prompt_logprobs=1, logprobs=1, **DRAWN)
+MIXED = [
+    make_work(1, SamplingParams(temperature=0)),
+    make_work(2, SamplingParams(**DRAWN), output=[1, 2], count=3, proposed=2),
+    make_work(3, None, PROMPT, start=0, count=4),
+    make_work(4, SamplingParams(temperature=0, logprobs=3), output=[1]),
+    make_work(5, None, PROMPT, start=0, count=4, scores=2),
+    make_work(6, PENALTIES, output=[1, 1, 2, 30]),
+    make_work(7, SamplingParams(prompt_logprobs=0, **DRAWN), PROMPT, count=4, scores=0),
+    make_work(8, SamplingParams(temperature=0, structured_outputs=GRAMMAR, logprobs=1)),
+    make_work(9, SamplingParams(temperature=0, min_tokens=2, logit_bias={3: 90.0}), output=[1]),
+    make_work(10, SamplingParams(temperature=0), output=[3], count=2, proposed=1),
+    make_work(11, ALL_LOGPROBS, PROMPT[:5], [2, 3], count=5, scores=1),
+]
+ALLOWS = {8: [17, 20, 33]}
+
+
+def controls(allows: Mapping[int, Sequence[int] | None] = ALLOWS) -> Controls:
+    return Controls(FixedGrammars(allows), ENDS)
+
+
+def logits_of(work: Sequence[TokenWork], seed: int = 4) -> torch.Tensor:
+    rows = sum(one.num_logits for one in work)
+    return torch.randn(rows, WORDS, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def drawn(work: Sequence[TokenWork], logits: torch.Tensor, by: Controls | None = None) -> Drawn:
+    """What a step draws; plain ones without controls, as the runner does it."""
+    begun = (by or controls()).begin(work)
+    if begun is None:
+        return Drawn(sample(logits.clone(), rows_of(work)))
+    return begun.draw(logits.clone(), rows_of(work))
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_in_a_mixed_batch_gets_what_it_gets_alone(order: int, seed: int) -> None:
+    work = MIXED[::order]
+    logits = logits_of(work, seed)
+    together = drawn(work, logits)
+    tokens, start = iter(together.tokens), 0
+    for one in work:
+        alone = drawn([one], logits[start : start + one.num_logits])
+        start += one.num_logits
+        assert [next(tokens) for _ in range(one.num_draws)] == alone.tokens
+        assert together.logprobs.get(one.handle) == alone.logprobs.get(one.handle)
+        assert together.scored.get(one.handle) == alone.scored.get(one.handle)
+    assert next(tokens, None) is None
+    assert set(together.logprobs) == {4, 6, 8, 11}
+    assert {handle: len(told) for handle, told in together.scored.items()} == {5: 4, 7: 3, 11: 2}
+
+
+def test_a_plain_batch_needs_no_controls() -> None:
+    plain = [one for one in MIXED if one.past is None]
+    assert {one.handle for one in plain} == {1, 2, 3, 10}
+    assert controls().begin(plain) is None
+    assert controls().begin(MIXED) is not None
+
+
+def test_scores_are_of_the_prompts_next_tokens_under_the_raw_logits() -> None:
+    work = make_work(7, SamplingParams(prompt_logprobs=2, temperature=0), PROMPT, count=4, scores=2)
+    logits = logits_of([work])
+    scored = drawn([work], logits).scored[7]
+    assert scored == tuple(token_logprobs(logits[i], PROMPT[6 + i], 2) for i in range(3))
+
+
+def test_nothing_of_an_output_is_scored_when_it_is_computed_again() -> None:
+    params = SamplingParams(prompt_logprobs=0)
+    work = make_work(1, params, PROMPT[:4], [1, 2, 3], count=4, scores=0)
+    assert drawn([work], logits_of([work])).scored == {}
+
+
+def test_log_probabilities_are_told_before_anything_is_changed() -> None:
+    params = SamplingParams(temperature=0, logit_bias={21: 100.0}, logprobs=2)
+    work = make_work(1, params, output=[21, 22])
+    logits = logits_of([work])
+    found = drawn([work], logits)
+    assert found.tokens == [21]
+    assert found.logprobs == {1: token_logprobs(logits[0], 21, 2)}
+
+
+def test_penalties_and_ends_are_those_of_adjust() -> None:
+    params = SamplingParams(
+        temperature=0, repetition_penalty=9.0, min_tokens=4, stop_token_ids=(6,)
+    )
+    work = make_work(1, params, PROMPT, [1, 2])
+    logits = torch.zeros(1, WORDS)
+    logits[0, [3, 4, 6, 9, 15]] = torch.tensor([9.0, 8.0, 7.0, 6.0, 1.0])
+    expected = logits[0].clone()
+    adjust(expected, params, np.array([*PROMPT, 1, 2], np.int32), len(PROMPT), ENDS)
+    assert drawn([work], logits).tokens == [int(expected.argmax())] == [15]
+
+
+@pytest.mark.parametrize("allows", [None, []], ids=["too complex", "nothing"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_a_grammar_allows_nothing_there_is_no_token(
+    allows: list[int] | None, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=1, structured_outputs=GRAMMAR, logprobs=1)
+    work = [MIXED[3], make_work(20, params), MIXED[5]]
+    logits = logits_of(work)
+    found = drawn(work, logits, controls({20: allows}))
+    assert found.tokens[1] == NO_TOKEN
+    assert set(found.logprobs) == {4, 6}
+    others = drawn([work[0], work[2]], logits[[0, 2]])
+    assert [found.tokens[0], found.tokens[2]] == others.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_that_is_at_its_end_goes_before_min_tokens(temperature: float) -> None:
+    """The text is complete: no other token may follow, however few there are."""
+    params = SamplingParams(
+        temperature=temperature, seed=1, structured_outputs=GRAMMAR, min_tokens=9
+    )
+    work = [make_work(20, params, output=[1])]
+    assert drawn(work, logits_of(work), controls({20: ENDS})).tokens[0] in ENDS
+    assert drawn(work, logits_of(work), controls({20: [*ENDS, 11]})).tokens == [11]
+
+
+def test_a_grammar_reads_the_output_and_not_the_prompt() -> None:
+    grammars = FixedGrammars({20: [1], 21: [1]})
+    params = SamplingParams(structured_outputs=GRAMMAR)
+    work = [make_work(20, params, output=[5, 6]), make_work(21, params), MIXED[3]]
+    Controls(grammars).begin([*work, make_work(22, None, start=0, count=2)])
+    assert [(one.handle, one.output.tolist()) for one in grammars.wanted] == [
+        (20, [5, 6]),
+        (21, []),
+    ]
+    Controls(grammars).release([20])
+    assert grammars.released == [20]
+    Controls().release([20])

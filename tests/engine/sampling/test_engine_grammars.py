@@ -1,0 +1,159 @@
+"""Grammars: places in them, their ends, refusals, and what is remembered of whom."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.grammars import KNOWN_GRAMMARS, Grammars, Wanted
+from kvell.errors import ChangeSomething
+from kvell.models.text.tokenizer import Tokenizer
+from tests.engine.sampling.random_schemas import random_schema
+from tests.engine.sampling.walking import END, VOCAB, allowed, ids, walk
+
+
+def test_any_object_is_an_object(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    asked = StructuredOutputs(json_object=True)
+    start = allowed(grammars, asked, [])
+    grammars.release([1])
+    assert all(tokenizer.decode([token]).startswith("{") for token in ids(start))
+    known = tokenizer.encode('{"a": [1, {"b": null}], "c": "d"}').tolist()
+    for end in range(1, len(known)):
+        assert allowed(grammars, asked, known[:end])[known[end]]
+    assert ids(allowed(grammars, asked, known)) == [END]
+    grammars.release([1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_matcher_made_anew_goes_on_like_the_one_that_read_along(
+    grammars: Grammars, seed: int
+) -> None:
+    asked = StructuredOutputs(json=json.dumps(random_schema(seed)))
+    output = walk(grammars, asked, seed)
+    for end in range(len(output) + 1):
+        along = allowed(grammars, asked, output[:end], handle=5)
+        anew = allowed(grammars, asked, output[:end], handle=100 + end)
+        assert np.array_equal(along, anew)
+        grammars.release([100 + end])
+    grammars.release([5])
+
+
+def test_several_tokens_at_once_are_read_like_one_by_one(grammars: Grammars) -> None:
+    asked = StructuredOutputs(json=json.dumps(random_schema(3)))
+    output = walk(grammars, asked, 3)
+    jump = allowed(grammars, asked, output[:-2], handle=6)
+    for end in range(len(output) - 1):
+        along = allowed(grammars, asked, output[:end], handle=7)
+    assert np.array_equal(jump, along)
+    assert np.array_equal(
+        allowed(grammars, asked, output, handle=6), allowed(grammars, asked, output, handle=7)
+    )
+    grammars.release([6, 7])
+
+
+def test_release_forgets_a_request(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    yes, no = (StructuredOutputs(choice=(text,)) for text in ("yes", "no"))
+    [first] = {tokenizer.decode([token])[0] for token in ids(allowed(grammars, yes, [], 9))}
+    grammars.release([8, 9])
+    [second] = {tokenizer.decode([token])[0] for token in ids(allowed(grammars, no, [], 9))}
+    assert (first, second) == ("y", "n")
+    grammars.release([9])
+
+
+def test_requests_of_one_batch_do_not_touch_each_other(grammars: Grammars) -> None:
+    asked = [StructuredOutputs(json=json.dumps(random_schema(seed))) for seed in range(3)]
+    outputs = [walk(grammars, one, seed) for seed, one in enumerate(asked)]
+    halves = [np.array(output[: len(output) // 2], np.int32) for output in outputs]
+    wanted = [Wanted(20 + i, asked[i], halves[i]) for i in range(3)]
+    together = grammars.masks(wanted).result()
+    assert list(together) == [20, 21, 22]
+    for index, handle in enumerate(together):
+        mask = together[handle]
+        assert mask is not None
+        assert np.array_equal(mask, allowed(grammars, asked[index], halves[index].tolist(), 30))
+        grammars.release([30, handle])
+
+
+def test_after_the_end_only_end_tokens_are_allowed(tokenizer: Tokenizer) -> None:
+    several = Grammars(tokenizer.as_json, VOCAB, [END, 0])
+    asked = StructuredOutputs(choice=("yes",))
+    done = tokenizer.encode("yes").tolist()
+    assert ids(allowed(several, asked, done)) == [0, END]
+    assert ids(allowed(several, asked, [*done, END])) == [0, END]
+    assert ids(allowed(several, asked, [*done, END, END])) == [0, END]
+
+
+INSIDE_STRINGS = [
+    (StructuredOutputs(json='{"type": "string"}'), '"some te'),
+    (StructuredOutputs(json='{"properties": {"a": {"type": "string"}}}'), '{"a": "'),
+    (StructuredOutputs(json_object=True), '{"'),
+    (StructuredOutputs(regex="(.|\n)*x"), "free text "),
+    (StructuredOutputs(grammar="start: /(.|\\n)*x/"), "<|im_st"),
+]
+
+
+@pytest.mark.parametrize(("asked", "text"), INSIDE_STRINGS)
+def test_special_tokens_are_no_part_of_a_text(
+    grammars: Grammars, tokenizer: Tokenizer, asked: StructuredOutputs, text: str
+) -> None:
+    mask = allowed(grammars, asked, tokenizer.encode(text).tolist())
+    grammars.release([1])
+    assert np.count_nonzero(mask) > 1000, "nearly all texts may come next"
+    assert len(tokenizer.special_ids) > 10
+    assert not any(mask[token] for token in tokenizer.special_ids)
+
+
+BAD = [
+    (StructuredOutputs(json='{"type":'), "json"),
+    (StructuredOutputs(json='{"not": {"type": "string"}}'), "json"),
+    (StructuredOutputs(json='{"$ref": "#/nowhere"}'), "json"),
+    (StructuredOutputs(json="false"), "json"),
+    (StructuredOutputs(regex="("), "regex"),
+    (StructuredOutputs(regex="(?=a)b"), "regex"),
+    (StructuredOutputs(grammar="start: nobody"), "grammar"),
+    (StructuredOutputs(grammar="no grammar at all"), "grammar"),
+]
+
+
+@pytest.mark.parametrize(("asked", "kind"), BAD)
+def test_what_cannot_be_followed_is_refused_by_name(
+    grammars: Grammars, asked: StructuredOutputs, kind: str
+) -> None:
+    for _ in range(2):  # also when it is known already
+        with pytest.raises(ChangeSomething, match=r"cannot be followed: .+; simplify it") as told:
+            grammars.check(asked)
+        assert told.value.field == f"structured_outputs.{kind}"
+        assert "\n" not in str(told.value)
+
+
+def test_a_model_without_an_end_follows_no_grammar(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ChangeSomething, match="needs a token that ends texts"):
+        Grammars(tokenizer.as_json, VOCAB, []).check(StructuredOutputs(choice=("a",)))
+
+
+def test_a_grammar_that_was_dropped_is_compiled_again(tokenizer: Tokenizer) -> None:
+    few = Grammars(tokenizer.as_json, VOCAB, [END])
+    asked = [StructuredOutputs(choice=(f"n{i}",)) for i in range(KNOWN_GRAMMARS + 1)]
+    first = ids(allowed(few, asked[0], [], 1))
+    for one in asked[1:]:
+        few.check(one)
+    few.release([1])
+    assert ids(allowed(few, asked[0], [], 1)) == first
+    assert len(few._known) == KNOWN_GRAMMARS
+
+
+def test_a_model_may_have_more_or_fewer_logits_than_its_tokenizer_has_tokens(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    wide = Grammars(tokenizer.as_json, VOCAB + 45, [END])
+    wanted = Wanted(1, StructuredOutputs(regex="(.|\n)*"), np.empty(0, np.int32))
+    mask = wide.masks([wanted]).result()[1]
+    assert mask is not None
+    assert mask.shape == (VOCAB + 45,)
+    assert not mask[VOCAB:].any()
+    assert np.array_equal(mask[:VOCAB], allowed(grammars, wanted.asked, [], 40))
+    narrow = Grammars(tokenizer.as_json, VOCAB - 45, [END]).masks([wanted]).result()[1]
+    assert narrow is not None
+    assert np.array_equal(narrow, mask[: VOCAB - 45])
+    grammars.release([40])

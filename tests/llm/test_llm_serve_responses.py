@@ -1,0 +1,158 @@
+"""``/v1/responses`` from ``kvell serve`` with a real model: formats, calls, streams."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+PATIENCE_SECONDS = 120.0
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "name": name, "parameters": CITY, "strict": True}
+    for name in ("weather", "time")
+]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 16},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+QUESTION = "What is the weather in Bern?"
+
+
+@pytest.fixture(scope="module")
+def client(smollm2_path: Path) -> Iterator[openai.OpenAI]:
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
+    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        url: str = json.loads(process.stdout.readline())["url"]
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+        audit = httpx.get(f"{url}/debug/audit", timeout=60).json()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        assert audit["clean"], audit
+
+
+def test_it_says_what_chat_says(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model="smollm2", instructions="Be brief.", input=QUESTION, temperature=0,
+        max_output_tokens=16, include=["message.output_text.logprobs"], top_logprobs=2,
+    )  # fmt: skip
+    chat = client.chat.completions.create(
+        model="smollm2", temperature=0, max_tokens=16, logprobs=True, top_logprobs=2,
+        messages=[
+            {"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}
+        ],
+    )  # fmt: skip
+    assert response.output_text == chat.choices[0].message.content
+    assert response.usage and chat.usage
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    assert response.usage.output_tokens == chat.usage.completion_tokens
+    [message] = response.output
+    assert message.type == "message"
+    [part] = message.content
+    assert part.type == "output_text" and part.logprobs and chat.choices[0].logprobs
+    told = [(one.token, one.logprob) for one in chat.choices[0].logprobs.content or ()]
+    assert [one.token for one in part.logprobs] == [token for token, _ in told]
+    values = [one.logprob for one in part.logprobs]
+    assert values == pytest.approx([value for _, value in told], abs=1e-3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_schema_is_followed(client: openai.OpenAI, stream: bool, seed: int) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "person", "schema": PERSON}}
+    asked: Any = {"model": "smollm2", "input": "Invent a person.", "text": text}
+    asked |= {"max_output_tokens": 200, "extra_body": {"seed": seed}}
+    if stream:
+        events = list(client.responses.create(**asked, stream=True))
+        answer = "".join(one.delta for one in events if one.type == "response.output_text.delta")
+        assert events[-1].response.output_text == answer
+        assert events[-1].type == "response.completed"
+    else:
+        response = client.responses.create(**asked)
+        assert response.status == "completed"
+        answer = response.output_text
+    jsonschema.validate(json.loads(answer), PERSON)
+
+
+def test_any_object(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model="smollm2", input="Answer in JSON.", temperature=0, max_output_tokens=300,
+        text={"format": {"type": "json_object"}},
+    )  # fmt: skip
+    assert response.output_text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"weather", "time"}), ({"type": "function", "name": "time"}, {"time"})],
+)
+def test_a_function_must_be_called(
+    client: openai.OpenAI, choice: Any, names: set[str], stream: bool
+) -> None:
+    asked: Any = {"model": "smollm2", "input": QUESTION, "tools": TOOLS, "tool_choice": choice}
+    asked |= {"max_output_tokens": 64, "temperature": 0, "parallel_tool_calls": False}
+    if stream:
+        events = list(client.responses.create(**asked, stream=True))
+        for event in events:
+            EVENTS.validate_python(event.model_dump(by_alias=True))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        response = events[-1].response
+        pieces = [one for one in events if one.type == "response.function_call_arguments.delta"]
+        assert "".join(one.delta for one in pieces) == response.output[-1].arguments
+    else:
+        response = client.responses.create(**asked)
+    [call] = response.output
+    assert call.type == "function_call" and call.name in names
+    jsonschema.validate(json.loads(call.arguments), CITY)
+
+
+def test_a_conversation_goes_on_behind_a_call(client: openai.OpenAI) -> None:
+    asked: list[Any] = [{"role": "user", "content": QUESTION}]
+    first = client.responses.create(
+        model="smollm2", input=asked, tools=TOOLS, temperature=0, max_output_tokens=64,
+        tool_choice={"type": "function", "name": "weather"},
+    )  # fmt: skip
+    [call] = first.output
+    assert call.type == "function_call"
+    asked += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    again = client.responses.create(
+        model="smollm2", input=asked, tools=TOOLS, temperature=0, max_output_tokens=8
+    )
+    assert again.usage and first.usage
+    assert again.usage.input_tokens > first.usage.input_tokens
+    assert again.output_text
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: openai.OpenAI) -> None:
+    bad: Any = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    text: Any = {"format": {"type": "json_schema", "name": "bad", "schema": bad}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="smollm2", input="hi", text=text, stream=stream)
+        assert caught.value.param == "text.format.schema"

@@ -1,0 +1,74 @@
+"""What is said of visits: never a key, never a text, and never so much that it fills a disk."""
+
+import logging
+
+import pytest
+
+from kvell.clock import VirtualClock
+from kvell.server.access.visit import EndedVisit
+from kvell.server.logs.lines import FIELDS
+from kvell.server.logs.visits import REFUSALS_PER_MINUTE, VisitLines
+
+ENDED = EndedVisit("POST", "/v1/completions", "team", 200, 0.12345678, "cmpl-1", "m", 10, 20, 8)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "kvell")
+    return caplog
+
+
+def fields(told: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    return [getattr(record, FIELDS) for record in told.records]
+
+
+def test_requests_are_told_only_if_that_is_asked_for(told: pytest.LogCaptureFixture) -> None:
+    VisitLines(tells_requests=False).ended(ENDED)
+    assert told.records == []
+    VisitLines(tells_requests=True).ended(ENDED)
+    assert [record.getMessage() for record in told.records] == ["request_ended"]
+    assert fields(told) == [
+        {
+            "method": "POST",
+            "path": "/v1/completions",
+            "tenant": "team",
+            "status": 200,
+            "seconds": 0.123457,
+            "id": "cmpl-1",
+            "model": "m",
+            "prompt_tokens": 10,
+            "output_tokens": 20,
+            "cached_tokens": 8,
+        }
+    ]
+
+
+def test_a_request_without_an_answer_has_no_tokens(told: pytest.LogCaptureFixture) -> None:
+    VisitLines(tells_requests=True).ended(EndedVisit("GET", "/health", "", 200, 0.5))
+    assert fields(told) == [{"method": "GET", "path": "/health", "status": 200, "seconds": 0.5}]
+
+
+def test_refused_keys_are_always_told(told: pytest.LogCaptureFixture) -> None:
+    lines = VisitLines(tells_requests=False)
+    lines.refused("POST", "/v1/x" + "y" * 500, "10.0.0.1", 401, "")
+    lines.refused("GET", "/cluster", "10.0.0.1", 403, "team")
+    one, other = fields(told)
+    assert (one["status"], one["client"], one["untold"]) == (401, "10.0.0.1", 0)
+    assert len(str(one["path"])) == 100
+    assert "tenant" not in one
+    assert (other["status"], other["tenant"]) == (403, "team")
+    assert {record.levelno for record in told.records} == {logging.WARNING}
+
+
+def test_who_tries_many_keys_does_not_fill_the_log(told: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    lines = VisitLines(tells_requests=False, clock=clock)
+    for _ in range(1000):
+        lines.refused("POST", "/v1/x", "10.0.0.1", 401, "")
+    assert len(told.records) == REFUSALS_PER_MINUTE
+    clock.advance(1.0)
+    lines.refused("POST", "/v1/x", "10.0.0.1", 401, "")
+    clock.advance(1.0)
+    lines.refused("POST", "/v1/x", "10.0.0.1", 401, "")
+    *_, after, last = fields(told)
+    assert (after["untold"], last["untold"]) == (1000 - REFUSALS_PER_MINUTE, 0)
