@@ -27,6 +27,8 @@ FAILS_FAST = Field(fail_fast=True)
 TokenIds = Annotated[list[TokenId], FAILS_FAST]
 Texts = Annotated[list[str], FAILS_FAST]
 Count = Annotated[int, Field(ge=-1, le=MAX_INT32)]
+RepetitionPenalty = Annotated[float, Field(ge=1e-6)]
+"""Logits are divided by it: a smaller one would make infinities of them."""
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=128)]
 Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
@@ -62,7 +64,7 @@ class GenerationRequest(BaseModel):
     n: int | None = 1
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = False

@@ -16,6 +16,7 @@ from kvell.server.api.schemas.formats import (
 from kvell.server.api.schemas.generation import (
     Biases,
     Count,
+    RepetitionPenalty,
     StopText,
     StopTexts,
     StreamOptions,
@@ -130,7 +131,7 @@ class ResponsesRequest(BaseModel):
     min_tokens: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     structured_outputs: StructuredField | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None

@@ -1,0 +1,27 @@
+"""A server over map instances, as a process: prints its URL, ends on SIGTERM.
+
+Arguments: ``API_KEY|- NUMBER_OF_INSTANCES`` and then the instances' own.
+"""
+
+import sys
+from pathlib import Path
+
+from kvell.server.run import ServeOptions, Texts, serve
+from kvell.testing.instance import ByteText
+
+
+def main() -> int:
+    key, number, *instance_args = sys.argv[1:]
+    script = Path(__file__).with_name("map_instance.py")
+    command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
+    command += ["--incarnation", "{incarnation}", *instance_args]
+    options = ServeOptions(
+        port=0, api_key=None if key == "-" else key, instances={"mixed": int(number)}
+    )
+    announce = lambda url: print(url, flush=True)  # noqa: E731, T201
+    serve(command, Texts.of(ByteText()), options, announce)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""What the memory map is told: right sums, bounded lists, and nothing that was said."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.engine.protocol.messages import GroupStats, Stats
+from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, PageOwner, Pages
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.server.front.member import MemberStatus
+from kvell.server.front.request_log import LogEntry
+from kvell.server.map.figures import (
+    MOST_REQUESTS,
+    Seen,
+    bytes_by_use,
+    large_page_body,
+    map_body,
+    request_row,
+)
+from kvell.vocabulary import RequestId
+
+STATUS = MemberStatus("mixed-0", "mixed", "serving", 7, 1, None, None)
+STATS = Stats(
+    *(0, 9, 2, 3, 10, 1, 0.5, 0, 0, 400, 100, 0),
+    rungs={"inflate": 4},
+    groups=(
+        GroupStats("full", 4, 2, 3, 100, page_bytes=1000),
+        GroupStats("window", 1, 0, 3, 40, page_bytes=2000),
+    ),
+    large_page_bytes=4000,
+    memory={"chunk_bytes": 500, "activation_used_chunks": 3, "withheld_large_pages": 2},
+    buffer={"used_large_pages": 5},
+)
+PAGES = Pages(
+    *(0, 9),
+    (PageGroup("full", "full", 12, 16, 1000, 4),),
+    np.array([0, -1, -2], "<i2").tobytes(),
+    np.array([3, 0, 0], "<u4").tobytes(),
+    np.array([1, 0, 0], "<u4").tobytes(),
+    np.array([0, 0, 0], "<u4").tobytes(),
+    (Miss(RequestId("r"), 4, 100, 16, 64, 3, "not_resumable", ("window",)),),
+)
+
+
+def entry(
+    name: str = "r", arrived: float = 10.0, tokens: int = 0, line: str = "mixed-0"
+) -> LogEntry:
+    made = LogEntry(
+        RequestId(name), np.arange(5, dtype="<i4").tobytes(), SamplingParams(), "a salt", arrived
+    )
+    made.line = line
+    made.output.extend(range(tokens))
+    if tokens:
+        made.first_token_seconds, made.last_token_seconds = arrived + 0.5, arrived + 0.5
+        made.last_token_seconds += 0.25 * (tokens - 1)
+    return made
+
+
+def decoded(body: dict[str, Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(body))
+
+
+def test_bytes_are_divided_without_a_remainder() -> None:
+    told = bytes_by_use(STATS)
+    assert told == {
+        "pool": 40_000,
+        "kv_used": 6000,
+        "kv_cached": 2000,
+        "kv_free": 24_000,
+        "lent": 8000,
+        "activation": 1500,
+        "cpu_buffer": 20_000,
+    }
+    assert told["pool"] == sum(told[n] or 0 for n in ("kv_used", "kv_cached", "kv_free", "lent"))
+
+
+def test_what_there_is_not_is_told_from_nothing() -> None:
+    told = bytes_by_use(Stats(*(0,) * 6, 0.0, *(0,) * 5))
+    assert told["activation"] is None and told["cpu_buffer"] is None
+
+
+def test_a_request_has_its_times() -> None:
+    row = request_row(entry(tokens=5), 13.0)
+    assert row == {
+        "id": "r",
+        "instance": "mixed-0",
+        "state": "running",
+        "prompt_tokens": 5,
+        "output_tokens": 5,
+        "age_seconds": 3.0,
+        "ttft_seconds": 0.5,
+        "tpot_seconds": 0.25,
+    }
+
+
+def test_a_request_without_tokens_has_no_times_yet() -> None:
+    row = request_row(entry(), 13.0)
+    assert (row["state"], row["ttft_seconds"], row["tpot_seconds"]) == ("prefilling", None, None)
+    row = request_row(entry(tokens=1), 13.0)
+    assert (row["state"], row["ttft_seconds"], row["tpot_seconds"]) == ("running", 0.5, None)
+
+
+def test_states_follow_a_request() -> None:
+    assert request_row(entry(line=""), 13.0)["state"] == "waiting"
+    dropped = entry(tokens=2)
+    dropped.is_dropped = True
+    assert request_row(dropped, 13.0)["state"] == "ending"
+
+
+def test_no_prompt_answer_or_salt_is_told() -> None:
+    made = entry(tokens=3)
+    made.prompt = b"secret prompt   "
+    body = msgspec.json.encode(map_body([Seen(STATUS, STATS, PAGES)], [made], [], 13.0))
+    assert b"secret" not in body and b"a salt" not in body
+    assert set(decoded(request_row(made, 13.0))) == {
+        "id", "instance", "state", "prompt_tokens", "output_tokens", "age_seconds",
+        "ttft_seconds", "tpot_seconds",
+    }  # fmt: skip
+
+
+def test_an_instance_that_is_silent_is_shown_without_figures() -> None:
+    (told,) = map_body([Seen(STATUS, None, None)], [], [], 1.0)["instances"]
+    assert told == {
+        "id": "mixed-0",
+        "role": "mixed",
+        "state": "serving",
+        "restarts": 1,
+        "stats": None,
+        "pages": None,
+    }
+
+
+def test_columns_are_base64_and_misses_are_told() -> None:
+    (told,) = decoded(map_body([Seen(STATUS, STATS, PAGES)], [], [], 1.0))["instances"]
+    columns = told["pages"]["columns"]
+    assert columns["group"] == "AAD///7/" and columns["used"] == "AwAAAAAAAAAAAAAA"
+    (miss,) = told["pages"]["misses"]
+    assert (miss["reason"], miss["groups"], miss["steps_ago"]) == ("not_resumable", ["window"], 3)
+    assert told["pages"]["groups"][0]["pages_per_large"] == 4
+
+
+def test_hit_rates_are_of_what_was_asked_for() -> None:
+    (told,) = map_body([Seen(STATUS, STATS, None)], [], [], 1.0)["instances"]
+    assert [group["hit_rate"] for group in told["stats"]["groups"]] == [0.25, 0.1]
+    nothing = Stats(*(0,) * 6, 0.0, *(0,) * 5, groups=STATS.groups)
+    (told,) = map_body([Seen(STATUS, nothing, None)], [], [], 1.0)["instances"]
+    assert [group["hit_rate"] for group in told["stats"]["groups"]] == [None, None]
+
+
+def test_a_large_page_names_its_owners() -> None:
+    owner = PageOwner(RequestId("r"), 2, 32, 64)
+    told = large_page_body(LargePage(3, 9, 0, 2, 1, 1, 0, (owner,), 5, 0, (16, 32)))
+    assert told["owners"] == [{"id": "r", "pages": 2, "first_token": 32, "end_token": 64}]
+    assert (told["large_page"], told["more_owners"], told["cached_ends"]) == (3, 5, [16, 32])
+
+
+@given(st.integers(0, 2 * MOST_REQUESTS), st.integers(0, 2 * MOST_REQUESTS))
+def test_all_requests_are_counted_and_only_so_many_listed(in_flight: int, waiting: int) -> None:
+    told = map_body(
+        [],
+        [entry(f"f{i}") for i in range(in_flight)],
+        [entry(f"w{i}", line="") for i in range(waiting)],
+        13.0,
+    )["requests"]
+    assert (told["running"], told["waiting"]) == (in_flight, waiting)
+    assert len(told["rows"]) == min(MOST_REQUESTS, in_flight + waiting)
+    listed = [row["id"][0] for row in told["rows"]]
+    assert listed == sorted(listed), "those at instances come first"

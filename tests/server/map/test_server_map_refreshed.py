@@ -1,0 +1,90 @@
+"""An answer for many: made once, and again only when it is time."""
+
+import asyncio
+
+import pytest
+
+from kvell.clock import VirtualClock
+from kvell.server.map.refreshed import Refreshed
+from tests.server.front.scenarios import run
+
+
+class Counting:
+    """Makes numbered answers, and may be held up or fail."""
+
+    def __init__(self, every_seconds: float = 0.2) -> None:
+        self.clock = VirtualClock()
+        self.made = 0
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.failure: Exception | None = None
+        self.answers = Refreshed(self._make, self.clock.now_seconds, every_seconds)
+
+    async def _make(self) -> bytes:
+        self.made += 1
+        await self.go_on.wait()
+        if self.failure is not None:
+            raise self.failure
+        return str(self.made).encode()
+
+
+def test_a_fresh_answer_is_kept_and_an_old_one_made_anew() -> None:
+    async def scenario() -> None:
+        counting = Counting()
+        assert await counting.answers.latest() == b"1"
+        counting.clock.advance(0.19)
+        assert await counting.answers.latest() == b"1"
+        counting.clock.advance(0.02)
+        assert await counting.answers.latest() == b"2"
+
+    run(scenario())
+
+
+def test_many_viewers_cost_no_more_than_one() -> None:
+    async def scenario() -> None:
+        counting = Counting()
+        counting.go_on.clear()
+        viewers = [asyncio.create_task(counting.answers.latest()) for _ in range(50)]
+        await asyncio.sleep(0)
+        counting.go_on.set()
+        assert await asyncio.gather(*viewers) == [b"1"] * 50
+        assert counting.made == 1
+
+    run(scenario())
+
+
+def test_a_second_of_viewers_makes_five_answers_at_most() -> None:
+    async def scenario() -> None:
+        counting = Counting()
+        for _ in range(100):
+            await counting.answers.latest()
+            counting.clock.advance(0.01)
+        assert counting.made <= 5
+
+    run(scenario())
+
+
+def test_a_viewer_that_leaves_takes_nobody_with_it() -> None:
+    async def scenario() -> None:
+        counting = Counting()
+        counting.go_on.clear()
+        first, second = (asyncio.create_task(counting.answers.latest()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        counting.go_on.set()
+        assert await second == b"2"
+
+    run(scenario())
+
+
+def test_a_failure_is_not_kept() -> None:
+    async def scenario() -> None:
+        counting = Counting()
+        counting.failure = RuntimeError("broken")
+        with pytest.raises(RuntimeError, match="broken"):
+            await counting.answers.latest()
+        counting.failure = None
+        assert await counting.answers.latest() == b"2"
+
+    run(scenario())
