@@ -39,7 +39,7 @@ REFUSED: list[tuple[str, Any]] = [
     *[("min_p", bad) for bad in (-0.01, 1.01, NAN)],
     *[("presence_penalty", bad) for bad in (-2.01, 2.01, NAN)],
     *[("frequency_penalty", bad) for bad in (-2.01, 2.01, NAN)],
-    *[("repetition_penalty", bad) for bad in (0.0, -1.0, 100.1, NAN)],
+    *[("repetition_penalty", bad) for bad in (0.0, 1e-7, -1.0, 100.1, NAN)],
     *[("min_tokens", bad) for bad in (-1, 17)],  # of the 16 that max_tokens allows
     *[("logprobs", bad) for bad in (-1, MAX_LOGPROBS + 1)],
     *[("prompt_logprobs", bad) for bad in (-1, MAX_LOGPROBS + 1)],
@@ -62,7 +62,7 @@ ACCEPTED: list[tuple[str, Any]] = [
     *[("min_p", good) for good in (0.0, 1.0)],
     *[("presence_penalty", good) for good in (-MAX_PENALTY, MAX_PENALTY)],
     *[("frequency_penalty", good) for good in (-MAX_PENALTY, MAX_PENALTY)],
-    *[("repetition_penalty", good) for good in (0.001, 100.0)],
+    *[("repetition_penalty", good) for good in (1e-6, 100.0)],
     *[("min_tokens", good) for good in (0, 16)],
     *[("logprobs", good) for good in (None, 0, MAX_LOGPROBS)],
     *[("prompt_logprobs", good) for good in (None, 0, MAX_LOGPROBS)],

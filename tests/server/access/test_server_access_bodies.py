@@ -212,3 +212,41 @@ def test_whatever_comes_it_passes_or_is_refused(tail: bytes, head: bytes) -> Non
 def test_the_fast_way_refuses_nothing_and_lets_nothing_through(count: int) -> None:
     body = written(stop=[0] * count, x=[[]] * (count // 20))
     check_body(body, BOUNDS)
+
+
+HALVES = (
+    *(r'{"a": "\ud800"}', r'{"\uDFFF": 1}', r'{"a": "\ud83c x"}', r'{"a": "\ud83c\ud83c\udfd4"}'),
+    *(r'{"a": "\udfd4\ud83c"}', r'{"a": "\\\ud800"}', '{"a": "\ud800"}', '{"\udfff": 1}'),
+)
+WHOLES = (
+    *(r'{"a": "\ud83c\udfd4"}', r'{"a": "\uD83C\uDFD4\ud83c\udfd4"}', r'{"a": "\\ud800"}'),
+    *(r'{"a": "\\\\ud800 \u00e9"}', '{"a": "\ud7ff\ue000 🏔 한국어"}', r'{"a": "\u D800"}'),
+)
+
+
+@pytest.mark.parametrize("text", HALVES)
+def test_half_a_character_is_refused(text: str) -> None:
+    body = text.encode(errors="surrogatepass")
+    assert "surrogate" in refusal(body).problem
+    with pytest.raises(UnicodeEncodeError):  # it would only show when the text is used
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("text", WHOLES)
+def test_whole_characters_pass(text: str) -> None:
+    check_body(text.encode(), BodyBounds())
+
+
+@given(st.text(st.sampled_from('\\\\\\\\ud8dDcC00"x')))
+def test_what_passes_is_text_that_utf_8_can_say(text: str) -> None:
+    body = b'{"a": "' + text.encode() + b'"}'
+    try:
+        told = json.loads(body)
+    except ValueError:
+        return
+    try:
+        str(told["a"]).encode()
+    except UnicodeEncodeError:
+        assert "surrogate" in refusal(body).problem
+    else:
+        check_body(body, BodyBounds())

@@ -15,6 +15,8 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
+LEAST_REPETITION_PENALTY = 1e-6
+"""Logits are divided by it; a smaller one would make them infinite."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -MAX_PENALTY <= getattr(self, name) <= MAX_PENALTY:
                 refuse(name, f"must be between -{MAX_PENALTY} and {MAX_PENALTY}", "use 0 for none")
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            refuse("repetition_penalty", "must be above 0 and at most 100", "use 1 for none")
+        if not LEAST_REPETITION_PENALTY <= self.repetition_penalty <= 100.0:
+            problem = f"must be between {LEAST_REPETITION_PENALTY} and 100"
+            refuse("repetition_penalty", problem, "use 1 for none")
         if self.max_tokens is not None and self.max_tokens < 1:
             refuse("max_tokens", "must be at least 1", "use 1 or more")
         if self.min_tokens < 0 or self.min_tokens > (self.max_tokens or self.min_tokens):

@@ -1,0 +1,437 @@
+"""Thousands of requests that nobody would write, against a live server over a fake engine.
+
+Some are made by schemathesis from the server's own schema, right and wrong ones; others are good
+requests in which a value was replaced by one from the edge of what JSON can say.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+SCRIPTED = Path(__file__).parents[1] / "scripted_server.py"
+PATIENCE_SECONDS = 60.0
+"""A call that takes longer hangs."""
+CHECKS = [
+    not_a_server_error,
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+]
+CASES = {
+    "POST /v1/completions": 150,
+    "POST /v1/chat/completions": 60,
+    "POST /v1/responses": 80,
+    "POST /tokenize": 40,
+    "POST /detokenize": 60,
+    "GET /v1/models/{name}": 60,
+    "GET /debug/pages/{instance}/{large_page}": 30,
+}
+"""Of each kind of data; routes without parameters are asked once."""
+CHANGES = ("POST /cluster/scale", "POST /cluster/drain")
+"""Routes that change the server."""
+CLUSTER_CASES = 60
+EDGE_CASES = 1600
+LONG = 5
+"""The long test has so many times as many."""
+
+USER = {"role": "user", "content": "SAY <think>~hm~</think>~~Good day."}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION = {"name": "weather", "description": "tells it", "parameters": PARAMETERS, "strict": True}
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+SAMPLING = {
+    "model": "fake", "stream": False, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
+    "seed": 1, "stop": ["end"], "stop_token_ids": [5], "ignore_eos": False, "min_tokens": 0,
+    "frequency_penalty": 0.1, "presence_penalty": 0.1, "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1.0}, "cache_salt": "s", "prompt_cache_key": "k", "will_return": True,
+    "user": "me", "metadata": {"a": "b"}, "service_tier": "auto",
+    "stream_options": {"include_usage": True},
+}  # fmt: skip
+SCHEMA = {"name": "form", "schema": {"type": "object"}, "strict": True}
+GOOD: Mapping[str, dict[str, Any]] = {
+    "/v1/completions": {
+        **SAMPLING, "prompt": ["SAY good", "SAY day"], "max_tokens": 4, "n": 2, "echo": True,
+        "logprobs": 2, "best_of": 2, "return_token_ids": True, "guided_choice": ["a", "b"],
+        "prompt_logprobs": None, "suffix": "",
+    },
+    "/v1/chat/completions": {
+        **SAMPLING, "max_tokens": 30, "n": 1, "tools": [{"type": "function", "function": FUNCTION}],
+        "messages": [
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "sunny"}]},
+            USER,
+        ],
+        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning_effort": "low",
+        "chat_template_kwargs": {"a": 1}, "logprobs": True, "top_logprobs": 1,
+        "response_format": {"type": "json_schema", "json_schema": SCHEMA},
+    },
+    "/v1/responses": {
+        **SAMPLING, "max_output_tokens": 30, "tools": [{"type": "function", **FUNCTION}],
+        "instructions": "be brief", "top_logprobs": 1, "include": ["message.output_text.logprobs"],
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            USER,
+        ],
+        "tool_choice": {"type": "function", "name": "weather"}, "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_object"}}, "store": False, "truncation": "disabled",
+    },
+    "/tokenize": {
+        "model": "fake", "messages": [USER], "tools": [{"type": "function", "function": FUNCTION}],
+        "chat_template_kwargs": {"a": 1}, "add_generation_prompt": True, "return_token_strs": True,
+    },
+    "/detokenize": {"model": "fake", "tokens": [70, 71, 72]},
+}  # fmt: skip
+EDGES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2, 128, 2**31, -(2**31), 2**63, 2**64, 10**400, -(10**30)),
+    *(0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
+    *("", " ", "\0", "a", "fake", "\ud800", "\udfff x", "🏔", "x" * 5000, "~" * 300, "{", "null"),
+    *("\x02", "required", "json_schema", "text", "image_url", "function", "data:image/png;base64,"),
+    *([], [[]], [None], [0], [-1], [""], [[0], "a"], ["a"] * 600, [1] * 5000, [[1]] * 200),
+    *({}, {"": {}}, {"type": "function"}, {"type": "text", "text": "\ud800"}, {"$ref": "#"}),
+    *({"type": "object", "properties": {"a": {"$ref": "#"}}}, {str(n): n for n in range(300)}),
+)
+"""Values that JSON can say, and Python can write as JSON."""
+
+
+@dataclass
+class Fuzzed:
+    """A server under fuzz, and what it answered."""
+
+    url: str
+    statuses: dict[int, int] = field(default_factory=dict)
+
+    def check(self, reply: Any, sent: object) -> None:
+        """Whatever was asked, the answer is well formed and no failure."""
+        status, kind = reply.status_code, content_type(reply)
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        told = str(sent)[:2000], reply.text[:500]
+        assert status < 500, told
+        if kind.startswith("text/event-stream"):
+            lines = [line for line in reply.text.split("\n") if line.startswith("data: ")]
+            for line in lines:
+                assert line == "data: [DONE]" or isinstance(strictly(line[6:]), dict), told
+            assert lines, told
+        elif kind == "application/json":
+            strictly(reply.text)
+        if status >= 400:
+            check_error(reply, told)
+
+
+def content_type(reply: Any) -> str:
+    """Of a reply of httpx or of schemathesis, which keeps lists of values."""
+    found = reply.headers.get("content-type", "")
+    return str(found[0] if isinstance(found, list) else found)
+
+
+def strictly(text: str) -> Any:
+    """JSON without the numbers that only Python knows."""
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def check_error(reply: Any, told: object) -> None:
+    """OpenAI's shape, in one clear line."""
+    assert content_type(reply) == "application/json", told
+    body = reply.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["message"], str) and body["error"]["message"], told
+    assert isinstance(body["error"]["type"], str) and body["error"]["type"], told
+    for name in ("param", "code"):
+        assert body["error"][name] is None or isinstance(body["error"][name], str), told
+    assert len(body["error"]["message"]) < 2000, told
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[Fuzzed]:
+    """A server; it must be as idle and as clean behind all tests as before."""
+    command = [sys.executable, str(SCRIPTED)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        server = Fuzzed(process.stdout.readline().strip())
+        try:
+            before = instances(server.url)
+            yield server
+            check_idle(server.url, before)
+        finally:
+            process.terminate()
+            assert process.wait(timeout=PATIENCE_SECONDS) == 0
+
+
+def instances(url: str) -> list[tuple[Any, ...]]:
+    told = httpx.get(f"{url}/cluster", timeout=PATIENCE_SECONDS).json()["instances"]
+    names = ("id", "pid", "state", "incarnation", "restarts")
+    return [tuple(one[name] for name in names) for one in told]
+
+
+def check_idle(url: str, before: list[tuple[Any, ...]]) -> None:
+    """Nothing is left of any request, and no instance died or came."""
+    audit = httpx.get(f"{url}/debug/audit", timeout=PATIENCE_SECONDS).json()
+    assert audit["clean"], audit
+    assert instances(url) == before
+    cluster = httpx.get(f"{url}/cluster", timeout=PATIENCE_SECONDS).json()
+    assert cluster["front"]["waiting"] == 0, cluster
+    for one in cluster["instances"]:
+        kept = ("in_flight", "outstanding_prompt_tokens", "outstanding_output_tokens")
+        assert [one[name] for name in kept] == [0, 0, 0], one
+    assert httpx.get(f"{url}/debug/memory", timeout=PATIENCE_SECONDS).status_code == 200
+    lines = httpx.get(f"{url}/metrics", timeout=PATIENCE_SECONDS).text.splitlines()
+    for name in ("kvell:num_requests_running", "kvell:num_requests_waiting"):
+        values = [float(line.split()[-1]) for line in lines if line.startswith(name + "{")]
+        assert values and sum(values) == 0.0, lines
+    assert httpx.get(f"{url}/health", timeout=PATIENCE_SECONDS).status_code == 200
+
+
+def fuzz_schema(server: Fuzzed, times: int, chosen: int) -> None:
+    """Ask every route that changes nothing what its schema allows and what it does not."""
+    asked = 0
+    for operation in operations(server.url):
+        if operation.label in CHANGES:
+            continue
+        takes_body = operation.method == "post"
+        modes = [GenerationMode.POSITIVE] + [GenerationMode.NEGATIVE] * takes_body
+        for mode in modes:
+            count = CASES.get(operation.label, 0) * times or 1
+            ask_all(server, operation, mode, count, chosen)
+            asked += 1
+    assert asked >= 18
+
+
+def operations(url: str) -> list[Any]:
+    """What the server says that it serves."""
+    found: Any = schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()
+    return [one.ok() for one in found]
+
+
+def ask_all(server: Fuzzed, operation: Any, mode: GenerationMode, count: int, chosen: int) -> None:
+    is_good = mode is GenerationMode.POSITIVE
+
+    @seed(chosen)
+    @settings(max_examples=count, database=None, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy(generation_mode=mode), st.integers(0, 2**32))
+    def ask(case: Any, chance: int) -> None:
+        if is_good and isinstance(case.body, dict):
+            case.body = narrowed(case.body, operation, Random(chance))
+        reply = case.call(timeout=PATIENCE_SECONDS)
+        server.check(reply, case.body)
+        case.validate_response(reply, checks=CHECKS)
+
+    ask()
+
+
+def narrowed(body: dict[str, Any], operation: Any, random: Random) -> dict[str, Any]:
+    """A body with fewer fields, so that not every one has a field that is out of range."""
+    path, share = operation.path, random.choice((0.0, 0.1, 0.3, 1.0))
+    needed = {"prompt", "messages", "input", "tokens"}
+    kept = {k: v for k, v in body.items() if k in needed or random.random() < share}
+    if random.random() < 0.9 and path in GOOD:
+        kept["model"] = "fake"
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        kept |= {limit: random.randrange(1, 40)} if path.startswith("/v1") else {}
+    return kept
+
+
+def with_edges(body: Any, random: Random) -> Any:
+    """A copy in which one value, however deep, is one of the edges, or a field is left out."""
+    if not isinstance(body, dict | list) or not body or random.random() < 0.2:
+        return random.choice(EDGES)
+    place = random.choice(list(body) if isinstance(body, dict) else range(len(body)))
+    copied = body.copy()
+    if random.random() < 0.1:
+        del copied[place]
+    else:
+        copied[place] = with_edges(body[place], random)
+    return copied
+
+
+def fuzz_edges(server: Fuzzed, count: int, chosen: int) -> None:
+    """Ask what is good but for a few values."""
+    random = Random(chosen)
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
+        for _ in range(count):
+            path = random.choice(list(GOOD))
+            fields = GOOD[path]
+            share = random.choice((0.2, 0.5, 1.0))
+            body: Any = {k: v for k, v in fields.items() if random.random() < share}
+            body |= {k: fields[k] for k in ("prompt", "messages", "input", "tokens") if k in fields}
+            for _ in range(random.choice((0, 1, 1, 1, 2, 3))):
+                body = with_edges(body, random)
+            if isinstance(body, dict) and path != "/tokenize" and path != "/detokenize":
+                body["stream"] = random.random() < 0.4
+                limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+                body.setdefault(limit, 9)
+            content = json.dumps(body, ensure_ascii=random.random() < 0.5)
+            raw = content.encode(errors="surrogatepass")
+            kind = random.choice(("application/json",) * 20 + ("text/plain", "x", "", "a/b;c=d"))
+            reply = client.post(path, content=raw, headers={"content-type": kind})
+            server.check(reply, content)
+
+
+def test_what_the_schema_allows_and_forbids(fuzzed: Fuzzed) -> None:
+    before = sum(fuzzed.statuses.values())
+    fuzz_schema(fuzzed, 1, 1)
+    assert sum(fuzzed.statuses.values()) - before >= 700
+    assert fuzzed.statuses[200] >= 40
+
+
+def test_values_at_the_edge(fuzzed: Fuzzed) -> None:
+    before = sum(fuzzed.statuses.values())
+    fuzz_edges(fuzzed, EDGE_CASES, 1)
+    assert sum(fuzzed.statuses.values()) - before == EDGE_CASES
+    assert set(fuzzed.statuses) <= {200, 400, 404}, fuzzed.statuses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chosen", [2, 3])
+def test_many_more(fuzzed: Fuzzed, chosen: int) -> None:
+    fuzz_schema(fuzzed, LONG, chosen)
+    fuzz_edges(fuzzed, LONG * EDGE_CASES, chosen)
+
+
+def harmless(path: str, body: Any) -> Any:
+    """A body of ``/cluster`` that can change nothing."""
+    if isinstance(body, dict) and path == "/cluster/scale":
+        counts = body.get("instances")
+        if isinstance(counts, dict):
+            return body | {"instances": {k: v for k, v in counts.items() if k != "mixed"}}
+    if isinstance(body, dict) and str(body.get("id", "")).startswith("mixed"):
+        return body | {"id": "nobody"}
+    return body
+
+
+@pytest.mark.parametrize("label", CHANGES)
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_the_cluster_is_not_changed_by_chance(
+    fuzzed: Fuzzed, label: str, mode: GenerationMode
+) -> None:
+    [operation] = [one for one in operations(fuzzed.url) if one.label == label]
+
+    @seed(1)
+    @settings(max_examples=CLUSTER_CASES, database=None, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        case.body = harmless(operation.path, case.body)
+        reply = case.call(timeout=PATIENCE_SECONDS)
+        fuzzed.check(reply, case.body)
+        assert reply.status_code in (400, 404)
+
+    before = instances(fuzzed.url)
+    ask()
+    assert instances(fuzzed.url) == before
+
+
+@pytest.mark.parametrize("label", CHANGES)
+def test_no_value_at_the_edge_changes_the_cluster(fuzzed: Fuzzed, label: str) -> None:
+    before, harmful = instances(fuzzed.url), [{"instances": {"mixed": n}} for n in (1, 2)]
+    with httpx.Client(base_url=fuzzed.url, timeout=PATIENCE_SECONDS) as client:
+        for value in EDGES:
+            for body in (
+                {"instances": value},
+                {"instances": {"mixed": value}},
+                {"id": value},
+                value,
+            ):
+                if body in harmful:
+                    continue
+                reply = client.post(label.split()[1], content=json.dumps(body).encode())
+                fuzzed.check(reply, body)
+                assert reply.status_code in (400, 404)
+    assert instances(fuzzed.url) == before
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "POST"])
+def test_every_method_of_every_path(fuzzed: Fuzzed, method: str) -> None:
+    paths = httpx.get(f"{fuzzed.url}/openapi.json").json()["paths"]
+    assert len(paths) >= 15
+    for path, served in [*paths.items(), ("/", {"get": None}), ("/nothing", {})]:
+        place = (
+            path.replace("{name}", "fake").replace("{instance}", "x").replace("{large_page}", "0")
+        )
+        reply = httpx.request(method, f"{fuzzed.url}{place}", timeout=PATIENCE_SECONDS)
+        assert reply.status_code < 500
+        if method.lower() in served:
+            continue
+        assert reply.status_code == (404 if not served else 405), (method, path)
+        if method != "HEAD":
+            check_error(reply, path)
+        if reply.status_code == 405:
+            assert reply.headers["allow"].lower().split(", ") == list(served)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"{}" * 2, b'{"prompt": "\xff"}',
+        b'{"prompt": "a}', b'{"prompt": "\xed\xa0\x80"}', b'{"tokens": "\\\\\\ud800"}',
+        b'{"prompt": "\\ud800"}', b'{"prompt": 1e999}', b'{"a":' * 100 + b"1" + b"}" * 100,
+        b'{"prompt": "hi", "prompt": 5}', b'{"prompt": ' + b"9" * 6000 + b"}", b"\0" * 100,
+        b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}", b'{"\\ud800": 1}',
+        b'{"prompt": "a", "metadata": {"\\ud800": "\\udfff"}}',
+        b'{"prompt": "a", "max_tokens": 1, "user": "\\ud800", "cache_salt": "\\ud800"}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", sorted(GOOD))
+def test_bodies_that_are_no_request(fuzzed: Fuzzed, path: str, content: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    reply = httpx.post(
+        f"{fuzzed.url}{path}", content=content, headers=headers, timeout=PATIENCE_SECONDS
+    )
+    fuzzed.check(reply, content)
+    assert path == "/v1/completions" or reply.status_code == 400
+
+
+ARGUMENTS = '{"city": "\\ud800"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {"tools": [{}]}, "tools[0].type"),
+        ("/tokenize", {"tools": [{"type": "function"}]}, "tools[0].function"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [
+                {**CALL, "function": {"name": "f", "arguments": ARGUMENTS}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            "/v1/responses",
+            {"input": [
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": ARGUMENTS}]},
+            "input",
+        ),
+        *(
+            (path, {"repetition_penalty": value}, "repetition_penalty")
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+            for value in (1e-320, 1e-39, 1e-7)
+        ),
+    ],
+)  # fmt: skip
+def test_what_once_broke_is_refused_by_name(
+    fuzzed: Fuzzed, path: str, fields: dict[str, Any], param: str
+) -> None:
+    reply = httpx.post(f"{fuzzed.url}{path}", json=GOOD[path] | fields, timeout=PATIENCE_SECONDS)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == param
