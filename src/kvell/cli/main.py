@@ -21,6 +21,7 @@ from kvell.cli.terminal.environment import prepare_process, process_cache_dir
 from kvell.cli.terminal.faults import guarded
 from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.session import Session
+from kvell.cli.top.command import top
 from kvell.device.available import available_bytes
 
 
@@ -33,12 +34,23 @@ def root() -> None:
     \b
     Try:  kvell generate --prompt "What is a page?"
           kvell replay --trace chat --model llama3-8b --kv-memory 16GiB --timeline kvell.jsonl
-          kvell plot kvell.jsonl --out memory.png
           kvell serve --port 8000
     """
 
 
-for command in (generate, chat, serve, cluster, plan, replay, plot, bench, calibrate, instance):
+for command in (
+    generate,
+    chat,
+    serve,
+    cluster,
+    top,
+    plan,
+    replay,
+    plot,
+    bench,
+    calibrate,
+    instance,
+):
     root.add_command(command)
 
 

@@ -47,6 +47,17 @@ class ClusterClient:
             raise self._not_ours()
         return self._read(status, body)
 
+    def pages(self) -> bytes:
+        """Return what the memory map shows, as the JSON that the server sent.
+
+        :raises ChangeSomething: as :meth:`status` does.
+        """
+        status, body = self._asked("GET", "/debug/pages")
+        if status == 404:
+            raise self._not_ours()
+        self._check(status, body)
+        return body
+
     def scale(self, counts: Mapping[str, int]) -> Answer:
         """Ask for so many instances of each role; return the state with that begun.
 
@@ -83,7 +94,8 @@ class ClusterClient:
         finally:
             connection.close()
 
-    def _read(self, status: int, body: bytes) -> Answer:
+    def _check(self, status: int, body: bytes) -> None:
+        """Raise what an answer that is no success means."""
         if status in (401, 403):
             problem = "is needed" if self._key is None else "is not accepted"
             problem += f" (HTTP {status}: {error_text(body)})"
@@ -94,6 +106,9 @@ class ClusterClient:
             raise KvellError(f"{self._url} failed (HTTP {status}: {error_text(body)})")
         if status >= 400:
             raise click.ClickException(error_text(body))
+
+    def _read(self, status: int, body: bytes) -> Answer:
+        self._check(status, body)
         try:
             raw: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
             return Answer(msgspec.convert(raw, Cluster), raw)

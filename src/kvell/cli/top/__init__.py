@@ -1,0 +1,1 @@
+"""``kvell top``: a running server's memory and requests, live."""

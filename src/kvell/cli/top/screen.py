@@ -1,0 +1,119 @@
+"""One look at a server as tables and bars; pure."""
+
+from collections import Counter
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from kvell.cli.terminal.sizes import format_bytes
+from kvell.cli.top.seen import Instance, InstanceStats, Request, Seen
+
+BAR_CELLS = 30
+USED, CACHED, LENT, FREE = "█", "▒", "╱", "·"
+MOST_REQUESTS = 20
+
+
+def screen(seen: Seen, before: Seen | None = None) -> Group:
+    """Everything that is shown.
+
+    :param before: the look before this one, for rates; None for the first.
+    """
+    return Group(_instances(seen, before), _requests(seen), _misses(seen))
+
+
+def memory_bar(stats: InstanceStats, cells: int = BAR_CELLS) -> str:
+    """The pool as a bar: used, cached, lent to activations, free.
+
+    What there is of anything has one cell at least.
+    """
+    uses = stats.bytes
+    parts = [(USED, uses.kv_used), (CACHED, uses.kv_cached), (LENT, uses.lent)]
+    bar = "".join(
+        sign * max(1, round(cells * size / uses.pool)) for sign, size in parts if size and uses.pool
+    )
+    return bar[:cells].ljust(cells, FREE)
+
+
+def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> float | None:
+    """Output tokens per second between two looks; None if it cannot be known."""
+    now, then = _stats(seen, instance_id), _stats(before, instance_id)
+    if before is None or now is None or then is None:
+        return None
+    seconds, tokens = seen.at_seconds - before.at_seconds, now.output_tokens - then.output_tokens
+    return tokens / seconds if seconds > 0 and tokens >= 0 else None  # fewer: it was restarted
+
+
+def _instances(seen: Seen, before: Seen | None) -> Table:
+    legend = f"{USED} used  {CACHED} cached  {LENT} lent to activations  {FREE} free"
+    waiting = seen.requests.waiting
+    table = Table(title=f"{legend}   ({waiting:,} requests wait in front)", title_justify="left")
+    for name in ("instance", "state", "KV memory", "of", "buffer"):
+        table.add_column(name, no_wrap=True)
+    for name in ("running", "waiting", "preempted", "hits", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in seen.instances:
+        table.add_row(*_instance(one, tokens_per_second(seen, before, one.id)))
+    return table
+
+
+def _instance(one: Instance, rate: float | None) -> tuple[str, ...]:
+    stats = one.stats
+    if stats is None:
+        return (one.id, one.state, "no answer just now", *"–" * 7)
+    buffer = stats.bytes.cpu_buffer
+    hits = f"{stats.hit_tokens / stats.query_tokens:.0%}" if stats.query_tokens else "–"
+    return (
+        one.id,
+        one.state + (f", {one.restarts} restarts" if one.restarts else ""),
+        memory_bar(stats),
+        format_bytes(stats.bytes.pool),
+        "–" if buffer is None else format_bytes(buffer),
+        f"{stats.running:,}",
+        f"{stats.waiting:,}",
+        f"{stats.preemptions:,}",
+        hits,
+        "–" if rate is None else f"{rate:,.0f}",
+    )
+
+
+def _requests(seen: Seen) -> Table:
+    rows = seen.requests.rows[:MOST_REQUESTS]
+    more = seen.requests.running + seen.requests.waiting - len(rows)
+    table = Table(title="requests" + (f" (and {more:,} more)" if more else ""))
+    for name in ("request", "instance", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("prompt", "output", "age", "first token", "per token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in rows:
+        table.add_row(*_request(one))
+    return table
+
+
+def _request(one: Request) -> tuple[str, ...]:
+    ttft, tpot = one.ttft_seconds, one.tpot_seconds
+    return (
+        one.id,
+        one.instance or "–",
+        one.state,
+        f"{one.prompt_tokens:,}",
+        f"{one.output_tokens:,}",
+        f"{one.age_seconds:.1f} s",
+        "–" if ttft is None else f"{ttft * 1000:,.0f} ms",
+        "–" if tpot is None else f"{tpot * 1000:,.1f} ms",
+    )
+
+
+def _misses(seen: Seen) -> Text:
+    counts = Counter(
+        miss.reason for one in seen.instances if one.pages is not None for miss in one.pages.misses
+    )
+    if not counts:
+        return Text("no prompt missed its prefix lately")
+    told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.most_common())
+    return Text(f"why the last {counts.total()} misses missed: {told}")
+
+
+def _stats(seen: Seen | None, instance_id: str) -> InstanceStats | None:
+    instances = () if seen is None else seen.instances
+    return next((one.stats for one in instances if one.id == instance_id), None)
