@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -74,6 +75,36 @@ def test_a_client_that_leaves_the_waiting_line_frees_its_place(start_server: Sta
             httpx.post(f"{url}/v1/completions", json=body, timeout=0.3)
         until(lambda: metric(url, "num_requests_waiting") == 0)
         assert metric(url, "num_requests_running") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_takes_longer_than_its_deadline_is_cancelled(
+    start_server: StartServer, stream: bool
+) -> None:
+    body = BODY | {"stream": stream, "deadline_seconds": 0.3}
+    with start_server("-", "0", *SLOW) as (url, _):
+        reply = httpx.post(f"{url}/v1/completions", json=body)
+        events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+        error = json.loads(events[-1] if stream else reply.text)["error"]
+        assert (error["type"], error["param"]) == ("timeout_error", "deadline_seconds")
+        assert reply.status_code == (200 if stream else 408)
+        until(lambda: metric(url, "num_requests_running") == 0)
+        assert metric(url, 'request_success_total{finished_reason="cancelled"') == 1
+        short = body | {"max_tokens": 3, "deadline_seconds": 60, "stream": False}
+        assert httpx.post(f"{url}/v1/completions", json=short).status_code == 200
+
+
+def test_a_request_that_waits_beyond_its_deadline_is_never_submitted(
+    start_server: StartServer,
+) -> None:
+    with (
+        start_server("-", "0", *SLOW) as (url, _),
+        httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}),
+    ):
+        late = httpx.post(f"{url}/v1/completions", json=BODY | {"deadline_seconds": 0.2})
+        assert late.status_code == 408
+        assert metric(url, "num_requests_running") == 1
+        assert metric(url, "num_requests_waiting") == 0
 
 
 def test_a_stream_survives_the_death_of_its_instance(

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from kvell.errors import ChangeSomething, InstanceDied, KvellError, TryLater
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.bodies import WHOLE
-from kvell.server.text.text_stream import RequestFailed, RequestRefused
+from kvell.server.text.text_stream import DeadlineExceeded, RequestFailed, RequestRefused
 
 LONGEST_VALUE = 500
 
@@ -100,6 +100,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(429, text, error.unit, code=code, retry_seconds=seconds)
     if isinstance(error, TryLater):
         return ApiError(429, str(error), "rate_limit_error", code="too_many_requests")
+    if isinstance(error, DeadlineExceeded):
+        return ApiError(408, str(error), "timeout_error", "deadline_seconds", "deadline_exceeded")
     if isinstance(error, RequestFailed):
         return ApiError(500, str(error), "server_error")
     return ApiError(500, "internal error", "server_error")

@@ -126,6 +126,7 @@ class Serving:
                     asked.shows_special_tokens,
                     asked.tensors,
                     body.priority or 0,
+                    body.deadline_seconds,
                 ),
                 sampling,
             )

@@ -196,6 +196,10 @@ class Front:
         """End a request on purpose; its last output says ``stop``."""
         self._drop(RequestId(request_id), "stop")
 
+    def cancel(self, request_id: str) -> None:
+        """End a request that nobody waits for any more; its last output says ``cancelled``."""
+        self._drop(RequestId(request_id), "cancelled")
+
     async def stats(
         self, deadline_seconds: float = 5.0, *, with_audit: bool = False
     ) -> dict[str, Stats]:

@@ -163,6 +163,7 @@ class PreparedPrompt:
     :param session: requests of one session go to one instance, if the routing says so.
     :param tensors: of its images, from the model's processor.
     :param priority: requests with lower ones are served first.
+    :param deadline_seconds: it is cancelled if it has not ended so long after its start.
     :param shows_special_tokens: whether special tokens are a part of the answer's text.
     """
 
@@ -174,3 +175,4 @@ class PreparedPrompt:
     shows_special_tokens: bool = False
     tensors: tuple[SentTensor, ...] = ()
     priority: int = 0
+    deadline_seconds: float | None = None

@@ -1,7 +1,8 @@
 """From an instance's tokens to text: detokenising, stop strings, and how it ended."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +17,10 @@ from kvell.server.text.text_model import PreparedPrompt, TextModel
 
 class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
     """A request ended with an error that is not its fault."""
+
+
+class DeadlineExceeded(KvellError):  # noqa: N818
+    """A request had not ended when its time was up."""
 
 
 class RequestRefused(KvellError):  # noqa: N818
@@ -111,6 +116,7 @@ async def text_deltas(
     :raises TryLater: when there is no room or no instance just now.
     :raises RequestRefused: when the instance can never serve it.
     :raises RequestFailed: when the instance died under it.
+    :raises DeadlineExceeded: when its time was up.
     """
     writer = TextWriter(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
     outputs = front.generate(
@@ -123,13 +129,14 @@ async def text_deltas(
         tensors=prompt.tensors,
         priority=prompt.priority,
     )
-    untold = TextDelta("")
-    async with aclosing(outputs):
+    untold, clock = TextDelta(""), _Deadline(front, prompt)
+    async with aclosing(outputs), clock:
         async for output in outputs:
             known = writer.token_count
             text = writer.push(output.token_ids)
             untold = _behind(untold, output, writer.token_count - known)
             if output.finished is not None:
+                clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
                 yield replace(
                     untold, text=last.text, finish_reason=last.finish_reason, usage=last.usage
@@ -140,6 +147,34 @@ async def text_deltas(
             if text:
                 yield replace(untold, text=text)
                 untold = TextDelta("")
+
+
+class _Deadline(AbstractAsyncContextManager[None]):
+    """Cancels a request that takes too long; a request that ends before is left alone."""
+
+    def __init__(self, front: Front, prompt: PreparedPrompt) -> None:
+        self._front, self._prompt = front, prompt
+        self._is_over = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        seconds = self._prompt.deadline_seconds
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._cancel)
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def check(self, finished: Finished) -> None:
+        """Raise if the end is this deadline's."""
+        if self._is_over and finished.reason == "cancelled":
+            seconds = self._prompt.deadline_seconds
+            raise DeadlineExceeded(f"deadline_seconds={seconds}: the answer took longer")
+
+    def _cancel(self) -> None:
+        self._is_over = True
+        self._front.cancel(self._prompt.request_id)
 
 
 def _behind(untold: TextDelta, output: Output, taken: int) -> TextDelta:

@@ -20,6 +20,7 @@ from kvell.server.api.schemas.formats import (
 MAX_INT32 = 2**31 - 1
 MAX_PROMPTS = 128
 MAX_STOP_CHARS = 1024
+MAX_DEADLINE_SECONDS = 86_400.0
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 FAILS_FAST = Field(fail_fast=True)
@@ -80,6 +81,7 @@ class GenerationRequest(BaseModel):
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
     will_return: StrictBool | None = None
+    deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
 
     user: str | None = None
