@@ -18,6 +18,7 @@ import pytest
 DATA = Path(__file__).parents[1] / "data"
 PATIENCE_SECONDS = 120.0
 KEY = "secret"
+BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
 
     def cluster(self) -> dict[str, Any]:
-        told = httpx.get(f"{self.url}/cluster", headers={"Authorization": f"Bearer {KEY}"})
+        told = httpx.get(f"{self.url}/cluster", headers=BEARER)
         found: dict[str, Any] = told.json()
         return found
 
@@ -86,7 +87,7 @@ def test_the_fifty_prompts_over_http(server: Server) -> None:
             if one.startswith(name) and f'instance="{instance}"' in one
         ]
         assert float(line.split()[-1]) > 0, "both had some"
-    assert httpx.get(f"{server.url}/debug/audit", timeout=60).json()["clean"]
+    assert httpx.get(f"{server.url}/debug/audit", headers=BEARER, timeout=60).json()["clean"]
 
 
 def test_chats_stream_as_ever(server: Server) -> None:
