@@ -7,6 +7,7 @@ requests in which a value was replaced by one from the edge of what JSON can say
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -298,10 +299,12 @@ def test_what_the_schema_allows_and_forbids(fuzzed: Fuzzed) -> None:
 
 
 def test_values_at_the_edge(fuzzed: Fuzzed) -> None:
-    before = sum(fuzzed.statuses.values())
+    before = Counter(fuzzed.statuses)
     fuzz_edges(fuzzed, EDGE_CASES, 1)
-    assert sum(fuzzed.statuses.values()) - before == EDGE_CASES
-    assert set(fuzzed.statuses) <= {200, 400, 404}, fuzzed.statuses
+    # Its own alone: the schema's cases have deadlines too, which are missed with 408.
+    statuses = Counter(fuzzed.statuses) - before
+    assert statuses.total() == EDGE_CASES
+    assert set(statuses) <= {200, 400, 404}, statuses
 
 
 @pytest.mark.long
