@@ -15,11 +15,13 @@ class PlanDraft:
 
     :param budget: tokens that the step may still compute.
     :ivar prompt_tokens: tokens of its prefill chunks.
+    :ivar has_scored: whether any work may have more rows of logits than it draws from.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.prompt_tokens = 0
+        self.has_scored = False
         self.work: list[TokenWork] = []
         self.preempted: list[RequestId] = []
         self.parked: list[RequestId] = []
@@ -33,6 +35,7 @@ class PlanDraft:
         """Add work for the request's next ``count`` tokens."""
         start = request.computed
         is_prompt = start < len(request.prompt) - 1
+        self.has_scored |= request.is_scored
         self.work.append(
             TokenWork(
                 request.request_id,

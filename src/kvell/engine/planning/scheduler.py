@@ -289,7 +289,9 @@ class Scheduler:
     def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
         """How far memory allows, up to ``wanted``; never inside tokens that one step must compute
         together."""
-        tokens, rows = self._tokens(draft), max(len(draft.work), draft.num_logits)
+        tokens, rows = self._tokens(draft), len(draft.work)
+        if draft.has_scored:
+            rows = max(rows, draft.num_logits)
         if request.is_scored:
             rows += wanted - request.computed
         until = self.memory.largest(request.handle, request.computed, wanted, tokens, rows)

@@ -89,8 +89,10 @@ class AdmissionQueue:
         """
         if not self._waiting:
             return []
-        chosen: list[LogEntry] = []
         open_lines = [line for line in self.lines.values() if line.has_room]
+        if not open_lines:  # asked with every token while requests wait
+            return []
+        chosen: list[LogEntry] = []
         # Sorting is stable: of equal priority, first come first served.
         for entry in sorted(self._waiting.values(), key=attrgetter("priority")):
             if not open_lines:

@@ -38,7 +38,7 @@ from kvell.server.api.bodies.chat import (
     opening_chunk,
     part_body,
 )
-from kvell.server.api.bodies.completions import Body, json_response, usage_chunk
+from kvell.server.api.bodies.completions import Body, joined, json_response, usage_chunk
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
 from kvell.server.api.image_urls import image_files
 from kvell.server.api.prompts import PromptEncoder, TokenIds
@@ -104,7 +104,7 @@ class ChatApi:
             served.answers.shows_special_tokens,
             tensors,
         )
-        end = served.text.decode(prompt[-PROMPT_END_TOKENS:].tolist())
+        end = await served.prompts.decoded(prompt[-PROMPT_END_TOKENS:].tolist())
         deltas = self.serving.deltas(asked, [sampling])
         return Answering(asked, body, deltas, offered, choice, end)
 
@@ -142,15 +142,8 @@ class Answering:
         """The choice of a whole answer."""
         reader = self.reader(index)
         answer = parsed(part for delta in deltas for part in reader.read(delta))
-        last = deltas[-1]
-        ended = replace(
-            last,
-            token_ids=tuple(token for one in deltas for token in one.token_ids),
-            logprobs=tuple(told for one in deltas for told in one.logprobs),
-            prompt_logprobs=tuple(told for one in deltas for told in one.prompt_logprobs),
-        )
         message = message_body(answer, reader.call_ids)
-        return self._choice(index, ended, reader, message=message)
+        return self._choice(index, joined(deltas), reader, message=message)
 
     def pieces(self, index: int, delta: TextDelta) -> list[Body]:
         """The choices of the stream's next pieces; the last one says how the answer ended.

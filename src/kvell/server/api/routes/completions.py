@@ -46,12 +46,12 @@ class CompletionsApi:
         prompts = [await served.prompts.prompt(prompt) for prompt in given]
         asked = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
         samplings = [body.sampling(served.prompts.room_tokens(ids)) for ids in prompts]
-        deltas = self.serving.deltas(asked, samplings)
         echoes = [
-            prompt if isinstance(prompt, str) else served.text.decode(prompt)
+            prompt if isinstance(prompt, str) else await served.prompts.decoded(prompt)
             for prompt in given
             if body.echo
         ]
+        deltas = self.serving.deltas(asked, samplings)
         choices = _Choices(asked, body, echoes)
         if body.stream:
             return await streamed(_events(asked, deltas, choices))
