@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
-LOGGERS = {"kvell": logging.INFO, "uvicorn": logging.WARNING}
-"""Whose lines are written, and from which level on."""
+LOGGERS = {"kvell": logging.INFO, "uvicorn": logging.WARNING, "uvicorn.error": logging.WARNING}
+"""Whose lines are written, and from which level on.
+
+``uvicorn.error`` is named because uvicorn gives it a level of its own, for the whole process.
+"""
 FIELDS = "kvell_fields"
 """The attribute of a log record that holds an event's fields."""
 PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
