@@ -155,6 +155,8 @@ void Compactor::rename(Holder& h, int32_t g, int64_t position, int32_t to,
                        std::vector<Move>& moves) {
   GroupPages& held = h.groups[g];
   int32_t& slot = held.slots[size_t(position - held.first)];
+  const PageRecord& page = store_.pool.page(slot);
+  if (page.node) store_.changes.moved(g, slot, to, page.end);
   store_.tree.rename(g, slot, to);
   moves.push_back({&h, g, position, slot, to});
   h.sources.push_back({g, slot, position, 0});

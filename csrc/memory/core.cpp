@@ -1,9 +1,13 @@
 #include "core.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace kvell::memory {
 namespace {
+
+// Of holders without a text; nothing is ever named under it (prefix/core/reserving.py).
+const std::string kReservedRoot("\0reserved", 9);
 
 void same_size(Ints left, Ints right) {
   if (left.size != right.size) throw std::invalid_argument("arrays of different lengths");
@@ -113,7 +117,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
     h.drops |= dropped_tokens(store_.groups[g], h.facts) > 0;
     lookup_.resume(h, g, length, prompt.tokens);
   }
-  if (store_.rule.learns()) h.root = root;
+  if (store_.rule.learns() || lease_until) h.root = root;
   h.publishes = !h.drops && !(h.model->counts_images && !h.facts.images.empty());
   h.handle = next_handle_++;
   h.hit_tokens = h.computed = h.published = length;
@@ -141,6 +145,8 @@ void Core::watch(const Holder& h) {
 
 void Core::claim(int32_t handle, int64_t expected_tokens, Hint hint) {
   Holder& h = holder(handle);
+  if (h.is_reservation)
+    throw std::invalid_argument("handle " + std::to_string(handle) + " has no text to compute");
   h.hint = hint;
   if (handle == turned_away_.handle) turned_away_ = {};
   h.claimed = true;
@@ -163,15 +169,131 @@ void Core::claim(int32_t handle, int64_t expected_tokens, Hint hint) {
 
 void Core::receive(int32_t handle, int64_t computed) {
   Holder& h = holder(handle);
-  if (computed < h.hit_tokens || computed >= h.num_tokens())
+  // The last token of a request has still to be computed.
+  const int64_t most = h.num_tokens() - (h.lease_until ? 0 : 1);
+  if (computed < h.hit_tokens || computed > most)
     throw std::invalid_argument(std::to_string(computed) + " tokens cannot come behind " +
                                 std::to_string(h.hit_tokens));
-  if (h.lease_until || publisher_.cannot_receive(h))
+  if (h.is_reservation || publisher_.cannot_receive(h))
     throw std::invalid_argument("handle " + std::to_string(handle) +
                                 " cannot receive what it computes");
   turned_away_ = {};
   publisher_.receive(h, computed);
   foresee(store_.groups, h);
+}
+
+void Core::sources(int32_t handle, PageRows& rows) const {
+  for (const Source& source : holder(handle).sources)
+    rows.push_back({source.group, int32_t(source.position),
+                    store_.pool.page_of(source.group, source.slot), int32_t(source.length)});
+  std::sort(rows.begin(), rows.end());
+}
+
+// -------------------------------------------------------- pages without a text
+
+int32_t Core::reserve(Ints counts, int64_t lease_until, const std::string& model) {
+  const Model& own = models_.at(model);
+  const size_t width = store_.groups.size();
+  if (size_t(counts.size) != width)
+    throw std::invalid_argument("one number of pages is needed for each group");
+  Counts need(width);
+  for (size_t g = 0; g < width; ++g) {
+    need[g] = counts[g];
+    if (need[g] < 0) throw std::invalid_argument("one number of pages is needed for each group");
+    if (need[g] && std::find(own.own.begin(), own.own.end(), int32_t(g)) == own.own.end())
+      throw std::invalid_argument("pages of a group that is not of model '" + model +
+                                  "' cannot be reserved");
+  }
+  if (!store_.pool.supply().feasible(need)) return 0;
+  auto made = std::make_unique<Holder>();
+  Holder& h = *made;
+  h.is_reservation = true;
+  h.drops = h.publishes = false;
+  h.facts = facts_of(0, std::nullopt, {nullptr, 0});
+  h.model = &own;
+  h.root = model;  // until it has a text
+  h.node = store_.tree.root(model + "/" + kReservedRoot);
+  store_.tree.hold(h.node);
+  h.groups.resize(width);
+  h.hit_tokens = h.computed = h.published = h.matched_tokens = h.expected_tokens = 0;
+  h.handle = next_handle_++;
+  h.prompt.open({nullptr, 0}, nullptr);
+  h.lease_until = leases_[h.handle] = lease_until;
+  h.renewed_step = store_.step;
+  h.next_cut = kNever;
+  store_.pool.rooms().open_holder(h.handle);
+  Counts left = need;
+  for (const int32_t g : own.own)
+    store_.placer.place(h.handle, g, need[g], need[g], left, h.groups[g].slots.tail());
+  foresee(store_.groups, h);
+  const int32_t handle = h.handle;
+  by_handle_.emplace_hint(by_handle_.end(), handle, made.get());
+  holders_.insert(handle, std::move(made));
+  return handle;
+}
+
+void Core::adopt(int32_t handle, Ints tokens, const std::string& root,
+                 std::optional<int64_t> prompt_tokens) {
+  Holder& h = holder(handle);
+  const int64_t computed = tokens.size;
+  const Facts facts = facts_of(computed, prompt_tokens, {nullptr, 0});
+  for (const int32_t g : h.model->own) {
+    const Rules& group = store_.groups[g];
+    const int64_t needed =
+        end_position(group, facts, computed, computed) - resumed_from(group, facts, computed);
+    if (dropped_tokens(group, facts) || int64_t(h.groups[g].slots.size()) != needed)
+      throw std::invalid_argument("the pages of handle " + std::to_string(handle) +
+                                  " are not those of this text");
+  }
+  if (!h.is_reservation || !computed)
+    throw std::invalid_argument("handle " + std::to_string(handle) +
+                                " is no reservation, or there is no text");
+  h.is_reservation = false;
+  h.receiving = h.publishes = true;
+  h.prompt.open(tokens, nullptr);
+  h.facts = facts;
+  const std::string full = h.root + "/" + root;
+  h.computed = h.expected_tokens = computed;
+  for (const int32_t g : h.model->own)
+    h.groups[g].first = resumed_from(store_.groups[g], facts, computed);
+  const int32_t old = std::exchange(h.node, store_.tree.root(full));
+  store_.tree.hold(h.node);
+  store_.tree.let_go(old);
+  h.root = full;
+  foresee(store_.groups, h);
+}
+
+int64_t Core::erase(Ints tokens, const std::string& root, const std::string& model) {
+  models_.at(model);
+  const std::string full = model + "/" + root;
+  int64_t evicted = 0;
+  for (int64_t length = tokens.size; length;) {
+    const int32_t id = store_.tree.find(full, {tokens.data, 0, length});
+    if (id == kNoNode) break;
+    const Node& node = store_.tree.node(id);
+    if (node.end() != length || !node.children.empty() || node.holders) break;
+    length = node.start;
+    evicted += evict_node(id);
+  }
+  return evicted;
+}
+
+// Evicts a node's pages that nobody uses.
+int64_t Core::evict_node(int32_t id) {
+  const Node& node = store_.tree.node(id);
+  std::vector<std::pair<int32_t, int32_t>> going;  // group, slot
+  for (size_t g = 0; g < node.pages.size(); ++g)
+    for (const int32_t slot : node.pages[g])
+      if (slot != kNoPage) going.push_back({int32_t(g), slot});
+  for (const Mark& mark : node.marks)
+    for (const int32_t slot : mark.slots)
+      if (slot != kNoPage) going.push_back({mark.group, slot});
+  going.erase(std::remove_if(going.begin(), going.end(),
+                             [this](const auto& one) { return !store_.pool.page(one.second).cached(); }),
+              going.end());
+  std::sort(going.begin(), going.end());
+  for (const auto& [group, slot] : going) store_.placer.evict_cached(group, slot);
+  return int64_t(going.size());
 }
 
 // ------------------------------------------------------------------------ growth
@@ -281,8 +403,8 @@ void Core::advance(Ints handles, Ints computed) {
   for (int64_t i = 0; i < handles.size; ++i) {
     Holder& h = *called_[i];
     if (h.computed == h.hit_tokens || h.drops || h.receiving) turned_away_ = {};
-    h.receiving = false;
-    if (computed[i] < h.next_event && computed[i] >= h.computed) {
+    const bool arrives = std::exchange(h.receiving, false);
+    if (!arrives && computed[i] < h.next_event && computed[i] >= h.computed) {
       h.computed = computed[i];
       continue;
     }

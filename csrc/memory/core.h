@@ -55,6 +55,15 @@ class Core {
   int64_t hit_tokens(int32_t handle) const { return holder(handle).hit_tokens; }
   // What is computed of so many tokens comes from elsewhere.
   void receive(int32_t handle, int64_t computed);
+  // Rows: group, position, page, tokens of the prefix that it stands for.
+  void sources(int32_t handle, PageRows& rows) const;
+  // Pages that belong to no text; 0 if there are too few.
+  int32_t reserve(Ints counts, int64_t lease_until, const std::string& model);
+  // Makes them those of a text whose tokens are computed and in them.
+  void adopt(int32_t handle, Ints tokens, const std::string& root,
+             std::optional<int64_t> prompt_tokens);
+  // Evicts what is cached of this text alone; how many pages.
+  int64_t erase(Ints tokens, const std::string& root, const std::string& model);
   int64_t grow(Ints handles, Ints until, PageRows& rows);
   int64_t largest(int32_t handle, int64_t until) const {
     return growth_.largest(holder(handle), until);
@@ -89,6 +98,7 @@ class Core {
   void call(Ints handles);
   void watch(const Holder& holder);
   void keep_states(Holder& holder, int32_t group, int64_t index, StateRows& rows);
+  int64_t evict_node(int32_t node);
   void check_advance(const Holder& holder, int64_t computed);
   void rename_slots();
 

@@ -117,6 +117,7 @@ struct alignas(64) Holder {
   int64_t renewed_step;  // when what its later turns resume from last counted as accessed
   bool is_over = false;    // it gives everything back
   bool receiving = false;  // what it has computed comes from elsewhere, maybe still
+  bool is_reservation = false;  // its pages belong to no text yet
   std::vector<GroupPages> groups;
   Facts facts;
   std::vector<Source> sources;

@@ -80,6 +80,12 @@ class Bound {
     return page_rows(std::move(rows));
   }
 
+  nb::object sources(int32_t handle) {
+    PageRows rows;
+    core_.sources(handle, rows);
+    return page_rows(std::move(rows));
+  }
+
   nb::object compact(int64_t most_large) {
     PageRows rows;
     core_.compact(most_large, rows);
@@ -97,6 +103,11 @@ class Bound {
   }
 
   nb::object copies() { return page_rows(core_.copies()); }
+
+  nb::object index_changes() {
+    ChangeRows rows = core_.store().changes.taken();
+    return rows.empty() ? no_states_ : table_of(std::move(rows));
+  }
 
   nb::object checkpoint(nb::handle handles, nb::handle until) {
     const IntsArgument who(handles), length(until);
@@ -209,6 +220,26 @@ NB_MODULE(_core, m) {
       .def("hit_tokens", [](Bound& b, int32_t h) { return b.core().hit_tokens(h); }, "handle"_a)
       .def("receive", [](Bound& b, int32_t h, int64_t computed) { b.core().receive(h, computed); },
            "handle"_a, "computed"_a)
+      .def("sources", &Bound::sources, "handle"_a)
+      .def("reserve",
+           [](Bound& b, nb::handle counts, int64_t lease_until, const std::string& model) {
+             const IntsArgument need(counts);
+             return b.core().reserve(need.ints(), lease_until, model);
+           },
+           "counts"_a, "lease_until"_a, nb::kw_only(), "model"_a = "")
+      .def("adopt",
+           [](Bound& b, int32_t h, nb::handle tokens, const std::string& root,
+              std::optional<int64_t> prompt_tokens) {
+             const IntsArgument text(tokens);
+             b.core().adopt(h, text.ints(), root, prompt_tokens);
+           },
+           "handle"_a, "tokens"_a, "root"_a, nb::kw_only(), "prompt_tokens"_a = nb::none())
+      .def("delete",
+           [](Bound& b, nb::handle tokens, const std::string& root, const std::string& model) {
+             const IntsArgument text(tokens);
+             return b.core().erase(text.ints(), root, model);
+           },
+           "tokens"_a, "root"_a, nb::kw_only(), "model"_a = "")
       .def("grow", &Bound::grow, "handles"_a, "until"_a)
       .def("largest", [](Bound& b, int32_t h, int64_t until) { return b.core().largest(h, until); },
            "handle"_a, "until"_a)
@@ -251,6 +282,8 @@ NB_MODULE(_core, m) {
              b.core().lender().restore(which.ints());
            },
            "larges"_a)
+      .def("watch_index", [](Bound& b) { b.core().store().changes.watch(); })
+      .def("index_changes", &Bound::index_changes)
       .def("empty_large_pages", [](Bound& b) { return b.core().store().pool.num_empty(); })
       .def("evicted_pages", [](Bound& b) { return evicted_of(b.core()); })
       .def("large_rows", [](Bound& b) { return array_of(large_rows(b.core())); })

@@ -230,6 +230,7 @@ void Placer::evict(int32_t group, int32_t slot) {
 // The index names the page no longer.
 void Placer::forget(int32_t group, int32_t slot) {
   const int64_t rank = rank_of(pool_.page(slot).key);
+  changes_.dropped(group, slot, pool_.page(slot).end);
   const Named named = tree_.drop(group, slot);
   const Sort sort = Sort(named.tag);
   if (sort == Sort::kPromptEnd && !named.part) usefulness_.note_wasted(sort, rank);

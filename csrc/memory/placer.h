@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 
+#include "changes.h"
 #include "hit_share.h"
 #include "radix.h"
 #include "usefulness.h"
@@ -24,11 +25,12 @@ enum Rung {
 
 class Placer {
  public:
-  Placer(const Groups& groups, Pool& pool, RadixTree& tree, Usefulness& usefulness,
-         bool literal_order)
+  Placer(const Groups& groups, Pool& pool, RadixTree& tree, IndexChanges& changes,
+         Usefulness& usefulness, bool literal_order)
       : groups_(groups),
         pool_(pool),
         tree_(tree),
+        changes_(changes),
         usefulness_(usefulness),
         literal_order_(literal_order),
         evicted_(groups.size(), 0) {}
@@ -56,6 +58,9 @@ class Placer {
 
   // The cached pages of an evictable large page become empty, and so does it.
   void evict_large(int32_t large);
+
+  // A cached page becomes empty.
+  void evict_cached(int32_t group, int32_t slot) { evict(group, slot); }
 
   // Every cached page without a user becomes empty.
   void evict_unused();
@@ -85,6 +90,7 @@ class Placer {
   const Groups& groups_;
   Pool& pool_;
   RadixTree& tree_;
+  IndexChanges& changes_;
   Usefulness& usefulness_;
   const bool literal_order_;
   HitShare hits_;

@@ -48,10 +48,33 @@ void Publisher::receive(Holder& h, int64_t computed) {
     if (held.slots.empty())
       held.first = std::max(held.first, resumed_from(store_.groups[g], h.facts, computed));
   }
+  if (h.lease_until) take_known(h);
+}
+
+// Holds whole pages that the index knows behind the hit, up to the first that is missing.
+void Publisher::take_known(Holder& h) {
+  store_.tree.match(h.root, {h.prompt.data(), 0, h.computed}, *h.model, path_);
+  for (const int32_t g : h.model->own) {
+    const Rules& group = store_.groups[g];
+    if (!group.counts_tokens() || path_.node == kNoNode) continue;
+    GroupPages& held = h.groups[g];
+    const std::vector<int32_t>& whole = path_.found[g].whole;
+    for (int64_t p = held.end(); (p + 1) * group.page_tokens <= path_.length; ++p) {
+      if (p >= int64_t(whole.size()) || whole[p] == kNoPage) break;
+      store_.pool.acquire(whole[p]);
+      held.slots.tail().push_back(whole[p]);
+    }
+    held.published = std::max(held.published, held.end());
+  }
 }
 
 void Publisher::give_back(Holder& h, bool renew, bool returns) {
   h.is_over = true;
+  if (h.is_reservation) {
+    for (const int32_t g : h.model->own)
+      for (const int32_t slot : h.groups[g].slots) store_.pool.release(slot);
+    return;
+  }
   const bool is_new = h.computed > h.hit_tokens && !h.receiving;
   const bool has_ended = renew && !returns && h.claimed;
   if (has_ended && h.computed <= h.num_tokens() && store_.rule.learns()) {
@@ -214,6 +237,7 @@ void Publisher::publish_pages(Holder& h, int32_t g) {
     store_.tree.put_run(node, g, from, &held.slots[from - held.first], p - from, [&](int64_t at) {
       const int32_t slot = held.slots[at - held.first];
       store_.pool.index(slot, store_.rule.key(kSpare, 0, (at + 1) * size));
+      store_.changes.named(h.handle, g, slot, (at + 1) * size);
     });
   }
   held.published = std::max(held.published, count);
@@ -251,8 +275,9 @@ void Publisher::publish_embeddings(Holder& h) {
         const int32_t node = store_.tree.extend(root, {h.prompt.data() + image.start, 0, told});
         for (; position < end; ++position) {
           const int32_t part = int32_t(position - begin), slot = held.slots[position - held.first];
-          if (store_.tree.put(node, g, told, part, slot, int32_t(Sort::kFine)))
-            store_.pool.index(slot, store_.rule.key(kSpare, 0, rank));
+          if (!store_.tree.put(node, g, told, part, slot, int32_t(Sort::kFine))) continue;
+          store_.pool.index(slot, store_.rule.key(kSpare, 0, rank));
+          store_.changes.named(h.handle, g, slot, told);
         }
       }
       position = end;
@@ -264,8 +289,9 @@ void Publisher::publish_embeddings(Holder& h) {
 // `rank`: among pages of one age, the largest goes first.
 void Publisher::name(Holder& h, int32_t g, int64_t end, int32_t part, int32_t slot, int64_t rank,
                      Sort sort) {
-  if (store_.tree.put(h.node, g, end, part, slot, int32_t(sort)))
-    store_.pool.index(slot, store_.rule.key(kSpare, 0, rank));
+  if (!store_.tree.put(h.node, g, end, part, slot, int32_t(sort))) return;
+  store_.pool.index(slot, store_.rule.key(kSpare, 0, rank));
+  store_.changes.named(h.handle, g, slot, end);
 }
 
 // Names the states that the step has written, and uses them no longer.

@@ -52,12 +52,14 @@ class Publisher {
   void release_page(const Holder& holder, int32_t slot, int64_t rank, int64_t length,
                     int64_t token, bool own = true);
   void let_sources_go(Holder& holder, bool renew);
+  void take_known(Holder& holder);
   Tokens tokens_between(const Holder& holder, int64_t begin, int64_t end);
 
   Store& store_;
   Resuming resuming_;
   Counts checkpoint_pages_;
   std::vector<int32_t> tail_;  // scratch
+  Path path_;                  // scratch
   mutable size_t run_at_ = 0;  // of the last one asked for
 };
 

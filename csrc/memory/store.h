@@ -1,5 +1,6 @@
 // What one memory core is made of: pool, index and who places pages (prefix/placement/store.py).
 #pragma once
+#include "changes.h"
 #include "eviction.h"
 #include "placer.h"
 #include "usefulness.h"
@@ -12,7 +13,8 @@ struct Store {
         rule(learning),
         pool(groups, num_large, sharing.quotas, rule),
         tree(groups, pool),
-        placer(groups, pool, tree, usefulness, sharing.literal_order),
+        changes(pool),
+        placer(groups, pool, tree, changes, usefulness, sharing.literal_order),
         large_page_bytes(sharing.large_page_bytes) {}
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -22,6 +24,7 @@ struct Store {
   Pool pool;
   RadixTree tree;
   Usefulness usefulness;
+  IndexChanges changes;
   Placer placer;
   const int64_t large_page_bytes;
   int64_t step = 0;  // the time

@@ -13,7 +13,7 @@ from kvell.pages.snapshot import HolderSnapshot, PoolSnapshot
 
 
 def audit(layout: Layout, state: PoolSnapshot) -> list[str]:
-    """Everything that is wrong with the state; empty if nothing is."""
+    """Return every contradiction in the state, a sentence for each; empty if there is none."""
     return [
         *_references(state),
         *_large_pages(layout, state),
@@ -110,6 +110,10 @@ def _tables(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
         for index, (first, pages) in enumerate(holder.groups):
             group = layout.groups[index]
             size = group.page_tokens
+            if holder.is_reservation:
+                if any(page in state.keys[index] for page in pages):
+                    yield f"holder {holder.handle}: a reserved page of group {index} is named"
+                continue
             if group.kind is GroupKind.STATE and len(pages) not in (0, group.slices):
                 yield f"holder {holder.handle}: part of a state in group {index}"
             if not _is_plain(group) or not pages:
@@ -133,6 +137,6 @@ def _must_hold(holder: HolderSnapshot, group: int, page_tokens: int) -> int:
 
 
 def _is_plain(group: GroupSpec) -> bool:
-    """Is position i always the page of tokens i × page_tokens …?"""
+    """Return whether position ``i`` is always the page of tokens ``i × page_tokens`` and on."""
     moves = group.kind is GroupKind.DROPPING or group.counts_images
     return group.kind.counts_tokens and not moves

@@ -1,4 +1,4 @@
-"""The joint question of a step: do all groups get the pages they need, together?
+"""Whether all groups together can get the pages that they need in one step.
 
 Large pages without a used page (empty, or evictable as a whole) can go to any
 group.  In large pages that hold a used page, the other pages (empty or cached)
@@ -39,7 +39,7 @@ def whole_needed(need: Sequence[int], supply: Supply) -> list[int]:
 
 
 def feasible(need: Sequence[int], supply: Supply) -> bool:
-    """Can every group get its ``need`` pages in the same step?"""
+    """Return whether every group can get its ``need`` pages in the same step."""
     whole = whole_needed(need, supply)
     if supply.shares is not None:
         return all(w <= share for w, share in zip(whole, supply.shares, strict=True))
@@ -47,7 +47,7 @@ def feasible(need: Sequence[int], supply: Supply) -> bool:
 
 
 def may_take_whole(group: int, left: Sequence[int], supply: Supply) -> bool:
-    """May the group take a whole large page without failing what is ``left`` to place?"""
+    """Return whether the group can take a whole large page and what is ``left`` still fits."""
     if supply.shares is not None:
         return supply.shares[group] > 0
     whole = whole_needed(left, supply)

@@ -12,7 +12,12 @@ from kvell.vocabulary import LogicalLargePage
 
 @dataclass(frozen=True)
 class Extent:
-    """Pages ``first_index … first_index+num_pages-1`` of one logical large page."""
+    """Pages ``first_index … first_index+num_pages-1`` of one logical large page.
+
+    :param large_page: its number.
+    :param first_index: of the first page, from 0.
+    :param num_pages: at least 1.
+    """
 
     large_page: LogicalLargePage
     first_index: int
@@ -31,7 +36,7 @@ class Extent:
 
 
 def extents_of(page_ids: Iterable[int], pages_per_large: int) -> Iterator[Extent]:
-    """The extents of a run of logical page ids, in their order."""
+    """Yield the extents of logical page ids, in their order."""
     start, length = -1, 0
     for page in page_ids:
         if length and page == start + length and page % pages_per_large:

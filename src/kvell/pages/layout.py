@@ -25,8 +25,11 @@ class GroupKind(StrEnum):
     """Dependency rule of a layer group: which earlier tokens a later one may read."""
 
     FULL = "full"
+    """Full attention: every earlier token."""
     SLIDING = "sliding"
+    """Sliding window: the last ``window_tokens`` tokens, its own included."""
     CHUNKED = "chunked"
+    """Chunked-local attention: the tokens of its own chunk of ``window_tokens``."""
     STATE = "state"
     """One state for all earlier tokens: state space, linear attention, short convolution."""
     CROSS = "cross"
@@ -38,7 +41,7 @@ class GroupKind(StrEnum):
 
     @property
     def counts_tokens(self) -> bool:
-        """Is page ``i`` the one of tokens ``i × page_tokens …`` of the text?"""
+        """Whether page ``i`` holds the tokens of the text from ``i × page_tokens`` on."""
         return self not in _OTHERWISE_PAGED
 
 
@@ -47,14 +50,19 @@ _OTHERWISE_PAGED = frozenset({GroupKind.STATE, GroupKind.CROSS, GroupKind.VISION
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What one layer stores for each token (state: in all): sizes, whether it can be run or not.
+    """Sizes of what one layer stores for each token, or of its one state.
 
     ``window_tokens`` says how far a token reads.  Sliding: it counts the token itself,
     as transformers does; a token at position p reads positions p-window_tokens+1 … p.
     Chunked: the chunk's length; a token reads its chunk from the multiple of
-    window_tokens at or before p.  Dropping: tokens of the prompt that are kept.  Else zero.
+    window_tokens at or before p.  Dropping: tokens of the prompt that are kept.
 
+    :param index: of the layer in its model, from 0.
+    :param kind: which earlier tokens it reads.
     :param kv_heads: vectors that a token stores in each tensor.
+    :param head_size: elements of a vector.
+    :param element_bytes: bytes of an element: 2 for bfloat16, 1 for fp8 and int8.
+    :param window_tokens: see above; 0 for the other kinds.
     :param tensors: 2 for K and V; 1 for a latent that serves as both (MLA), or an embedding.
     :param scale_bytes: stored beside each vector of quantised elements.
     :param kv_of: index of the layer whose tokens this one reads; it stores none itself.
@@ -100,7 +108,14 @@ class GroupSpec:
     A page of a state group holds one state (``page_tokens`` is 1) of ``layers_per_page``
     layers: slice i of a state has layers i × layers_per_page … of ``layers``.
 
+    :param name: what the group is called, like ``full`` or ``sliding(512)``.
+    :param kind: which earlier tokens its layers read.
+    :param layers: indices of its layers in the model.
     :param layer_token_bytes: of one layer; in a state group, the bytes of its state.
+    :param page_tokens: tokens that a page holds.
+    :param page_stride_bytes: from the beginning of a page to that of the next.
+    :param pages_per_large: pages in a large page.
+    :param window_tokens: as in :class:`LayerSpec`.
     :param layers_per_page: layers of one page; 0 for all.
     :param model: which of several models in one pool.
     :param required_for_hit: False for what is refilled rather than resumed.
@@ -169,6 +184,12 @@ Association = Literal["demand", "literal"]
 class Layout:
     """The groups of one pool, the large page that all of them divide, and how it is shared out.
 
+    :param groups: in the order in which the core numbers them.
+    :param large_page_bytes: size of a large page.
+    :param num_large_pages: large pages of the pool.
+    :param sizing_rule: the rule that chose the size: ``lcm``, ``padded``, ``largest-page`` or
+        ``max-page``.
+    :param association: ``demand`` or ``literal``; see :data:`kvell.pages.layout.Association`.
     :param quota_large_pages: large pages that each group may take, all together no more
         than the pool has; None if every group may take any.
     """
@@ -186,13 +207,15 @@ class Layout:
         return self.large_page_bytes * self.num_large_pages
 
     def indices_of(self, model: str = "", *, is_draft: bool = False) -> tuple[int, ...]:
-        """Which groups are of one model, or of the model that guesses for it."""
+        """Return the indices of one model's groups, or of its draft model's."""
         own = (model, is_draft)
         return tuple(i for i, g in enumerate(self.groups) if (g.model, g.is_draft) == own)
 
     def seen_by(self, model: str = "", *, is_draft: bool = False) -> "Layout":
-        """The same pool with the groups of one model only, and their shares if it was cut:
-        where that model's layers lie, and what it may take."""
+        """Return the same pool with the groups of one model only.
+
+        It tells where that model's layers lie, and what it may take of a pool that was cut.
+        """
         own = self.indices_of(model, is_draft=is_draft)
         groups = tuple(self.groups[index] for index in own)
         quota = self.quota_large_pages and tuple(self.quota_large_pages[index] for index in own)

@@ -104,7 +104,7 @@ class PagePool:
 
     @property
     def has_shares(self) -> bool:
-        """Is each group confined to large pages of its own?"""
+        """Whether each group is confined to large pages of its own."""
         return self._quota is not None
 
     @property
@@ -117,7 +117,7 @@ class PagePool:
         return self.empty_mask[large].bit_count()
 
     def is_used(self, group: int, page: int) -> bool:
-        """Has the page a user?"""
+        """Return whether at least one holder uses the page."""
         return page in self.refs[group]
 
     # ---------------------------------------------------- association of holders

@@ -29,7 +29,7 @@ def plan_groups_into(
     *,
     beside: Sequence[GroupSpec] = (),
 ) -> tuple[GroupSpec, ...]:
-    """Groups of ``layers`` whose pages divide ``large_page_bytes`` exactly, stride by stride.
+    """Return groups of ``layers`` whose pages divide ``large_page_bytes`` exactly.
 
     Each group takes the first of the choices that leaves at most 5 % of padding on top of a
     page.  States try pages of many layers first, as long as they are no larger than a page

@@ -31,12 +31,13 @@ Manager = Literal["kvell", "jenga", "paged", "max-page", "static", "manual"]
 
 ``kvell``: a group per kind, window and size, associated by demand.  ``jenga``: the
 same groups, allocated in the literal order of Jenga §5.4.  ``paged``: one page size,
-every attention layer holds every token, every state is padded (:mod:`kvell.pages.paging`).
+every attention layer holds every token, every state is padded.
 ``max-page``: every group's page is padded to the largest.  ``static``: memory is cut at
 start, the same number of pages for each group.  ``manual``: memory is cut at start between
 target and drafter, or between models, by their bytes per token; each part is ``paged``.
 """
 MANAGERS: tuple[Manager, ...] = get_args(Manager)
+"""Every manager."""
 GROUPED: frozenset[Manager] = frozenset({"kvell", "jenga", "static"})
 """Managers whose pages are as small as their groups allow."""
 CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
@@ -61,7 +62,10 @@ def plan_layout(
 ) -> Layout:
     """Cut ``kv_memory_bytes`` into large pages that every group of ``layers`` divides.
 
+    :param layers: what each layer of the models stores.
+    :param kv_memory_bytes: size of the pool; what whole large pages do not fill is left over.
     :param manager: see :data:`Manager`.
+    :param page_tokens: tokens of a page.
     :param embeddings: ``in-kv`` keeps embeddings of image tokens in the pages of full
         attention until keys and values overwrite them.
     :param large_page_bytes: a size known to serve more groups than these (those of models

@@ -9,8 +9,14 @@ from kvell.pages.pool import Key
 class HolderSnapshot:
     """One holder: per group, the first page position and the pages from there.
 
-    ``others`` are (group, page) that it uses beside them: to copy from, to write states to.
-    While it ``is_receiving``, what is computed may have no pages yet.
+    :param handle: its name.
+    :param computed: tokens that are computed.
+    :param published: tokens up to which its pages were offered to the index.
+    :param is_lease: whether it is a lease on a prefix rather than a request.
+    :param groups: for each group, the first position with a page, and the pages from there.
+    :param others: (group, page) that it uses beside them: to copy from, to write states to.
+    :param is_receiving: whether what is computed may have no pages yet.
+    :param is_reservation: whether its pages belong to no text yet.
     """
 
     handle: int
@@ -20,13 +26,19 @@ class HolderSnapshot:
     groups: tuple[tuple[int, tuple[int, ...]], ...]
     others: tuple[tuple[int, int], ...] = ()
     is_receiving: bool = False
+    is_reservation: bool = False
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """The index names ``page`` of ``group`` at a place, in a node of these tokens.
+    """A page that the index names, at its place in the tree.
 
-    The page is of the prefix of ``end`` tokens; ``part`` tells pages of one end apart.
+    :param group: of the page.
+    :param page: its number.
+    :param end: tokens of the prefix that the page ends.
+    :param part: tells pages of one end apart: slices of a state, pages of an image; else 0.
+    :param node_start: first token of the tree's node that holds the page.
+    :param node_end: one beyond that node's last token.
     """
 
     group: int
@@ -39,13 +51,21 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class PoolTotals:
-    """How a pool is divided: large pages of no group, and small pages per group.
+    """How a pool is divided now, and counters since its start; tuples have an item per group.
 
-    In large pages with a used page, ``unwritten_pages`` were never used since the
-    large page joined its group; ``stranded_pages`` are cached or empty again, and no
-    other group can get them.  Counters since the start: ``hit_tokens`` of claimed
-    requests' prefixes; ``group_hit_tokens`` of the cached pages that these took in each
-    group (a window takes its own only); ``checkpoint_pages`` written for states on the way.
+    :param empty_large: large pages of no group.
+    :param used_pages: small pages that somebody uses.
+    :param cached_pages: small pages kept for hits.
+    :param evicted_pages: small pages evicted so far.
+    :param hit_tokens: tokens of the prefixes that claimed requests found cached so far.
+    :param rungs: how often a page was got, by the rung of the ladder that had one.
+    :param unwritten_pages: pages never used since their large page, which has a used page, joined
+        the group.
+    :param stranded_pages: pages in such large pages that are cached or empty again; no other group
+        can get them.
+    :param group_hit_tokens: tokens of the cached pages that claimed requests took in each group; a
+        window takes its own only.
+    :param checkpoint_pages: pages written so far for states on the way of a prompt.
     """
 
     empty_large: int
@@ -62,11 +82,25 @@ class PoolTotals:
 
 @dataclass(frozen=True)
 class PoolSnapshot:
-    """Everything, by large page and by small page.
+    """The whole state of a core; the first five have an item per large page.
 
-    ``refs`` and ``keys`` are per group: page → users, and page → place in the
-    eviction order for pages that the index names.  ``withheld`` large pages, by id, are
-    somebody else's memory now.
+    :param group: index of the group that has it; negative for none.
+    :param owner: the holder that it is associated with; negative for none.
+    :param used: small pages of it that somebody uses.
+    :param cached: small pages of it that are kept for hits.
+    :param empty_masks: a bit for each empty small page of it, the first page's lowest.
+    :param refs: for each group, the number of users by page.
+    :param keys: for each group, the place in the eviction order by page, for pages that the index
+        names.
+    :param whole: large pages without a used page.
+    :param partial: for each group, pages not used in large pages that have a used one.
+    :param holders: requests and leases.
+    :param index: every page that the index names.
+    :param num_nodes: nodes of the index.
+    :param evicted_pages: for each group, pages evicted so far.
+    :param hit_tokens: tokens of the prefixes that claimed requests found cached so far.
+    :param rungs: how often a page was got, by the rung of the ladder that had one.
+    :param withheld: numbers of the large pages that are somebody else's memory now.
     """
 
     group: tuple[int, ...]

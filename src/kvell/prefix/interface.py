@@ -16,12 +16,16 @@ from kvell.prefix.groups.facts import Images
 from kvell.prefix.index.radix import Tokens
 
 Ints = npt.NDArray[np.int32]
+"""An array of int32; docstrings say its shape."""
 LongInts = npt.NDArray[np.int64]
+"""An array of int64; docstrings say its shape."""
 
 NEW_PAGE_COLUMNS = 4
 """Columns of a new-pages array: index into the call's handles, group, position, page."""
 COPY_COLUMNS = 4
 """Columns of a copies array: handle, group, source page, target page."""
+SOURCE_COLUMNS = 4
+"""Columns of a sources array: group, position, page, tokens of the prefix that it stands for."""
 CHECKPOINT_COLUMNS = 5
 """Columns of a checkpoints array: index into the call's handles, group, tokens that the state
 stands for, slice of the state, page."""
@@ -46,7 +50,9 @@ LENT_GROUP, NO_STEP, NO_END, NO_REACH = -2, -1, -1, -1
 class MemoryCore(Protocol):
     """One call per step for a whole batch; the scheduler and the simulator drive it.
 
-    Handles name holders (requests and leases) and are never reused.  Every call leaves the core
+    Handles name holders (requests and leases) and are never reused.  What comes for a batch
+    (``handles``, ``until``, ``computed``) is int32 [n], an item for each holder; ``until`` and
+    ``computed`` count tokens from the first one of the text.  Every call leaves the core
     consistent; a call that raises has changed nothing.
     """
 
@@ -76,7 +82,10 @@ class MemoryCore(Protocol):
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Return the length at which a request with these tokens would resume; changes nothing."""
+        """Return the length in tokens at which such a request would resume; changes nothing.
+
+        Arguments are those of :meth:`open`.
+        """
         ...
 
     def open(
@@ -90,7 +99,7 @@ class MemoryCore(Protocol):
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Match and hold the longest resumable prefix; returns a handle.
+        """Match and hold the longest prefix that can be resumed; return a handle.
 
         At least the last token is left to compute.  Without ``reuse`` every token is, and all
         cached pages without a user are evicted first, so that the holder's pages lie as densely as
@@ -98,7 +107,10 @@ class MemoryCore(Protocol):
         is claimed or given pages: they are copied only then. With ``lease_until`` the pages are
         given back automatically after that step unless claimed.
 
+        :param tokens: the request's tokens as far as they are known, at least one.
         :param root: requests share prefixes only within one root (adapter, salt).
+        :param lease_until: the last step of a lease; None for a request.
+        :param reuse: whether cached pages may be taken.
         :param images: int32 [n, 3]: first token in the text, tokens there, image tokens. The ids of
             an image's tokens in the text identify its content.
         :param prompt_tokens: where the prompt ends, if some of the tokens were generated.
@@ -110,6 +122,7 @@ class MemoryCore(Protocol):
     def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
         """Turn a lease into a request that is expected to reach ``expected_tokens`` in all.
 
+        :param expected_tokens: tokens of prompt and answer together.
         :param will_return: whether the client says that its conversation goes on; None if it says
             nothing.
         """
@@ -123,20 +136,60 @@ class MemoryCore(Protocol):
         """Resume after the first ``computed`` tokens, whose contents come from elsewhere.
 
         The holder was just opened; it needs pages only for what a later step reads.  The pages of
-        its prefix hit that are still read stay.  :meth:`grow` gives the others; the caller fills
-        them, and the states, before the step that continues.  Nothing that came is published before
-        that step's :meth:`advance`, whatever happens.
+        its prefix hit that are still read stay, and a lease also takes whole pages that the index
+        knows behind its hit, in each group up to the first that is missing.  :meth:`grow` gives the
+        others; the caller fills them, and the states, before the step that continues.  Nothing
+        that came is published before that step's :meth:`advance`, whatever happens.
 
-        :raises ValueError: if the holder is a lease, was given pages, has images or drops tokens;
-            if ``computed`` is less than its hit, or not less than the tokens it knows.
+        A lease may know all of its tokens computed: advanced to them and closed, it has put what
+        came into the index without a step.
+
+        :raises ValueError: if the holder was given pages, has images or drops tokens; if
+            ``computed`` is less than its hit, or more than the tokens it knows, the last of which
+            a request has still to compute.
+        """
+        ...
+
+    def sources(self, handle: int) -> Ints:
+        """Return cached pages that a holder keeps for :meth:`copies` that are still to be made
+        [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, and states."""
+        ...
+
+    def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
+        """Hold empty pages that belong to no text; returns a handle, or 0 if there are too few.
+
+        :param counts: int32 [groups], pages of each group.
+        :raises ValueError: if a group of another model is asked for pages.
+        """
+        ...
+
+    def adopt(
+        self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
+    ) -> None:
+        """Make a reservation's pages those of a text whose tokens are all computed and in them.
+
+        The pages of each group become, in order, the positions that a request resuming behind the
+        text needs.  :meth:`advance` to all tokens and :meth:`close` put them into the index.
+
+        :raises ValueError: if the handle is no reservation, tokens are dropped, or the pages of a
+            group are not as many as that.
+        """
+        ...
+
+    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
+        """Evict what is cached of this text alone; returns the number of pages.
+
+        Pages that another text or a holder has too stay.
         """
         ...
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """Give the holders pages for tokens 0 … until-1, jointly over groups.
 
-        Serves the longest feasible run of ``handles`` from the front.  Returns its length and the
-        new pages [m, 4]: (index into handles, group, position, page).
+        Serves the longest feasible run of ``handles`` from the front.
+
+        :returns: the number of handles served, and the new pages [m, 4]: (index into handles,
+            group, position, page).
         """
         ...
 
@@ -152,7 +205,11 @@ class MemoryCore(Protocol):
         self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
     ) -> bool:
         """Return whether the holder could reach ``until`` tokens in chunks of ``chunk_tokens``
-        while each of ``others`` still gets what it needs for ``others_until``."""
+        while each of ``others`` still gets what it needs for ``others_until``.
+
+        :param others: handles of running requests, int32 [n].
+        :param others_until: tokens that each of them will have next, int32 [n].
+        """
         ...
 
     def may_fit(self) -> bool:
@@ -166,8 +223,9 @@ class MemoryCore(Protocol):
         ...
 
     def copies(self) -> Ints:
-        """Return the page copies with which pages given since the last call begin [m, 4]: (handle,
-        group, source, target).
+        """Return the copies with which pages given since the last call begin.
+
+        They are rows [m, 4]: (handle, group, source page, target page).
 
         The caller makes them before the step computes.  Sources are held until :meth:`advance` says
         that the step has computed.
@@ -177,22 +235,28 @@ class MemoryCore(Protocol):
     def checkpoint(self, handles: Ints, until: Ints) -> Ints:
         """Reserve pages for the states worth keeping while the holders compute up to ``until``.
 
-        Returns [m, 5]: (index into handles, group, tokens the state stands for, slice, page).  Best
-        effort: call it last, when all of the step's pages are taken.
+        Best effort: call it last, when all of the step's pages are taken.
+
+        :returns: rows [m, 5]: (index into handles, group, tokens that the state stands for, slice,
+            page).
         """
         ...
 
     def compact(self, most_large: int) -> Ints:
         """Move scattered pages of requests into at most ``most_large`` large pages of their own.
 
-        Returns [m, 4]: (handle, group, position, new page); :meth:`copies` returns the copies.
         Pages move only while there are spare large pages and others have holes.  Call it last, when
-        all of the step's pages are taken.
+        all of the step's pages are taken.  :meth:`copies` returns the copies.
+
+        :returns: rows [m, 4]: (handle, group, position, new page).
         """
         ...
 
     def append(self, handles: Ints, tokens: Ints) -> None:
-        """Append one generated token for each handle (a handle may come several times)."""
+        """Append one generated token for each handle; a handle may come several times.
+
+        :param tokens: int32 [n], one for each handle.
+        """
         ...
 
     def advance(self, handles: Ints, computed: Ints) -> None:
@@ -200,11 +264,23 @@ class MemoryCore(Protocol):
         ...
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
-        """Give everything back.
+        """Give everything back; the handle names nothing from then on.
 
         :param renew: count this as an access now, and keep what ends here: the state after the last
             computed token, and pages left half full.
         :param returns: the request has not ended but was preempted; it comes again.
+        """
+        ...
+
+    def watch_index(self) -> None:
+        """Remember from now on what the index names and drops, for :meth:`index_changes`."""
+        ...
+
+    def index_changes(self) -> Ints:
+        """Return what the index named, dropped and renumbered since the last call, in order
+        [m, ``CHANGE_COLUMNS``] (``index/changes.py``); nothing unless it is watched.
+
+        A holder's pages are named when they are computed, and for the last time when it is closed.
         """
         ...
 
@@ -237,6 +313,7 @@ class LendingCore(MemoryCore, Protocol):
     def withhold(self, larges: Ints) -> None:
         """Take large pages out of the pool until they are restored; what they cache is evicted.
 
+        :param larges: their numbers, int32 [n].
         :raises ValueError: if one is used or withheld, or the pool was cut into shares.
         """
         ...
@@ -244,6 +321,7 @@ class LendingCore(MemoryCore, Protocol):
     def restore(self, larges: Ints) -> None:
         """Return withheld large pages to the pool, empty, for any group.
 
+        :param larges: their numbers, int32 [n].
         :raises ValueError: if one is not withheld.
         """
         ...
@@ -277,7 +355,7 @@ class VisibleCore(LendingCore, Protocol):
         """Return for each group at which length a request could resume if that group alone decided
         [groups]; changes nothing.
 
-        A group that no hit requires has all tokens that the index knows; a group of another model
-        has ``NO_REACH``.
+        Arguments are those of :meth:`MemoryCore.open`.  A group that no hit requires has all tokens that the
+        index knows; a group of another model has ``NO_REACH``.
         """
         ...

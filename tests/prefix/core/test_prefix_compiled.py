@@ -20,6 +20,7 @@ from kvell.prefix.core.reference import ReferenceCore
 from kvell.prefix.eviction.hazard_rule import LearnedHazard
 from kvell.prefix.groups.facts import facts_of
 from kvell.prefix.groups.needs import dropped_tokens
+from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
 from kvell.prefix.interface import USED, WITHHELD, VisibleCore
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
@@ -60,6 +61,11 @@ def same(left: object, right: object) -> bool:
     return type(left) is type(right) and left == right
 
 
+def in_pages_order(changes: npt.NDArray[np.int32]) -> list[list[int]]:
+    """Changes by page; those of one page in their order."""
+    return sorted(changes.tolist(), key=lambda row: (row[1], row[2]))
+
+
 def nothing() -> None:
     """No rule that learns."""
 
@@ -73,6 +79,10 @@ class Pair:
             ReferenceCore(layout, rule()),
             CompiledCore(layout, rule()),
         )
+        self.named: dict[tuple[int, int], int] = {}
+        """What the changes of the index amount to: (group, page) → end."""
+        for core in self.cores:
+            core.watch_index()
 
     def __call__(self, name: str, *args: object, **options: object) -> Any:
         expected, answer = (getattr(core, name)(*args, **options) for core in self.cores)
@@ -102,7 +112,24 @@ class Pair:
         for large in range(0, self.layout.num_large_pages, 1 + self.layout.num_large_pages // 8):
             self("small_pages", large)
         assert audit(self.layout, state) == []
+        self.follow()
+        assert self.named == {(entry.group, entry.page): entry.end for entry in state.index}
         return state
+
+    def follow(self) -> None:
+        """Both tell the same changes, though pages evicted together go in an order of their own."""
+        told, compiled = (core.index_changes() for core in self.cores)
+        assert in_pages_order(told) == in_pages_order(compiled)
+        for change, of, page, end, other in told.tolist():
+            if change == NAMED:
+                assert (of, page) not in self.named
+                self.named[of, page] = end
+            elif change == DROPPED:
+                assert self.named.pop((of, page)) == end
+            else:
+                assert change == MOVED
+                assert (of, other) not in self.named
+                self.named[of, other] = self.named.pop((of, page))
 
 
 page_sizes = st.sampled_from([1, 2, 3, 4, 6])

@@ -30,6 +30,7 @@ from kvell.prefix.eviction.hazard_rule import (
     LearnedHazard,
     capacity_tokens,
 )
+from kvell.prefix.index.changes import IndexChanges
 from kvell.prefix.index.radix import RadixTree
 from kvell.prefix.placement.placement import Placer
 from tests.pages.pools import group, pool_of, state
@@ -152,7 +153,7 @@ def test_what_is_younger_stays_beside_what_goes_though_worth_no_more() -> None:
     evictor = Evictor(1, rule)
     pool = PagePool(pool_of(1, group(4, 3)), evictor)
     evictor.watch(pool)
-    placer = Placer(pool, evictor, RadixTree(1), Usefulness())
+    placer = Placer(pool, evictor, RadixTree(1), IndexChanges(), Usefulness())
     large = pool.claim_large(0, SHARED)
     assert large is not None
     pages = [pool.take(large) for _ in range(3)]

@@ -127,6 +127,7 @@ def _of_holder(holder: Holder) -> HolderSnapshot:
         tuple((held.first, tuple(held.pages)) for held in holder.groups),
         tuple(_other_pages(holder)),
         holder.is_receiving,
+        holder.is_reservation,
     )
 
 

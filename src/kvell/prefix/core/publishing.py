@@ -51,7 +51,7 @@ class Publisher:
             self._drop(holder)
 
     def cannot_receive(self, holder: Holder) -> bool:
-        """Has it pages beside its hit, or some that are not found by tokens alone?"""
+        """Return whether it has pages beside its hit, or some that tokens alone do not find."""
         if holder.computed > holder.hit_tokens or holder.facts.images or self.drops(holder):
             return True
         for index, held in holder.own_groups():
@@ -70,11 +70,34 @@ class Publisher:
             if not held.pages:
                 group, policy = self._store.groups[index], self._store.policies[index]
                 held.first = max(held.first, resumed_from(group, policy, holder.facts, computed))
+        if holder.lease_until is not None:
+            self._take_known(holder)
+
+    def _take_known(self, holder: Holder) -> None:
+        """Hold whole pages that the index knows behind the hit, up to the first that is missing."""
+        tree = self._store.tree
+        path = list(tree.walk(holder.root, holder.tokens_to(holder.computed)))
+        for index, held in holder.own_groups() if path else ():
+            size = self._store.groups[index].page_tokens
+            if not self._store.groups[index].kind.counts_tokens:
+                continue
+            node, known = path[-1]
+            while (held.end + 1) * size <= known:
+                page = tree.page_at(node, index, ((held.end + 1) * size, 0))
+                if page is None:
+                    break
+                self._store.pool.acquire(index, page)
+                held.pages.append(page)
+            held.published = max(held.published, held.end)
 
     def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
         """The holder uses nothing any more; ``renew`` keeps what ends with it, and unless it
         ``returns`` its request has ended."""
         holder.is_over = True
+        if holder.is_reservation:
+            for group, held in holder.own_groups():
+                self._release_all(group, held.pages)
+            return
         is_known = holder.hit_tokens < holder.computed <= holder.num_tokens
         is_known &= not holder.is_receiving
         has_ended = renew and not returns and holder.is_claimed
@@ -155,12 +178,12 @@ class Publisher:
                         self._store.pool.release(index, page, key)
 
     def publishes(self, holder: Holder) -> bool:
-        """Does the index keep what the holder computes?"""
+        """Return whether the index keeps what the holder computes."""
         mixed = any(self._store.groups[index].counts_images for index in holder.own)
         return not self.drops(holder) and not (mixed and holder.facts.images)
 
     def drops(self, holder: Holder) -> bool:
-        """Will tokens of the holder's prompt be dropped?"""
+        """Return whether tokens of the holder's prompt will be dropped."""
         return any(dropped_tokens(self._store.groups[index], holder.facts) for index in holder.own)
 
     def _publish(self, holder: Holder) -> None:
@@ -209,6 +232,7 @@ class Publisher:
             page = held.pages[at - held.first]
             if tree.put(node, index, (len(content), at - positions.start), page):
                 self._store.pool.index(index, page, key)
+                self._store.changes.named(holder.handle, index, page, len(content))
 
     def _publish_whole(self, holder: Holder, index: int, held: GroupPages) -> None:
         group = self._store.groups[index]
@@ -231,6 +255,7 @@ class Publisher:
             self._store.pool.index(
                 index, page, self._store.rule.key(SPARE, 0, self._rank_length(index, place, holder))
             )
+            self._store.changes.named(holder.handle, index, page, place[0])
 
     def _rank_length(self, index: int, place: Place, holder: Holder) -> int:
         """Eviction rank among pages of one age: the longest prefix, and whole images, first."""
@@ -335,7 +360,7 @@ class Publisher:
             held.sources.clear()
 
     def note_used(self, holder: Holder) -> None:
-        """A request resumes where its holder's hit ended: what sort of place is that?
+        """Learn from a request that resumes where its holder's hit ended which places are used.
 
         Where a turn ended it is a state, or without states a window's half-full page, that
         only the next turn can use; what sort of place a whole page is, nobody knows.

@@ -20,10 +20,12 @@ from kvell.prefix.core.looking import (
 )
 from kvell.prefix.core.lookup import match, reach, resume, resume_embeddings
 from kvell.prefix.core.publishing import Publisher
+from kvell.prefix.core.reserving import adopt, delete, reserve
 from kvell.prefix.eviction.checkpoints import cuts, is_worth_displacing, waypoint_tokens
 from kvell.prefix.eviction.evictor import COARSE, EvictionRule, LeastRecentlyUsed
 from kvell.prefix.groups.facts import Images, facts_of
 from kvell.prefix.groups.needs import demand_pages, end_position, peak_pages
+from kvell.prefix.index.changes import CHANGE_COLUMNS
 from kvell.prefix.index.hits import alignment_tokens
 from kvell.prefix.index.radix import Tokens
 from kvell.prefix.interface import (
@@ -31,6 +33,7 @@ from kvell.prefix.interface import (
     COPY_COLUMNS,
     NEW_PAGE_COLUMNS,
     NO_REACH,
+    SOURCE_COLUMNS,
     Ints,
     LongInts,
 )
@@ -142,6 +145,8 @@ class ReferenceCore:
     def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
         """See :class:`MemoryCore`."""
         holder = self._holders[handle]
+        if holder.is_reservation:
+            raise ValueError(f"handle {handle} has no text to compute")
         holder.will_return = will_return
         holder.lease_until = None
         holder.is_claimed = True
@@ -162,11 +167,41 @@ class ReferenceCore:
     def receive(self, handle: int, computed: int) -> None:
         """See :class:`MemoryCore`."""
         holder = self._holders[handle]
-        if not holder.hit_tokens <= computed < holder.num_tokens:
+        most = holder.num_tokens - (holder.lease_until is None)
+        if not holder.hit_tokens <= computed <= most:
             raise ValueError(f"{computed} tokens cannot come behind {holder.hit_tokens}")
-        if holder.lease_until is not None or self._publisher.cannot_receive(holder):
+        if holder.is_reservation or self._publisher.cannot_receive(holder):
             raise ValueError(f"handle {handle} cannot receive what it computes")
         self._publisher.receive(holder, computed)
+
+    def sources(self, handle: int) -> Ints:
+        """See :class:`MemoryCore`."""
+        rows = [
+            (group, position, page, place[0])
+            for group, held in self._holders[handle].own_groups()
+            for position, (place, page) in sorted(held.sources.items())
+        ]
+        return _rows(rows, SOURCE_COLUMNS)
+
+    def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
+        """See :class:`MemoryCore`."""
+        reserved = reserve(self._store, self._next_handle, counts.tolist(), model, lease_until)
+        if reserved is None:
+            return 0
+        self._holders[self._next_handle] = reserved
+        self._next_handle += 1
+        return reserved.handle
+
+    def adopt(
+        self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
+    ) -> None:
+        """See :class:`MemoryCore`."""
+        adopt(self._store, self._holders[handle], tokens, root, prompt_tokens)
+
+    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
+        """See :class:`MemoryCore`."""
+        self._store.own(model)
+        return delete(self._store, tokens, _root(model, root))
 
     # -------------------------------------------------------------------- growth
 
@@ -356,6 +391,14 @@ class ReferenceCore:
         self._lender.restore(larges)
 
     # -------------------------------------------------------------------- looking
+
+    def watch_index(self) -> None:
+        """See :class:`MemoryCore`."""
+        self._store.changes.watch()
+
+    def index_changes(self) -> Ints:
+        """See :class:`MemoryCore`."""
+        return _rows(self._store.changes.taken(), CHANGE_COLUMNS)
 
     def empty_large_pages(self) -> int:
         """See :class:`MemoryCore`."""

@@ -35,7 +35,7 @@ class Resuming:
         self._store = store
 
     def needs_an_end(self, holder: Holder) -> bool:
-        """Can the model resume only where something was kept for it?"""
+        """Return whether the model can resume only where something was kept for it."""
         kinds = {self._store.groups[index].kind for index in holder.own}
         return not kinds.isdisjoint((GroupKind.STATE, *WINDOWS))
 

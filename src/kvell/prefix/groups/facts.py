@@ -21,6 +21,10 @@ class ImageSpan:
     cross-attends to them, one token of the text stands for all.  The ids of its tokens in
     the text identify the image's content: equal ids, equal content.  If the span has more
     tokens than the image (text that is read together with it), the first ones identify it.
+
+    :param start: first token of the text that stands for the image.
+    :param tokens: tokens of the text that stand for it.
+    :param image_tokens: tokens of the image itself.
     """
 
     start: int
@@ -43,6 +47,7 @@ class Facts:
     """A request's prompt length and its images.
 
     :param prompt_tokens: where the prompt ends and generated tokens begin.
+    :param images: in the order of the text, without overlap.
     """
 
     prompt_tokens: int

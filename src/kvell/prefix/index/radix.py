@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
+"""Token ids, int32 [tokens]; those of images are negative."""
 
 Place = tuple[int, int]
 """(end, part) of a page on its path."""
@@ -46,7 +47,7 @@ class Node:
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:
-    """Number of leading tokens that two arrays share."""
+    """Return the number of leading tokens that two arrays share."""
     size = min(len(left), len(right))
     differs = left[:size] != right[:size]
     return int(differs.argmax()) if differs.any() else size

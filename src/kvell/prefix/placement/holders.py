@@ -56,9 +56,10 @@ class Holder:
     :ivar matched_tokens: how far the tokens were known to the index when it was opened.
     :ivar will_return: its client's hint.
     :ivar runs: classes of its prefixes, once it ends.
-    :ivar is_claimed: has a request begun with it?
-    :ivar is_over: is it giving everything back?
+    :ivar is_claimed: whether a request has begun with it.
+    :ivar is_over: whether it is giving everything back.
     :ivar is_receiving: what it has computed comes from elsewhere, and may not be there yet.
+    :ivar is_reservation: its pages belong to no text yet.
     :ivar renewed_step: when what its later turns resume from was last counted as accessed.
     """
 
@@ -81,6 +82,7 @@ class Holder:
     is_claimed: bool = False
     is_over: bool = False
     is_receiving: bool = False
+    is_reservation: bool = False
     generated: list[int] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
 

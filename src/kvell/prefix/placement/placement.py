@@ -18,6 +18,7 @@ from kvell.pages.pool import KEEPERS, SHARED, PagePool
 from kvell.prefix.eviction.checkpoints import Sort, Usefulness
 from kvell.prefix.eviction.evictor import NORMAL, Evictor, Place
 from kvell.prefix.eviction.hit_share import HitShare
+from kvell.prefix.index.changes import IndexChanges
 from kvell.prefix.index.radix import RadixTree
 
 RUNGS = (
@@ -41,11 +42,17 @@ class Placer:
     """Carries out a demand that :func:`kvell.pages.demand.feasible` has allowed."""
 
     def __init__(
-        self, pool: PagePool, evictor: Evictor, trees: RadixTree, usefulness: Usefulness
+        self,
+        pool: PagePool,
+        evictor: Evictor,
+        trees: RadixTree,
+        changes: IndexChanges,
+        usefulness: Usefulness,
     ) -> None:
         self._pool = pool
         self._evictor = evictor
         self._tree = trees
+        self._changes = changes
         self._usefulness = usefulness
         self.hits = HitShare()
         self._literal = pool.layout.association == "literal"
@@ -104,7 +111,7 @@ class Placer:
         return None
 
     def _saves_large(self, group: int) -> bool:
-        """Is a page beside used ones taken before an empty large page is begun?
+        """Return whether a page beside used ones is taken before an empty large page is begun.
 
         Where large pages are scarce: the large page can serve any group, the page its own only.
         """
@@ -116,7 +123,7 @@ class Placer:
         return hole is not None and self._gives_way(group, hole[1])
 
     def _gives_way(self, group: int, page: int) -> bool:
-        """Is a cached page beside used ones old enough to go before the large page that is next?"""
+        """Return whether a cached page beside used ones is old enough to go before a large page."""
         rank, time, _ = self._pool.indexed[group][page]
         large = self._evictor.oldest_large()
         if large is None or rank < NORMAL:
@@ -271,10 +278,15 @@ class Placer:
                 for page in list(pool.cached_in(large)):
                     self._evict(group, page)
 
+    def evict_cached(self, group: int, page: int) -> None:
+        """A cached page becomes empty."""
+        self._evict(group, page)
+
     def _evict(self, group: int, page: int) -> None:
         sort = Sort(self._tree.tag_of(group, page))
         if sort is Sort.PROMPT_END and not self._tree.part_of(group, page):
             self._usefulness.note_wasted(sort, self._pool.indexed[group][page][0])
+        self._changes.dropped(group, page, self._tree.end_of(group, page) or 0)
         self._tree.drop(group, page)
         self._pool.evict(group, page)
         self.evicted_pages[group] += 1

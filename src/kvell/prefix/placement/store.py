@@ -8,6 +8,7 @@ from kvell.pages.pool import PagePool
 from kvell.prefix.eviction.checkpoints import Usefulness
 from kvell.prefix.eviction.evictor import EvictionRule, Evictor
 from kvell.prefix.groups.policies import policy_of
+from kvell.prefix.index.changes import IndexChanges
 from kvell.prefix.index.radix import RadixTree
 from kvell.prefix.placement.placement import Placer
 
@@ -24,7 +25,8 @@ class Store:
         self.pool = PagePool(layout, self.evictor)
         self.evictor.watch(self.pool)
         self.tree = RadixTree(len(layout.groups))
-        self.placer = Placer(self.pool, self.evictor, self.tree, self.usefulness)
+        self.changes = IndexChanges()
+        self.placer = Placer(self.pool, self.evictor, self.tree, self.changes, self.usefulness)
 
     @property
     def step(self) -> int:
