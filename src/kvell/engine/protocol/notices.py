@@ -1,0 +1,53 @@
+"""What an instance's prefix index has come to name, and names no longer, for who routes by it.
+
+A *block* is a whole page of tokens, known by a hash of all tokens up to its end, of the model and
+of the cache's root.  Every layer group tells of its own blocks: a prefix can be resumed only where
+every group has what it needs.
+"""
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+NO_BLOCK = 0
+"""The hash of no block: the parent of the first."""
+
+
+@dataclass(frozen=True)
+class WatchIndex:
+    """Send :class:`IndexNotice` from now on; what was cached before is not told."""
+
+
+class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
+    """Blocks that follow one another are cached now.
+
+    :param group: index of the layer group, and ``kind`` its :class:`~kvell.memory.GroupKind`.
+    :param parent: hash of the block before the first; ``NO_BLOCK`` if there is none.
+    :param hashes: 64 bits each.
+    :param tokens: of these blocks, little-endian int32; images' tokens have negative ids.
+    :param root: digest of the cache root; "" where there is no salt.
+    """
+
+    group: int
+    kind: str
+    parent: int
+    hashes: tuple[int, ...]
+    tokens: bytes
+    block_tokens: int
+    window_tokens: int = 0
+    root: str = ""
+
+
+class BlocksRemoved(Struct, frozen=True, tag=True):
+    """Blocks are cached in a group no longer."""
+
+    group: int
+    hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class IndexNotice:
+    """Changes in order; ``sequence`` counts the notices of an incarnation from 0."""
+
+    sequence: int
+    changes: tuple[BlocksStored | BlocksRemoved, ...]

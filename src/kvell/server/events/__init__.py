@@ -1,0 +1,1 @@
+"""What instances cache, published for routers outside: vLLM's KV events over ZeroMQ."""

@@ -1,0 +1,80 @@
+"""The value of ``--kv-events-config``, as users of vLLM write it."""
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvell.errors import ChangeSomething
+
+FIELD = "kv_events_config"
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
+
+
+@dataclass(frozen=True)
+class KvEventsConfig:
+    """Where events are published.
+
+    :param endpoint: is bound if it holds ``*`` or ``::`` or is ``ipc://``, else connected to, as
+        in vLLM; None binds port 5557 of this machine alone.
+    :param replay_endpoint: is bound; whoever missed batches asks there for them.
+    :param buffer_steps: latest batches that are kept for replays.
+    :param hwm: batches that wait for a slow subscriber before it misses some.
+    :param topic: first frame of each message.
+    """
+
+    endpoint: str | None = None
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    topic: str = ""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether subscribers connect to the endpoint, not the other way round."""
+        endpoint = self.endpoint
+        return endpoint is None or "*" in endpoint or "::" in endpoint or _is_local(endpoint)
+
+
+def _is_local(endpoint: str) -> bool:
+    return endpoint.startswith(("ipc://", "inproc://"))
+
+
+def parse_events_config(text: str) -> KvEventsConfig | None:
+    """Read the JSON object of ``--kv-events-config``; None if it turns events off.
+
+    ``max_queue_size`` is accepted: there is no queue.
+
+    :raises ChangeSomething: naming the field that is wrong.
+    """
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise _wrong(
+            text[:80], f"is not JSON ({error})", 'give \'{"endpoint": "tcp://*:5557"}\''
+        ) from error
+    if not isinstance(given, dict):
+        raise _wrong(text[:80], "is no JSON object", 'give \'{"endpoint": "tcp://*:5557"}\'')
+    on = given.pop("enable_kv_cache_events", True) and given.pop("publisher", "zmq") != "null"
+    given.pop("publisher", None)
+    given.pop("max_queue_size", None)
+    known = {field.name for field in fields(KvEventsConfig)}
+    for name, value in given.items():
+        _check(name, value, known)
+    return KvEventsConfig(**given) if on else None
+
+
+def _check(name: str, value: Any, known: set[str]) -> None:
+    if name not in known:
+        raise _wrong(name[:80], "is no field", f"use {', '.join(sorted(known))}")
+    if name in ("buffer_steps", "hwm"):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _wrong(f"{name}={value!r}"[:80], "is no number of batches", "use 1 or more")
+    elif name == "topic":
+        if not isinstance(value, str):
+            raise _wrong(f"topic={value!r}"[:80], "is no text", "use a text, or leave it out")
+    elif value is not None and not (isinstance(value, str) and "://" in value):
+        raise _wrong(f"{name}={value!r}"[:80], "is no address", "use one like tcp://*:5557")
+
+
+def _wrong(value: str, problem: str, remedy: str) -> ChangeSomething:
+    return ChangeSomething(FIELD, value, problem, remedy)
