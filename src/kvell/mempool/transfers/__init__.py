@@ -1,0 +1,1 @@
+"""Texts that move from one instance's pages to another's: offered by one, pulled by the other."""

@@ -1,0 +1,66 @@
+"""What the transfer machine asks of those who can do I/O, and what it tells its user."""
+
+from dataclasses import dataclass
+
+from kvell.memory import Ints
+from kvell.mempool.transfers.messages import PeerMessage, Transfer
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to an instance."""
+
+    instance: str
+    message: PeerMessage
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """Copy pages of the transfer's sender into own pages; then tell :meth:`.Receiving.pulled`.
+
+    :param rows: int32 [m, 3]: group, page of the sender, own page.
+    """
+
+    transfer: Transfer
+    rows: Ints
+
+
+@dataclass(frozen=True)
+class StopPull:
+    """Stop copying as soon as may be; own pages are given to others once it has ended."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class Grant:
+    """From now on the transfer's receiver may read the pages that were offered."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """From now on it may not; carried out before anybody else gets the pages."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A text has come.  Unless it was inserted, its pages are held for the user to claim."""
+
+    transfer: Transfer
+    computed: int
+    private: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The sender's side is over; ``problem`` is "" if the receiver has it all."""
+
+    transfer: Transfer
+    problem: str
+
+
+Action = Send | Pull | StopPull | Grant | Revoke | Arrived | Ended

@@ -1,0 +1,74 @@
+"""Messages between instances about one transfer.
+
+::
+
+    sender                                   receiver
+      │ ── Prepare(text, computed) ─────────► │  holds what it has of it, and pages for the rest
+      │ ◄── Prepared(what is missing) ─────── │
+      │ ── Offer(where that lies) ──────────► │  pulls it
+      │ ◄── Pulled ────────────────────────── │  the sender's pages are its own again
+
+Either side may end it with ``Abandon`` at any moment.  Messages may be lost, late or doubled: what
+belongs to no transfer is answered with ``Abandon``, and deadlines end what is never answered.
+"""
+
+from msgspec import Struct
+
+
+class Transfer(Struct, frozen=True, order=True):
+    """Names a transfer: the sender, its incarnation, and a number that it never uses again."""
+
+    sender: str
+    incarnation: int
+    number: int
+
+
+class Prepare(Struct, frozen=True, tag=True):
+    """Make room for the first ``computed`` tokens of a text.
+
+    :param fingerprint: of the sender's layout.
+    :param tokens: the text, little-endian int32.
+    :param ticks_left: until the sender gives up.
+    :param inserts: whether the receiver caches the text, or hands it to whoever waits for it.
+    :param private: for the receiver's user.
+    """
+
+    transfer: Transfer
+    fingerprint: str
+    tokens: bytes
+    computed: int
+    root: str
+    model: str
+    ticks_left: int
+    inserts: bool
+    private: bytes = b""
+
+
+class Prepared(Struct, frozen=True, tag=True):
+    """There is room; ``missing`` are (group, position) of pages, little-endian int32 pairs."""
+
+    transfer: Transfer
+    missing: bytes
+
+
+class Offer(Struct, frozen=True, tag=True):
+    """The missing pages lie here: one page id of the sender for each, little-endian int32."""
+
+    transfer: Transfer
+    pages: bytes
+
+
+class Pulled(Struct, frozen=True, tag=True):
+    """The receiver has copies; the sender's pages are not read any more."""
+
+    transfer: Transfer
+
+
+class Abandon(Struct, frozen=True, tag=True):
+    """The transfer is over on this side, and why."""
+
+    transfer: Transfer
+    why: str
+
+
+PeerMessage = Prepare | Prepared | Offer | Pulled | Abandon

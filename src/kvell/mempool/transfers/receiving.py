@@ -1,0 +1,176 @@
+"""The receiver's side of transfers, without I/O.
+
+::
+
+    Prepare ──► PREPARED ──Offer──► PULLING ──pulled──► arrived: inserted, or held for its user
+       │            └─ Abandon, deadline ──► gone  │
+       └─ refused                                   └─ Abandon, deadline ──► ENDING ──pulled──► gone
+
+Pages that are being written are not given to others before the copying has ended.  What was copied
+counts only if the right to read it still stood afterwards, which whoever copies has to say.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvell.memory import Ints
+from kvell.mempool.holds import Holds
+from kvell.mempool.owners import Owner, Tick
+from kvell.mempool.transfers.actions import Action, Arrived, Pull, Send, StopPull
+from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
+
+FOREVER: Tick = 1 << 62
+
+
+@dataclass
+class _Coming:
+    """One transfer on its way in.
+
+    :ivar missing: int32 [m, 3]: group, position, own page.
+    """
+
+    sender: str
+    owner: Owner
+    deadline: Tick
+    computed: int
+    inserts: bool
+    private: bytes
+    missing: Ints
+    is_pulling: bool = False
+    is_over: bool = False
+
+
+class Receiving:
+    """Transfers from other instances to one.
+
+    :param holds: of the instance; a transfer's hold has owner kind ``arrival``.
+    :param most_transfers: further ones are refused.
+    """
+
+    def __init__(self, fingerprint: str, holds: Holds, most_transfers: int = 256) -> None:
+        self._fingerprint, self._holds = fingerprint, holds
+        self._most_transfers = most_transfers
+        self._coming: dict[Transfer, _Coming] = {}
+
+    def __len__(self) -> int:
+        return len(self._coming)
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """When the next transfer is given up; None if there is none."""
+        waiting = (one.deadline for one in self._coming.values() if not one.is_over)
+        return min(waiting, default=None)
+
+    def prepare(self, sender: str, message: Prepare, now: Tick) -> list[Action]:
+        """Hold what is here of a text, and pages for the rest."""
+        transfer = message.transfer
+        if transfer in self._coming:
+            return []
+        problem = self._problem(sender, message)
+        if problem:
+            return [Send(sender, Abandon(transfer, problem))]
+        owner = owner_of(transfer)
+        tokens = np.frombuffer(message.tokens, "<i4").astype(np.int32)
+        deadline = now + message.ticks_left
+        try:
+            self._holds.hold_text(owner, FOREVER, tokens, message.root, model=message.model)
+            missing = self._holds.receive(owner, max(message.computed, self._hit(owner)))
+        except ValueError as error:
+            self._holds.release(owner)
+            return [Send(sender, Abandon(transfer, str(error)))]
+        if missing is None:
+            return [Send(sender, Abandon(transfer, "there is no room"))]
+        self._coming[transfer] = _Coming(
+            sender,
+            owner,
+            deadline,
+            max(message.computed, self._hit(owner)),
+            message.inserts,
+            message.private,
+            missing,
+        )
+        places = missing[:, :2].astype("<i4").tobytes()
+        return [Send(sender, Prepared(transfer, places))]
+
+    def offer(self, sender: str, message: Offer) -> list[Action]:
+        """Begin to pull what was missing."""
+        coming = self._coming.get(message.transfer)
+        if coming is None or coming.sender != sender or coming.is_over:
+            return [Send(sender, Abandon(message.transfer, "it is over"))]
+        if coming.is_pulling:
+            return []
+        pages = np.frombuffer(message.pages, "<i4")
+        if len(pages) != len(coming.missing):
+            return self._over(message.transfer, "not what was missing was offered")
+        coming.is_pulling = True
+        rows = np.stack([coming.missing[:, 0], pages, coming.missing[:, 2]], axis=1)
+        return [Pull(message.transfer, np.ascontiguousarray(rows, np.int32))]
+
+    def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
+        """Copying has ended.
+
+        :param problem: "" if everything was copied and the right to read still stood then.
+        """
+        coming = self._coming.pop(transfer)
+        if coming.is_over:
+            self._holds.release(coming.owner)
+            return []
+        if problem:
+            self._holds.release(coming.owner)
+            return [Send(coming.sender, Abandon(transfer, problem))]
+        if coming.inserts:
+            self._holds.insert(coming.owner, coming.computed)
+        arrived = Arrived(transfer, coming.computed, coming.private)
+        return [Send(coming.sender, Pulled(transfer)), arrived]
+
+    def abandoned(self, sender: str, message: Abandon) -> list[Action]:
+        """The sender has given it up."""
+        coming = self._coming.get(message.transfer)
+        if coming is None or coming.sender != sender:
+            return []
+        return self._ended(message.transfer)
+
+    def tick(self, now: Tick) -> list[Action]:
+        """Give up what has passed its deadline."""
+        late = [t for t, one in self._coming.items() if one.deadline <= now and not one.is_over]
+        return [action for one in late for action in self._over(one, "it took too long")]
+
+    def instance_died(self, instance: str) -> list[Action]:
+        """End what came from an instance that is no more."""
+        gone = [transfer for transfer, one in self._coming.items() if one.sender == instance]
+        return [action for one in gone for action in self._ended(one)]
+
+    def _over(self, transfer: Transfer, why: str) -> list[Action]:
+        sender = self._coming[transfer].sender
+        return [*self._ended(transfer), Send(sender, Abandon(transfer, why))]
+
+    def _ended(self, transfer: Transfer) -> list[Action]:
+        """Give the pages back, or wait until nobody writes into them."""
+        coming = self._coming[transfer]
+        if not coming.is_pulling:
+            del self._coming[transfer]
+            self._holds.release(coming.owner)
+            return []
+        stops: list[Action] = [] if coming.is_over else [StopPull(transfer)]
+        coming.is_over = True
+        return stops
+
+    def _hit(self, owner: Owner) -> int:
+        return self._holds[owner].hit_tokens
+
+    def _problem(self, sender: str, message: Prepare) -> str:
+        if message.transfer.sender != sender:
+            return "it is in another instance's name"
+        if message.fingerprint != self._fingerprint:
+            return "the layouts of the two instances differ"
+        if len(self._coming) >= self._most_transfers:
+            return "too many texts are on their way"
+        if len(message.tokens) % 4 or not 0 < message.computed <= len(message.tokens) // 4:
+            return "there are no such tokens"
+        return ""
+
+
+def owner_of(transfer: Transfer) -> Owner:
+    """Who holds a text that comes with a transfer."""
+    return Owner("arrival", transfer.sender, transfer.incarnation, transfer.number)

@@ -1,0 +1,242 @@
+"""Instances, messages and copies that a test moves step by step."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.memory import GroupKind, GroupSpec, audit, create_core
+from kvell.mempool.holds import Holds
+from kvell.mempool.owners import Owner
+from kvell.mempool.transfers.actions import (
+    Action,
+    Arrived,
+    Ended,
+    Grant,
+    Pull,
+    Revoke,
+    Send,
+    StopPull,
+)
+from kvell.mempool.transfers.fingerprint import layout_fingerprint
+from kvell.mempool.transfers.messages import (
+    Abandon,
+    Offer,
+    PeerMessage,
+    Prepare,
+    Prepared,
+    Pulled,
+    Transfer,
+)
+from kvell.mempool.transfers.receiving import Receiving, owner_of
+from kvell.mempool.transfers.sending import Sending
+from tests.pages.pools import pool_of
+
+Label = tuple[int, ...]
+"""What a page holds: its position, and the tokens that its content depends on."""
+
+
+def ints(values: Sequence[int]) -> npt.NDArray[np.int32]:
+    return np.asarray(values, np.int32)
+
+
+def label(spec: GroupSpec, position: int, tokens: Sequence[int]) -> Label:
+    """The right content of a page of a text that is computed to its end."""
+    if spec.kind is GroupKind.STATE:
+        return (position, *tokens)
+    return (position, *tokens[: (position + 1) * spec.page_tokens])
+
+
+@dataclass
+class Copying:
+    """A pull under way: rows that are still to be copied."""
+
+    pull: Pull
+    left: list[list[int]]
+    is_stopped: bool = False
+
+
+class Instance:
+    """One incarnation: its pages, what is in them, and both sides of its transfers."""
+
+    def __init__(self, name: str, incarnation: int, groups: list[GroupSpec], large: int) -> None:
+        self.name, self.incarnation = name, incarnation
+        self.core = create_core(
+            pool_of(large, *groups), "compiled" if incarnation % 2 else "python"
+        )
+        self.holds = Holds(self.core)
+        fingerprint = layout_fingerprint(self.core.layout.groups, "float32")
+        self.sending = Sending(name, incarnation, fingerprint, self.holds)
+        self.receiving = Receiving(fingerprint, self.holds, most_transfers=6)
+        self.content: dict[tuple[int, int], Label] = {}
+        self.granted: set[Transfer] = set()
+        self.copying: dict[Transfer, Copying] = {}
+        self.arrived: dict[Transfer, int] = {}
+        self.ended: dict[Transfer, str] = {}
+        self.numbers = itertools.count(1)
+
+    def owner(self, kind: str) -> Owner:
+        return Owner(kind, self.name, self.incarnation, next(self.numbers))  # type: ignore[arg-type]
+
+    def check(self, owner: Owner, tokens: Sequence[int]) -> None:
+        """What the owner holds of a text has the right content."""
+        groups = self.core.layout.groups
+        for group, position, page in self.holds.pages(owner).tolist():
+            right, found = label(groups[group], position, tokens), self.content[group, page]
+            if groups[group].kind is not GroupKind.STATE:
+                found = found[: len(right)]  # a page of a longer text that begins alike
+            assert found == right, (self.name, group, position)
+
+    def compute(self, tokens: Sequence[int]) -> bool:
+        """Compute a text as far as it is not cached, and cache it; whether there was room."""
+        owner = self.owner("alloc")
+        hold = self.holds.hold_text(owner, 1 << 60, ints([*tokens, 1 << 20]))
+        known = tokens[: hold.hit_tokens]
+        self.check(owner, known)
+        missing = self.holds.receive(owner, len(tokens))
+        if missing is None:
+            return False
+        for group, position, page in missing.tolist():
+            self.content[group, page] = label(self.core.layout.groups[group], position, tokens)
+        self.check(owner, tokens)
+        self.holds.insert(owner, len(tokens))
+        return True
+
+    def audit(self) -> None:
+        assert audit(self.core.layout, self.core.snapshot()) == []
+        assert self.holds.audit() == []
+
+
+@dataclass
+class Network:
+    """Three instances; messages wait until they are delivered, lost or doubled."""
+
+    groups: list[GroupSpec]
+    large: int
+    now: int = 0
+    instances: dict[str, Instance] = field(default_factory=dict)
+    messages: list[tuple[str, int, str, PeerMessage]] = field(default_factory=list)
+    texts: dict[Transfer, list[int]] = field(default_factory=dict)
+    incarnations: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    def start(self, name: str) -> None:
+        """A new incarnation, which knows nothing."""
+        self.instances[name] = Instance(name, next(self.incarnations), self.groups, self.large)
+
+    def crash(self, name: str) -> None:
+        """An instance dies and starts again; the others hear of it."""
+        self.start(name)
+        for other in self.instances.values():
+            if other.name != name:
+                self.act(other, other.sending.instance_died(name))
+                self.act(other, other.receiving.instance_died(name))
+
+    def act(self, instance: Instance, actions: Sequence[Action]) -> None:
+        """Do what a machine asks for, in order."""
+        for action in actions:
+            if isinstance(action, Send):
+                sent = (instance.name, instance.incarnation, action.instance, action.message)
+                self.messages.append(sent)
+            elif isinstance(action, Pull):
+                assert action.transfer not in instance.copying
+                instance.copying[action.transfer] = Copying(action, action.rows.tolist())
+            elif isinstance(action, StopPull):
+                instance.copying[action.transfer].is_stopped = True
+            elif isinstance(action, Grant):
+                instance.granted.add(action.transfer)
+            elif isinstance(action, Revoke):
+                instance.granted.remove(action.transfer)
+            elif isinstance(action, Arrived):
+                assert action.transfer not in instance.arrived
+                instance.arrived[action.transfer] = action.computed
+                self.taken(instance, action)
+            elif isinstance(action, Ended):
+                assert action.transfer not in instance.ended
+                instance.ended[action.transfer] = action.problem
+        instance.audit()
+
+    def taken(self, instance: Instance, action: Arrived) -> None:
+        """The user of a text that came looks at it, and lets it go."""
+        owner = owner_of(action.transfer)
+        if owner in instance.holds:
+            instance.check(owner, self.texts[action.transfer][: action.computed])
+            instance.holds.insert(owner, action.computed)
+
+    def send(self, source: str, target: str, tokens: list[int], inserts: bool, ticks: int) -> bool:
+        """Send what is cached of a text; whether anything is."""
+        instance = self.instances[source]
+        owner = instance.owner("departure")
+        hold = instance.holds.hold_text(owner, self.now + ticks, ints([*tokens, 1 << 20]))
+        if not hold.hit_tokens:
+            instance.holds.release(owner)
+            return False
+        transfer, actions = instance.sending.begin(
+            target, owner, hold.hit_tokens, self.now, self.now + ticks, inserts=inserts
+        )
+        self.texts[transfer] = [*tokens, 1 << 20]
+        self.act(instance, actions)
+        return True
+
+    def deliver(self, index: int, *, keeps: bool = False, loses: bool = False) -> None:
+        """Hand a message over; one of a dead incarnation never arrives."""
+        source, incarnation, target, message = self.messages[index % len(self.messages)]
+        if not keeps:
+            del self.messages[index % len(self.messages)]
+        if loses or self.instances[source].incarnation != incarnation:
+            return
+        to = self.instances[target]
+        if isinstance(message, Prepare):
+            actions = to.receiving.prepare(source, message, self.now)
+        elif isinstance(message, Prepared):
+            actions = to.sending.prepared(source, message)
+        elif isinstance(message, Offer):
+            actions = to.receiving.offer(source, message)
+        elif isinstance(message, Pulled):
+            actions = to.sending.pulled(source, message)
+        else:
+            assert isinstance(message, Abandon)
+            actions = [*to.sending.abandoned(source, message)]
+            actions += to.receiving.abandoned(source, message)
+        self.act(to, actions)
+
+    def copy(self, name: str, index: int, count: int) -> None:
+        """Copy some rows of a pull; at its end, tell how it went."""
+        instance = self.instances[name]
+        if not instance.copying:
+            return
+        transfer = sorted(instance.copying)[index % len(instance.copying)]
+        copying = instance.copying[transfer]
+        source = self.instances[transfer.sender]
+        is_there = source.incarnation == transfer.incarnation
+        for _ in range(0 if copying.is_stopped else count):
+            if copying.left and is_there:
+                group, page, own = copying.left.pop(0)
+                instance.content[group, own] = source.content.get((group, page), ())
+        if not copying.left or copying.is_stopped or not is_there:
+            del instance.copying[transfer]
+            whole = not copying.left and is_there and transfer in source.granted
+            problem = "" if whole else "the right to read was gone"
+            self.act(instance, instance.receiving.pulled(transfer, problem))
+
+    def pass_time(self, ticks: int) -> None:
+        self.now += ticks
+        for instance in self.instances.values():
+            self.act(instance, instance.sending.tick(self.now))
+            self.act(instance, instance.receiving.tick(self.now))
+
+    def settle(self) -> None:
+        """Everything that is under way ends, if only because it took too long."""
+        for _ in range(400):
+            if self.messages:
+                self.deliver(0)
+            for name in self.instances:
+                self.copy(name, 0, 99)
+        assert not self.messages
+        self.pass_time(1 << 30)
+        for _ in range(200):
+            if self.messages:
+                self.deliver(0)
+            for name in self.instances:
+                self.copy(name, 0, 99)

@@ -1,0 +1,270 @@
+"""Transfers over a network that loses, doubles and delays, between instances that die."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvell.mempool.transfers.actions import Send
+from kvell.mempool.transfers.fingerprint import layout_fingerprint
+from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Transfer
+from kvell.pages.layout import GroupSpec
+from tests.mempool.transfers.network import Instance, Network, ints
+from tests.pages.pools import group, pool_of, state
+
+MIXES: dict[str, list[GroupSpec]] = {
+    "full": [group(4, 2)],
+    "window": [group(4, 2), group(2, 3, window=7)],
+    "state": [group(4, 2), state(2, 3)],
+    "all": [group(4, 2), group(4, 1, window=9), state(1, 2)],
+}
+texts = st.builds(
+    lambda start, count: [start, *range(10, 10 + count)], st.integers(0, 2), st.integers(0, 30)
+)
+names = st.sampled_from("abc")
+
+
+class TransfersMachine(RuleBasedStateMachine):
+    """What arrives has the right content, and nothing leaks, whatever happens."""
+
+    @initialize(mix=st.sampled_from(list(MIXES)), large=st.integers(6, 30))
+    def start(self, mix: str, large: int) -> None:
+        self.network = Network(MIXES[mix], large)
+        for name in "abc":
+            self.network.start(name)
+
+    @rule(name=names, text=texts)
+    def compute(self, name: str, text: list[int]) -> None:
+        self.network.instances[name].compute(text)
+
+    @rule(
+        source=names,
+        to=names,
+        text=texts,
+        more=st.integers(0, 3),
+        inserts=st.booleans(),
+        ticks=st.integers(1, 30),
+        fresh=st.booleans(),
+    )
+    def send(
+        self,
+        source: str,
+        to: str,
+        text: list[int],
+        more: int,
+        inserts: bool,
+        ticks: int,
+        fresh: bool,
+    ) -> None:
+        if fresh:
+            self.network.instances[source].compute(text)
+        self.network.send(source, to, [*text, *[7] * more], inserts, ticks)
+
+    @precondition(lambda self: self.network.messages)
+    @rule(
+        index=st.sampled_from([0, 0, 0, 1, 2, 7]),
+        fate=st.sampled_from(["", "", "", "", "", "keeps", "loses"]),
+    )
+    def deliver(self, index: int, fate: str) -> None:
+        self.network.deliver(index, keeps=fate == "keeps", loses=fate == "loses")
+
+    @rule(name=names, index=st.integers(0, 5), count=st.integers(0, 9))
+    def copy(self, name: str, index: int, count: int) -> None:
+        self.network.copy(name, index, count)
+
+    @rule(ticks=st.integers(0, 5))
+    def pass_time(self, ticks: int) -> None:
+        self.network.pass_time(ticks)
+
+    @rule(name=names, chance=st.integers(0, 3))
+    def crash(self, name: str, chance: int) -> None:
+        if chance == 0:
+            self.network.crash(name)
+
+    @rule(name=names)
+    def cancel(self, name: str) -> None:
+        instance = self.network.instances[name]
+        for transfer in list(instance.granted)[:1]:
+            self.network.act(instance, instance.sending.cancel(transfer, "nobody waits for it"))
+
+    @invariant()
+    def sound(self) -> None:
+        for instance in getattr(self, "network", Network([], 0)).instances.values():
+            assert instance.granted <= {t for t in self.network.texts if t in instance.sending}
+
+    def teardown(self) -> None:
+        if not hasattr(self, "network"):
+            return
+        self.network.settle()
+        for instance in self.network.instances.values():
+            assert not len(instance.sending) and not len(instance.receiving)
+            assert not len(instance.holds) and not instance.granted and not instance.copying
+            assert not any(instance.core.snapshot().used)
+
+
+SOME = settings(
+    max_examples=120,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class LongTransfers(TransfersMachine):
+    """10,000 schedules."""
+
+
+TestTransfers = TransfersMachine.TestCase
+TestTransfers.settings = SOME
+TestLongTransfers = pytest.mark.long(LongTransfers.TestCase)
+TestLongTransfers.settings = settings(SOME, max_examples=10_000)
+
+
+def quiet(mix: str = "all", large: int = 40) -> Network:
+    network = Network(MIXES[mix], large)
+    for name in "abc":
+        network.start(name)
+    return network
+
+
+def run(network: Network) -> None:
+    while network.messages or any(one.copying for one in network.instances.values()):
+        if network.messages:
+            network.deliver(0)
+        for name in network.instances:
+            network.copy(name, 0, 99)
+
+
+@pytest.mark.parametrize("mix", list(MIXES))
+@pytest.mark.parametrize("count", [4, 9, 23])
+def test_a_text_that_was_sent_is_a_hit_there(mix: str, count: int) -> None:
+    network, text = quiet(mix), list(range(count))
+    network.instances["a"].compute(text)
+    assert network.send("a", "b", text, True, 100)
+    run(network)
+    receiver = network.instances["b"]
+    assert receiver.core.peek(ints([*text, 99]), "") == count
+    assert list(network.instances["a"].ended.values()) == [""]
+    assert network.instances["a"].core.peek(ints([*text, 99]), "") == count
+    receiver.compute(text)  # checks what is in the pages
+
+
+def pulled_rows(network: Network, source: str, target: str, text: list[int]) -> int:
+    network.send(source, target, text, True, 100)
+    rows = 0
+    while network.messages:
+        network.deliver(0)
+        for copying in network.instances[target].copying.values():
+            rows = max(rows, len(copying.left))
+        for name in network.instances:
+            network.copy(name, 0, 99)
+    return rows
+
+
+@pytest.mark.parametrize("mix", ["full", "window"])
+def test_only_what_is_missing_crosses(mix: str) -> None:
+    """The next turn of a conversation sends the turn, not the conversation (PD-Caching-2)."""
+    network, text = quiet(mix), list(range(24))
+    network.instances["a"].compute(text)
+    whole = pulled_rows(network, "a", "b", text)
+    network.instances["a"].compute([*text, *range(100, 108)])
+    turn = pulled_rows(network, "a", "b", [*text, *range(100, 108)])
+    assert 0 < turn < whole
+    assert pulled_rows(network, "a", "b", [*text, *range(100, 108)]) == 0
+
+
+def test_a_layout_of_another_kind_is_refused_by_name() -> None:
+    network = quiet("full")
+    other = Network(MIXES["window"], 40)
+    other.start("b")
+    network.instances["b"] = other.instances["b"]
+    network.instances["a"].compute(list(range(12)))
+    network.send("a", "b", list(range(12)), True, 100)
+    run(network)
+    assert list(network.instances["a"].ended.values()) == [
+        "the layouts of the two instances differ"
+    ]
+
+
+def test_no_room_is_said_and_nothing_is_held() -> None:
+    network = quiet("full", 40)
+    small = Network(MIXES["full"], 2)
+    small.start("b")
+    network.instances["b"] = small.instances["b"]
+    network.instances["a"].compute(list(range(60)))
+    network.send("a", "b", list(range(60)), True, 100)
+    run(network)
+    assert list(network.instances["a"].ended.values()) == ["there is no room"]
+    assert not len(network.instances["b"].holds)
+
+
+def test_a_reader_that_wakes_late_discards_what_it_read() -> None:
+    """The sender gave up and its pages hold something else: the copy must not count."""
+    network, text = quiet("full", 8), list(range(16))
+    network.instances["a"].compute(text)
+    network.send("a", "b", text, True, 5)
+    network.deliver(0)  # Prepare
+    network.deliver(0)  # Prepared
+    network.deliver(0)  # Offer
+    network.copy("b", 0, 1)
+    sender = network.instances["a"]
+    network.act(sender, sender.sending.tick(10))
+    for number in range(4):
+        sender.compute(list(range(1000 * number, 1000 * number + 60)))
+    network.copy("b", 0, 99)
+    assert not network.instances["b"].arrived
+    assert network.instances["b"].core.peek(ints([*text, 99]), "") == 0
+    network.settle()
+
+
+def test_pages_are_not_given_to_others_while_a_copy_writes_into_them() -> None:
+    network, text = quiet("full", 40), list(range(16))
+    network.instances["a"].compute(text)
+    network.send("a", "b", text, True, 5)
+    for _ in range(3):
+        network.deliver(0)
+    receiver = network.instances["b"]
+    network.act(receiver, receiver.receiving.tick(1000))
+    assert len(receiver.holds) == 1  # the copy has not ended
+    network.copy("b", 0, 0)
+    assert not len(receiver.holds)
+    network.settle()
+
+
+@pytest.mark.parametrize("computed", [0, 99])
+def test_nonsense_is_refused(computed: int) -> None:
+    receiver = Instance("b", 1, MIXES["full"], 20)
+    fingerprint = layout_fingerprint(receiver.core.layout.groups, "float32")
+    transfer = Transfer("a", 1, 1)
+    prepare = Prepare(transfer, fingerprint, ints([1, 2, 3]).tobytes(), computed, "", "", 9, True)
+    for sender, message in [("a", prepare), ("c", prepare)]:
+        (answer,) = receiver.receiving.prepare(sender, message, 0)
+        assert isinstance(answer, Send) and isinstance(answer.message, Abandon)
+    (answer,) = receiver.receiving.offer("a", Offer(transfer, b""))
+    assert isinstance(answer, Send) and isinstance(answer.message, Abandon)
+    assert not len(receiver.holds)
+
+
+def test_an_offer_of_other_pages_than_were_missing_ends_it() -> None:
+    receiver = Instance("b", 1, MIXES["full"], 20)
+    fingerprint = layout_fingerprint(receiver.core.layout.groups, "float32")
+    transfer = Transfer("a", 1, 1)
+    text = ints(list(range(9))).tobytes()
+    (prepared,) = receiver.receiving.prepare(
+        "a", Prepare(transfer, fingerprint, text, 9, "", "", 9, True), 0
+    )
+    assert isinstance(prepared, Send) and isinstance(prepared.message, Prepared)
+    assert np.frombuffer(prepared.message.missing, "<i4").tolist() == [0, 0, 0, 1, 0, 2]
+    (answer,) = receiver.receiving.offer("a", Offer(transfer, ints([1]).tobytes()))
+    assert isinstance(answer, Send) and isinstance(answer.message, Abandon)
+    assert not len(receiver.holds)
+
+
+def test_fingerprints_differ_by_what_a_page_holds_only() -> None:
+    def of(groups: list[GroupSpec], content: str = "float32") -> str:
+        return layout_fingerprint(pool_of(9, *groups).groups, content)
+
+    told = {of(groups) for groups in MIXES.values()} | {of(MIXES["full"], "bfloat16")}
+    assert len(told) == len(MIXES) + 1
+    assert of(MIXES["all"]) == layout_fingerprint(pool_of(30, *MIXES["all"]).groups, "float32")
