@@ -50,20 +50,25 @@ from kvell.prefix.groups.capacity import (
     fits_alone,
     large_pages_needed,
     longest_request,
+    pages_of_text,
     pool_bytes_for,
     request_bytes,
     requests_that_fit,
 )
 from kvell.prefix.groups.facts import Facts, Images, ImageSpan, facts_of
 from kvell.prefix.groups.policies import GroupPolicy, policy_of
+from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
 from kvell.prefix.index.hits import alignment_tokens
 from kvell.prefix.index.radix import Tokens, common_prefix
 from kvell.prefix.interface import Ints, LendingCore, MemoryCore, VisibleCore
 
 __all__ = [
+    "DROPPED",
     "EVICTIONS",
     "MANAGERS",
     "MAX_REGISTERED_PADDING",
+    "MOVED",
+    "NAMED",
     "Embeddings",
     "Eviction",
     "Extent",
@@ -97,6 +102,7 @@ __all__ = [
     "fits_alone",
     "large_pages_needed",
     "longest_request",
+    "pages_of_text",
     "plan_groups_into",
     "plan_layout",
     "policy_of",
@@ -113,6 +119,7 @@ Implementation = Literal["auto", "compiled", "python"]
 Eviction = Literal["lru", "hazard"]
 """Least recently used first, or by the learned chance that a prefix is used again."""
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
+"""Every rule of eviction."""
 
 
 def create_core(
@@ -120,6 +127,7 @@ def create_core(
 ) -> VisibleCore:
     """Return a memory core over an empty pool; ``auto`` is the compiled one if it was built.
 
+    :param layout: as :func:`plan_layout` makes it.
     :raises ChangeSomething: for ``compiled`` without the extension, or an unknown name.
     """
     if eviction not in EVICTIONS:
@@ -154,7 +162,9 @@ def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple
     padding, by choosing the tokens of a page or the layers of a state's page.  Requests name
     the model when they are opened; open requests and cached prefixes stay as they are.
 
+    :param core: as :func:`create_core` makes it; requests may be open.
     :param model: a name that no group of the pool has; it replaces the layers' own.
+    :param layers: what each layer of the model stores.
     :raises ChangeSomething: if no page divides the large page that well (the remedy names
         the size that would fit both, for ``plan_layout`` at the next start), if the name is
         taken, or if the pool was cut into fixed shares at start.  The core is unchanged.

@@ -355,7 +355,7 @@ class VisibleCore(LendingCore, Protocol):
         """Return for each group at which length a request could resume if that group alone decided
         [groups]; changes nothing.
 
-        Arguments are those of :meth:`MemoryCore.open`.  A group that no hit requires has all tokens that the
-        index knows; a group of another model has ``NO_REACH``.
+        Arguments are those of :meth:`MemoryCore.open`.  A group that no hit requires has all tokens
+        that the index knows; a group of another model has ``NO_REACH``.
         """
         ...

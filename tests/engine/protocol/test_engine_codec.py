@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given
 
 from kvell.engine.protocol import codec
-from kvell.engine.protocol.codec import (
-    HEADER_BYTES,
-    FrameReader,
-    ProtocolError,
-    decode_command,
-    decode_event,
-    encode_frame,
-    framed,
-)
+from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.messages import (
     AskStats,
     Cancel,
@@ -35,6 +27,7 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.notices import BlocksRemoved, BlocksStored, IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import (
     AskLargePage,
     AskPages,
@@ -47,6 +40,7 @@ from kvell.engine.protocol.pages import (
 )
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import ChangeSomething
+from kvell.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
 from kvell.vocabulary import RequestId
 
 LENGTH_AND_ITS_CHECKSUM_BYTES = 8
@@ -77,12 +71,20 @@ misses = st.builds(
     st.sampled_from(get_args(MissReason)),
     st.lists(texts, max_size=2).map(tuple),
 )
+hashes = st.lists(st.integers(1, 2**64 - 1), max_size=3).map(tuple)
+index_changes = st.one_of(
+    st.builds(
+        BlocksStored, naturals, texts, naturals, hashes, st.binary(max_size=16), naturals, naturals
+    ),
+    st.builds(BlocksRemoved, naturals, hashes),
+)
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Submit, texts.map(RequestId), st.binary(max_size=64), samplings, texts, naturals),
     st.builds(Cancel, texts.map(RequestId)),
     st.builds(AskStats),
     st.builds(AskPages),
     st.builds(AskLargePage, naturals),
+    st.builds(WatchIndex),
     st.builds(Drain),
 )
 events: st.SearchStrategy[Event] = st.one_of(
@@ -127,6 +129,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         owners=st.lists(page_owners, max_size=2).map(tuple),
         cached_ends=ids,
     ),
+    st.builds(IndexNotice, naturals, st.lists(index_changes, max_size=3).map(tuple)),
     st.builds(Drained),
 )
 

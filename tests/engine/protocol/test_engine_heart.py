@@ -9,7 +9,7 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.channel import Channel
-from kvell.engine.protocol.codec import FrameReader, decode_event, encode_frame
+from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.heart import Heart
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -22,6 +22,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.rhythm import Rhythm
+from kvell.frames import FrameReader
 from kvell.testing.instance import POOL_BYTES, TOKEN_BYTES, FakeEngine, fake_token
 from kvell.vocabulary import RequestId
 from tests.engine.protocol.peer import FOREVER, WAIT_SECONDS, serving, submit, tokens_of

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kvell.engine.protocol.codec import ProtocolError, encode_frame, framed
+from kvell.engine.protocol.codec import encode_frame
 from kvell.engine.protocol.instance import (
     CommandGate,
     LocalInstance,
@@ -25,6 +25,7 @@ from kvell.engine.protocol.messages import (
     Stats,
     Tokens,
 )
+from kvell.frames import ProtocolError, framed
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
 from tests.engine.protocol.peer import FOREVER, WAIT_SECONDS, Peer, serving, submit, tokens_of

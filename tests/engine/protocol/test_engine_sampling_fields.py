@@ -9,13 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from kvell.engine.protocol.codec import (
-    HEADER_BYTES,
-    ProtocolError,
-    decode_command,
-    decode_event,
-    encode_frame,
-)
+from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS, PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Command, Event, Submit, Tokens
 from kvell.engine.protocol.sampling_params import (
@@ -30,6 +24,7 @@ from kvell.engine.protocol.structured_outputs import (
     StructuredOutputs,
 )
 from kvell.errors import ChangeSomething
+from kvell.frames import HEADER_BYTES, ProtocolError
 from kvell.vocabulary import RequestId
 
 NAN = float("nan")

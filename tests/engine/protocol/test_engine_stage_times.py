@@ -3,9 +3,10 @@
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.engine.protocol.codec import FrameReader, decode_event, encode_frame
+from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.stage_times import StageTimes
+from kvell.frames import FrameReader
 from kvell.vocabulary import FinishReason, RequestId
 
 A, B = RequestId("a"), RequestId("b")

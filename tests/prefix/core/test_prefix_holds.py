@@ -9,26 +9,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.memory import Implementation, MemoryCore, create_core
+from kvell.memory import Implementation, MemoryCore, create_core, pages_of_text
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.groups.facts import facts_of
-from kvell.prefix.groups.needs import dropped_tokens, end_position, resumed_from
-from kvell.prefix.groups.policies import policy_of
+from kvell.prefix.groups.needs import dropped_tokens
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.core.test_prefix_compiled import FEW, LockStep, few_letters, ints
 
 
 def needed(layout: Layout, num_tokens: int, model: str = "") -> list[int]:
     """Pages of each group that a text takes behind which a request resumes."""
-    facts = facts_of(num_tokens, None, None)
-    return [
-        end_position(one, facts, num_tokens, num_tokens)
-        - resumed_from(one, policy_of(one), facts, num_tokens)
-        if one.model == model
-        else 0
-        for one in layout.groups
-    ]
+    counts: list[int] = pages_of_text(layout, num_tokens, model)[:, 1].tolist()
+    return counts
 
 
 def drops(layout: Layout, num_tokens: int, model: str) -> bool:
@@ -314,7 +307,7 @@ def test_a_text_in_use_is_not_deleted(implementation: Implementation) -> None:
 
 def test_reading_the_sources_of_a_request_says_what_is_copied() -> None:
     for implementation in ("python", "compiled"):
-        core: Any = create_core(LAYOUTS["full"], implementation)  # type: ignore[arg-type]
+        core: Any = create_core(LAYOUTS["full"], implementation)
         core.begin_step(1)
         insert(core, range(10), 10)
         handle = core.open(ints(*range(10), 99), "")

@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.protocol.codec import (
-    FrameReader,
-    ProtocolError,
-    decode_command,
-    encode_frame,
-    framed,
-)
+from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import AskStats, Cancel, Command, Drain, Drained, Event, Tokens
+from kvell.frames import FrameReader, ProtocolError, framed
 from kvell.server.instance.instance_line import InstanceLine
 from kvell.vocabulary import RequestId
 

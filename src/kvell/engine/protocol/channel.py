@@ -4,8 +4,9 @@ import socket
 import threading
 from collections.abc import Iterable
 
-from kvell.engine.protocol.codec import FrameReader, decode_command, encode_frame
+from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import Command, Event
+from kvell.frames import FrameReader
 
 READ_BYTES = 256 << 10
 

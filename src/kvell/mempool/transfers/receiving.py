@@ -62,6 +62,10 @@ class Receiving:
         waiting = (one.deadline for one in self._coming.values() if not one.is_over)
         return min(waiting, default=None)
 
+    def owners(self) -> set[Owner]:
+        """Who holds the texts that are on their way."""
+        return {one.owner for one in self._coming.values()}
+
     def prepare(self, sender: str, message: Prepare, now: Tick) -> list[Action]:
         """Hold what is here of a text, and pages for the rest."""
         transfer = message.transfer
@@ -121,6 +125,8 @@ class Receiving:
             return [Send(coming.sender, Abandon(transfer, problem))]
         if coming.inserts:
             self._holds.insert(coming.owner, coming.computed)
+        else:  # for its user, who must come while the sender would have waited
+            self._holds[coming.owner].deadline = coming.deadline
         arrived = Arrived(transfer, coming.computed, coming.private)
         return [Send(coming.sender, Pulled(transfer)), arrived]
 

@@ -5,11 +5,16 @@ Uses the same page counts as the scheduler's admission, so whatever is said to f
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.shares import larges_for
 from kvell.prefix.groups.facts import Facts
-from kvell.prefix.groups.needs import WINDOWS, end_position, peak_pages
+from kvell.prefix.groups.needs import WINDOWS, end_position, peak_pages, resumed_from
 from kvell.prefix.groups.policies import policy_of
+
+Ints = npt.NDArray[np.int32]
 
 
 def large_pages_needed(
@@ -30,6 +35,18 @@ def large_pages_needed(
     per_large = [group.pages_per_large for group in layout.groups]
     pages = max(0, *((need - 1) * n + 1 for need, n in zip(needs, per_large, strict=True)))
     return sum(larges_for(pages, per_large))
+
+
+def pages_of_text(layout: Layout, tokens: int, model: str = "") -> Ints:
+    """Return which pages a computed text of so many tokens has, as a request that goes on behind it
+    needs them [groups, 2]: the first position, and how many; of a window its end, one state."""
+    facts = Facts(tokens)
+    rows = [(0, 0)] * len(layout.groups)
+    for index, group in enumerate(layout.groups):
+        if group.model == model:
+            first = resumed_from(group, policy_of(group), facts, tokens)
+            rows[index] = first, end_position(group, facts, tokens, tokens) - first
+    return np.asarray(rows, np.int32)
 
 
 def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:

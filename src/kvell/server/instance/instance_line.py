@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from kvell.engine.protocol.codec import FrameReader, ProtocolError, decode_event, encode_frame
+from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Command, Event
+from kvell.frames import FrameReader, ProtocolError
 
 
 class InstanceLine(asyncio.Protocol):

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from kvell.engine.protocol.codec import ProtocolError
 from kvell.engine.protocol.messages import Command, Drain, Event, Ready, Tokens
 from kvell.errors import InstanceDied
+from kvell.frames import ProtocolError
 from kvell.server.instance.death import InstanceDeath, ended
 from kvell.server.instance.instance_process import (
     InstanceProcess,
@@ -29,6 +29,8 @@ from kvell.server.instance.restart import RestartPolicy
 logger = logging.getLogger(__name__)
 
 InstanceState = Literal["starting", "serving", "restarting", "draining", "failed", "gone"]
+"""Where an instance is: only one that is ``serving`` takes requests.  ``failed``: it was started
+again as often as the policy allows; ``gone``: it was drained and has ended."""
 USER_MUST_CHANGE = 2
 """Exit status of an instance that has told the user on stderr what to change."""
 

@@ -1,0 +1,87 @@
+"""Messages as bytes of a stream: frames with checksums.
+
+A frame is a header and a body.  A header is three little-endian u32::
+
+    0             4                       8                    12
+    │ body length │ crc32 of those 4 bytes │ crc32 of the body │
+
+The length has a checksum of its own: a damaged one is noticed with the header, and can never
+make the reader wait for bytes that do not come.
+"""
+
+import struct
+from zlib import crc32
+
+from kvell.errors import KvellError
+
+HEADER_BYTES = 12
+MAX_FRAME_BYTES = 64 << 20
+"""Largest body that either side accepts: room for a prompt of 16 million tokens."""
+
+_LENGTH_BYTES = 4
+_CHECKSUMS = struct.Struct("<II")
+_HEADER = struct.Struct("<III")
+assert _HEADER.size == HEADER_BYTES
+
+
+class ProtocolError(KvellError):
+    """The peer sent bytes that are not the protocol; the connection is unusable."""
+
+
+def framed(body: bytes) -> bytes:
+    """Put a header in front of a body.
+
+    :raises ProtocolError: when the body exceeds ``MAX_FRAME_BYTES``.
+    """
+    _check_length(len(body))
+    length = len(body).to_bytes(_LENGTH_BYTES, "little")
+    return length + _CHECKSUMS.pack(crc32(length), crc32(body)) + body
+
+
+def _check_length(length_bytes: int) -> None:
+    if length_bytes > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length_bytes} bytes exceeds {MAX_FRAME_BYTES}")
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies; it holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes received of an unfinished frame."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add received bytes; return the bodies that are now complete, in order.
+
+        :raises ProtocolError: as soon as a header is complete that is damaged or announces a body
+            that is too long, or a body is complete that is damaged.  Every later call raises it
+            again: nothing that follows in the stream can be trusted.
+        """
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while (body := self._body_at(start)) is not None:
+            bodies.append(body)
+            start += HEADER_BYTES + len(body)
+        del self._buffer[:start]
+        return bodies
+
+    def _body_at(self, start: int) -> bytes | None:
+        begin = start + HEADER_BYTES
+        if len(self._buffer) < begin:
+            return None
+        length_bytes, length_crc, body_crc = _HEADER.unpack_from(self._buffer, start)
+        if crc32(self._buffer[start : start + _LENGTH_BYTES]) != length_crc:
+            raise ProtocolError("the header of a frame is damaged: its checksum differs")
+        _check_length(length_bytes)
+        end = begin + length_bytes
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[begin:end])
+        if crc32(body) != body_crc:
+            raise ProtocolError("the body of a frame is damaged: its checksum differs")
+        return body

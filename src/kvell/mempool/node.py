@@ -1,0 +1,334 @@
+"""The loop of one instance's part in the pool: sockets, time and copies around the agent.
+
+One thread has the memory core; everybody else asks it.
+"""
+
+import contextlib
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvell.clock import Clock, MonotonicClock
+from kvell.errors import ChangeSomething, TryLater
+from kvell.frames import ProtocolError
+from kvell.memory import GroupSpec
+from kvell.mempool.agent import Agent
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.actions import (
+    Action,
+    Arrived,
+    Ended,
+    Grant,
+    Pull,
+    Revoke,
+    Send,
+    StopPull,
+)
+from kvell.mempool.transfers.messages import Transfer
+from kvell.mempool.transports.greeting import greeting, hear, say
+from kvell.mempool.transports.mover import Mover
+from kvell.mempool.transports.page_copies import Bytes
+from kvell.mempool.transports.peer import Peer, PeerGone
+from kvell.mempool.transports.rights import Rights
+
+Answer = TypeVar("Answer")
+LONGEST_PAUSE_SECONDS = 60.0
+GREETING_SECONDS = 5.0
+"""A peer must say who it is within this time."""
+
+
+class Node:
+    """Runs an agent from :meth:`start` to :meth:`close`.
+
+    :param memory: own pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
+    :param address: a path for the socket at which peers connect; None: none can.
+    :param secret: which all instances of the cluster know.
+    :param arrived: is told of texts that came, on the node's thread.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        groups: Sequence[GroupSpec],
+        memory: Bytes,
+        descriptor: int,
+        *,
+        address: Path | None = None,
+        secret: bytes = b"",
+        arrived: Callable[[Arrived], None] = lambda _: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.agent = agent
+        self._descriptor, self._secret = descriptor, secret
+        self._clock, self._arrived = clock or MonotonicClock(), arrived
+        self._told = greeting(
+            secret, agent.instance, agent.incarnation, agent.fingerprint, len(memory)
+        )
+        self._rights = Rights()
+        self.mover = Mover(groups, memory, self._pull_ended)
+        self._peers: dict[str, Peer] = {}
+        self._waits: dict[Transfer, Future[None]] = {}
+        self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._listener = self._listen(address)
+        self._greeters = ThreadPoolExecutor(4, thread_name_prefix="kvell-greeter")
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="kvell-mempool", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hang up, end all copies, and give back what is held; idempotent."""
+        if self._is_closing:
+            return
+        with contextlib.suppress(TryLater):
+            self.ask(self._hang_up)
+        self._is_closing = True
+        self._wake_up()
+        self._thread.join()
+        self._greeters.shutdown()
+        self.mover.close()
+        self._rights.close()
+        for one in (self._wake, self._woken, self._selector):
+            one.close()
+
+    def now(self) -> Tick:
+        """Milliseconds of the node's clock."""
+        return int(self._clock.now_seconds() * 1000)
+
+    def ask(self, call: Callable[[], Answer]) -> Answer:
+        """Run something on the node's thread, which alone has the memory core.
+
+        :raises TryLater: when the node is closed.
+        """
+        if threading.current_thread() is self._thread:
+            return call()
+        if self._is_closing:
+            raise TryLater("the memory pool is closed")
+        answer: Future[Answer] = Future()
+        self._asked.put((answer, call))
+        self._wake_up()
+        if not self._thread.is_alive():  # it may have ended before it saw this
+            self._refuse_all()
+        return answer.result()
+
+    def act(self, actions: Sequence[Action]) -> None:
+        """Do what the agent asks for, in order; on the node's thread."""
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action)
+            elif isinstance(action, Pull):
+                self.mover.pull(action, self._peers.get(action.transfer.sender))
+            elif isinstance(action, StopPull):
+                self.mover.stop(action.transfer)
+            elif isinstance(action, Grant):
+                self._rights.grant(action.transfer.number)
+            elif isinstance(action, Revoke):
+                self._rights.revoke(action.transfer.number)
+            elif isinstance(action, Arrived):
+                self._arrived(action)
+            elif isinstance(action, Ended):
+                self._ended(action)
+
+    def waits_for(self, transfer: Transfer) -> "Future[None]":
+        """A future of a transfer's end; on the node's thread, before its actions are done."""
+        self._waits[transfer] = Future()
+        return self._waits[transfer]
+
+    def peers(self) -> list[str]:
+        """Instances that are connected."""
+        return self.ask(lambda: sorted(self._peers))
+
+    def connect(self, address: Path) -> str:
+        """Connect to an instance of this host; returns its name.
+
+        :raises TryLater: when nobody answers there.
+        :raises ChangeSomething: when it is no instance of this cluster.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(GREETING_SECONDS)
+            sock.connect(str(address))
+            peer = self._greeted(sock, is_ours=True)
+        except (ProtocolError, PeerGone) as error:
+            sock.close()
+            raise ChangeSomething("peer", address, str(error), "give another address") from error
+        except OSError as error:
+            sock.close()
+            raise TryLater(f"no instance answers at {address} ({error})") from error
+        self.ask(lambda: self._enter(peer))
+        return peer.told.instance
+
+    def _listen(self, address: Path | None) -> socket.socket | None:
+        if address is None:
+            return None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(address))
+        except OSError as error:
+            listener.close()
+            raise ChangeSomething(
+                "address", address, f"cannot be bound ({error})", "give another path"
+            ) from error
+        listener.listen(64)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        return listener
+
+    def _greeted(self, sock: socket.socket, *, is_ours: bool) -> Peer:
+        say(sock, self._told, (self._descriptor, self._rights.descriptor))
+        told, descriptors = hear(sock, self._secret)
+        return Peer(sock, told, descriptors, is_ours=is_ours)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it hung up before
+        self._greeters.submit(self._accepted, sock)
+
+    def _accepted(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(GREETING_SECONDS)
+            peer = self._greeted(sock, is_ours=False)
+        except (OSError, ProtocolError, PeerGone):
+            sock.close()
+            return
+        try:
+            self.ask(lambda: self._enter(peer))
+        except TryLater:
+            peer.close()
+
+    def _enter(self, peer: Peer) -> None:
+        """A new connection; of two to one instance the one stays that the lesser name opened."""
+        name = peer.told.instance
+        old = self._peers.get(name)
+        if old is not None and old.told.incarnation == peer.told.incarnation:
+            lesser_is_us = self.agent.instance < name
+            if peer.is_ours != lesser_is_us and old.is_ours == lesser_is_us:
+                peer.close()
+                return
+            self._selector.unregister(old.socket)
+            old.close()
+        elif old is not None:
+            self._lose(old)
+        self._peers[name] = peer
+        self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+
+    def _lose(self, peer: Peer) -> None:
+        """A peer is gone: what it sent and was sent ends."""
+        name = peer.told.instance
+        if self._peers.get(name) is not peer:
+            return
+        del self._peers[name]
+        self._selector.unregister(peer.socket)
+        peer.close()
+        self.act(self.agent.instance_died(name, peer.told.incarnation))
+
+    def _send(self, action: Send) -> None:
+        peer = self._peers.get(action.instance)
+        if peer is None:  # it was lost, and its transfers with it, or it was never there
+            self.act(self.agent.sending.instance_died(action.instance))
+            return
+        try:
+            peer.send(action.message)
+        except PeerGone:
+            self._lose(peer)
+
+    def _ended(self, action: Ended) -> None:
+        waiting = self._waits.pop(action.transfer, None)
+        if waiting is None:
+            return
+        if action.problem:
+            waiting.set_exception(TryLater(f"the transfer ended: {action.problem}"))
+        else:
+            waiting.set_result(None)
+
+    def _pull_ended(self, transfer: Transfer, problem: str) -> None:
+        self._asked.put((Future(), lambda: self.act(self.agent.pulled(transfer, problem))))
+        self._wake_up()
+
+    def _hang_up(self) -> None:
+        for peer in list(self._peers.values()):
+            self._lose(peer)
+        coming = self.agent.receiving.owners()
+        for hold in list(self.agent.holds):
+            if hold.owner not in coming:
+                self.agent.holds.release(hold.owner)
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):  # it has been woken already, or is closed
+            self._wake.send(b"w")
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        finally:
+            self._is_closing = True
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        """Nobody may wait for an answer that does not come."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answer, _ = self._asked.get_nowait()
+                answer.set_exception(TryLater("the memory pool is closed"))
+
+    def _loop(self) -> None:
+        while not self._is_closing:
+            for key, mask in self._selector.select(self._pause_seconds()):
+                self._served(key, mask)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    _answer(*self._asked.get_nowait())
+            self.act(self.agent.tick(self.now()))
+            for peer in list(self._peers.values()):
+                writing = selectors.EVENT_WRITE if peer.pending else 0
+                self._selector.modify(peer.socket, selectors.EVENT_READ | writing, peer)
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+
+    def _pause_seconds(self) -> float | None:
+        deadline = self.agent.next_deadline
+        if deadline is None:
+            return None
+        return min(LONGEST_PAUSE_SECONDS, max(0.0, (deadline - self.now()) / 1000))
+
+    def _served(self, key: selectors.SelectorKey, mask: int) -> None:
+        if key.fileobj is self._woken:
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
+        elif key.fileobj is self._listener and self._listener is not None:
+            self._accept(self._listener)
+        else:
+            self._hear(key.data, mask)
+
+    def _hear(self, peer: Peer, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                peer.flush()
+            if mask & selectors.EVENT_READ:
+                for message in peer.receive():
+                    heard = self.agent.heard(peer.told.instance, message, self.now())
+                    self.act(heard)
+        except PeerGone:
+            self._lose(peer)
+
+
+def _answer(answer: "Future[Answer]", call: Callable[[], Answer]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # whoever asked raises it
+        answer.set_exception(error)

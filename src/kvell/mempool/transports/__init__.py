@@ -1,0 +1,1 @@
+"""How messages and pages get from one process to another."""

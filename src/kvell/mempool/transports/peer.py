@@ -1,0 +1,104 @@
+"""One connected instance: its messages, and its memory mapped read-only."""
+
+import mmap
+import os
+import socket
+
+import msgspec
+import numpy as np
+
+from kvell.frames import FrameReader, ProtocolError, framed
+from kvell.mempool.transfers.messages import PeerMessage
+from kvell.mempool.transports.greeting import Greeting
+from kvell.mempool.transports.page_copies import Bytes
+from kvell.mempool.transports.rights import RightsOfPeer
+
+READ_BYTES = 256 << 10
+OUTGOING_LIMIT_BYTES = 64 << 20
+"""A peer that reads nothing for so long that this much waits is given up."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(PeerMessage)
+
+
+class PeerGone(Exception):  # noqa: N818 - how a connection may end
+    """The peer hung up, or broke the protocol; the text says which."""
+
+
+class Peer:
+    """A connected peer on this host; its socket does not block.
+
+    :param descriptors: of its pool and of its rights; they are closed here.
+    :param is_ours: whether this side opened the connection.
+    """
+
+    def __init__(
+        self, sock: socket.socket, told: Greeting, descriptors: list[int], *, is_ours: bool
+    ) -> None:
+        self.told, self.socket, self.is_ours = told, sock, is_ours
+        self._reader, self._outgoing = FrameReader(), bytearray()
+        pool, rights = descriptors
+        try:
+            if os.fstat(pool).st_size < told.pool_bytes:
+                raise PeerGone("its memory is smaller than it says")
+            self._map = mmap.mmap(pool, told.pool_bytes, prot=mmap.PROT_READ)
+            self.rights = RightsOfPeer(rights)
+        except (OSError, ValueError) as error:
+            raise PeerGone(f"its memory cannot be mapped ({error})") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        sock.setblocking(False)
+
+    @property
+    def memory(self) -> Bytes:
+        """Its pool, uint8 [pool_bytes], read-only; valid while the array lives."""
+        return np.frombuffer(self._map, np.uint8)
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes wait until it reads."""
+        return bool(self._outgoing)
+
+    def send(self, message: PeerMessage) -> None:
+        """Send a message, or keep it until the peer reads.
+
+        :raises PeerGone: when it hung up, or reads nothing any more.
+        """
+        self._outgoing += framed(_ENCODER.encode(message))
+        self.flush()
+        if len(self._outgoing) > OUTGOING_LIMIT_BYTES:
+            raise PeerGone("it does not read what it is sent")
+
+    def flush(self) -> None:
+        """Send what it takes now.
+
+        :raises PeerGone: when it hung up.
+        """
+        try:
+            while self._outgoing:
+                del self._outgoing[: self.socket.send(self._outgoing)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise PeerGone(f"it hung up ({error})") from error
+
+    def receive(self) -> list[PeerMessage]:
+        """Messages that are complete now.
+
+        :raises PeerGone: when it hung up or broke the protocol.
+        """
+        try:
+            data = self.socket.recv(READ_BYTES)
+            bodies = self._reader.feed(data)
+            if not data:
+                raise PeerGone("it hung up")
+            return [_DECODER.decode(body) for body in bodies]
+        except BlockingIOError:
+            return []
+        except (OSError, ProtocolError, msgspec.DecodeError) as error:
+            raise PeerGone(str(error)) from error
+
+    def close(self) -> None:
+        """Hang up.  Its memory stays mapped while somebody still looks at it."""
+        self.socket.close()
