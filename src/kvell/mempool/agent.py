@@ -25,14 +25,22 @@ class Agent:
     """Holds, and both sides of transfers, over one memory core.
 
     :param content: what decides the bytes of a page beside the layout (weights, element types).
+    :param most_transfers: that come at once; further ones are refused.
     """
 
-    def __init__(self, core: MemoryCore, instance: str, incarnation: int, content: str) -> None:
+    def __init__(
+        self,
+        core: MemoryCore,
+        instance: str,
+        incarnation: int,
+        content: str,
+        most_transfers: int = 256,
+    ) -> None:
         self.instance, self.incarnation = instance, incarnation
         self.fingerprint = layout_fingerprint(core.layout.groups, content)
         self.holds = Holds(core)
-        self.sending = Sending(instance, incarnation, self.fingerprint, self.holds)
-        self.receiving = Receiving(self.fingerprint, self.holds)
+        self.sending = Sending(instance, incarnation, self.fingerprint)
+        self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
 
     @property
     def next_deadline(self) -> Tick | None:

@@ -123,6 +123,10 @@ class Holds:
         held, sources = self._core.held_pages(handle)[:, 1:], self._core.sources(handle)[:, :3]
         return np.concatenate([held, sources])
 
+    def places(self, owner: Owner) -> dict[tuple[int, int], int]:
+        """The same as (group, position) → page."""
+        return {(group, at): page for group, at, page in self.pages(owner).tolist()}
+
     def adopt(self, owner: Owner, tokens: Tokens, root: str = "") -> None:
         """Make pages without a text those of a text that is wholly computed and in them.
 

@@ -26,6 +26,7 @@ from kvell.mempool.transfers.actions import (
     Grant,
     Pull,
     Revoke,
+    Roomed,
     Send,
     StopPull,
 )
@@ -37,6 +38,7 @@ from kvell.mempool.transports.peer import Peer, PeerGone
 from kvell.mempool.transports.rights import Rights
 
 Answer = TypeVar("Answer")
+News = Arrived | Ended | Roomed
 LONGEST_PAUSE_SECONDS = 60.0
 GREETING_SECONDS = 5.0
 """A peer must say who it is within this time."""
@@ -48,7 +50,8 @@ class Node:
     :param memory: own pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
     :param address: a path for the socket at which peers connect; None: none can.
     :param secret: which all instances of the cluster know.
-    :param arrived: is told of texts that came, on the node's thread.
+    :param tells: is told of texts that came and of ends of transfers, on the node's thread and in
+        order with what is done.
     """
 
     def __init__(
@@ -60,19 +63,18 @@ class Node:
         *,
         address: Path | None = None,
         secret: bytes = b"",
-        arrived: Callable[[Arrived], None] = lambda _: None,
+        tells: Callable[[News], None] = lambda _: None,
         clock: Clock | None = None,
     ) -> None:
         self.agent = agent
         self._descriptor, self._secret = descriptor, secret
-        self._clock, self._arrived = clock or MonotonicClock(), arrived
+        self._clock, self._tells = clock or MonotonicClock(), tells
         self._told = greeting(
             secret, agent.instance, agent.incarnation, agent.fingerprint, len(memory)
         )
         self._rights = Rights()
         self.mover = Mover(groups, memory, self._pull_ended)
         self._peers: dict[str, Peer] = {}
-        self._waits: dict[Transfer, Future[None]] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -136,15 +138,8 @@ class Node:
                 self._rights.grant(action.transfer.number)
             elif isinstance(action, Revoke):
                 self._rights.revoke(action.transfer.number)
-            elif isinstance(action, Arrived):
-                self._arrived(action)
-            elif isinstance(action, Ended):
-                self._ended(action)
-
-    def waits_for(self, transfer: Transfer) -> "Future[None]":
-        """A future of a transfer's end; on the node's thread, before its actions are done."""
-        self._waits[transfer] = Future()
-        return self._waits[transfer]
+            elif isinstance(action, Arrived | Ended | Roomed):
+                self._tells(action)
 
     def peers(self) -> list[str]:
         """Instances that are connected."""
@@ -245,15 +240,6 @@ class Node:
             peer.send(action.message)
         except PeerGone:
             self._lose(peer)
-
-    def _ended(self, action: Ended) -> None:
-        waiting = self._waits.pop(action.transfer, None)
-        if waiting is None:
-            return
-        if action.problem:
-            waiting.set_exception(TryLater(f"the transfer ended: {action.problem}"))
-        else:
-            waiting.set_result(None)
 
     def _pull_ended(self, transfer: Transfer, problem: str) -> None:
         self._asked.put((Future(), lambda: self.act(self.agent.pulled(transfer, problem))))

@@ -35,9 +35,10 @@ from kvell.memory import (
 from kvell.mempool.addresses import Address, Lease
 from kvell.mempool.agent import Agent
 from kvell.mempool.holds import Hold
-from kvell.mempool.node import Node
+from kvell.mempool.node import News, Node
 from kvell.mempool.owners import HoldKind, Owner
-from kvell.mempool.transfers.actions import Arrived
+from kvell.mempool.transfers.actions import Arrived, Ended
+from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.mempool.transports.page_copies import Bytes
 
@@ -77,6 +78,7 @@ class MemPool:
         self._agent = Agent(self.core, instance, self.incarnation, content)
         self._arrivals: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         self._operation = 0
+        self._sent: dict[Transfer, tuple[Owner, Future[None]]] = {}
         try:
             self._node = Node(
                 self._agent,
@@ -85,7 +87,7 @@ class MemPool:
                 self._host.descriptor,
                 address=address,
                 secret=secret,
-                arrived=self._arrived,
+                tells=self._told,
             )
         except ChangeSomething:
             del self.memory
@@ -279,7 +281,7 @@ class MemPool:
                 raise TryLater(f"no text came within {seconds:g} s") from None
             lease = self._node.ask(partial(leased, arrived))
             if lease is not None:
-                return lease, arrived.private
+                return lease, arrived.announced
 
     # ------------------------------------------------------------------- private
 
@@ -302,9 +304,10 @@ class MemPool:
                 self._agent.holds.release(owner)
                 remedy = "insert it first"
                 raise ChangeSomething("tokens", f"{len(tokens)} tokens", "are not cached", remedy)
-            transfer, actions = self._agent.sending.begin(
+            sending = self._agent.sending
+            transfer, actions = sending.begin(
                 instance,
-                owner,
+                hold.tokens,
                 hold.hit_tokens,
                 now,
                 deadline,
@@ -313,7 +316,9 @@ class MemPool:
                 inserts=inserts,
                 private=private,
             )
-            done = self._node.waits_for(transfer)
+            done: Future[None] = Future()
+            self._sent[transfer] = owner, done
+            actions += sending.ready(transfer, self._agent.holds.places(owner))
             self._node.act(actions)
             return done, hold.hit_tokens
 
@@ -321,9 +326,17 @@ class MemPool:
         done.result()
         return computed
 
-    def _arrived(self, arrived: Arrived) -> None:
-        if owner_of(arrived.transfer) in self._agent.holds:
-            self._arrivals.put(arrived)
+    def _told(self, news: News) -> None:
+        if isinstance(news, Arrived):
+            if owner_of(news.transfer) in self._agent.holds:
+                self._arrivals.put(news)
+        elif isinstance(news, Ended):
+            owner, done = self._sent.pop(news.transfer)
+            self._agent.holds.release(owner)
+            if news.problem:
+                done.set_exception(TryLater(f"the transfer ended: {news.problem}"))
+            else:
+                done.set_result(None)
 
     def _counts(self, tokens: int | None, pages: Mapping[str, int] | None, model: str) -> Ints:
         """For each group the first position and the number of pages [groups, 2]."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.memory import GroupKind, GroupSpec, audit, create_core
-from kvell.mempool.holds import Holds
+from kvell.mempool.agent import Agent
 from kvell.mempool.owners import Owner
 from kvell.mempool.transfers.actions import (
     Action,
@@ -20,18 +20,8 @@ from kvell.mempool.transfers.actions import (
     Send,
     StopPull,
 )
-from kvell.mempool.transfers.fingerprint import layout_fingerprint
-from kvell.mempool.transfers.messages import (
-    Abandon,
-    Offer,
-    PeerMessage,
-    Prepare,
-    Prepared,
-    Pulled,
-    Transfer,
-)
-from kvell.mempool.transfers.receiving import Receiving, owner_of
-from kvell.mempool.transfers.sending import Sending
+from kvell.mempool.transfers.messages import PeerMessage, Transfer
+from kvell.mempool.transfers.receiving import owner_of
 from tests.pages.pools import pool_of
 
 Label = tuple[int, ...]
@@ -66,10 +56,10 @@ class Instance:
         self.core = create_core(
             pool_of(large, *groups), "compiled" if incarnation % 2 else "python"
         )
-        self.holds = Holds(self.core)
-        fingerprint = layout_fingerprint(self.core.layout.groups, "float32")
-        self.sending = Sending(name, incarnation, fingerprint, self.holds)
-        self.receiving = Receiving(fingerprint, self.holds, most_transfers=6)
+        self.agent = Agent(self.core, name, incarnation, "float32", most_transfers=6)
+        self.holds, self.sending = self.agent.holds, self.agent.sending
+        self.receiving = self.agent.receiving
+        self.owners: dict[Transfer, Owner] = {}
         self.content: dict[tuple[int, int], Label] = {}
         self.granted: set[Transfer] = set()
         self.copying: dict[Transfer, Copying] = {}
@@ -127,11 +117,11 @@ class Network:
 
     def crash(self, name: str) -> None:
         """An instance dies and starts again; the others hear of it."""
+        died = self.instances[name].incarnation
         self.start(name)
         for other in self.instances.values():
             if other.name != name:
-                self.act(other, other.sending.instance_died(name))
-                self.act(other, other.receiving.instance_died(name))
+                self.act(other, other.agent.instance_died(name, died))
 
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
         """Do what a machine asks for, in order."""
@@ -155,6 +145,7 @@ class Network:
             elif isinstance(action, Ended):
                 assert action.transfer not in instance.ended
                 instance.ended[action.transfer] = action.problem
+                instance.holds.release(instance.owners.pop(action.transfer))
         instance.audit()
 
     def taken(self, instance: Instance, action: Arrived) -> None:
@@ -164,18 +155,34 @@ class Network:
             instance.check(owner, self.texts[action.transfer][: action.computed])
             instance.holds.insert(owner, action.computed)
 
-    def send(self, source: str, target: str, tokens: list[int], inserts: bool, ticks: int) -> bool:
-        """Send what is cached of a text; whether anything is."""
+    def send(
+        self,
+        source: str,
+        target: str,
+        tokens: list[int],
+        inserts: bool,
+        ticks: int,
+        *,
+        is_ready: bool = True,
+    ) -> bool:
+        """Send what is cached of a text; whether anything is.
+
+        :param is_ready: else it is only announced, until :meth:`ready`.
+        """
         instance = self.instances[source]
         owner = instance.owner("departure")
         hold = instance.holds.hold_text(owner, self.now + ticks, ints([*tokens, 1 << 20]))
         if not hold.hit_tokens:
             instance.holds.release(owner)
             return False
+        deadline = self.now + ticks
         transfer, actions = instance.sending.begin(
-            target, owner, hold.hit_tokens, self.now, self.now + ticks, inserts=inserts
+            target, hold.tokens, hold.hit_tokens, self.now, deadline, inserts=inserts
         )
-        self.texts[transfer] = [*tokens, 1 << 20]
+        self.texts[transfer], instance.owners[transfer] = [*tokens, 1 << 20], owner
+        instance.holds.extend(owner, 1 << 60)
+        if is_ready:
+            actions += instance.sending.ready(transfer, instance.holds.places(owner))
         self.act(instance, actions)
         return True
 
@@ -187,19 +194,13 @@ class Network:
         if loses or self.instances[source].incarnation != incarnation:
             return
         to = self.instances[target]
-        if isinstance(message, Prepare):
-            actions = to.receiving.prepare(source, message, self.now)
-        elif isinstance(message, Prepared):
-            actions = to.sending.prepared(source, message)
-        elif isinstance(message, Offer):
-            actions = to.receiving.offer(source, message)
-        elif isinstance(message, Pulled):
-            actions = to.sending.pulled(source, message)
-        else:
-            assert isinstance(message, Abandon)
-            actions = [*to.sending.abandoned(source, message)]
-            actions += to.receiving.abandoned(source, message)
-        self.act(to, actions)
+        self.act(to, to.agent.heard(source, message, self.now))
+
+    def ready(self, source: str) -> None:
+        """What was announced first is computed now."""
+        instance = self.instances[source]
+        for transfer, owner in list(instance.owners.items())[:1]:
+            self.act(instance, instance.sending.ready(transfer, instance.holds.places(owner)))
 
     def copy(self, name: str, index: int, count: int) -> None:
         """Copy some rows of a pull; at its end, tell how it went."""
@@ -223,8 +224,7 @@ class Network:
     def pass_time(self, ticks: int) -> None:
         self.now += ticks
         for instance in self.instances.values():
-            self.act(instance, instance.sending.tick(self.now))
-            self.act(instance, instance.receiving.tick(self.now))
+            self.act(instance, instance.agent.tick(self.now))
 
     def settle(self) -> None:
         """Everything that is under way ends, if only because it took too long."""

@@ -46,6 +46,7 @@ class TransfersMachine(RuleBasedStateMachine):
         inserts=st.booleans(),
         ticks=st.integers(1, 30),
         fresh=st.booleans(),
+        is_ready=st.booleans(),
     )
     def send(
         self,
@@ -56,10 +57,17 @@ class TransfersMachine(RuleBasedStateMachine):
         inserts: bool,
         ticks: int,
         fresh: bool,
+        is_ready: bool,
     ) -> None:
         if fresh:
             self.network.instances[source].compute(text)
-        self.network.send(source, to, [*text, *[7] * more], inserts, ticks)
+        whole = [*text, *[7] * more]
+        self.network.send(source, to, whole, inserts, ticks, is_ready=is_ready)
+
+    @rule(name=names)
+    def ready(self, name: str) -> None:
+        """What was announced is computed."""
+        self.network.ready(name)
 
     @precondition(lambda self: self.network.messages)
     @rule(
@@ -172,6 +180,20 @@ def test_only_what_is_missing_crosses(mix: str) -> None:
     turn = pulled_rows(network, "a", "b", [*text, *range(100, 108)])
     assert 0 < turn < whole
     assert pulled_rows(network, "a", "b", [*text, *range(100, 108)]) == 0
+
+
+@pytest.mark.parametrize("inserts", [True, False])
+def test_what_the_receiver_has_longer_is_not_overwritten(inserts: bool) -> None:
+    """The sender's last page has a token less of the same text than the receiver's."""
+    network, text = quiet("full"), list(range(26))
+    network.instances["c"].compute(text[:25])
+    network.instances["a"].compute(text)
+    network.send("c", "a", text, inserts, 100)
+    run(network)
+    receiver = network.instances["a"]
+    assert list(receiver.arrived.values()) == [26]
+    receiver.compute(text)  # checks what is in the pages
+    assert list(network.instances["c"].ended.values()) == [""]
 
 
 def test_a_layout_of_another_kind_is_refused_by_name() -> None:

@@ -47,20 +47,34 @@ class Revoke:
 
 
 @dataclass(frozen=True)
+class Roomed:
+    """The receiver has room for a text that was announced."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
 class Arrived:
-    """A text has come.  Unless it was inserted, its pages are held for the user to claim."""
+    """A text has come.  Unless it was inserted, its pages are held for the user to claim.
+
+    :param announced: what came along when it was announced, and ``private`` with the text itself.
+    """
 
     transfer: Transfer
     computed: int
+    announced: bytes
     private: bytes
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The sender's side is over; ``problem`` is "" if the receiver has it all."""
+    """The sender's side is over, and its user lets the pages go, which nobody may read any more.
+
+    ``problem`` is "" if the receiver has it all.
+    """
 
     transfer: Transfer
     problem: str
 
 
-Action = Send | Pull | StopPull | Grant | Revoke | Arrived | Ended
+Action = Send | Pull | StopPull | Grant | Revoke | Roomed | Arrived | Ended

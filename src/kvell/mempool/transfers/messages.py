@@ -52,10 +52,14 @@ class Prepared(Struct, frozen=True, tag=True):
 
 
 class Offer(Struct, frozen=True, tag=True):
-    """The missing pages lie here: one page id of the sender for each, little-endian int32."""
+    """The missing pages lie here: one page id of the sender for each, little-endian int32.
+
+    :param private: for the receiver's user.
+    """
 
     transfer: Transfer
     pages: bytes
+    private: bytes = b""
 
 
 class Pulled(Struct, frozen=True, tag=True):

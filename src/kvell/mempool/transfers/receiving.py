@@ -21,6 +21,7 @@ from kvell.mempool.transfers.actions import Action, Arrived, Pull, Send, StopPul
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
 
 FOREVER: Tick = 1 << 62
+NOTHING: Ints = np.empty((0, 3), np.int32)
 
 
 @dataclass
@@ -35,8 +36,9 @@ class _Coming:
     deadline: Tick
     computed: int
     inserts: bool
-    private: bytes
+    announced: bytes
     missing: Ints
+    private: bytes = b""
     is_pulling: bool = False
     is_over: bool = False
 
@@ -78,8 +80,10 @@ class Receiving:
         tokens = np.frombuffer(message.tokens, "<i4").astype(np.int32)
         deadline = now + message.ticks_left
         try:
-            self._holds.hold_text(owner, FOREVER, tokens, message.root, model=message.model)
-            missing = self._holds.receive(owner, max(message.computed, self._hit(owner)))
+            hold = self._holds.hold_text(owner, FOREVER, tokens, message.root, model=message.model)
+            # Of a text that is here as far, even a half-full page is better than the sender's.
+            is_here = hold.hit_tokens >= message.computed
+            missing = NOTHING if is_here else self._holds.receive(owner, message.computed)
         except ValueError as error:
             self._holds.release(owner)
             return [Send(sender, Abandon(transfer, str(error)))]
@@ -89,7 +93,7 @@ class Receiving:
             sender,
             owner,
             deadline,
-            max(message.computed, self._hit(owner)),
+            max(message.computed, hold.hit_tokens),
             message.inserts,
             message.private,
             missing,
@@ -107,7 +111,7 @@ class Receiving:
         pages = np.frombuffer(message.pages, "<i4")
         if len(pages) != len(coming.missing):
             return self._over(message.transfer, "not what was missing was offered")
-        coming.is_pulling = True
+        coming.is_pulling, coming.private = True, message.private
         rows = np.stack([coming.missing[:, 0], pages, coming.missing[:, 2]], axis=1)
         return [Pull(message.transfer, np.ascontiguousarray(rows, np.int32))]
 
@@ -127,7 +131,7 @@ class Receiving:
             self._holds.insert(coming.owner, coming.computed)
         else:  # for its user, who must come while the sender would have waited
             self._holds[coming.owner].deadline = coming.deadline
-        arrived = Arrived(transfer, coming.computed, coming.private)
+        arrived = Arrived(transfer, coming.computed, coming.announced, coming.private)
         return [Send(coming.sender, Pulled(transfer)), arrived]
 
     def abandoned(self, sender: str, message: Abandon) -> list[Action]:
@@ -161,9 +165,6 @@ class Receiving:
         stops: list[Action] = [] if coming.is_over else [StopPull(transfer)]
         coming.is_over = True
         return stops
-
-    def _hit(self, owner: Owner) -> int:
-        return self._holds[owner].hit_tokens
 
     def _problem(self, sender: str, message: Prepare) -> str:
         if message.transfer.sender != sender:

@@ -2,42 +2,50 @@
 
 ::
 
-    ASKED ──Prepared──► OFFERED ──Pulled──► ended
-      └──────── Abandon, deadline, the receiver dies ──► ended with a problem
+    ASKED ──Prepared──► PREPARED ──ready──► OFFERED ──Pulled──► ended
+      │                    │                   │
+      └────────────────────┴── Abandon, deadline, the receiver dies ──► ended with a problem
 
-The pages of a text are held from its start to its end.  The right to read them is granted with the
-offer and revoked before they are let go.
+Whoever begins a transfer holds the pages: from ``ready`` until it is told ``Ended``.  The right to
+read them is granted with the offer and revoked before that.  A text may be announced before it is
+computed, so that the receiver has room when it is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from kvell.mempool.holds import Holds
-from kvell.mempool.owners import Owner, Tick
-from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, Send
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, Roomed, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
+
+Places = Mapping[tuple[int, int], int]
+"""(group, position) → page of the sender."""
 
 
 @dataclass
 class _Sent:
-    """One transfer on its way out."""
+    """One transfer on its way out.
+
+    :ivar missing: (group, position) of the pages that the receiver lacks; None until it says so.
+    :ivar ready: where the text's pages are, once they are computed, and what goes with them.
+    """
 
     target: str
-    owner: Owner
     deadline: Tick
+    missing: list[list[int]] | None = None
+    ready: tuple[Places, bytes] | None = None
     is_offered: bool = False
 
 
 class Sending:
-    """Transfers of one incarnation of an instance to others.
+    """Transfers of one incarnation of an instance to others."""
 
-    :param holds: of the instance; a transfer's hold is its own until it ends.
-    """
-
-    def __init__(self, instance: str, incarnation: int, fingerprint: str, holds: Holds) -> None:
+    def __init__(self, instance: str, incarnation: int, fingerprint: str) -> None:
         self._instance, self._incarnation = instance, incarnation
-        self._fingerprint, self._holds = fingerprint, holds
+        self._fingerprint = fingerprint
         self._sent: dict[Transfer, _Sent] = {}
         self._number = 0
 
@@ -55,7 +63,7 @@ class Sending:
     def begin(
         self,
         target: str,
-        owner: Owner,
+        tokens: npt.NDArray[np.int32],
         computed: int,
         now: Tick,
         deadline: Tick,
@@ -65,19 +73,17 @@ class Sending:
         inserts: bool = True,
         private: bytes = b"",
     ) -> tuple[Transfer, list[Action]]:
-        """Send the first ``computed`` tokens of a text that ``owner`` holds.
+        """Announce the first ``computed`` tokens of a text, computed already or not.
 
-        The hold must have every page behind which a request resumes there.  It lasts as long as
-        the transfer.
+        :param tokens: int32, maybe more of them.
         """
         self._number += 1
         transfer = Transfer(self._instance, self._incarnation, self._number)
-        self._holds.extend(owner, deadline)
-        self._sent[transfer] = _Sent(target, owner, deadline)
+        self._sent[transfer] = _Sent(target, deadline)
         prepare = Prepare(
             transfer,
             self._fingerprint,
-            self._holds[owner].tokens.astype("<i4").tobytes(),
+            tokens.astype("<i4").tobytes(),
             computed,
             root,
             model,
@@ -87,22 +93,27 @@ class Sending:
         )
         return transfer, [Send(target, prepare)]
 
+    def ready(self, transfer: Transfer, places: Places, private: bytes = b"") -> list[Action]:
+        """The text is computed, and its pages are held; nothing if the transfer is over.
+
+        :param places: every page behind which a request resumes there.
+        :param private: goes to the receiver's user with the text.
+        """
+        sent = self._sent.get(transfer)
+        if sent is None:
+            return []
+        sent.ready = places, private
+        return self._offered(transfer, sent)
+
     def prepared(self, sender: str, message: Prepared) -> list[Action]:
         """The receiver has room, and says which pages it lacks."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
-        if sent.is_offered:
+        if sent.missing is not None:
             return []
-        places = {(g, at): page for g, at, page in self._holds.pages(sent.owner).tolist()}
-        missing = np.frombuffer(message.missing, "<i4").reshape(-1, 2).tolist()
-        try:
-            pages = [places[group, position] for group, position in missing]
-        except KeyError:
-            return self._over(message.transfer, "pages are asked for that are not there")
-        sent.is_offered = True
-        offer = Offer(message.transfer, np.asarray(pages, "<i4").tobytes())
-        return [Grant(message.transfer), Send(sender, offer)]
+        sent.missing = np.frombuffer(message.missing, "<i4").reshape(-1, 2).tolist()
+        return [Roomed(message.transfer), *self._offered(message.transfer, sent)]
 
     def pulled(self, sender: str, message: Pulled) -> list[Action]:
         """The receiver has it all."""
@@ -132,6 +143,19 @@ class Sending:
         gone = [one for one, sent in self._sent.items() if sent.target == instance]
         return [action for one in gone for action in self._ended(one, f"{instance} died")]
 
+    def _offered(self, transfer: Transfer, sent: _Sent) -> list[Action]:
+        """Offer what is missing, once that is known and there."""
+        if sent.missing is None or sent.ready is None or sent.is_offered:
+            return []
+        places, private = sent.ready
+        try:
+            pages = [places[group, position] for group, position in sent.missing]
+        except KeyError:
+            return self._over(transfer, "pages are asked for that are not there")
+        sent.is_offered = True
+        offer = Offer(transfer, np.asarray(pages, "<i4").tobytes(), private)
+        return [Grant(transfer), Send(sent.target, offer)]
+
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
         target = self._sent[transfer].target
         return [*self._ended(transfer, why), Send(target, Abandon(transfer, why))]
@@ -140,5 +164,4 @@ class Sending:
         """Revoke first: from then on others may get the pages."""
         sent = self._sent.pop(transfer)
         actions: list[Action] = [Revoke(transfer)] if sent.is_offered else []
-        self._holds.release(sent.owner)
         return [*actions, Ended(transfer, problem)]
