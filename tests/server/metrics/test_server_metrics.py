@@ -34,6 +34,7 @@ STATS = Stats(
     protected_tokens=77,
     rungs={"own_page": 8, "preempt": 4},
     memory={"chunk_bytes": 64, "kv_chunks": 21, "cold_chunks": 0, "inflated": 13},
+    misses={"never_seen": 6, "evicted": 2},
     groups=(
         GroupStats("full", 1, 2, 4, 64, 9, 3, 0, 28, 16, 1024),
         GroupStats("sliding(512)", 5, 6, 8, 32, 1, 2, 0, 14, 16, 2048),
@@ -156,6 +157,7 @@ def test_the_instances_gauges_and_counters() -> None:
         "num_requests_waiting": 6,
         "kv_cache_usage_perc": 0.25,
         "large_pages": 7,
+        "large_page_bytes": 4096,
         "empty_large_pages": 2,
         "steps_total": 40,
         "prefix_cache_queries_total": 90,
@@ -189,6 +191,7 @@ def test_pages_by_state_and_sizes_of_groups() -> None:
     assert sample(metrics, "group_unwritten_pages", group="full") == 9
     assert sample(metrics, "group_stranded_pages", group="sliding(512)") == 2
     assert sample(metrics, "group_checkpoint_pages_total", group="full") == 0
+    assert sample(metrics, "group_page_bytes", group="sliding(512)") == 2048
     sizes = {"page_tokens": "16", "page_bytes": "2048", "most_pages": "14"}
     assert sample(metrics, "group_info", group="sliding(512)", **sizes) == 1
     [info] = [f for f in metrics.registry.collect() if f.name == "kvell:cache_config_info"]
@@ -219,6 +222,67 @@ def test_steps_by_size_draft_tokens_by_position_and_sources() -> None:
     assert sample(metrics, "prompt_tokens_by_source_total", source="local_compute") == 60
     assert sample(metrics, "prompt_tokens_by_source_total", source="local_cache_hit") == 30
     assert sample(metrics, "prompt_tokens_cached_by_source_total", source="device") == 30
+
+
+def test_prompts_that_missed_have_a_reason() -> None:
+    metrics = ServerMetrics("m")
+    tell(metrics, STATS)
+    reasons = ("never_seen", "evicted", "other_salt")
+    told = [sample(metrics, "prefix_cache_misses_total", reason=one) for one in reasons]
+    assert told == [6, 2, None]
+
+
+def test_a_contract_is_told_whole_and_in_parts() -> None:
+    metrics = ServerMetrics("m")
+    tell(metrics, STATS, ready=Ready(3, 3, 8, "m", 512, 28 * 1024))
+    assert sample(metrics, "memory_contract_bytes") is None, "it told of none"
+    promised = {"weights_bytes": 30, "kv_pool_bytes": 60, "contract_bytes": 90}
+    tell(metrics, None, ready=Ready(3, 3, 8, "m", 512, 28 * 1024, memory=promised))
+    assert sample(metrics, "memory_contract_bytes") == 90, "also while it does not answer"
+    parts = [sample(metrics, "memory_contract_part_bytes", part=p) for p in ("weights", "kv_pool")]
+    assert parts == [30, 60]
+    assert sample(metrics, "memory_contract_part_bytes", part="contract") is None
+
+
+def test_processes_tell_what_they_take() -> None:
+    metrics = ServerMetrics("m")
+    metrics.instances.front_bytes = 11
+    metrics.instances.instances = {
+        "mixed-0": InstanceFigures(STATS, process_bytes=70),
+        "mixed-1": InstanceFigures(),
+    }
+    told = [
+        sample(metrics, "process_memory_bytes", instance=name)
+        for name in ("front", "mixed-0", "mixed-1")
+    ]
+    assert told == [11, 70, None]
+
+
+def test_answers_over_http_are_counted_by_path_and_status() -> None:
+    metrics = ServerMetrics("m")
+    for path, status in (
+        ("/v1/completions", 200),
+        ("/v1/completions", 200),
+        ("/v1/completions", 429),
+        ("/v1/chosen/by/a/client", 404),
+        ("/metrics", 200),
+    ):
+        metrics.answered_over_http(path, status)
+    name = "http_responses_total"
+    assert sample(metrics, name, path="/v1/completions", status="200") == 2
+    assert sample(metrics, name, path="/v1/completions", status="429") == 1
+    assert sample(metrics, name, path="other", status="404") == 1
+    assert "chosen" not in metrics.render().decode()
+
+
+def test_attempts_after_a_death_are_counted_when_the_request_ends() -> None:
+    metrics = ServerMetrics("m")
+    for attempt in (0, 1, 2):
+        end = dataclasses.replace(
+            ended("length"), finished=Finished(RequestId("r"), attempt, "stop")
+        )
+        metrics.ended(end)
+    assert sample(metrics, "request_retries_total") == 3
 
 
 def test_without_an_instance_only_what_is_known_is_said() -> None:
@@ -271,6 +335,7 @@ def test_a_shared_pool_says_who_has_its_chunks() -> None:
     tell(metrics, STATS)
     assert sample(metrics, "memory_chunks", state="kv") == 21
     assert sample(metrics, "memory_chunks", state="cold") == 0
+    assert sample(metrics, "memory_chunk_bytes") == 64
     assert sample(metrics, "memory_chunk_moves_total", move="inflated") == 13
     assert sample(metrics, "memory_chunk_moves_total", move="chunk_bytes") is None
 

@@ -67,6 +67,11 @@ HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
 REASONS = ("stop", "length", "cancelled", "refused", "error")
 ANSWERED = ("stop", "length")
 LINE_IS_FULL = "max_waiting"
+COUNTED_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"}
+)
+OTHER_PATHS = "other"
+"""All further paths together: clients choose paths, and there must not be a series for each."""
 
 
 class _BeforeOthers(Collector):
@@ -108,6 +113,8 @@ class ServerMetrics:
             "request_success", "Requests by how they ended.", "finished_reason"
         )
         self._rejected = self._family("admission_rejections", "Requests not let in.", "reason")
+        self._retries = self._counter("request_retries", "Attempts after one whose instance ended.")
+        self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
         for reason in REASONS:
             self._ends.labels(model_name, reason)
         self._rejected.labels(model_name, LINE_IS_FULL)
@@ -127,6 +134,9 @@ class ServerMetrics:
     def ended(self, request: EndedRequest) -> None:
         """A request that was let in is over."""
         self._ends.labels(self.model_name, request.finished.reason).inc()
+        self._retries.inc(request.finished.attempt)
+        if request.finished.embedding:  # it had no first token, with which prompts are counted
+            self._prompt_tokens.inc(request.finished.prompt_tokens)
         if request.finished.reason in ANSWERED:
             for name, value in _of_answered(request).items():
                 if value is not None:
@@ -135,6 +145,11 @@ class ServerMetrics:
     def rejected(self) -> None:
         """The waiting line was full."""
         self._rejected.labels(self.model_name, LINE_IS_FULL).inc()
+
+    def answered_over_http(self, path: str, status: int) -> None:
+        """A request got this status; 499 if its client left, 401 and 403 if its key was refused."""
+        shown = path if path in COUNTED_PATHS else OTHER_PATHS
+        self._answers.labels(self.model_name, shown, str(status)).inc()
 
     def asked(self, choices: int) -> None:
         """A prompt came that wants so many answers."""
@@ -169,8 +184,8 @@ class ServerMetrics:
             self.model_name
         )
 
-    def _family(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"kvell:{name}", text, (*LABELS, label), registry=self.registry)
+    def _family(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvell:{name}", text, (*LABELS, *labels), registry=self.registry)
 
     def _histogram(self, name: str) -> Histogram:
         buckets, text = HISTOGRAMS[name]

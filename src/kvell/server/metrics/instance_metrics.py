@@ -18,13 +18,18 @@ from kvell.server.metrics.memory_page import chunks_by_state, moves_by_kind
 
 LABELS = ("model_name", "instance")
 FRONT = "front"
-"""The instance label of what waits in the front."""
+"""The instance label of what is the front's own."""
 WAITING = "kvell:num_requests_waiting"
+MEMORY = "kvell:process_memory_bytes"
+MEMORY_TEXT = "Memory that a process takes; what it shares is divided."
+WHOLE = "contract_bytes"
+"""The sum of a memory contract's parts."""
 GROUP_GAUGES = {
     "used_pages": "Pages in use.",
     "cached_pages": "Pages kept for hits.",
     "unwritten_pages": "Pages never written, in large pages in use.",
     "stranded_pages": "Pages cached or empty that no other group can get.",
+    "page_bytes": "Bytes of a page.",
 }
 GROUP_COUNTERS = {
     "evicted_pages": "Pages evicted.",
@@ -34,11 +39,15 @@ GROUP_COUNTERS = {
 
 @dataclass(frozen=True)
 class InstanceFigures:
-    """What is known of one instance; ``stats`` is None if it did not answer."""
+    """What is known of one instance; ``stats`` is None if it did not answer.
+
+    :param process_bytes: that its process takes now; 0 if nobody knows.
+    """
 
     stats: Stats | None = None
     ready: Ready | None = None
     restarts: int = 0
+    process_bytes: int = 0
 
 
 class InstancesCollector(Collector):
@@ -48,6 +57,7 @@ class InstancesCollector(Collector):
         self._model_name = model_name
         self.instances: Mapping[str, InstanceFigures] = {}
         self.front_waiting = 0
+        self.front_bytes = 0
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric that is known now, once, with samples of every instance."""
@@ -55,6 +65,9 @@ class InstancesCollector(Collector):
         waiting = GaugeMetricFamily(WAITING, "Requests that wait.", labels=LABELS)
         waiting.add_metric((self._model_name, FRONT), self.front_waiting)
         families[waiting.name] = waiting
+        memory = GaugeMetricFamily(MEMORY, MEMORY_TEXT, labels=LABELS)
+        memory.add_metric((self._model_name, FRONT), self.front_bytes)
+        families[memory.name] = memory
         for name, figures in self.instances.items():
             for family in _InstanceMetrics(self._model_name, name, figures).collect():
                 if family.name in families:
@@ -70,13 +83,17 @@ class _InstanceMetrics:
     def __init__(self, model_name: str, instance: str, figures: InstanceFigures) -> None:
         self._key = (model_name, instance)
         self.stats, self.ready = figures.stats, figures.ready
-        self.restarts = figures.restarts
+        self.restarts, self.process_bytes = figures.restarts, figures.process_bytes
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric that is known now."""
         up = float(self.stats is not None)
         yield self._gauge("instance_up", "Whether the instance answered.", up)
         yield self._counter("instance_restarts", "Instances started again.", self.restarts)
+        if self.ready is not None:
+            yield from self._of_contract(self.ready.memory)
+        if self.process_bytes:
+            yield self._gauge(MEMORY.removeprefix("kvell:"), MEMORY_TEXT, self.process_bytes)
         if self.stats is None:
             return
         yield from self._gauges(self.stats)
@@ -97,6 +114,7 @@ class _InstanceMetrics:
             "kv_cache_usage_perc", "Used part of the KV pool (1 is all).", stats.kv_cache_usage
         )
         yield gauge("large_pages", "Large pages of the pool.", stats.large_pages)
+        yield gauge("large_page_bytes", "Bytes of a large page.", stats.large_page_bytes)
         yield gauge("empty_large_pages", "Large pages nobody uses.", stats.empty_large_pages)
         yield gauge(
             "protected_prefixes", "Shared prefixes that are protected.", stats.protected_prefixes
@@ -121,6 +139,8 @@ class _InstanceMetrics:
             "source",
             _hits_by_place(hits, stats.buffer),
         )
+        text = "Prompts of which a part was not found cached, by why."
+        yield self._by_label("prefix_cache_misses", text, "reason", stats.misses)
         yield counter("num_preemptions", "Preemptions.", stats.preemptions)
 
     def _of_draft_tokens(self, stats: Stats) -> Iterator[Metric]:
@@ -163,11 +183,23 @@ class _InstanceMetrics:
         text = "Tokens of cached pages taken."
         yield self._by_label("group_prefix_cache_hits", text, "group", hits)
 
+    def _of_contract(self, promised: Mapping[str, int]) -> Iterator[Metric]:
+        """The most that its process takes, and the parts of that."""
+        if WHOLE not in promised:
+            return
+        text = "Most memory that a process takes, by its contract."
+        yield self._gauge("memory_contract_bytes", text, promised[WHOLE])
+        parts = {n.removesuffix("_bytes"): size for n, size in promised.items() if n != WHOLE}
+        text = "Parts of the memory contract."
+        yield self._by_label("memory_contract_part_bytes", text, "part", parts, GaugeMetricFamily)
+
     def _of_shared_pool(self, memory: dict[str, int]) -> Iterator[Metric]:
         """Who has the chunks that KV cache and activations share; no samples where they do not."""
         states, moves = chunks_by_state(memory), moves_by_kind(memory)
         text = "Chunks of the shared pool, by owner and state."
         yield self._by_label("memory_chunks", text, "state", states, GaugeMetricFamily)
+        if "chunk_bytes" in memory:
+            yield self._gauge("memory_chunk_bytes", "Bytes of a chunk.", memory["chunk_bytes"])
         text = "Chunks that changed owner or were mapped, by what happened."
         yield self._by_label("memory_chunk_moves", text, "move", moves)
 
