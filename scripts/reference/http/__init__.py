@@ -1,0 +1,1 @@
+"""The reference of the HTTP API: what its fields mean, and its pages."""

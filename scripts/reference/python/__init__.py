@@ -1,0 +1,1 @@
+"""The Python reference: what is public, what its docstrings say, and its pages."""

@@ -1,0 +1,185 @@
+"""What is public in Python: every name that the reference describes, by page and section."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """Names that belong together.
+
+    :param names: in the order of the page, as users import them.
+    :param text: a paragraph before them.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class PythonPage:
+    """A page of the Python reference.
+
+    :param name: of its file, without an ending.
+    :param text: reStructuredText below the title.
+    """
+
+    name: str
+    title: str
+    text: str
+    sections: tuple[Section, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that the page describes."""
+        return tuple(name for section in self.sections for name in section.names)
+
+
+def _of(package: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{package}.{name}" for name in names.split())
+
+
+def _memory(names: str) -> tuple[str, ...]:
+    return _of("kvell.memory", names)
+
+
+PAGES = (
+    PythonPage(
+        "llm",
+        "LLM: a model in this process",
+        "Loads a model and answers prompts, without a server and without further processes.",
+        (
+            Section("The class", ("kvell.LLM",)),
+            Section(
+                "What it takes and returns",
+                (
+                    *_of("kvell.llm", "Prompt RequestOutput"),
+                    "kvell.engine.protocol.pooling.EmbeddingOutput",
+                ),
+            ),
+            Section(
+                "What it is made of",
+                (
+                    *_of("kvell.engine.setup.contract", "MemoryContract GroupContract ModelShare"),
+                    *_of("kvell.models.text.tokenizer", "Tokenizer TokenIds"),
+                    "kvell.models.sources.progress.Progress",
+                    *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
+                    "kvell.engine.planning.journal.Journal",
+                    *_of("kvell.vocabulary", "FinishReason RequestId"),
+                ),
+                "Objects that arguments and attributes of :class:`kvell.LLM` have.",
+            ),
+        ),
+    ),
+    PythonPage(
+        "async_engine",
+        "AsyncEngine: instances in processes of their own",
+        "What ``kvell serve`` does behind its HTTP interface, for programs that use asyncio.",
+        (
+            Section("The class", ("kvell.AsyncEngine",)),
+            Section(
+                "What it takes and returns",
+                (
+                    *_of("kvell.async_engine", "Prompt StreamedOutput"),
+                    "kvell.server.front.front_limits.FrontLimits",
+                    "kvell.server.instance.restart.RestartPolicy",
+                    "kvell.engine.setup.engine_settings.EngineSettings",
+                    "kvell.cluster.routing.policies.ROUTINGS",
+                ),
+            ),
+            Section(
+                "What instances say of themselves",
+                (
+                    "kvell.server.front.member.MemberStatus",
+                    "kvell.server.instance.supervisor.InstanceState",
+                    *_of("kvell.engine.protocol.messages", "Ready Heartbeat Stats GroupStats"),
+                ),
+            ),
+        ),
+    ),
+    PythonPage(
+        "sampling",
+        "Sampling parameters",
+        "How the tokens of an answer are chosen, and when it ends.",
+        (
+            Section("The class", ("kvell.SamplingParams",)),
+            Section(
+                "What its fields hold",
+                (
+                    "kvell.engine.protocol.structured_outputs.StructuredOutputs",
+                    "kvell.engine.protocol.logprobs.TokenLogprobs",
+                ),
+            ),
+        ),
+    ),
+    PythonPage(
+        "memory",
+        "The memory core as a library",
+        "``kvell.memory`` decides which request gets which pages.  It imports no torch and holds\n"
+        "no bytes.  :doc:`/docs/memory-library` explains its words and the calls of a step.",
+        (
+            Section(
+                "What a model stores",
+                (
+                    *_memory("LayerSpec GroupKind GroupSpec Layout plan_layout MANAGERS Manager"),
+                    "kvell.pages.layout.Association",
+                    *_memory("Embeddings as_draft plan_groups_into MAX_REGISTERED_PADDING"),
+                ),
+            ),
+            Section(
+                "A core and its calls",
+                (
+                    *_memory("create_core register MemoryCore LendingCore VisibleCore"),
+                    *_memory("Implementation Eviction EVICTIONS common_prefix"),
+                ),
+            ),
+            Section(
+                "Arrays, and their columns",
+                (
+                    *_memory("Ints Tokens"),
+                    *_of("kvell.prefix.interface", "LongInts NEW_PAGE_COLUMNS COPY_COLUMNS"),
+                    *_of("kvell.prefix.interface", "CHECKPOINT_COLUMNS LARGE_PAGE_COLUMNS"),
+                    "kvell.prefix.interface.SMALL_PAGE_COLUMNS",
+                    "kvell.prefix.index.changes.CHANGE_COLUMNS",
+                    *_memory("NAMED DROPPED MOVED"),
+                ),
+            ),
+            Section("Images", _memory("Images ImageSpan Facts facts_of")),
+            Section(
+                "What fits",
+                _memory("fits_alone longest_request requests_that_fit request_bytes")
+                + _memory("pool_bytes_for large_pages_needed"),
+            ),
+            Section("Rules of a group", _memory("GroupPolicy policy_of alignment_tokens")),
+            Section(
+                "What is in a pool",
+                _memory("PoolTotals PoolSnapshot HolderSnapshot IndexEntry audit"),
+            ),
+            Section(
+                "Where pages lie",
+                (*_memory("Extent extents_of SlotTable"), "kvell.vocabulary.LogicalLargePage"),
+            ),
+        ),
+    ),
+    PythonPage(
+        "errors",
+        "Errors",
+        "Whoever gets a :class:`~kvell.errors.ChangeSomething` must change what it names; whoever\n"
+        "gets a :class:`~kvell.errors.TryLater` can try the same again.",
+        (
+            Section("The two families", _of("kvell.errors", "KvellError ChangeSomething TryLater")),
+            Section(
+                "Errors of served requests",
+                (
+                    "kvell.errors.InstanceDied",
+                    *_of("kvell.server.text.text_stream", "RequestFailed RequestRefused"),
+                    "kvell.server.instance.instance_process.InstanceStartError",
+                ),
+            ),
+        ),
+    ),
+)
+"""All pages of the Python reference, in order."""
+
+PUBLIC = tuple(name for one in PAGES for name in one.names)
+"""Every public name, as users import it."""
