@@ -1,0 +1,1 @@
+"""Requests as spans of OpenTelemetry, for ``kvell serve --otlp-traces-endpoint``."""
