@@ -24,17 +24,11 @@ from rich.table import Table
 
 from bench import machine, result_file
 from bench.load import verdicts
+from bench.load.commands import Shape
+from bench.load.environments import guidellm_python
 from bench.load.fixed_server import MODEL, Latencies
-from bench.load.tools import (
-    Figures,
-    GuideLlm,
-    Kvell,
-    Shape,
-    Tool,
-    VllmBench,
-    guidellm_python,
-    whole_run,
-)
+from bench.load.reports import Figures
+from bench.load.tools import Kvell, OtherTool, Tool, whole_run
 from bench.load.verdicts import Verdict
 from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.systems import kvell_server, vllm_server
@@ -84,10 +78,10 @@ class Bench:
         options, there = self._options, self._directory
         found: dict[str, Tool] = {verdicts.OURS: Kvell(there)}
         if "vllm" in options.tools:
-            found["vllm"] = VllmBench(vllm_python(options.vllm_env), self._weights, there)
+            found["vllm"] = OtherTool("vllm", vllm_python(options.vllm_env), self._weights, there)
         if "guidellm" in options.tools:
             python = guidellm_python(options.guidellm_env)
-            found["guidellm"] = GuideLlm(python, self._weights, there)
+            found["guidellm"] = OtherTool("guidellm", python, self._weights, there)
         return found
 
     @contextmanager

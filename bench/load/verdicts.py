@@ -4,13 +4,20 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from bench.load.commands import Shape
 from bench.load.fixed_server import Latencies
-from bench.load.tools import Figures, Shape
+from bench.load.reports import Figures, Told
 
 KNOWN_TOLERANCE = 0.03
 """Tolerance against the known latencies of a server."""
 SPREADS = 2.0
 """Repeat spreads by which two tools may differ on a server of unknown latencies."""
+SERVER_TOLERANCE = 0.05
+"""Tolerance against the mean that the server has of the very same requests."""
+WAY_SECONDS = 0.02
+"""Time from a client's call until the server's clock starts, and back: a connection, the body, the
+prompt's tokens, and a client that waits for a processor.  It counts where a figure contains it."""
+WITH_WAY = ("ttft_seconds", "e2e_seconds")
 OURS = "kvell"
 COLUMNS = (
     "server",
@@ -34,8 +41,8 @@ class Verdict:
     """One figure of a tool against a reference.
 
     :param tool: whose figure is judged; only ours counts, others show how hard the task is.
-    :param found: median of a tool's runs, seconds.
-    :param reference: median of the other tool, or the known value, seconds.
+    :param found: median of a tool's runs, seconds; or a count.
+    :param reference: median of the other tool, the known value or the server's.
     :param difference: |found − reference| / reference.
     :param allowed: largest difference allowed.
     """
@@ -87,6 +94,29 @@ def against_others(runs: Runs) -> list[Verdict]:
     return verdicts
 
 
+def against_server(tool: str, told: Told, server: Told) -> list[Verdict]:
+    """Judge what a tool says of a run by the server's own ``/metrics``; counts must be equal."""
+    theirs = server.counts()
+    pairs = [
+        (name, found, theirs[name], 0.0)
+        for name, found in told.counts().items()
+        if found is not None
+    ]
+    latencies = [
+        (figure, found, server.figures[figure], _allowed(figure, server.figures[figure]))
+        for figure, found in told.figures.items()
+    ]
+    return [
+        _verdict(tool, figure, "/metrics", found, reference or 0, allowed)
+        for figure, found, reference, allowed in [*pairs, *latencies]
+    ]
+
+
+def _allowed(figure: str, server_seconds: float) -> float:
+    way_seconds = WAY_SECONDS if figure in WITH_WAY else 0.0
+    return SERVER_TOLERANCE + way_seconds / server_seconds
+
+
 def spread(runs: Sequence[Figures], figure: str) -> float:
     """(largest − smallest) / median of one tool's runs."""
     values = [run[figure] for run in runs]
@@ -100,5 +130,5 @@ def _median(runs: Sequence[Figures], figure: str) -> float:
 def _verdict(
     tool: str, figure: str, against: str, found: float, reference: float, allowed: float
 ) -> Verdict:
-    difference = abs(found - reference) / reference
+    difference = abs(found - reference) / reference if reference else float(found != reference)
     return Verdict(tool, figure, against, found, reference, difference, allowed)

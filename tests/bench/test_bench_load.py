@@ -6,17 +6,10 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
+from bench.load.commands import Shape
 from bench.load.fixed_server import MODEL, Latencies, answer_events, build_app
-from bench.load.tools import (
-    Figures,
-    Shape,
-    ToolFailed,
-    even_rows,
-    of_guidellm,
-    of_kvell,
-    of_vllm,
-    whole_run,
-)
+from bench.load.reports import Figures, ToolFailed, of_kvell, of_vllm
+from bench.load.tools import even_rows, whole_run
 from bench.load.verdicts import against_known, against_others, known, spread
 from kvell.load.answers import AnswerReader
 from tests.load.virtual_time import run_virtually
@@ -65,24 +58,6 @@ class TestReports:
         spreads = {f"{n}_seconds": {"mean": v} for n, v in (("ttft", 1), ("tpot", 2), ("e2e", 3))}
         found = of_kvell({"completed": 10, **spreads}, SHAPE)
         assert found == {"ttft_seconds": 1, "tpot_seconds": 2, "e2e_seconds": 3}
-
-    def test_of_vllm(self) -> None:
-        report = {"completed": 10, "mean_ttft_ms": 500, "mean_tpot_ms": 50, "mean_e2el_ms": 1450}
-        assert of_vllm(report, SHAPE) == pytest.approx(known(LATENCIES, SHAPE))
-
-    def test_of_guidellm(self) -> None:
-        def metric(value: float) -> dict[str, dict[str, float]]:
-            return {"successful": {"mean": value}, "total": {"mean": -1}}
-
-        metrics = {
-            "request_totals": {"successful": 10},
-            "time_to_first_token_ms": metric(500),
-            "inter_token_latency_ms": metric(50),
-            "time_per_output_token_ms": metric(72.5),
-            "request_latency": metric(1.45),
-        }
-        report = {"benchmarks": [{"metrics": metrics}]}
-        assert of_guidellm(report, SHAPE) == pytest.approx(known(LATENCIES, SHAPE))
 
     def test_half_a_run_is_none(self) -> None:
         with pytest.raises(ToolFailed, match="9 of 10 requests"):

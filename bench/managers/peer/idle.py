@@ -29,7 +29,7 @@ class IdleDecodes:
         self._decodes.pop(request, None)
 
     def is_idle(self, request: str, computed: int, tokens: int) -> bool:
-        """Is it a decode in the midst of a page, long enough after the prefill?
+        """Return whether it is a decode in the midst of a page, long enough after the prefill.
 
         :param computed: tokens of the request before this step; ``tokens`` in it.
         """

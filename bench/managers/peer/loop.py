@@ -258,5 +258,5 @@ class Loop:
 
 
 def is_decoding(request: PeerRequest) -> bool:
-    """Is all but its newest token computed?"""
+    """Return whether all but its newest token is computed."""
     return request.num_output_tokens > 0 and (request.num_tokens - request.num_computed_tokens == 1)
