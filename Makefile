@@ -24,7 +24,7 @@ NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 # What pyproject.toml lists, so that no list is kept twice.
 listed = $$($(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))$(1)))')
 
-.PHONY: help run test test-long sanitize format install dev clean
+.PHONY: help run test test-long sanitize check-packages reference format install dev clean
 
 help:
 	@printf '%s\n' \
@@ -33,6 +33,9 @@ help:
 	  'make test                formatting, lint, types, contracts, all fast tests' \
 	  'make test-long           the tests that run for minutes' \
 	  'make sanitize            the tests of compiled code under AddressSanitizer and UBSan' \
+	  'make check-packages      build sdist and wheel, try the wheel in a fresh environment' \
+	  'make check-packages KEEP=dist   and keep them in a folder' \
+	  'make reference           the reference of all interfaces, from the code: build/reference/' \
 	  'make format              rewrite the sources the way `make test` wants them' \
 	  'make clean               remove .venv and build'
 
@@ -51,6 +54,12 @@ test-long: dev
 
 sanitize: dev
 	scripts/sanitize
+
+check-packages: dev
+	$(BIN)/python -m scripts.packages $(if $(KEEP),--keep '$(KEEP)')
+
+reference: dev
+	$(BIN)/python -m scripts.reference
 
 format: dev
 	$(BIN)/ruff format .

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from kvell.models.sources.packaged import packaged_model
+from tests.server.metrics.exported import Exported, exported_by_a_server
 
 # A busy machine is slow; no test fails for that.
 settings.register_profile("kvell", deadline=None)
@@ -18,3 +19,9 @@ def smollm2_path(request: pytest.FixtureRequest) -> Path:
     """The packaged model's directory, kept between test runs."""
     mkdir: Callable[[str], Path] = request.config.cache.mkdir
     return packaged_model(mkdir("smollm2"))
+
+
+@pytest.fixture(scope="session")
+def exported(smollm2_path: Path) -> Exported:
+    """What a real server's ``/metrics`` shows."""
+    return exported_by_a_server(smollm2_path.parent)

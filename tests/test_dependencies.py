@@ -26,7 +26,8 @@ def imported_packages(source: str) -> Iterator[str]:
 def declared() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: Mapping[str, list[str]] = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["cuda"], *extras["plot"]]
+    of_features = (one for name, extra in extras.items() if name != "dev" for one in extra)
+    wanted = [*project["dependencies"], *of_features]
     return {normal(re.split(r"[=<>;\[]", one)[0]) for one in wanted}
 
 

@@ -21,14 +21,17 @@ from kvell.cluster.instances import checked_counts, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Stats
+from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
+from kvell.llm_jobs import embedding_output
 from kvell.models.sources.progress import Progress, quiet
 from kvell.server.front.front import Front
 from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.member import MemberStatus
 from kvell.server.instance.command import instance_command
+from kvell.server.text.embeddings import embedded
 from kvell.server.text.named_texts import texts_of
 from kvell.server.text.session_key import conversation_key, prompt_key
 from kvell.server.text.text_model import PreparedPrompt, TextModel
@@ -43,6 +46,9 @@ have ``model``, the name of one of several models."""
 class StreamedOutput:
     """What a request has so far.
 
+    :param request_id: its id.
+    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
+    :param token_ids: token ids of the answer so far.
     :param text: of all tokens so far; a character that is not complete yet is missing.
     :param finish_reason: None until the last output.
     :param cached_tokens: of the prompt, found in a cache; known with the last output.
@@ -68,12 +74,14 @@ class StreamedOutput:
 class AsyncEngine:
     """One or several instances of a model, each in a process of its own.
 
-    :param model: as for :class:`kvell.LLM`; ``beside`` are further models.
+    :param model: as for :class:`kvell.LLM`.
+    :param beside: further models, each written like ``model``.
     :param instances: how many of each role, ``"mixed=2"``, ``"2"`` or ``{"mixed": 2}``.
     :param routing: which instance gets a request
         (:data:`kvell.cluster.routing.policies.ROUTINGS`).
     :param limits: bounds of the queue, of starts, drains and silence.
-    :param cache_dir: directory of the packaged model once converted.
+    :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
+    :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
     :param settings: further settings of every instance, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
         ``memory_bytes``, ``dtype``, …); memory is for each instance.
@@ -132,8 +140,11 @@ class AsyncEngine:
     ) -> AsyncGenerator[StreamedOutput, None]:
         """Serve a prompt; every output has all that came so far, the last its reason.
 
-        Closing the generator early cancels the request.
+        Closing the generator early cancels the request.  Of ``n`` answers only the first is made.
 
+        :param sampling: the defaults if None.
+        :param request_id: a name for :meth:`abort`; one is made if None.
+        :param cache_salt: only requests with the same salt share cached prefixes.
         :param session: requests of one session share prefixes; how the prompt begins if not given.
         :raises ChangeSomething: for a prompt or parameters that can never be served.
         :raises TryLater: when there is no room or no instance just now.
@@ -173,13 +184,42 @@ class AsyncEngine:
         model: str = "",
         session: str = "",
     ) -> AsyncGenerator[StreamedOutput, None]:
-        """Answer a conversation; see :meth:`generate`."""
+        """Answer a conversation; see :meth:`generate`.
+
+        :param messages: ``{"role": …, "content": …}`` in order; the model's chat template makes
+            the prompt.
+        :param model: name of one of several models; "" is the first.
+        :raises ChangeSomething: if the model has no chat template.
+        """
         ids = self._models[self._known(model)].encode_chat(messages)
         key = session or conversation_key(messages)
         prompt = {"prompt_token_ids": ids, "model": model}
         async with aclosing(self.generate(prompt, sampling, request_id, session=key)) as outputs:
             async for output in outputs:
                 yield output
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        request_id: str | None = None,
+        *,
+        session: str = "",
+        cache_salt: str = "",
+    ) -> EmbeddingOutput:
+        """Return a prompt's vector; see :meth:`kvell.LLM.embed`.
+
+        Cancelling the task that waits for it cancels the request.
+
+        :raises ChangeSomething: for a prompt or a model that has no embeddings.
+        :raises TryLater: when there is no room or no instance just now.
+        :raises RequestFailed: when the instances that computed it died, or it was aborted.
+        """
+        name, ids = self._encoded(prompt)
+        served = self._models[name]
+        served.embeddings.require_served(served.name)
+        known_id, key = request_id or uuid.uuid4().hex, session or prompt_key(ids)
+        prepared = PreparedPrompt(ids, known_id, cache_salt, name, key)
+        return embedding_output(ids, await embedded(self._front, prepared))
 
     def abort(self, request_id: str) -> None:
         """End a request; its last output says ``stop``.  Unknown ids are ignored."""
@@ -188,6 +228,7 @@ class AsyncEngine:
     def scale(self, instances: str | Mapping[str, int]) -> None:
         """Add or drain instances until each role named has so many; returns at once.
 
+        :param instances: as at the start, like ``"mixed=3"``; roles not named stay as they are.
         :raises ChangeSomething: when the machine has no memory for more.
         """
         self._front.scale(_counts(instances))

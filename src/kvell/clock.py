@@ -21,7 +21,10 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to, for the simulator and tests."""
+    """A clock that moves only when told to, for the simulator and tests.
+
+    :param start_seconds: its first time.
+    """
 
     def __init__(self, start_seconds: float = 0.0) -> None:
         self._now_seconds = start_seconds

@@ -24,17 +24,21 @@ from kvell.engine.planning.journal import Journal
 from kvell.engine.protocol.instance import LocalInstance
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
+from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.several_models import ServedModel
 from kvell.errors import ChangeSomething, TryLater
+from kvell.llm_jobs import EmbeddingJob, Job
 from kvell.memory import Manager
+from kvell.mempool.place import PoolPlace
 from kvell.models.families.draft_model import check_draft
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.loading import check_model
-from kvell.models.loading.named_models import open_named
+from kvell.models.loading.named_models import NamedModel, open_named
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.sources.source import resolve_model
 from kvell.models.text.detokenizer import IncrementalDetokenizer
@@ -43,7 +47,7 @@ from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import FinishReason, RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
-"""A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids.
+"""A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids (integers [tokens]).
 
 A mapping may also have ``images``: the tensors that the model's processor makes of the prompt's
 images (``{"pixel_values": …, …}``), in the same call as the token ids.  It may have ``model``,
@@ -56,6 +60,12 @@ class RequestOutput:
     """One finished request.
 
     :param index: index of its prompt.
+    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
+    :param token_ids: token ids of the answer, a stop token included.
+    :param text: the answer, without special tokens and without a stop string.
+    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
+    :param preemptions: how often the request gave up its pages and went on later.
+    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
     :param choice: index among the prompt's ``n`` answers.
     :param logprobs: how likely each output token was; None if nobody asked.
     :param prompt_logprobs: the same for each prompt token from the second on.
@@ -90,7 +100,8 @@ class LLM:
         ahead of decodes, whose pages wait in the CPU buffer: they use more of it while first
         tokens are late, less while answers are slow. None sets no limit.
     :param slo_tpot_seconds: limit for each further token of an answer, on average.
-    :param dtype: ``float32``, ``bfloat16`` or ``auto``.
+    :param dtype: dtype of weights and activations: ``float32``, ``bfloat16``, or ``auto`` for
+        what the model's files say.
     :param kv_cache_dtype: dtype of stored keys and values: ``auto`` (as ``dtype``), ``float32``,
         ``bfloat16``, ``fp8`` or ``int8``.
     :param quantization: storage of weights: ``none`` (as ``dtype``), ``int8`` or ``int4``, for
@@ -99,24 +110,35 @@ class LLM:
     :param kv_budget: tokens of a long prompt that each layer of full attention keeps once it is
         computed (``"1024"``), or keeps on average, lower layers more (``"pyramid:1024"``).
         None keeps all. Answers change; prompts beyond the budget share no prefix.
-    :param max_model_len: None takes the longest request that the model and the pool allow.
+    :param device: ``cpu`` or ``cuda``.
+    :param max_model_len: most tokens of a request, prompt and answer together. None takes the
+        longest request that the model and the pool allow.
+    :param max_num_batched_tokens: most tokens that a step computes, of all requests together.
+    :param max_num_seqs: most requests that run at once.
+    :param manager: how the pool is shared between layer groups; see
+        :data:`kvell.memory.Manager`.
     :param num_speculative_tokens: draft tokens of a request per step, at most. Answers stay
         the same.
     :param speculative_model: a smaller draft model with the same vocabulary, named like
         ``model``; its keys and values lie in the same pool. Without it, draft tokens are those
         that followed an earlier occurrence of the last ``prompt_lookup_min`` to
         ``prompt_lookup_max`` tokens.
+    :param prompt_lookup_max: most tokens that are looked up.
+    :param prompt_lookup_min: fewest tokens that are looked up.
     :param enforce_eager: run transformers' own code layer by layer even if the model has a fused
         pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
     :param async_scheduling: plan a step while the previous one runs, if the model allows it;
         answers stay the same.
-    :param cache_dir: directory of the packaged model once converted.
+    :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
+    :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
     :param journal: records every input of the engine, if given.
     :param incarnation: tells this start of a served instance from its other starts.
     :param memory_parts: instances that start at once on this machine; each may have this part
         of what is free.
     :param weights_fd: descriptor of a memfd in which processes of this host have the models'
         weights once; it must stay open while they load. Not used on a GPU.
+    :param pool_place: where a served instance meets others; None: nowhere.
+    :param clock: measures the seconds of :meth:`stats`; the monotonic clock if None.
     :raises ChangeSomething: naming the argument that cannot work.
     """
 
@@ -151,6 +173,7 @@ class LLM:
         incarnation: int = 0,
         memory_parts: int = 1,
         weights_fd: int | None = None,
+        pool_place: PoolPlace | None = None,
         clock: Clock | None = None,
     ) -> None:
         floor_bytes = process_bytes()
@@ -193,6 +216,7 @@ class LLM:
                 slo_tpot_seconds=slo_tpot_seconds,
                 async_scheduling=async_scheduling,
                 memory_parts=memory_parts,
+                pool_place=pool_place,
             ),
             first.eos_token_ids,
             journal,
@@ -223,7 +247,7 @@ class LLM:
 
     @property
     def contract(self) -> MemoryContract:
-        """Where the memory goes."""
+        """Where every byte goes; its ``lines()`` are text to print."""
         return self.engine.contract
 
     def generate(
@@ -236,6 +260,9 @@ class LLM:
 
         The ``n`` answers to a prompt take its place, one after the other.
 
+        :param prompts: one prompt or several; a list of integers is one prompt of token ids
+            only inside another list.
+        :param sampling: for all prompts, or one for each; the defaults if None.
         :param sequential: run one request after the other instead of all at once.
         :raises ChangeSomething: if a prompt can never be served; then nothing is run.
         """
@@ -264,16 +291,40 @@ class LLM:
         sampling: SamplingParams | None = None,
         model: str = "",
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several.
+        """Answer a conversation, or several; like :meth:`generate` otherwise.
 
+        :param messages: ``{"role": …, "content": …}`` in order, or a list of such conversations.
+            The model's chat template makes the prompt.
         :param model: name of one of several models; "" is the first.
+        :raises ChangeSomething: if the model has no chat template, or a prompt can never be served.
         """
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         ids = [self._tokenizer(model).encode_chat(m) for m in many]
         return self.generate([{"prompt_token_ids": i, "model": model} for i in ids], sampling)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: str = "last"
+    ) -> list[EmbeddingOutput]:
+        """Return the vector of every prompt, in the order of the prompts.
+
+        It is that of the prompt's last token behind the final norm, scaled to length one.
+
+        :param prompts: as for :meth:`generate`, without images.
+        :param pooling: ``last``; others are refused.
+        :raises ChangeSomething: if a prompt or a model has no embeddings; then nothing is run.
+        """
+        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        jobs = [self._embedding_job(prompt, pooling) for prompt in many]
+        self._run(jobs)
+        return [job.output() for job in jobs]
+
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Yield one request's text as it is generated; closing the iterator cancels the request."""
+        """Yield one request's text as it is generated; closing the iterator cancels the request.
+
+        Of ``n`` answers only the first is made.
+
+        :raises ChangeSomething: if the prompt can never be served.
+        """
         tokens = self._token_ids(prompt)
         [only] = (sampling or SamplingParams()).choices()[:1]
         with self._told([tokens], [prompt]) as told:
@@ -300,9 +351,9 @@ class LLM:
 
     # ----------------------------------------------------------------- internal
 
-    def _run(self, jobs: Sequence["_Job"]) -> None:
+    def _run(self, jobs: Sequence[Job]) -> None:
         waiting = deque(jobs)
-        running: dict[RequestId, _Job] = {}
+        running: dict[RequestId, Job] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < self._credits:
@@ -317,23 +368,27 @@ class LLM:
                 self._instance.send(Cancel(request_id))
             raise
 
-    def _submit(self, job: "_Job") -> RequestId:
+    def _embedding_job(self, prompt: Prompt, pooling: str) -> EmbeddingJob:
+        """Return the request for a prompt's vector, checked."""
+        asked, name, ids = served_pooling(pooling), self._model_of(prompt), self._token_ids(prompt)
+        self._one(name).embeddings.require_served(name or self.engine.contract.model)
+        limits, has_images = self.engine.core.rules(name).limits, bool(_images_of(prompt))
+        if problem := pooling_problem(ids, limits, has_images=has_images):
+            raise problem
+        return EmbeddingJob(ids, name, asked)
+
+    def _submit(self, job: Job) -> RequestId:
         request_id = RequestId(f"r{self._next_id}")
         self._next_id += 1
-        sampling = job.sampling
-        if sampling.seed is None and sampling.temperature > 0:
-            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
-        told = job.told
-        ids = told.token_ids.astype("<i4").tobytes()
-        self._instance.send(Submit(request_id, ids, sampling, images=told.images, model=job.model))
+        self._instance.send(job.submission(request_id))
         return request_id
 
-    def _deliver(self, event: Event, jobs: Mapping[RequestId, "_Job"]) -> None:
+    def _deliver(self, event: Event, jobs: Mapping[RequestId, Job]) -> None:
         if isinstance(event, Tokens) and event.request_id in jobs:
             if jobs[event.request_id].take(event.token_ids, event.logprobs):
                 self._instance.send(Cancel(event.request_id))
         elif isinstance(event, PromptLogprobs) and event.request_id in jobs:
-            jobs[event.request_id].prompt_logprobs.extend(event.logprobs)
+            jobs[event.request_id].score(event.logprobs)
         elif isinstance(event, Finished) and event.request_id in jobs:
             if event.reason == "refused":
                 raise TryLater(event.message)
@@ -346,8 +401,10 @@ class LLM:
 
     def _tokenizer(self, model: str) -> Tokenizer:
         """Return a model's tokenizer; "" names the first model."""
-        one = self._opened[self.engine.core.rules(model).name] if model else self._first
-        return one.tokenizer
+        return self._one(model).tokenizer
+
+    def _one(self, model: str) -> NamedModel:
+        return self._opened[self.engine.core.rules(model).name] if model else self._first
 
     def _token_ids(self, prompt: Prompt) -> npt.NDArray[np.int32]:
         tokenizer = self._tokenizer(self._model_of(prompt))
@@ -425,6 +482,18 @@ class _Job:
     def __post_init__(self) -> None:
         self._detokenizer = IncrementalDetokenizer(self.tokenizer)
         self._stops = StopStrings(self.sampling.stop)
+
+    def submission(self, request_id: RequestId) -> Submit:
+        """Return the command that starts it, with a seed."""
+        sampling, told = self.sampling, self.told
+        if sampling.seed is None and sampling.temperature > 0:
+            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        ids = told.token_ids.astype("<i4").tobytes()
+        return Submit(request_id, ids, sampling, images=told.images, model=self.model)
+
+    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take how likely further tokens of the prompt are."""
+        self.prompt_logprobs.extend(logprobs)
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
         """Take new tokens; return whether a stop string has just ended the text."""

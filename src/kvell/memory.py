@@ -60,7 +60,7 @@ from kvell.prefix.groups.policies import GroupPolicy, policy_of
 from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
 from kvell.prefix.index.hits import alignment_tokens
 from kvell.prefix.index.radix import Tokens, common_prefix
-from kvell.prefix.interface import Ints, LendingCore, MemoryCore, VisibleCore
+from kvell.prefix.interface import HoldingCore, Ints, LendingCore, MemoryCore, VisibleCore
 
 __all__ = [
     "DROPPED",
@@ -77,6 +77,7 @@ __all__ = [
     "GroupPolicy",
     "GroupSpec",
     "HolderSnapshot",
+    "HoldingCore",
     "ImageSpan",
     "Images",
     "Implementation",

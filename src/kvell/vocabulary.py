@@ -17,8 +17,9 @@ LogicalLargePage = NewType("LogicalLargePage", int)
 Slot = NewType("Slot", int)
 """Position of a logical large page in the KV address range."""
 
-FinishReason = Literal["stop", "length", "cancelled", "refused", "error"]
-"""Why a request ended; ``stop`` and ``length`` are OpenAI's words."""
+FinishReason = Literal["stop", "length", "cancelled", "refused", "error", "moved"]
+"""Why a request ended; ``stop`` and ``length`` are OpenAI's words.  One that ``moved`` goes on at
+another instance."""
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -154,3 +154,36 @@ def test_texts_chats_and_mistakes(smollm2_path: Path) -> None:
 def test_instances_that_cannot_be_are_refused(smollm2_path: Path, instances: str) -> None:
     with pytest.raises(ChangeSomething, match="instances="):
         AsyncEngine("smollm2", instances=instances, cache_dir=smollm2_path.parent)
+
+
+def test_vectors_are_those_of_one_engine(smollm2_path: Path) -> None:
+    """From two instances, beside an answer; one that is cancelled holds nothing."""
+    rows = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
+    prompts = [json.loads(row)["prompt_token_ids"] for row in rows[:12]]
+    llm = LLM("smollm2", cache_dir=smollm2_path.parent, dtype="float32", kv_memory_bytes=128 * MIB)
+    expected = [one.embedding for one in llm.embed([*prompts, "What is a page?"])]
+
+    async def scenario() -> None:
+        async with engine_of(smollm2_path.parent, "mixed=2") as engine:
+            greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+            answer = asyncio.create_task(last_of(engine, prompts[0], greedy))
+            asked = (*prompts, {"prompt": "What is a page?", "model": "smollm2"})
+            outputs = await asyncio.gather(*(engine.embed(one) for one in asked))
+            for output, vector in zip(outputs, expected, strict=True):
+                assert output.embedding == pytest.approx(vector, abs=1e-6)
+            assert [output.prompt_token_ids for output in outputs[:-1]] == prompts
+            assert len((await answer).token_ids) == 16
+            again = await engine.embed(prompts[0], "mine", cache_salt="other")
+            assert again.cached_tokens == 0
+            leaving = asyncio.create_task(engine.embed([5] * 4000, cache_salt="left"))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            with pytest.raises(ChangeSomething, match="another: is not served"):
+                await engine.embed({"prompt": "text", "model": "another"})
+            await engine.embed("after")
+            for stats in (await engine.stats(with_audit=True)).values():
+                assert stats.problems == ()
+
+    run(scenario(), SECONDS)

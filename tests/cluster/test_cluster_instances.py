@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.instances import MOST_INSTANCES, checked_counts, parse_instances
+from kvell.cluster.instances import (
+    MOST_INSTANCES,
+    check_start,
+    checked_counts,
+    parse_instances,
+)
 from kvell.errors import ChangeSomething
 
 
@@ -32,8 +37,6 @@ def test_a_number_alone_is_of_mixed_instances(count: int) -> None:
         ("=3", "'' is no role of an instance"),
         ("prefil=1", "'prefil' is no role of an instance"),
         ("mixed=1=2", "'mixed=1' is no role of an instance"),
-        ("prefill=1,decode=1", "asks for prefill instances, which are not served yet"),
-        ("mixed=1,decode=1", "asks for decode instances, which are not served yet"),
     ],
 )
 def test_anything_else_is_refused_with_field_problem_and_remedy(text: str, problem: str) -> None:
@@ -46,12 +49,30 @@ def test_anything_else_is_refused_with_field_problem_and_remedy(text: str, probl
 @given(st.text(max_size=20))
 def test_no_text_is_anything_but_read_or_refused(text: str) -> None:
     try:
-        assert parse_instances(text, "instances")["mixed"] > 0
+        assert min(parse_instances(text, "instances").values()) > 0
     except ChangeSomething as error:
         assert error.field == "instances"
 
 
-@pytest.mark.parametrize("counts", [{}, {"mixed": 0}, {"mixed": 65}, {"mixed": -1}, {"decode": 1}])
+@pytest.mark.parametrize("counts", [{}, {"mixed": 0}, {"mixed": 65}, {"mixed": -1}, {"drafts": 1}])
 def test_counts_that_came_as_data_are_checked_too(counts: dict[str, int]) -> None:
     with pytest.raises(ChangeSomething, match="instances="):
         checked_counts(counts)
+
+
+@pytest.mark.parametrize("text", ["prefill=1,decode=2", "mixed=2", "prefill=2,decode=1,mixed=1"])
+def test_roles_that_serve_together_may_start(text: str) -> None:
+    check_start(parse_instances(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("prefill=2", "write it like prefill=2,decode=1"),
+        ("mixed=1,decode=3", "write it like decode=3,prefill=1"),
+    ],
+)
+def test_half_of_the_work_alone_is_refused(text: str, remedy: str) -> None:
+    with pytest.raises(ChangeSomething) as caught:
+        check_start(parse_instances(text))
+    assert caught.value.remedy == remedy

@@ -7,6 +7,7 @@ import pytest
 
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.memory import create_core
@@ -36,9 +37,11 @@ def make_submit(
     *,
     salt: str = "",
     ignore_eos: bool = True,
+    pooling: Pooling = "",
 ) -> Submit:
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    return Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), sampling, salt)
+    ids = np.asarray(prompt, "<i4").tobytes()
+    return Submit(RequestId(name), ids, sampling, salt, pooling=pooling)
 
 
 def make_engine_core(layout: Layout, limits: Limits | None = None) -> EngineCore:

@@ -51,6 +51,14 @@ def expected_output(prompt: list[int], count: int, words: int = VOCAB) -> list[i
     return output
 
 
+def expected_vector(prompt: list[int]) -> bytes:
+    """What the model says of a prompt in place of an answer: the digest of all its tokens."""
+    digest = 0
+    for token in prompt:
+        digest = extend_digest(digest, token)
+    return digest.to_bytes(8, "little")
+
+
 class VirtualModel:
     """Carries out plans over pages that hold digests instead of keys and values."""
 
@@ -58,7 +66,7 @@ class VirtualModel:
         self.layout = layout
         self._words = words
         self._tables = PageTables(layout.groups, slots or SlotTable(layout.num_large_pages))
-        self._memory = [
+        self.memory = [
             np.zeros((layout.num_large_pages * g.pages_per_large, g.page_tokens), np.int64)
             for g in layout.groups
         ]
@@ -71,11 +79,11 @@ class VirtualModel:
     def run(self, plan: StepPlan) -> StepResult:
         self._tables.update(plan)
         for group, page, held in plan.offloads.tolist():
-            self._buffer[group, held] = self._memory[group][page].copy()
+            self._buffer[group, held] = self.memory[group][page].copy()
         for group, held, page in plan.fetches.tolist():
-            self._memory[group][page] = self._buffer[group, held]
+            self.memory[group][page] = self._buffer[group, held]
         for copy in plan.copies:
-            memory = self._memory[copy.group]
+            memory = self.memory[copy.group]
             memory[copy.target] = memory[copy.source]
         for handle in plan.released:
             self._digests.pop(handle, None)
@@ -85,9 +93,15 @@ class VirtualModel:
         plan = replace(plan, work=tuple(self._drafted))
         self._drafted.clear()
         result = verified(plan, [token for tokens in sampled for token in tokens])
+        if plan.pools:
+            result = structs.replace(result, pooled=self._vectors(plan))
         self._forget_wrong_draft_tokens(plan, result)
         self._before.note(plan, result)
         return result
+
+    def _vectors(self, plan: StepPlan) -> dict[int, bytes]:
+        pooling = (work.handle for work in plan.work if work.pools)
+        return {handle: self._digests[handle][-1].to_bytes(8, "little") for handle in pooling}
 
     def _forget_wrong_draft_tokens(self, plan: StepPlan, result: StepResult) -> None:
         """Forget what was computed after a wrong one; the pages still hold it."""
@@ -111,7 +125,7 @@ class VirtualModel:
             row = int(arrays[0].query_starts[index]) + offset
             for group, array in enumerate(arrays):
                 page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
-                self._memory[group][page, place] = digests[-1]
+                self.memory[group][page, place] = digests[-1]
         self._drafted.append(structs.replace(work, token_ids=np.asarray(tokens, np.int32)))
         return [
             next_token(digest, self._words) for digest in digests[len(digests) - work.num_logits :]
@@ -136,7 +150,7 @@ class VirtualModel:
         for position in range(readable_from(spec, end), end):
             page = int(array.page_ids[start + position // spec.page_tokens - first])
             assert page >= 0, "a page that is needed was never allocated"
-            entries[position] = int(self._memory[group][page, position % spec.page_tokens])
+            entries[position] = int(self.memory[group][page, position % spec.page_tokens])
         return entries
 
     def _check_reads(

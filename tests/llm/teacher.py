@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
 from kvell.engine.sampling.adjust import adjust
 from kvell.llm import LLM, RequestOutput
 from kvell.models.sources.packaged import MODEL_NAME
@@ -30,6 +31,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM = StructuredOutputs(json=json.dumps(SCHEMA))
+THOUGHT_FORM = replace(FORM, reasoning=Reasoning((".",)))
+"""The model writes a sentence first, as it likes."""
 WISHES: list[SamplingParams] = [
     SamplingParams(temperature=0, max_tokens=12),
     SamplingParams(temperature=0, max_tokens=12, repetition_penalty=1.4, logprobs=2),
@@ -43,6 +46,7 @@ WISHES: list[SamplingParams] = [
     SamplingParams(
         temperature=1, seed=4, max_tokens=12, structured_outputs=StructuredOutputs(regex="[a-z ]*")
     ),
+    SamplingParams(temperature=0, max_tokens=60, structured_outputs=THOUGHT_FORM, logprobs=0),
 ]
 """Plain and controlled requests, for one batch."""
 

@@ -15,7 +15,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.llm import LLM
 from kvell.vocabulary import RequestId
-from tests.llm.teacher import FORM, MAX_ERROR, SCHEMA, smollm2
+from tests.llm.teacher import FORM, MAX_ERROR, SCHEMA, THOUGHT_FORM, smollm2
 from tests.llm.test_llm_exactness import read_oracle
 
 PROMPT = min((answer.prompt for answer in read_oracle()), key=lambda ids: abs(len(ids) - 16))
@@ -36,8 +36,15 @@ CHOSEN = SamplingParams(
     structured_outputs=StructuredOutputs(choice=("unbelievable", "understandable")),
     logprobs=0,
 )
+THOUGHT = SamplingParams(temperature=0, max_tokens=64, structured_outputs=THOUGHT_FORM, logprobs=1)
 SCORED = SamplingParams(temperature=0.7, seed=2, max_tokens=6, prompt_logprobs=1, min_p=0.1)
-WISHES = {"penalties": PENALISED, "schema": FORMED, "choice": CHOSEN, "scores": SCORED}
+WISHES = {
+    "penalties": PENALISED,
+    "schema": FORMED,
+    "choice": CHOSEN,
+    "reasoning": THOUGHT,
+    "scores": SCORED,
+}
 
 
 @dataclass
@@ -107,6 +114,17 @@ def test_what_goes_on_obeys_its_grammar(llm: LLM) -> None:
     assert text.startswith(begun)
     assert answer.finished.reason == "stop"
     validate(json.loads(text), SCHEMA)
+
+
+def test_what_goes_on_anywhere_in_its_reasoning_or_behind_it_obeys_its_grammar(llm: LLM) -> None:
+    whole = answered(llm, "thought-whole", THOUGHT, [])
+    text = llm.tokenizer.decode(whole.token_ids)
+    validate(json.loads(text.partition(".")[2]), SCHEMA)
+    [end] = [i for i, token in enumerate(whole.token_ids) if llm.tokenizer.decode([token]) == "."]
+    assert 1 < end < len(whole.token_ids) - 2
+    for known in (end - 1, end, end + 1, end + 2):
+        rest = answered(llm, f"thought-{known}", THOUGHT, whole.token_ids[:known])
+        assert rest.token_ids == whole.token_ids[known:]
 
 
 def test_scores_are_told_for_the_whole_prompt(llm: LLM) -> None:

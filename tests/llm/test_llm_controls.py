@@ -10,7 +10,7 @@ import torch
 from jsonschema import validate
 
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
 from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM, RequestOutput
@@ -19,6 +19,7 @@ from tests.llm.teacher import (
     FORM,
     MAX_ERROR,
     SCHEMA,
+    THOUGHT_FORM,
     WISHES,
     greedy_choices,
     logits_of,
@@ -114,6 +115,39 @@ def test_grammars_are_obeyed(llm: LLM, alone: list[RequestOutput]) -> None:
     assert {output.finish_reason for output in outputs} == {"stop"}
 
 
+def test_a_grammar_begins_behind_the_reasoning(llm: LLM, alone: list[RequestOutput]) -> None:
+    [place] = [i for i, one in enumerate(WISHES) if one.structured_outputs == THOUGHT_FORM]
+    thought, end, answer = alone[place].text.partition(".")
+    assert thought and end
+    validate(json.loads(answer), SCHEMA)
+    assert alone[place].finish_reason == "stop"
+    free = replace(WISHES[place], structured_outputs=None)
+    [plain] = llm.generate([CROWD[place]], free)
+    assert plain.text.startswith(thought + end), "nothing binds the reasoning"
+
+
+@pytest.mark.parametrize("ends", [("\u2603",), (".", "\u2603")])
+def test_reasoning_that_never_ends_is_bounded_and_free(llm: LLM, ends: tuple[str, ...]) -> None:
+    asked = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    endless = replace(asked, structured_outputs=replace(FORM, reasoning=Reasoning(ends)))
+    plain, thought = llm.generate([PROMPTS[2]] * 2, [asked, endless])
+    assert thought.token_ids == plain.token_ids
+    assert thought.finish_reason == "length"
+
+
+def test_a_stop_token_ends_an_answer_that_still_reasons(llm: LLM) -> None:
+    reasoning = Reasoning(("\u2603",))
+    plain = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    [longer] = llm.generate([PROMPTS[2]], plain)
+    stop = longer.token_ids[3]
+    asked = replace(
+        plain, stop_token_ids=(stop,), structured_outputs=replace(FORM, reasoning=reasoning)
+    )
+    [output] = llm.generate([PROMPTS[2]], asked)
+    assert output.finish_reason == "stop"
+    assert output.token_ids == longer.token_ids[: longer.token_ids.index(stop) + 1]
+
+
 def test_min_p_drops_what_is_unlikely(smollm2_path: Path, llm: LLM) -> None:
     params = SamplingParams(temperature=3, seed=9, max_tokens=16, min_p=0.3, ignore_eos=True)
     first, again = (llm.generate([PROMPTS[2]], params)[0] for _ in range(2))
@@ -155,6 +189,7 @@ def test_preempted_ones_go_on_as_if_nothing_had_happened(
     llm = smollm2(smollm2_path, kv_memory_bytes=4 * MIB, max_model_len=64)
     outputs = llm.generate(CROWD, WISHES)
     assert sum(output.preemptions for output in outputs) > 0
+    assert outputs[-1].preemptions > 0, "the youngest, which reasons first"
     assert_same(outputs, alone)
 
 

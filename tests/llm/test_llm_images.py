@@ -95,3 +95,17 @@ def test_an_image_of_another_model_is_named(llm: LLM, architecture: str) -> None
     prompt = pictured(architecture, text(7), 0)
     with pytest.raises(ChangeSomething, match=r"images\.pixel_values"):
         llm.generate(asked(Prompt(prompt.token_ids, {"images": torch.ones(1)})), GREEDY)
+
+
+def test_texts_alone_have_vectors_and_images_are_refused_by_name(
+    llm: LLM, architecture: str
+) -> None:
+    texts = [text(12), text(70, 3)]
+    for output, ids in zip(llm.embed(texts), texts, strict=True):
+        with torch.no_grad():
+            told = picture_module(architecture).model(input_ids=torch.tensor([ids]))
+        expected = torch.nn.functional.normalize(told.last_hidden_state[0, -1], dim=0)
+        assert np.allclose(output.embedding, expected.numpy(), atol=1e-5)
+    with pytest.raises(ChangeSomething) as caught:
+        llm.embed(asked(pictured(architecture, text(7), 0, text(9))))
+    assert caught.value.field == "images"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.memory import Implementation, MemoryCore, audit, create_core
+from kvell.memory import HoldingCore, Implementation, audit, create_core
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
 from tests.pages.pools import group, pool_of, state
@@ -35,7 +35,7 @@ class HoldsMachine(RuleBasedStateMachine):
 
     @initialize(kind=st.sampled_from(list(LAYOUTS)), large=st.integers(4, 30))
     def start(self, kind: str, large: int) -> None:
-        self.core: MemoryCore = create_core(pool_of(large, *LAYOUTS[kind]), self.implementation)
+        self.core: HoldingCore = create_core(pool_of(large, *LAYOUTS[kind]), self.implementation)
         self.holds = Holds(self.core)
         self.step = self.now = 0
         self.numbers = itertools.count()

@@ -13,6 +13,8 @@ import httpx
 import openai
 import pytest
 
+from tests.server.access.test_server_access_accounts import seconds_of
+
 KEYS = """
 [[keys]]
 name = "red"
@@ -31,6 +33,12 @@ name = "small"
 key = "small-1"
 requests_per_minute = 5
 tokens_per_minute = 1000
+
+[[keys]]
+name = "slow"
+key = "slow-1"
+requests_per_minute = 2
+tokens_per_minute = 60
 
 [[keys]]
 name = "ops"
@@ -136,6 +144,7 @@ def test_tokens_are_settled_and_exhausted_ones_are_429(keyed: Keyed) -> None:
     refused = keyed.post("small-1", prompt="x" * 100, max_tokens=850)
     assert refused.status_code == 429
     assert 0 < int(refused.headers["retry-after"]) <= 60
+    assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("tokens", "rate_limit_exceeded")
     stopped = keyed.post("small-1", prompt="x" * 100, max_tokens=200, stop=list("aeiourstln"))
@@ -151,6 +160,23 @@ def test_tokens_are_settled_and_exhausted_ones_are_429(keyed: Keyed) -> None:
     assert left.headers["x-ratelimit-remaining-requests"] == "0"
     many = keyed.post("small-1", prompt="x")
     assert (many.status_code, many.json()["error"]["type"]) == (429, "requests")
+
+
+def test_streams_say_what_a_key_has_left_too(keyed: Keyed) -> None:
+    body = {"prompt": "streamed", "max_tokens": 12, "stream": True}
+    headers = {"Authorization": "Bearer slow-1"}
+    url = f"{keyed.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        told = dict(reply.headers)
+        assert reply.read().rstrip().endswith(b"[DONE]")
+    for unit, limit in (("requests", 2), ("tokens", 60)):
+        assert told[f"x-ratelimit-limit-{unit}"] == str(limit)
+        left = int(told[f"x-ratelimit-remaining-{unit}"])
+        assert left == limit or told[f"x-ratelimit-reset-{unit}"] != "0s"
+        # One comes back in so many seconds, whenever the head was written.
+        each, reset = 60 / limit, seconds_of(told[f"x-ratelimit-reset-{unit}"])
+        assert each * (limit - left - 1) < reset <= each * (limit - left)
 
 
 def test_the_log_tells_of_requests_and_never_of_their_text_or_key(keyed: Keyed) -> None:

@@ -39,7 +39,7 @@ class LayerPages:
 
     @property
     def quantised(self) -> bool:
-        """Do vectors carry a scale?"""
+        """Whether each stored vector has a scale beside it."""
         return is_quantised(self.dtype)
 
     @property

@@ -14,7 +14,7 @@ SCALE_BYTES = 4
 
 
 def is_quantised(dtype: torch.dtype) -> bool:
-    """Does a vector of this dtype need a scale?"""
+    """Return whether vectors of this dtype are stored with a scale."""
     return dtype in LARGEST
 
 

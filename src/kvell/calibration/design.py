@@ -73,7 +73,7 @@ def possible(
 ) -> list[Point]:
     """Those that an engine can bring about.
 
-    :param fits: does the pool hold so many requests of so many tokens?
+    :param fits: tells whether the pool holds a number of requests of a number of tokens each.
     :param budget_tokens: of a step.
     """
     return [

@@ -2,6 +2,7 @@
 
 import gc
 import socket
+from pathlib import Path
 
 import click
 
@@ -10,6 +11,7 @@ from kvell.cli.terminal.options import engine_options, with_kv_memory
 from kvell.cli.terminal.progress import StageLines
 from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.mempool.place import PoolPlace
 
 
 @click.command(hidden=True)
@@ -18,6 +20,8 @@ from kvell.engine.setup.engine_settings import EngineSettings
 @click.option("--processors", default="", help="Those it may use, like 0,1; all if not given.")
 @click.option("--threads", type=int, default=0, help="Threads of its steps; 0: one a processor.")
 @click.option("--weights-fd", type=int, default=-1, help="A memory file of shared weights.")
+@click.option("--instance-id", default="", help="Its name among the others.")
+@click.option("--pool-dir", default="", help="Where it meets others; nowhere if not given.")
 @click.option("--memory-parts", type=int, default=1, help="Instances that start at once.")
 @engine_options
 @click.pass_obj
@@ -30,6 +34,8 @@ def instance(
     processors: str,
     threads: int,
     weights_fd: int,
+    instance_id: str,
+    pool_dir: str,
 ) -> None:
     """Serve the instance protocol over an inherited socket until the peer closes it."""
     if processors:  # before torch is imported
@@ -39,7 +45,13 @@ def instance(
     with socket.socket(fileno=socket_fd) as peer:
         chosen = with_kv_memory(settings, session)
         shared = None if weights_fd < 0 else weights_fd
-        model = session.open_model(chosen, session.cache_dir, StageLines(), incarnation, shared)
+        place = PoolPlace(instance_id, Path(pool_dir)) if pool_dir else None
+        model = session.open_model(
+            chosen, session.cache_dir, StageLines(), incarnation, shared, place
+        )
         model.engine.warm()
         gc.freeze()  # objects of the start live on: scanning them would take 0.1 s each time
-        serve_instance(model.engine, peer)
+        try:
+            serve_instance(model.engine, peer)
+        finally:
+            model.engine.close()

@@ -9,15 +9,16 @@ from typing import Any
 
 import click
 
-from kvell.cli.serve_options import access_options, answer_options, log_options
+from kvell.cli.serve_options import access_options, answer_options, events_option, log_options
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
-from kvell.cluster.instances import parse_instances
+from kvell.cluster.instances import check_start, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.server.answers.named import check_parsers
+from kvell.server.events.events_config import parse_events_config
 from kvell.server.logs.lines import LogFormat, lines_on, tell
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 @access_options
 @log_options
 @answer_options
+@events_option
 @click.option(
     "--instances",
     metavar="ROLE=N",
@@ -62,15 +64,23 @@ def serve(
     log_format: LogFormat,
     log_requests: bool,
     stats_seconds: float,
+    otlp_traces_endpoint: str | None,
     instances: str,
     routing: str,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
+    kv_events_config: str | None,
     as_json: bool,
 ) -> None:
     """Serve the OpenAI API over HTTP."""
     counts = parse_instances(instances)
+    check_start(counts)
     check_parsers(tool_call_parser, reasoning_parser)
+    if otlp_traces_endpoint is not None:
+        from kvell.server.tracing.opening import checked_endpoint
+
+        checked_endpoint(otlp_traces_endpoint)
+    kv_events = None if kv_events_config is None else parse_events_config(kv_events_config)
     settings = with_shared_kv_memory(settings, session, sum(counts.values()))
     with progress_bar("looking for the model") as report:
         from kvell.server.instance.command import instance_command
@@ -89,6 +99,8 @@ def serve(
         reasoning_parser=reasoning_parser,
         log_requests=log_requests,
         stats_seconds=stats_seconds,
+        otlp_traces_endpoint=otlp_traces_endpoint,
+        kv_events=kv_events,
         **access,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce

@@ -1,4 +1,4 @@
-"""Flags of ``kvell serve``: who may ask, what is logged, and how answers are read."""
+"""Flags of ``kvell serve``: who may ask, what is logged and told, how answers are read."""
 
 import functools
 from collections.abc import Callable
@@ -36,8 +36,13 @@ def access_options(command: Command) -> Command:
 
 
 def log_options(command: Command) -> Command:
-    """``--log-format``, ``--log-requests``, ``--stats-seconds``."""
+    """``--log-format``, ``--log-requests``, ``--stats-seconds``, ``--otlp-traces-endpoint``."""
     for option in (
+        click.option(
+            "--otlp-traces-endpoint",
+            metavar="URL",
+            help="Send a trace of each request to this collector, by OTLP over HTTP.",
+        ),
         click.option(
             "--stats-seconds",
             type=click.FloatRange(min=0),
@@ -57,6 +62,15 @@ def log_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def events_option(command: Command) -> Command:
+    """``--kv-events-config``."""
+    return click.option(
+        "--kv-events-config",
+        metavar="JSON",
+        help="Publish what is cached, for routers outside, in vLLM's schema and over ZeroMQ.",
+    )(command)
 
 
 def answer_options(command: Command) -> Command:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from kvell.errors import ChangeSomething
 
-ROLES = ("mixed",)
-LATER_ROLES = ("prefill", "decode")
+ROLES = ("mixed", "prefill", "decode")
+"""What instances do: everything, compute prompts, or go on with requests behind their prompts."""
 MOST_INSTANCES = 64
 
 _MOST_DIGITS = 20
@@ -46,6 +46,18 @@ def checked_counts(counts: Mapping[str, int], field: str = "instances") -> dict[
     return dict(counts)
 
 
+def check_start(counts: Mapping[str, int], field: str = "--instances") -> None:
+    """Check that instances of these roles can serve requests together.
+
+    :raises ChangeSomething: if prompts would be computed for nobody, or by nobody.
+    """
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if role in counts and other not in counts:
+            text = ",".join(f"{name}={count}" for name, count in counts.items())
+            remedy = f"write it like {role}={counts[role]},{other}=1"
+            raise ChangeSomething(field, text, f"has {role} instances without {other} ones", remedy)
+
+
 def _parsed(part: str, text: str, field: str) -> tuple[str, int]:
     role, _, count = part.rpartition("=") if "=" in part else (ROLES[0], "", part)
     role, count = role.strip(), count.strip()
@@ -57,8 +69,5 @@ def _parsed(part: str, text: str, field: str) -> tuple[str, int]:
 
 
 def _check_role(role: str, text: str, field: str) -> None:
-    if role in LATER_ROLES:
-        problem = f"asks for {role} instances, which are not served yet"
-        raise ChangeSomething(field, text, problem, _REMEDY)
     if role not in ROLES:
         raise ChangeSomething(field, text, f"{role!r} is no role of an instance", _REMEDY)

@@ -92,7 +92,7 @@ def decode_seconds(model: CostModel, contexts_tokens: Sequence[int]) -> float:
 def transfer_pays(
     model: CostModel, prompt_tokens: int, ratio: float, farther_ratio: float, seconds: float
 ) -> bool:
-    """MemServe's equation 2: is fetching more of a prompt quicker than computing it?
+    """Return whether fetching more of a prompt is quicker than computing it (MemServe, eq. 2).
 
     :param ratio: the part that is cached here.
     :param farther_ratio: the part that would be, after a transfer of ``seconds``.

@@ -22,7 +22,7 @@ class SwapRule(Protocol):
     """Decides for one request at a time."""
 
     def swaps(self, tokens: int, size_bytes: int) -> bool:
-        """Is copying so many bytes out and in quicker than computing so many tokens again?"""
+        """Return whether to copy ``size_bytes`` out and in instead of recomputing ``tokens``."""
         ...
 
 

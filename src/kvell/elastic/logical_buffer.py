@@ -37,7 +37,7 @@ class SloWindow:
 
     @property
     def is_violated(self) -> bool:
-        """Were enough of them late?"""
+        """Whether at least ``LATE_ITERATIONS`` of the last iterations were late."""
         return sum(self.late) >= LATE_ITERATIONS
 
 
@@ -86,7 +86,11 @@ class CpuBuffer:
         self._wanted_chunks = self.held_chunks + chunks
 
     def note_iteration(self, *, ttft_late: bool, tpot_late: bool) -> None:
-        """A step is over: was a first token, or a token after another, later than its target?"""
+        """Count a step that is over, and adapt the size if a target is violated.
+
+        :param ttft_late: whether a first token came later than its target.
+        :param tpot_late: whether a further token came later than its target.
+        """
         self._ttft.note(ttft_late)
         self._tpot.note(tpot_late)
         if self._is_fixed or not self.physical_chunks:

@@ -60,7 +60,7 @@ class PageBuffer:
         return pages
 
     def has_room(self, need: Sequence[int]) -> bool:
-        """Are so many pages of each group there now?"""
+        """Return whether ``need`` pages, counted for each group, can be taken now."""
         return self._large_needed(need) <= len(self._empty_large)
 
     def release(self, holder: int) -> None:

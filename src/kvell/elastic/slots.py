@@ -52,7 +52,7 @@ class Segment:
 
     @property
     def is_free(self) -> bool:
-        """May a slot be made of it?"""
+        """Whether a slot can be placed here: the positions are bare or idle."""
         return self.state in (SlotState.BARE, SlotState.IDLE)
 
 

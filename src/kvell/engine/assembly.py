@@ -19,12 +19,14 @@ from kvell.engine.planning.overlap import chosen_depth
 from kvell.engine.planning.page_map import PageMap
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.setup.budget_limits import observing_tokens
 from kvell.engine.setup.contract import make_contract, model_share
 from kvell.engine.setup.engine_memory import cpu_buffer_of, memory_of
 from kvell.engine.setup.objectives import check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions
+from kvell.engine.setup.pool_place import check_pool_place
 from kvell.engine.setup.several_models import ServedModel, check_several
 from kvell.engine.setup.sizes import PoolFlag, Sizes, flag_of, sizes_of
 from kvell.engine.setup.speculative_models import check_speculation
@@ -40,6 +42,7 @@ from kvell.memory import (
     plan_layout,
     pool_bytes_for,
 )
+from kvell.mempool.agent import Agent
 from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
@@ -148,6 +151,18 @@ def build_engine(
         shares_pool=memory.steps is not None,
         swaps=buffer is not None,
     )
+    agent = None
+    if options.pool_place is not None:
+        check_pool_place(
+            device=model.device.type,
+            shares_memory=memory.descriptor is None,
+            has_buffer=buffer is not None,
+            has_drafts=bool(options.num_speculative_tokens),
+            plans_ahead=bool(limits.depth),
+            models=len(served),
+        )
+        stored = f"{name} {model.dtype} {options.pool_place.folder.name}"
+        agent = Agent(core, options.pool_place.instance, incarnation, stored)
     for one in served:
         one.model.attach(layout.seen_by(one.name), memory.pool)
     if draft is not None:
@@ -180,7 +195,12 @@ def build_engine(
         None if buffer is None else buffer.swapping,
         None if buffer is None else buffer.parking,
         MissWatch(core),
+        agent,
     )
+    link = None
+    if options.pool_place is not None and agent is not None and memory.descriptor is not None:
+        pool, descriptor = memory.pool.numpy(), memory.descriptor
+        link = PoolLink(options.pool_place, agent, layout.groups, pool, descriptor)
     return Engine(
         engine_core,
         runner,
@@ -207,6 +227,7 @@ def build_engine(
         clock=clock,
         grammars={one.name: controls[one.name].grammars for one in served},
         page_map=PageMap(engine_core, core),
+        link=link,
     )
 
 

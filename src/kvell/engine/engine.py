@@ -34,11 +34,13 @@ from kvell.engine.protocol.messages import (
     Ready,
     Submit,
 )
+from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
+from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import PreparingRunner, Runner
 from kvell.engine.running.sent_images import SentImages
 from kvell.engine.sampling.grammars import Grammars
@@ -74,6 +76,7 @@ class Engine:
         objectives: ObjectiveWatch | None = None,
         grammars: Mapping[str, Grammars | None] = MappingProxyType({}),
         page_map: PageMap | None = None,
+        link: PoolLink | None = None,
     ) -> None:
         """:param activations: bytes that a step needs of the reserve, where it has no slot.
         :param images: of requests in flight, put there by the caller that submits prompts with
@@ -83,7 +86,8 @@ class Engine:
         :param cold: the pool's chunks, if only a first touch commits them.
         :param objectives: says after every step whether requests are late; None: never.
         :param grammars: by model, the first one first; None where answers can follow none.
-        :param page_map: of the core; without one, the engine shows no pages."""
+        :param page_map: of the core; without one, the engine shows no pages.
+        :param link: to other instances, if the core has an agent."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -95,6 +99,7 @@ class Engine:
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives
         self._grammars, self._page_map = grammars, page_map
+        self._link = link
         self._sent_images = SentImages(images)
         self._notes_due = 0
         self._cold = cold
@@ -139,6 +144,10 @@ class Engine:
             return [replace(stats, problems=self.core.audit()) if command.with_audit else stats]
         if isinstance(command, AskPages | AskLargePage):
             return [self._shown(command)]
+        if isinstance(command, WatchIndex):
+            if self._page_map is not None:
+                self.core.watch_index(self._page_map.index_watch())
+            return []
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
         told: Submit | Cancel = command
@@ -161,6 +170,7 @@ class Engine:
         if isinstance(command, Submit):
             self._times.submitted(command.request_id)
         events = self._told.tell(command)
+        self._do_actions()
         if self._objectives is not None:
             self._objectives.heard(command, events)
         return self._times.told(events)
@@ -199,6 +209,28 @@ class Engine:
         ends = [start + tokens - 1 for start, tokens, _ in command.images]
         contents = [int(prompt[end]) for end in ends if end in range(len(prompt))]
         return not contents or (self.images is not None and self.images.knows(contents))
+
+    def wakes(self) -> int | None:
+        """A descriptor that becomes readable when :meth:`woken` has something to take in."""
+        return None if self._link is None else self._link.descriptor
+
+    def woken(self) -> list[Event]:
+        """Take in what other instances, copies and time have brought."""
+        events: list[Event] = []
+        for entry in self._link.entries() if self._link is not None else ():
+            events += self._told.heard(entry)
+            self._do_actions()
+        return self._times.told(events)
+
+    def close(self) -> None:
+        """End the link to other instances; the engine takes no further step."""
+        if self._link is not None:
+            self._link.close()
+
+    def _do_actions(self) -> None:
+        """Before the next step is planned."""
+        if self._link is not None and self.core.handovers is not None:
+            self._link.do(self.core.take_actions(), self.core.handovers.next_deadline)
 
     def has_work(self) -> bool:
         """Whether any request waits or runs, or any result is pending."""
@@ -258,6 +290,7 @@ class Engine:
 
     def _committed(self, result: StepResult) -> list[Event]:
         events = self._told.commit(result)
+        self._do_actions()
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))
         self._sent_images.told(events)

@@ -3,7 +3,8 @@
 The scheduler's process, the library and the simulator run the same agent.
 """
 
-from kvell.memory import MemoryCore
+from kvell.memory import HoldingCore
+from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
@@ -30,7 +31,7 @@ class Agent:
 
     def __init__(
         self,
-        core: MemoryCore,
+        core: HoldingCore,
         instance: str,
         incarnation: int,
         content: str,
@@ -38,6 +39,7 @@ class Agent:
     ) -> None:
         self.instance, self.incarnation = instance, incarnation
         self.fingerprint = layout_fingerprint(core.layout.groups, content)
+        self.now: Tick = 0
         self.holds = Holds(core)
         self.sending = Sending(instance, incarnation, self.fingerprint)
         self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
@@ -48,6 +50,16 @@ class Agent:
         parts = (self.holds, self.sending, self.receiving)
         found = [part.next_deadline for part in parts]
         return min((deadline for deadline in found if deadline is not None), default=None)
+
+    def handle(self, entry: PeerEntry) -> list[Action]:
+        """Something happened; time is what the last :class:`Ticked` said."""
+        if isinstance(entry, Heard):
+            return self.heard(entry.peer, entry.message, self.now)
+        if isinstance(entry, PullEnded):
+            return self.pulled(entry.transfer, entry.problem)
+        if isinstance(entry, PeerLost):
+            return self.instance_died(entry.peer, entry.incarnation)
+        return self.tick(entry.now)
 
     def heard(self, peer: str, message: PeerMessage, now: Tick) -> list[Action]:
         """A message of another instance."""
@@ -69,6 +81,7 @@ class Agent:
 
     def tick(self, now: Tick) -> list[Action]:
         """Time has passed: transfers that took too long, and then holds that are over."""
+        self.now = now
         actions = self.sending.tick(now) + self.receiving.tick(now)
         self.holds.expire(now)
         return actions

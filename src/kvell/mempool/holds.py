@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvell.memory import Ints, MemoryCore, Tokens
+from kvell.memory import HoldingCore, Ints, Tokens
 from kvell.mempool.owners import Owner, Tick
 
 FOR_GOOD = (1 << 31) - 1
@@ -47,7 +47,7 @@ class Holds:
     :param core: shared with the scheduler, which closes none of these handles.
     """
 
-    def __init__(self, core: MemoryCore) -> None:
+    def __init__(self, core: HoldingCore) -> None:
         self._core = core
         self._holds: dict[Owner, Hold] = {}
 

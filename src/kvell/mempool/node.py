@@ -1,6 +1,7 @@
-"""The loop of one instance's part in the pool: sockets, time and copies around the agent.
+"""The I/O of one instance's part in the pool: sockets, time and copies, on a thread of its own.
 
-One thread has the memory core; everybody else asks it.
+What happens is handed to whoever has the agent: a library's agent answers on this thread, an
+engine's between two of its steps.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +19,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.errors import ChangeSomething, TryLater
 from kvell.frames import ProtocolError
 from kvell.memory import GroupSpec
-from kvell.mempool.agent import Agent
+from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded, Ticked
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
     Action,
@@ -39,16 +41,20 @@ from kvell.mempool.transports.rights import Rights
 
 Answer = TypeVar("Answer")
 News = Arrived | Ended | Roomed
+TICK_MILLISECONDS = 100
+"""Between two ticks while things happen, at least; at a deadline there is one anyway."""
 LONGEST_PAUSE_SECONDS = 60.0
 GREETING_SECONDS = 5.0
 """A peer must say who it is within this time."""
 
 
 class Node:
-    """Runs an agent from :meth:`start` to :meth:`close`.
+    """Does I/O from :meth:`start` to :meth:`close`.
 
+    :param handle: is told what happens, on the node's thread; returns what is to be done at once.
     :param memory: own pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
     :param address: a path for the socket at which peers connect; None: none can.
+    :param folder: where instances that are not connected yet are found, by name; None: nowhere.
     :param secret: which all instances of the cluster know.
     :param tells: is told of texts that came and of ends of transfers, on the node's thread and in
         order with what is done.
@@ -56,23 +62,26 @@ class Node:
 
     def __init__(
         self,
-        agent: Agent,
+        instance: str,
+        incarnation: int,
+        fingerprint: str,
+        handle: Callable[[PeerEntry], Sequence[Action]],
         groups: Sequence[GroupSpec],
         memory: Bytes,
         descriptor: int,
         *,
         address: Path | None = None,
+        folder: Path | None = None,
         secret: bytes = b"",
         tells: Callable[[News], None] = lambda _: None,
         clock: Clock | None = None,
     ) -> None:
-        self.agent = agent
+        self.instance, self._handle = instance, handle
+        self._deadline: Tick | None = None
         self._descriptor, self._secret = descriptor, secret
         self._clock, self._tells = clock or MonotonicClock(), tells
-        self._told = greeting(
-            secret, agent.instance, agent.incarnation, agent.fingerprint, len(memory)
-        )
-        self._rights = Rights()
+        self._told = greeting(secret, instance, incarnation, fingerprint, len(memory))
+        self.rights = Rights()
         self.mover = Mover(groups, memory, self._pull_ended)
         self._peers: dict[str, Peer] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -83,6 +92,8 @@ class Node:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._listener = self._listen(address)
         self._greeters = ThreadPoolExecutor(4, thread_name_prefix="kvell-greeter")
+        self._folder, self._reaching = folder, dict[str, list[Send]]()
+        self._ticked: Tick = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kvell-mempool", daemon=True)
 
@@ -101,7 +112,7 @@ class Node:
         self._thread.join()
         self._greeters.shutdown()
         self.mover.close()
-        self._rights.close()
+        self.rights.close()
         for one in (self._wake, self._woken, self._selector):
             one.close()
 
@@ -135,9 +146,9 @@ class Node:
             elif isinstance(action, StopPull):
                 self.mover.stop(action.transfer)
             elif isinstance(action, Grant):
-                self._rights.grant(action.transfer.number)
+                self.rights.grant(action.transfer.number)
             elif isinstance(action, Revoke):
-                self._rights.revoke(action.transfer.number)
+                self.rights.revoke(action.transfer.number)
             elif isinstance(action, Arrived | Ended | Roomed):
                 self._tells(action)
 
@@ -169,6 +180,7 @@ class Node:
         if address is None:
             return None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _unlink_dead(address)
         try:
             listener.bind(str(address))
         except OSError as error:
@@ -182,7 +194,7 @@ class Node:
         return listener
 
     def _greeted(self, sock: socket.socket, *, is_ours: bool) -> Peer:
-        say(sock, self._told, (self._descriptor, self._rights.descriptor))
+        say(sock, self._told, (self._descriptor, self.rights.descriptor))
         told, descriptors = hear(sock, self._secret)
         return Peer(sock, told, descriptors, is_ours=is_ours)
 
@@ -210,7 +222,7 @@ class Node:
         name = peer.told.instance
         old = self._peers.get(name)
         if old is not None and old.told.incarnation == peer.told.incarnation:
-            lesser_is_us = self.agent.instance < name
+            lesser_is_us = self.instance < name
             if peer.is_ours != lesser_is_us and old.is_ours == lesser_is_us:
                 peer.close()
                 return
@@ -220,6 +232,7 @@ class Node:
             self._lose(old)
         self._peers[name] = peer
         self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+        self.act(self._reaching.pop(name, ()))
 
     def _lose(self, peer: Peer) -> None:
         """A peer is gone: what it sent and was sent ends."""
@@ -229,12 +242,52 @@ class Node:
         del self._peers[name]
         self._selector.unregister(peer.socket)
         peer.close()
-        self.act(self.agent.instance_died(name, peer.told.incarnation))
+        self.act(self._handle(PeerLost(name, peer.told.incarnation)))
+
+    def wake_at(self, deadline: Tick | None) -> None:
+        """Say :class:`Ticked` then, and before only now and then; from any thread."""
+        self._deadline = deadline
+        if deadline is not None and threading.current_thread() is not self._thread:
+            self._wake_up()
+
+    def post(self, actions: Sequence[Action]) -> None:
+        """Let the node's thread do what an agent asks for; from any thread."""
+        self._asked.put((Future(), partial(self.act, actions)))
+        self._wake_up()
+
+    def _tick(self) -> None:
+        now = self.now()
+        is_due = self._deadline is not None and self._deadline <= now
+        if is_due or now - self._ticked >= TICK_MILLISECONDS:
+            self._ticked = now
+            self.act(self._handle(Ticked(now)))
+
+    def _reach(self, action: Send) -> None:
+        """Connect to an instance before the first message to it."""
+        name = action.instance
+        if self._folder is None:
+            self.act(self._handle(PeerLost(name, 0)))
+            return
+        is_new = name not in self._reaching
+        self._reaching.setdefault(name, []).append(action)
+        if is_new:
+            self._greeters.submit(self._reached, name, self._folder / name)
+
+    def _reached(self, name: str, address: Path) -> None:
+        try:
+            self.connect(address)
+        except (ChangeSomething, TryLater):
+            with contextlib.suppress(TryLater):
+                self.ask(lambda: self._not_reached(name))
+
+    def _not_reached(self, name: str) -> None:
+        if self._reaching.pop(name, None) is not None:
+            self.act(self._handle(PeerLost(name, 0)))
 
     def _send(self, action: Send) -> None:
         peer = self._peers.get(action.instance)
-        if peer is None:  # it was lost, and its transfers with it, or it was never there
-            self.act(self.agent.sending.instance_died(action.instance))
+        if peer is None:
+            self._reach(action)
             return
         try:
             peer.send(action.message)
@@ -242,16 +295,12 @@ class Node:
             self._lose(peer)
 
     def _pull_ended(self, transfer: Transfer, problem: str) -> None:
-        self._asked.put((Future(), lambda: self.act(self.agent.pulled(transfer, problem))))
+        self._asked.put((Future(), lambda: self.act(self._handle(PullEnded(transfer, problem)))))
         self._wake_up()
 
     def _hang_up(self) -> None:
         for peer in list(self._peers.values()):
             self._lose(peer)
-        coming = self.agent.receiving.owners()
-        for hold in list(self.agent.holds):
-            if hold.owner not in coming:
-                self.agent.holds.release(hold.owner)
 
     def _wake_up(self) -> None:
         with contextlib.suppress(OSError):  # it has been woken already, or is closed
@@ -278,7 +327,7 @@ class Node:
             with contextlib.suppress(queue.Empty):
                 while True:
                     _answer(*self._asked.get_nowait())
-            self.act(self.agent.tick(self.now()))
+            self._tick()
             for peer in list(self._peers.values()):
                 writing = selectors.EVENT_WRITE if peer.pending else 0
                 self._selector.modify(peer.socket, selectors.EVENT_READ | writing, peer)
@@ -287,10 +336,9 @@ class Node:
             self._listener.close()
 
     def _pause_seconds(self) -> float | None:
-        deadline = self.agent.next_deadline
-        if deadline is None:
-            return None
-        return min(LONGEST_PAUSE_SECONDS, max(0.0, (deadline - self.now()) / 1000))
+        if self._deadline is None:
+            return LONGEST_PAUSE_SECONDS
+        return min(LONGEST_PAUSE_SECONDS, max(0.0, (self._deadline - self.now()) / 1000))
 
     def _served(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.fileobj is self._woken:
@@ -307,8 +355,7 @@ class Node:
                 peer.flush()
             if mask & selectors.EVENT_READ:
                 for message in peer.receive():
-                    heard = self.agent.heard(peer.told.instance, message, self.now())
-                    self.act(heard)
+                    self.act(self._handle(Heard(peer.told.instance, message)))
         except PeerGone:
             self._lose(peer)
 
@@ -318,3 +365,12 @@ def _answer(answer: "Future[Answer]", call: Callable[[], Answer]) -> None:
         answer.set_result(call())
     except BaseException as error:  # whoever asked raises it
         answer.set_exception(error)
+
+
+def _unlink_dead(address: Path) -> None:
+    """Remove the socket of an incarnation that is no more."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(address))
+        except ConnectionRefusedError:
+            address.unlink()

@@ -25,19 +25,20 @@ import numpy.typing as npt
 from kvell.device.host import HostPool
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import (
+    HoldingCore,
     Implementation,
     Ints,
     Layout,
-    MemoryCore,
     create_core,
     pages_of_text,
 )
 from kvell.mempool.addresses import Address, Lease
 from kvell.mempool.agent import Agent
+from kvell.mempool.entries import PeerEntry
 from kvell.mempool.holds import Hold
 from kvell.mempool.node import News, Node
 from kvell.mempool.owners import HoldKind, Owner
-from kvell.mempool.transfers.actions import Arrived, Ended
+from kvell.mempool.transfers.actions import Action, Arrived, Ended
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.mempool.transports.page_copies import Bytes
@@ -74,14 +75,17 @@ class MemPool:
         self.incarnation = secrets.randbits(48)
         self._host = HostPool(layout.pool_bytes)
         self.memory: Bytes = np.frombuffer(self._host.buffer(), np.uint8)[: layout.pool_bytes]
-        self.core: MemoryCore = create_core(layout, implementation)
+        self.core: HoldingCore = create_core(layout, implementation)
         self._agent = Agent(self.core, instance, self.incarnation, content)
         self._arrivals: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         self._operation = 0
         self._sent: dict[Transfer, tuple[Owner, Future[None]]] = {}
         try:
             self._node = Node(
-                self._agent,
+                instance,
+                self.incarnation,
+                self._agent.fingerprint,
+                self._handled,
                 layout.groups,
                 self.memory,
                 self._host.descriptor,
@@ -109,6 +113,8 @@ class MemPool:
     def close(self) -> None:
         """Hang up and give the memory back; views of it must not be used any more."""
         self._node.close()
+        for hold in list(self._agent.holds):
+            self._agent.holds.release(hold.owner)
         self.__dict__.pop("memory", None)
         self._host.close()
 
@@ -320,11 +326,17 @@ class MemPool:
             self._sent[transfer] = owner, done
             actions += sending.ready(transfer, self._agent.holds.places(owner))
             self._node.act(actions)
+            self._node.wake_at(self._agent.next_deadline)
             return done, hold.hit_tokens
 
         done, computed = self._node.ask(begun)
         done.result()
         return computed
+
+    def _handled(self, entry: PeerEntry) -> list[Action]:
+        actions = self._agent.handle(entry)
+        self._node.wake_at(self._agent.next_deadline)
+        return actions
 
     def _told(self, news: News) -> None:
         if isinstance(news, Arrived):
@@ -364,6 +376,7 @@ class MemPool:
             raise TryLater("the lease is over: its pages may be somebody else's")
 
     def _lease(self, hold: Hold, firsts: Ints | None = None) -> Lease:
+        self._node.wake_at(self._agent.next_deadline)
         groups = self.layout.groups
         before = [0] * len(groups) if firsts is None else firsts.tolist()
         addresses = tuple(

@@ -130,6 +130,15 @@ class PagedModel:
             return None
         return self._fused.largest
 
+    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return what the head read of each row: the final norm's output, float32 [rows, hidden].
+
+        :param batch: the last one, which set ``wants_hidden``.
+        """
+        if not batch.wants_hidden:
+            raise ValueError("the step was not asked to keep what its head reads")
+        return self._modules.hidden() if self._modules else self._fused.hidden().float()
+
     @property
     def _fused(self) -> FusedDecoder:
         assert self.fused is not None, "either modules compute or a compiled pass does"

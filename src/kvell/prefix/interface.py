@@ -150,39 +150,6 @@ class MemoryCore(Protocol):
         """
         ...
 
-    def sources(self, handle: int) -> Ints:
-        """Return cached pages that a holder keeps for :meth:`copies` that are still to be made
-        [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, and states."""
-        ...
-
-    def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
-        """Hold empty pages that belong to no text; returns a handle, or 0 if there are too few.
-
-        :param counts: int32 [groups], pages of each group.
-        :raises ValueError: if a group of another model is asked for pages.
-        """
-        ...
-
-    def adopt(
-        self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
-    ) -> None:
-        """Make a reservation's pages those of a text whose tokens are all computed and in them.
-
-        The pages of each group become, in order, the positions that a request resuming behind the
-        text needs.  :meth:`advance` to all tokens and :meth:`close` put them into the index.
-
-        :raises ValueError: if the handle is no reservation, tokens are dropped, or the pages of a
-            group are not as many as that.
-        """
-        ...
-
-    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
-        """Evict what is cached of this text alone; returns the number of pages.
-
-        Pages that another text or a holder has too stay.
-        """
-        ...
-
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """Give the holders pages for tokens 0 … until-1, jointly over groups.
 
@@ -272,18 +239,6 @@ class MemoryCore(Protocol):
         """
         ...
 
-    def watch_index(self) -> None:
-        """Remember from now on what the index names and drops, for :meth:`index_changes`."""
-        ...
-
-    def index_changes(self) -> Ints:
-        """Return what the index named, dropped and renumbered since the last call, in order
-        [m, ``CHANGE_COLUMNS``] (``index/changes.py``); nothing unless it is watched.
-
-        A holder's pages are named when they are computed, and for the last time when it is closed.
-        """
-        ...
-
     def empty_large_pages(self) -> int:
         """Return how many large pages nobody uses and cache nothing; constant time."""
         ...
@@ -298,6 +253,55 @@ class MemoryCore(Protocol):
 
     def snapshot(self) -> PoolSnapshot:
         """Return the whole state as plain data, for the audit and for comparison."""
+        ...
+
+
+class HoldingCore(MemoryCore, Protocol):
+    """A memory core that holds pages for texts that come and go, and tells what it caches."""
+
+    def sources(self, handle: int) -> Ints:
+        """Return cached pages that a holder keeps for :meth:`copies` that are still to be made
+        [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, and states."""
+        ...
+
+    def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
+        """Hold empty pages that belong to no text; returns a handle, or 0 if there are too few.
+
+        :param counts: int32 [groups], pages of each group.
+        :raises ValueError: if a group of another model is asked for pages.
+        """
+        ...
+
+    def adopt(
+        self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
+    ) -> None:
+        """Make a reservation's pages those of a text whose tokens are all computed and in them.
+
+        The pages of each group become, in order, the positions that a request resuming behind the
+        text needs.  :meth:`advance` to all tokens and :meth:`close` put them into the index.
+
+        :raises ValueError: if the handle is no reservation, tokens are dropped, or the pages of a
+            group are not as many as that.
+        """
+        ...
+
+    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
+        """Evict what is cached of this text alone; returns the number of pages.
+
+        Pages that another text or a holder has too stay.
+        """
+        ...
+
+    def watch_index(self) -> None:
+        """Remember from now on what the index names and drops, for :meth:`index_changes`."""
+        ...
+
+    def index_changes(self) -> Ints:
+        """Return what the index named, dropped and renumbered since the last call, in order
+        [m, ``CHANGE_COLUMNS``] (``index/changes.py``); nothing unless it is watched.
+
+        A holder's pages are named when they are computed, and for the last time when it is closed.
+        """
         ...
 
 
@@ -327,7 +331,7 @@ class LendingCore(MemoryCore, Protocol):
         ...
 
 
-class VisibleCore(LendingCore, Protocol):
+class VisibleCore(LendingCore, HoldingCore, Protocol):
     """A memory core that shows parts of its state cheaply, for people who watch it."""
 
     def large_pages(self) -> LongInts:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from kvell.server.access.visit import VisitTracer
 from kvell.server.api.access_guard import Access
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
@@ -32,15 +33,22 @@ class HttpFace:
         """Of this process before it loaded anything."""
         return self._texts.floor_bytes
 
-    def server(self, front: Front, metrics: ServerMetrics, keys: ServingKeys) -> uvicorn.Server:
+    def server(
+        self,
+        front: Front,
+        metrics: ServerMetrics,
+        keys: ServingKeys,
+        tracer: VisitTracer | None = None,
+    ) -> uvicorn.Server:
         """Around a started front."""
-        visits = VisitLines(tells_requests=self._options.log_requests)
+        tells = self._options.log_requests
+        visits = VisitLines(tells_requests=tells, count=metrics.answered_over_http)
         first, *beside = self._texts.models
         app = build_app(
             front,
             first,
             metrics,
-            access=Access(keys.ring, self._options.guard_metrics, visits),
+            access=Access(keys.ring, self._options.guard_metrics, visits, tracer=tracer),
             max_body_bytes=self._options.max_body_bytes,
             beside=beside,
             floor_bytes=self._texts.floor_bytes,

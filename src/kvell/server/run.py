@@ -6,7 +6,8 @@ import gc
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from kvell.errors import ChangeSomething
@@ -21,6 +22,8 @@ from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:
+    from kvell.server.access.visit import VisitTracer
+    from kvell.server.events.publisher import EventsPublisher
     from kvell.server.http_face import HttpFace
 
 logger = logging.getLogger(__name__)
@@ -41,15 +44,18 @@ def serve(
     :param texts: of the models that it serves; read while it starts.
     :param announce: is called with the server's URL once it answers.
     :param show_contract: is called before with the memory contract of several instances.
-    :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer not be read.
+    :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer not be read, or
+        traces not be exported.
     :raises InstanceStartError: when the instance does not become ready.
     """
     options = options or ServeOptions()
     keys = ServingKeys(options)
     # Bound before the instance loads its weights, so that a port in use is said at once.
-    with bind(options.host, options.port) as listener:
+    with bind(options.host, options.port) as listener, _traced(options) as tracer:
         _warn_if_open(listener, keys)
-        asyncio.run(_serve(command, texts, options, keys, listener, announce, show_contract))
+        asyncio.run(
+            _serve(command, texts, options, keys, tracer, listener, announce, show_contract)
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -95,6 +101,7 @@ async def _serve(
     texts: Texts,
     options: ServeOptions,
     keys: ServingKeys,
+    tracer: "VisitTracer | None",
     listener: socket.socket,
     announce: Callable[[str], None],
     show_contract: Callable[[Sequence[str]], None],
@@ -102,17 +109,20 @@ async def _serve(
     metrics = ServerMetrics(",".join(texts.names))
     loading = asyncio.create_task(asyncio.to_thread(_face, texts, options))
     try:
-        front = Front(
-            command,
-            instances=options.instances,
-            routing=options.routing,
-            limits=options.limits,
-            observer=metrics,
-            place=Place(),
-        )
-        async with front:
+        async with (
+            _published(options) as published,
+            Front(
+                command,
+                instances=options.instances,
+                routing=options.routing,
+                limits=options.limits,
+                observer=metrics,
+                place=Place(),
+                index_observer=published,
+            ) as front,
+        ):
             face = await loading
-            server = face.server(front, metrics, keys)
+            server = face.server(front, metrics, keys, tracer)
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
             if contract := _contract(front, face.floor_bytes):
@@ -126,6 +136,35 @@ async def _serve(
     finally:
         # What the instance says of a model is said; the tokenizer's complaint would repeat it.
         await asyncio.gather(loading, return_exceptions=True)
+
+
+def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None]":
+    """Who follows requests, if that is asked for; else nothing of it is even imported."""
+    if options.otlp_traces_endpoint is None:
+        return nullcontext()
+    from kvell.server.tracing.opening import traces_to
+
+    return traces_to(options.otlp_traces_endpoint)
+
+
+@asynccontextmanager
+async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | None"]:
+    """Who publishes what instances cache, if that is asked for.
+
+    :raises ChangeSomething: when ZeroMQ is not installed, or an address cannot be used.
+    """
+    if options.kv_events is None:
+        yield None
+        return
+    try:
+        from kvell.server.events.publisher import EventsPublisher
+    except ImportError as error:
+        problem, remedy = f"needs pyzmq ({error})", "pip install 'kvell[events]'"
+        raise ChangeSomething("kv_events_config", "zmq", problem, remedy) from error
+    async with EventsPublisher(options.kv_events) as publisher:
+        # Whoever listens reads the tokens of prompts.
+        tell(logger, logging.INFO, "kv_events_published", endpoint=publisher.endpoint)
+        yield publisher
 
 
 def _contract(front: Front, front_floor_bytes: int) -> list[str]:

@@ -1,6 +1,7 @@
 """An engine and a tokenizer that need no model: for tests, demos and load tests of the front."""
 
 import codecs
+import hashlib
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from kvell.engine.protocol.pages import (
     Pages,
 )
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.stop_strings import StopStrings
 from kvell.server.text.text_model import NO_FIELDS
 from kvell.vocabulary import FinishReason, RequestId
@@ -41,6 +43,9 @@ CRASH_TOKEN = 1
 REFUSE_TOKEN = 2
 """A prompt with this token is refused."""
 EOS_TOKEN = 0
+VECTOR_SIZE = 8
+CHUNK_TOKENS = 64
+"""Of a prompt whose vector is asked for; each takes a step."""
 POOL_BYTES = 1 << 20
 TOKEN_BYTES = 64
 LARGE_PAGES = 4
@@ -51,10 +56,18 @@ def fake_token(prompt: bytes, index: int) -> int:
     return ord("a") + zlib.crc32(prompt + index.to_bytes(4, "little")) % 26
 
 
+def fake_vector(prompt: bytes) -> NDArray[np.float32]:
+    """Return the vector of a prompt, of length one: a function of its tokens alone."""
+    drawn = np.frombuffer(hashlib.blake2b(prompt, digest_size=VECTOR_SIZE).digest(), np.uint8)
+    vector = drawn.astype(np.float32) - 127.5
+    return vector / np.linalg.norm(vector)
+
+
 @dataclass
 class _Running:
     submit: Submit
     emitted: int = 0
+    computed: int = 0
 
     def end(self, token: int) -> FinishReason | None:
         if token in self.submit.sampling.stop_token_ids:
@@ -64,6 +77,8 @@ class _Running:
 
 class FakeEngine:
     """Makes one token per running request and step; remembers prompts as a prefix cache would.
+
+    Where a vector is asked for, it comes when steps have computed the prompt.
 
     :param step_seconds: duration of a step.
     :param beside: names of further models, whose answers differ from the first's.
@@ -107,6 +122,14 @@ class FakeEngine:
             pool_bytes=POOL_BYTES,
         )
 
+    def wakes(self) -> int | None:
+        """Return None: nothing comes but from the front."""
+        return None
+
+    def woken(self) -> list[Event]:
+        """Return no events."""
+        return []
+
     def has_work(self) -> bool:
         """Whether a request is running."""
         return bool(self._running)
@@ -141,6 +164,10 @@ class FakeEngine:
         submit = running.submit
         if CRASH_TOKEN in np.frombuffer(submit.prompt, "<i4"):
             raise RuntimeError("the fake engine was told to crash")
+        if submit.pooling:
+            running.computed += CHUNK_TOKENS
+            is_done = running.computed >= len(submit.prompt) // 4
+            return [self._finish(running, "stop")] if is_done else []
         token = fake_token(submit.prompt + submit.model.encode(), running.emitted)
         tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,))
         running.emitted += 1
@@ -156,7 +183,13 @@ class FakeEngine:
         self._seen.add(prefix)
         self.finished[reason] = self.finished.get(reason, 0) + 1
         counts = (prompt_tokens, running.emitted, cached)
-        return Finished(submit.request_id, submit.attempt, reason, *counts, message=message)
+        vector = fake_vector(submit.prompt) if submit.pooling and reason == "stop" else None
+        embedding = b"" if vector is None else vector.astype("<f4").tobytes()
+        return Finished(
+            *(submit.request_id, submit.attempt, reason, *counts),
+            message=message,
+            embedding=embedding,
+        )
 
     def _pages(self) -> Pages:
         """As if each running request had one of the large pages; what finds none has no page."""
@@ -200,6 +233,7 @@ class ByteText:
     vocab_size = 256
     eos_token_ids = frozenset({EOS_TOKEN})
     model_type = "bytes"
+    embeddings = EmbeddingFacts(VECTOR_SIZE, is_matryoshka=True, sizes=(2, 4))
 
     def __init__(self, name: str = "fake", chat_template: str = "") -> None:
         self.name = name
@@ -229,6 +263,7 @@ class ByteText:
         self,
         messages: Sequence[Mapping[str, Any]],
         images: Sequence[bytes],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,

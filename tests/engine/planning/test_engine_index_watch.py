@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvell.engine.planning.block_changes import Block, BlockChanges
 from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.index_watch import IndexWatch
 from kvell.engine.protocol.messages import Cancel, Event
 from kvell.engine.protocol.notices import NO_BLOCK, BlocksRemoved, BlocksStored, IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
@@ -83,7 +84,7 @@ class Watched:
     def __init__(self, layout: Layout) -> None:
         self.memory = ReferenceCore(layout)
         self.core = EngineCore(self.memory, LIMITS, frozenset({EOS}))
-        self.core.watch_index()
+        self.core.watch_index(IndexWatch(self.memory))
         self.follower = Follower()
 
     def step(self) -> None:
@@ -122,7 +123,7 @@ def _path(node: Node | None, end: int) -> tuple[str, tuple[int, ...]]:
     name = ""
     while node is not None:
         parts.append(node.tokens.tolist())
-        node, name = node.parent, node.root
+        name, node = node.root, node.parent
     tokens = [token for part in reversed(parts) for token in part]
     return name, tuple(tokens[:end])
 

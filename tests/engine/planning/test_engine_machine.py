@@ -17,7 +17,7 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS, make_engine_core, make_submit
-from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output
+from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output, expected_vector
 from tests.pages.pools import group, pool_of
 
 STEPS_A_REQUEST = 80
@@ -71,6 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.model = VirtualModel(self.layout, words=self.words)
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.ends_early: set[str] = set()
+        self.pooled: set[str] = set()
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, Finished] = {}
         self.plans: list[StepPlan] = []
@@ -88,6 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 25),
         salted=st.booleans(),
         ends_early=st.booleans(),
+        pools=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -97,6 +99,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens: int,
         salted: bool,
         ends_early: bool,
+        pools: bool,
     ) -> None:
         prompt = [(family * 7 + i * i) % 50 for i in range(length)] + tail
         name = f"q{self.count}"
@@ -104,9 +107,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.prompts[name] = (prompt, max_tokens)
         self.outputs[name] = []
         salt = "s" if salted else ""
-        if ends_early:
+        if pools:
+            self.pooled.add(name)
+            command = make_submit(name, prompt, max_tokens, salt=salt, pooling="last")
+        else:
+            command = make_submit(name, prompt, max_tokens, salt=salt, ignore_eos=not ends_early)
+        if ends_early and not pools:
             self.ends_early.add(name)
-        command = make_submit(name, prompt, max_tokens, salt=salt, ignore_eos=not ends_early)
         self.take(self.engine.tell(command))
 
     @rule()
@@ -172,6 +179,9 @@ class EngineMachine(RuleBasedStateMachine):
     def check_answer(self, event: Finished) -> None:
         prompt, max_tokens = self.prompts[event.request_id]
         output = self.outputs[event.request_id]
+        if event.request_id in self.pooled:
+            self.check_vector(event, prompt)
+            return
         assert output == expected_output(prompt, len(output), self.words)
         if event.request_id in self.ends_early:
             assert EOS not in output[:-1]
@@ -182,6 +192,15 @@ class EngineMachine(RuleBasedStateMachine):
         if event.reason == "refused":
             assert len(prompt) >= self.limits.max_model_len
             assert "--max-model-len" in event.message
+
+    def check_vector(self, event: Finished, prompt: list[int]) -> None:
+        assert self.outputs[event.request_id] == []
+        is_done = event.reason == "stop"
+        assert event.embedding == (expected_vector(prompt) if is_done else b"")
+        if event.reason == "refused":
+            assert len(prompt) > self.limits.max_model_len
+            assert "--max-model-len" in event.message
+        assert event.reason in ("stop", "refused", "cancelled")
 
     @invariant()
     def audited(self) -> None:

@@ -1,7 +1,7 @@
 """Sampling parameters: each field's bounds, refused by name, and what follows from them."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -21,6 +21,7 @@ from kvell.engine.protocol.sampling_params import (
 from kvell.engine.protocol.structured_outputs import (
     MAX_CHOICES,
     MAX_GRAMMAR_CHARS,
+    Reasoning,
     StructuredOutputs,
 )
 from kvell.errors import ChangeSomething
@@ -163,6 +164,13 @@ constraints = st.one_of(
     ),
     st.just(StructuredOutputs(json_object=True)),
 )
+tags = st.text(min_size=1, max_size=9)
+reasonings = st.builds(
+    Reasoning, st.lists(tags, min_size=1, max_size=3).map(tuple), st.just("") | tags
+)
+behind_reasoning = st.builds(
+    lambda asked, reasoning: replace(asked, reasoning=reasoning), constraints, reasonings
+)
 samplings = st.builds(
     SamplingParams,
     max_tokens=st.none(),
@@ -174,7 +182,7 @@ samplings = st.builds(
     min_tokens=st.integers(0, 1 << 40),
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
-    structured_outputs=st.none() | constraints,
+    structured_outputs=st.none() | constraints | behind_reasoning,
 )
 
 
@@ -225,6 +233,11 @@ BAD_WISHES: list[tuple[str, Any]] = [
     ("structured_outputs", {}),
     ("structured_outputs", {"json": "{}", "regex": "a"}),
     ("structured_outputs", {"colour": "red"}),
+    ("structured_outputs", {"regex": "a", "reasoning": {}}),
+    ("structured_outputs", {"regex": "a", "reasoning": {"ends": []}}),
+    ("structured_outputs", {"regex": "a", "reasoning": {"ends": ["a", ""]}}),
+    ("structured_outputs", {"regex": "a", "reasoning": {"ends": ["a"] * 9}}),
+    ("structured_outputs", {"regex": "a", "reasoning": {"ends": ["a"], "start": "<" * 65}}),
 ]
 
 

@@ -293,3 +293,18 @@ def test_what_is_seen_is_what_a_plain_record_of_all_prompts_says(
     own, anyone = longest({""}), longest({"", "a"})
     expected = ("evicted", own) if own else ("other_salt", anyone) if anyone else ("never_seen", 0)
     assert (miss.reason, miss.seen_tokens) == expected
+
+
+def test_every_miss_is_counted_by_its_reason_and_every_reason_is_there() -> None:
+    story = Story(most_misses=2)
+    for seed in range(5):
+        story.admit(text(200, seed))
+    story.admit(text(200), computing=lambda: True)
+    assert story.log.counts == {
+        "never_seen": 5,
+        "other_salt": 0,
+        "being_computed": 1,
+        "evicted": 0,
+        "not_resumable": 0,
+    }
+    assert len(story.log.latest) == 2, "only the latest are kept one by one"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ class FixedGrammars(Grammars):
     def masks(self, wanted: Sequence[Wanted]) -> Future[dict[int, Allowed | None]]:
         self.wanted.extend(wanted)
         found: Future[dict[int, Allowed | None]] = Future()
-        found.set_result({one.handle: self._allowed(one.handle) for one in wanted})
+        known = [one.handle for one in wanted if one.handle in self.allows]
+        found.set_result({handle: self._allowed(handle) for handle in known})
         return found
 
     def release(self, handles: object) -> None:
@@ -189,6 +190,18 @@ def test_where_a_grammar_allows_nothing_there_is_no_token(
     assert set(found.logprobs) == {4, 6}
     others = drawn([work[0], work[2]], logits[[0, 2]])
     assert [found.tokens[0], found.tokens[2]] == others.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_a_grammar_does_not_hold_yet_all_tokens_may_come(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=1, structured_outputs=GRAMMAR)
+    free = replace(params, structured_outputs=None)
+    reasons = [MIXED[3], make_work(20, params), MIXED[7]]
+    logits = logits_of(reasons)
+    found = drawn(reasons, logits)
+    assert found.tokens == drawn([MIXED[3], make_work(20, free), MIXED[7]], logits).tokens
+    bound = drawn(reasons, logits, controls({**ALLOWS, 20: [5]}))
+    assert bound.tokens == [found.tokens[0], 5, found.tokens[2]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.memory import Implementation, MemoryCore, create_core, pages_of_text
+from kvell.memory import HoldingCore, Implementation, create_core, pages_of_text
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.groups.facts import facts_of
@@ -144,13 +144,13 @@ implementations = pytest.mark.parametrize("implementation", ["python", "compiled
 layouts = pytest.mark.parametrize("kind", list(LAYOUTS))
 
 
-def clean(core: MemoryCore) -> bool:
+def clean(core: HoldingCore) -> bool:
     found = audit(core.layout, core.snapshot())
     assert found == []
     return True
 
 
-def insert(core: MemoryCore, tokens: Sequence[int], computed: int) -> None:
+def insert(core: HoldingCore, tokens: Sequence[int], computed: int) -> None:
     """Take in what somebody else has computed of a text."""
     handle = core.open(ints(*tokens), "", 9)
     core.receive(handle, computed)

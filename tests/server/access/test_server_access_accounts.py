@@ -1,6 +1,11 @@
 """What a key has left, and how it is told when that is too little."""
 
+import math
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.access.accounts import Account, RateExceeded
@@ -82,10 +87,43 @@ def test_headers_have_openais_names() -> None:
     assert account.headers(0.0) == {
         "x-ratelimit-limit-requests": "3",
         "x-ratelimit-remaining-requests": "2",
+        "x-ratelimit-reset-requests": "20s",
         "x-ratelimit-limit-tokens": "100",
         "x-ratelimit-remaining-tokens": "90",
+        "x-ratelimit-reset-tokens": "6s",
     }
     assert set(Account(3, None, 0.0).headers(0.0)) == {
         "x-ratelimit-limit-requests",
         "x-ratelimit-remaining-requests",
+        "x-ratelimit-reset-requests",
     }
+
+
+def test_a_reset_comes_nearer_and_is_there_when_all_is_back() -> None:
+    account = Account(None, 1000, 0.0)
+    account.reserve(1, 3, 0.0)
+    told = [
+        account.headers(now)["x-ratelimit-reset-tokens"] for now in (0.0, 0.12, 0.2399, 0.24, 9.0)
+    ]
+    assert told == ["240ms", "120ms", "1ms", "0s", "0s"]
+
+
+@given(st.integers(1, 500), st.integers(0, 500), st.integers(1, 500), st.floats(0, 90, width=32))
+def test_whoever_is_to_come_back_later_is_told_no_longer_than_the_reset(
+    limit: int, used: int, wanted: int, later: float
+) -> None:
+    account = Account(None, limit, 0.0)
+    account.reserve(min(used, limit), 0, 0.0)
+    try:
+        account.reserve(min(wanted, limit), 0, later)
+    except RateExceeded as refused:
+        reset = seconds_of(account.headers(later)["x-ratelimit-reset-tokens"])
+        assert 1 <= refused.retry_seconds <= max(1, math.ceil(reset))
+
+
+def seconds_of(text: str) -> float:
+    """A duration as a client reads it."""
+    found = re.fullmatch(r"(?:(\d+)m)?(?:([\d.]+)s)?|(\d+)ms", text)
+    assert found is not None, text
+    minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
+    return minutes * 60 + seconds + milliseconds / 1000

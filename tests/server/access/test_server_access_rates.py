@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.server.access.rates import MINUTE_NANOSECONDS, Bucket
+from kvell.server.access.rates import MINUTE_NANOSECONDS, Bucket, duration_text
 
 NANOSECOND = Fraction(1, 10**9)
 limits = st.integers(1, 10_000)
@@ -62,6 +62,13 @@ class BucketMachine(RuleBasedStateMachine):
         seconds = self.bucket.seconds_until(count, self.seconds)
         missing = max(Fraction(0), count - self.level) * 60 / self.limit
         assert missing <= seconds < missing + 1 + NANOSECOND
+
+    @precondition(lambda self: hasattr(self, "bucket"))
+    @rule()
+    def it_is_full_when_it_says_and_not_a_millisecond_earlier(self) -> None:
+        milliseconds = self.bucket.milliseconds_until_full(self.seconds)
+        missing = (self.limit - self.level) * 60_000 / self.limit
+        assert missing <= milliseconds < missing + 1
 
     @invariant()
     def is_the_models(self) -> None:
@@ -119,3 +126,25 @@ def test_a_clock_that_stands_or_goes_back_fills_nothing() -> None:
     assert bucket.remaining(1.0) == 0
     assert bucket.remaining(5.0) == 0
     assert bucket.remaining(11.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0s"),
+        (1, "1ms"),
+        (120, "120ms"),
+        (999, "999ms"),
+        (1000, "1s"),
+        (1007, "1.007s"),
+        (8640, "8.64s"),
+        (10_000, "10s"),
+        (59_932, "59.932s"),
+        (60_000, "1m0s"),
+        (86_400, "1m26.4s"),
+        (360_000, "6m0s"),
+        (600_500, "10m0.5s"),
+    ],
+)
+def test_durations_are_written_as_openai_writes_them(milliseconds: int, text: str) -> None:
+    assert duration_text(milliseconds) == text

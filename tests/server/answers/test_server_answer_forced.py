@@ -153,3 +153,36 @@ def test_a_forced_call_is_streamed() -> None:
     assert len(parser.push('{"a": ')) == 2
     assert len(parser.push("1")) == 1
     assert parser.push("}} oops") == [ToolCallArguments(0, "}"), Content(" oops")]
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+COMMENTARY = '<|channel|>commentary to=functions.f<|message|>{"a": 2}<|call|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "arguments"),
+    [
+        (ANALYSIS + FINAL + '{"a": 1}', "", "Hm.", ['{"a": 1}']),
+        (FINAL + '{"a": 1}', "", "", ['{"a": 1}']),
+        (ANALYSIS + "<|channel|>final <|constrain|>json<|message|>{}", "", "Hm.", ["{}"]),
+        (ANALYSIS + COMMENTARY, "", "Hm.", ['{"a": 2}']),
+        (COMMENTARY + FINAL + '{"a": 1}', '{"a": 1}', "", ['{"a": 2}']),
+        ("<|channel|>analysis<|message|>Hm.", "", "Hm.", []),
+    ],
+)
+def test_gpt_oss_is_forced_behind_its_reasoning(
+    text: str, content: str, reasoning: str, arguments: list[str]
+) -> None:
+    for pieces in ([text], list(text)):
+        mode = forced_tool_calls(NamedFunction("f"))
+        parser = parser_named("openai", "gpt_oss").parser([F], forced=mode)
+        answer = parsed(deltas_of(parser, pieces))
+        calls = tuple(ToolCall("f", one) for one in arguments)
+        assert answer == ParsedAnswer(content, reasoning, calls)
+
+
+def test_without_reasoning_gpt_oss_is_forced_from_its_first_character() -> None:
+    mode = forced_tool_calls(NamedFunction("f"))
+    parser = parser_named("openai", "none").parser([F], forced=mode)
+    assert parsed(deltas_of(parser, ['{"a": 1}'])).calls == (ToolCall("f", '{"a": 1}'),)

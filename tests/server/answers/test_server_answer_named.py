@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvell.engine.protocol.structured_outputs import Reasoning as StructuredReasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import (
     Content,
@@ -80,6 +81,56 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
         "--reasoning-parser=granite: is not known; "
         "use one of deepseek_r1, gpt_oss, mistral, none, qwen3"
     )
+
+
+OPEN, CLOSED, NEITHER = "…<think>\n", "…<think>\n\n</think>\n\n", "…assistant\n"
+HARMONY = StructuredReasoning(("<|channel|>final", "<|message|>"))
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "expected"),
+    [
+        ("none", OPEN, None),
+        ("qwen3", OPEN, StructuredReasoning(("</think>",))),
+        ("qwen3", NEITHER, StructuredReasoning(("</think>",), "<think>")),
+        ("qwen3", CLOSED, None),
+        ("deepseek_r1", OPEN, StructuredReasoning(("</think>",))),
+        ("deepseek_r1", NEITHER, StructuredReasoning(("</think>",))),
+        ("deepseek_r1", CLOSED, None),
+        ("mistral", NEITHER, StructuredReasoning(("[/THINK]",), "[THINK]")),
+        ("mistral", "…[THINK]", StructuredReasoning(("[/THINK]",))),
+        ("mistral", "…[THINK][/THINK]", None),
+        ("gpt_oss", "…<|start|>assistant", HARMONY),
+    ],
+)
+def test_the_prompt_tells_what_an_answer_may_say_before_its_grammar(
+    reasoning: str, prompt: str, expected: StructuredReasoning | None
+) -> None:
+    assert parser_named("none", reasoning).reasoning_behind(prompt) == expected
+
+
+THOUGHTS = {"deepseek_r1": "Hm. {", "qwen3": "<think>\nHm. {", "mistral": "[THINK]Hm. {"}
+GPT_OSS = "<|channel|>analysis<|message|>Hm. {<|end|><|start|>assistant<|channel|>final"
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "thought"),
+    [
+        *THOUGHTS.items(),
+        ("gpt_oss", GPT_OSS),
+        ("gpt_oss", GPT_OSS + " <|constrain|>json"),
+    ],
+)
+def test_a_parser_reads_content_from_where_a_grammar_begins(reasoning: str, thought: str) -> None:
+    """What is looked for in the bytes of an output is what the parser finds in its text."""
+    answers = parser_named("none", reasoning)
+    told = answers.reasoning_behind("…")
+    assert told is not None and thought.lstrip().startswith(told.start)
+    text, begin = thought + told.ends[-1] + '{"a": 1}', 0
+    for end in told.ends:
+        begin = text.index(end, begin) + len(end)
+    answer = parsed_text(answers.parser(prompt="…"), text)
+    assert (answer.reasoning, answer.content) == ("Hm. {", text[begin:])
 
 
 def test_without_tools_nothing_is_a_call() -> None:

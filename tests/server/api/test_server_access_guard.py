@@ -168,15 +168,17 @@ def test_handlers_know_the_tenant(door: Door) -> None:
 
 
 def test_too_many_requests_are_429_and_say_when_to_come_back(door: Door) -> None:
-    for left in ("1", "0"):
+    for left, reset in (("1", "30s"), ("0", "1m0s")):
         reply = door.ask("/v1/x", "small")
         assert reply.status_code == 200
         assert reply.headers["x-ratelimit-limit-requests"] == "2"
         assert reply.headers["x-ratelimit-remaining-requests"] == left
+        assert reply.headers["x-ratelimit-reset-requests"] == reset
     reply = door.ask("/v1/x", "small")
     assert reply.status_code == 429
     assert reply.headers["retry-after"] == "30"
     assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+    assert reply.headers["x-ratelimit-reset-requests"] == "1m0s"
     error = reply.json()["error"]
     assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
     assert door.ask("/v1/x", "plain").status_code == 200
@@ -203,6 +205,8 @@ def test_too_many_tokens_are_429(door: Door) -> None:
     assert door.ask("/v1/x", "small", content=b"[100, 0]").status_code == 200
     reply = door.ask("/v1/x", "small", content=b"[10, 10]")
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "12")
+    assert reply.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert reply.headers["x-ratelimit-reset-tokens"] == "1m0s"
     error = reply.json()["error"]
     assert (error["type"], error["code"]) == ("tokens", "rate_limit_exceeded")
 

@@ -40,6 +40,7 @@ CASES = {
     "POST /v1/completions": 150,
     "POST /v1/chat/completions": 60,
     "POST /v1/responses": 80,
+    "POST /v1/embeddings": 60,
     "POST /tokenize": 40,
     "POST /detokenize": 60,
     "GET /v1/models/{name}": 60,
@@ -102,7 +103,13 @@ GOOD: Mapping[str, dict[str, Any]] = {
         "chat_template_kwargs": {"a": 1}, "add_generation_prompt": True, "return_token_strs": True,
     },
     "/detokenize": {"model": "fake", "tokens": [70, 71, 72]},
+    "/v1/embeddings": {
+        "model": "fake", "input": ["SAY good", "day"], "encoding_format": "base64", "dimensions": 4,
+        "cache_salt": "s", "prompt_cache_key": "k", "priority": 1, "user": "me",
+    },
 }  # fmt: skip
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+"""Routes whose answers can be streamed, and have a length."""
 EDGES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 128, 2**31, -(2**31), 2**63, 2**64, 10**400, -(10**30)),
     *(0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
@@ -251,7 +258,7 @@ def narrowed(body: dict[str, Any], operation: Any, random: Random) -> dict[str, 
     if random.random() < 0.9 and path in GOOD:
         kept["model"] = "fake"
         limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-        kept |= {limit: random.randrange(1, 40)} if path.startswith("/v1") else {}
+        kept |= {limit: random.randrange(1, 40)} if path in GENERATING else {}
     return kept
 
 
@@ -280,7 +287,7 @@ def fuzz_edges(server: Fuzzed, count: int, chosen: int) -> None:
             body |= {k: fields[k] for k in ("prompt", "messages", "input", "tokens") if k in fields}
             for _ in range(random.choice((0, 1, 1, 1, 2, 3))):
                 body = with_edges(body, random)
-            if isinstance(body, dict) and path != "/tokenize" and path != "/detokenize":
+            if isinstance(body, dict) and path in GENERATING:
                 body["stream"] = random.random() < 0.4
                 limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
                 body.setdefault(limit, 9)

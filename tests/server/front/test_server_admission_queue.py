@@ -138,7 +138,7 @@ def test_repeated_positions_and_other_attempts_are_dropped() -> None:
 def test_a_waiting_request_is_dropped_without_a_word_to_the_instance() -> None:
     admission_queue, request = opened(0), entry("a")
     admission_queue.add(request)
-    assert admission_queue.drop(request.request_id, "cancelled", 0.0) is None
+    assert admission_queue.drop(request.request_id, "cancelled", 0.0) == []
     last = taken(request).finished
     assert last is not None
     assert last.reason == "cancelled"
@@ -150,11 +150,9 @@ def test_a_dropped_request_keeps_its_credit_until_the_instance_confirms() -> Non
     admission_queue.add(request)
     due(admission_queue, 0.0)
     admission_queue.add(entry("b"))
-    assert admission_queue.drop(request.request_id, "stop", 0.0) == (
-        ONLY,
-        Cancel(request.request_id),
-    )
-    assert admission_queue.drop(request.request_id, "cancelled", 0.0) is None
+    cancel = Cancel(request.request_id, request.attempt)
+    assert admission_queue.drop(request.request_id, "stop", 0.0) == [(ONLY, cancel)]
+    assert admission_queue.drop(request.request_id, "cancelled", 0.0) == []
     assert names_due(admission_queue) == []
     admission_queue.finished(finished("a", "cancelled"), 1.0)
     last = taken(request).finished
@@ -164,7 +162,7 @@ def test_a_dropped_request_keeps_its_credit_until_the_instance_confirms() -> Non
 
 
 def test_dropping_what_is_unknown_does_nothing() -> None:
-    assert opened(1).drop(RequestId("nobody"), "cancelled", 0.0) is None
+    assert opened(1).drop(RequestId("nobody"), "cancelled", 0.0) == []
 
 
 def test_death_puts_what_was_in_flight_before_what_waits() -> None:
@@ -291,7 +289,8 @@ def test_an_observer_hears_of_times_as_the_client_sees_them() -> None:
     admission_queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 10.5)
     admission_queue.tokens(Tokens(RequestId("a"), 0, 1, (2, 3)), 11.5)
     admission_queue.finished(finished("a"), 12.0)
-    end = EndedRequest(finished("a"), 2.0, 0.25, 3, SamplingParams().max_tokens)
+    most = SamplingParams().max_tokens
+    end = EndedRequest(finished("a"), 2.0, 0.25, 3, most, 10.0, 0.5, ONLY)
     assert recorder.told == [("first", 0.5, 1, 1), ("next", 1.0, 2), ("length", end)]
 
 

@@ -43,6 +43,16 @@ def test_requests_are_told_only_if_that_is_asked_for(told: pytest.LogCaptureFixt
     ]
 
 
+def test_all_requests_are_counted_whether_or_not_they_get_a_line() -> None:
+    counted: list[tuple[str, int]] = []
+    lines = VisitLines(tells_requests=False, count=lambda *what: counted.append(what))
+    lines.ended(ENDED)
+    for _ in range(2 * REFUSALS_PER_MINUTE):
+        lines.refused("GET", "/v1/models", "10.0.0.1", 401, "")
+    assert counted[0] == ("/v1/completions", 200)
+    assert counted[1:] == [("/v1/models", 401)] * (2 * REFUSALS_PER_MINUTE)
+
+
 def test_a_request_without_an_answer_has_no_tokens(told: pytest.LogCaptureFixture) -> None:
     VisitLines(tells_requests=True).ended(EndedVisit("GET", "/health", "", 200, 0.5))
     assert fields(told) == [{"method": "GET", "path": "/health", "status": 200, "seconds": 0.5}]

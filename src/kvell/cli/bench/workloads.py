@@ -29,7 +29,13 @@ COLUMNS = {
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME…]")
 @click.option("--num-requests", type=click.IntRange(min=1), metavar="N", help="Requests of each.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The same seed makes the same requests.",
+)
 @json_option
 @debug_option
 def workloads(names: tuple[str, ...], num_requests: int | None, seed: int, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from kvell.cli.terminal.faults import Debug
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.mempool.place import PoolPlace
 from kvell.models.sources.progress import Progress
 
 
@@ -68,6 +69,7 @@ def open_model(
     progress: Progress,
     incarnation: int = 0,
     weights_fd: int | None = None,
+    pool_place: PoolPlace | None = None,
 ) -> Any:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
@@ -99,6 +101,7 @@ def open_model(
         progress=progress,
         incarnation=incarnation,
         weights_fd=weights_fd,
+        pool_place=pool_place,
     )
     return model
 

@@ -13,6 +13,8 @@ from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.errors import ChangeSomething
 
 ROUTINGS = ("least-load", "most-free-memory", "session", "round-robin")
+"""Which instance gets a request: the one with the least outstanding work, with the most free KV
+memory, where the conversation's prefixes are, or one after the other."""
 DEFAULT_ROUTING = "least-load"
 
 PROMPT_TOKENS_PER_OUTPUT_TOKEN = 4

@@ -19,6 +19,8 @@ from msgspec import structs
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.planning.handovers import Come, Handovers, staying_reason
+from kvell.engine.planning.index_watch import IndexWatch
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.overlap import require_depth
@@ -36,6 +38,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.pages import Miss
+from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
 from kvell.engine.requests.cache_roots import cache_root
@@ -43,9 +46,13 @@ from kvell.engine.requests.counting import DraftTokens, StepSizes
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult
+from kvell.engine.requests.pooling import pooling_problem
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals, audit
+from kvell.mempool.agent import Agent
+from kvell.mempool.entries import PeerEntry
+from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
@@ -76,11 +83,13 @@ class EngineCore:
         swapping: Swapping | None = None,
         parking: Parking | None = None,
         misses: MissWatch | None = None,
+        agent: Agent | None = None,
     ) -> None:
         """:param models: rules of each of several models; the first has these limits.
         :param swapping: over the same core; None without a CPU buffer.
         :param parking: over ``swapping``, if prompts may go ahead of decodes.
         :param misses: over the same core; None if nobody asks why prefixes missed.
+        :param agent: over the same core; None if requests neither come from other instances nor go.
         :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
         """
         require_depth(
@@ -99,6 +108,9 @@ class EngineCore:
         self._counts = dict.fromkeys(("prompt", "output", "queries", "hits", "preempted"), 0)
         self._draft_tokens, self._step_sizes = DraftTokens(), StepSizes()
         self._misses = misses
+        self._index_watch: IndexWatch | None = None
+        self.handovers = None if agent is None else Handovers(core, self._scheduler, agent)
+        self._rests = False
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
         self.max_running = self._submitted = 0
         self.last_decoding = 0
@@ -117,46 +129,125 @@ class EngineCore:
         if problem := self._problem(command, prompt, output, model):
             self._finished["refused"] += 1
             return [_refusal(command, problem)]
-        room = self._rules[model].limits.max_model_len - len(prompt)
-        request = Request(
-            command.request_id,
-            command.attempt,
-            prompt,
-            _with_seed(command),
-            min(command.sampling.max_tokens or room, room),
-            cache_root(
-                command.cache_salt,
-                f"{self._submitted} {command.request_id}",
-                is_scored=command.sampling.prompt_logprobs is not None,
-            ),
-            images=np.asarray(command.images, np.int32) if command.images else None,
-            image_rows=command.images,
-            output=output.tolist(),
-            model=model,
-            number=self._submitted,
-            priority=command.priority,
-        )
-        self._submitted += 1
+        request = self._request_of(command, prompt, output, model)
+        self._rests = False
         self._requests[request.request_id] = request
         if request.output:
             request.finish_reason = self._finish_reason(request, request.output[-1])
         if request.finish_reason is not None:
             return [self._told(request)]
-        self._scheduler.enqueue(request)
+        moves = command.goes_to and not staying_reason(request, self.memory.layout.groups)
+        if moves and self.handovers is not None:
+            self.handovers.announce(request, command)
+        else:
+            self._scheduler.enqueue(request)
         return []
+
+    def _request_of(
+        self,
+        command: Submit,
+        prompt: npt.NDArray[np.int32],
+        output: npt.NDArray[np.int32],
+        model: str,
+    ) -> Request:
+        """The request of a command that can be served."""
+        room = self._rules[model].limits.max_model_len - len(prompt)
+        sampling = POOLED if command.pooling else _with_seed(command)
+        number, self._submitted = self._submitted, self._submitted + 1
+        return Request(
+            command.request_id,
+            command.attempt,
+            prompt,
+            sampling,
+            max(1, min(sampling.max_tokens or room, room)),
+            cache_root(
+                command.cache_salt,
+                f"{number} {command.request_id}",
+                is_scored=sampling.prompt_logprobs is not None,
+            ),
+            images=np.asarray(command.images, np.int32) if command.images else None,
+            image_rows=command.images,
+            output=output.tolist(),
+            model=model,
+            number=number,
+            priority=command.priority,
+            pooling=command.pooling,
+        )
+
+    def heard(self, entry: PeerEntry) -> list[Event]:
+        """Take in what other instances, copies and time bring; then :meth:`take_actions`.
+
+        :raises RuntimeError: without an agent.
+        """
+        if self.handovers is None:
+            raise RuntimeError("this engine has no part in a pool of several instances")
+        self._rests = False
+        return self._handed_over(*self.handovers.heard(entry))
+
+    def take_actions(self) -> list[Action]:
+        """What the agent wants done, in order, before the next step is planned."""
+        return [] if self.handovers is None else self.handovers.take_actions()
+
+    def _handed_over(self, moved: list[Request], came: list[Come]) -> list[Event]:
+        events: list[Event] = []
+        for request in moved:
+            request.finish_reason = "moved"
+            events += self._end(request)
+        for one in came:
+            events += self._arrived(one)
+        return events
+
+    def _arrived(self, come: Come) -> list[Event]:
+        """A request goes on here; of two attempts the later one does."""
+        command = come.command
+        events: list[Event] = []
+        old = self._requests.get(command.request_id)
+        if old is not None and old.attempt < command.attempt:
+            events += self.cancel(Cancel(command.request_id))
+        prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
+        output = np.append(
+            np.frombuffer(command.output, "<i4"), np.asarray(come.carried.output, np.int32)
+        ).astype(np.int32)
+        model = command.model or self._first
+        if problem := self._problem(command, prompt, output, model):
+            self.memory.close(come.handle, renew=False)
+            return [*events, _refusal(command, problem)]
+        request = self._request_of(command, prompt, output, model)
+        request.handle, request.cached_tokens = come.handle, come.carried.cached_tokens
+        request.computed = request.settled = come.computed
+        request.preemptions = come.carried.preemptions
+        self._requests[request.request_id] = request
+        self._scheduler.arrived.append(request)
+        return events
 
     def cancel(self, command: Cancel) -> list[Event]:
         """End a request; release its pages at once, or with the result of the step in flight."""
         request = self._requests.get(command.request_id)
         if request is None or request.finish_reason is not None:
             return []
+        if 0 <= command.attempt < request.attempt:
+            return []
         request.finish_reason = "cancelled"
-        return [] if self._is_in_flight(request) else self._end(request)
+        self._rests = False
+        return [] if self._is_in_flight(request) else [*self._end(request), *self._noticed()]
+
+    def watch_index(self, watch: IndexWatch) -> None:
+        """Tell from now on what the prefix index names and drops.
+
+        :param watch: over the same core.
+        """
+        self._index_watch = self._index_watch or watch
 
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs, or any result is pending."""
-        return bool(self._requests) or bool(self._in_flight)
+        return bool(self._in_flight) or (self._has_steps and not self._rests)
+
+    @property
+    def _has_steps(self) -> bool:
+        """Whether any request needs a step."""
+        idle = 0 if self.handovers is None else self.handovers.num_idle
+        return len(self._requests) > idle
 
     # -------------------------------------------------------------- plan, commit
 
@@ -164,7 +255,7 @@ class EngineCore:
     def may_plan(self) -> bool:
         """Whether the next step may be planned before another result is committed."""
         if not self._in_flight:
-            return bool(self._requests)
+            return self._has_steps and not self._rests
         return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
 
     def plan(self) -> StepPlan:
@@ -180,6 +271,8 @@ class EngineCore:
         requests = [self._requests[work.request_id] for work in plan.work]
         for work, request in zip(plan.work, requests, strict=True):
             request.begin(work.start + work.known, work.samples)
+            if self._index_watch is not None:
+                self._index_watch.computes(work.handle, request)
         self._in_flight.append(_InFlight(plan, requests))
         return plan
 
@@ -193,14 +286,28 @@ class EngineCore:
         yields = _yields(self._in_flight[0].plan, result)
         step = self._in_flight.popleft()
         events = self._scored(step, result) if result.scored else []
+        if result.pooled:
+            _take_vectors(step, result)
         taken = self._take_tokens(step.plan, step.requests, yields)
         events += _with_logprobs(taken, step, result) if result.logprobs else taken
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
+        if self.handovers is not None:
+            events += self._handed_over(*self.handovers.computed(step.requests))
+            self._rests = _is_empty(step.plan) and self.handovers.holds_pages
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             events.append(self._refuse_youngest())
-        return events
+        return events + self._noticed() if self._index_watch is not None else events
+
+    def _noticed(self) -> list[Event]:
+        """What the index came to name, and names no longer, if somebody watches it."""
+        if self._index_watch is None:
+            return []
+        in_flight = {work.handle for step in self._in_flight for work in step.plan.work}
+        running = (request.handle for request in self._scheduler.running)
+        notice = self._index_watch.notice(in_flight.union(running))
+        return [] if notice is None else [notice]
 
     def _scored(self, step: _InFlight, result: StepResult) -> list[Event]:
         """How likely prompts were; positions told before a preemption are not told again."""
@@ -306,6 +413,8 @@ class EngineCore:
     def _end(self, request: Request) -> list[Event]:
         """Report the end once; release pages unless a step in flight may touch them."""
         is_told = self._requests.get(request.request_id) is not request
+        if self.handovers is not None:
+            self.handovers.ended(request)
         if not self._is_in_flight(request):
             self._scheduler.finish(request)
         if self._misses is not None and not is_told and self._scheduler.looks_up(request):
@@ -325,6 +434,7 @@ class EngineCore:
             min(request.cached_tokens or 0, len(request.prompt)),
             request.preemptions,
             message=TOO_COMPLEX if reason == "error" else "",
+            embedding=request.embedding,
         )
 
     # ------------------------------------------------------------------ checking
@@ -354,6 +464,8 @@ class EngineCore:
             rules = self.rules(model)
         except ChangeSomething as problem:
             return problem
+        if command.pooling:
+            return pooling_problem(prompt, rules.limits, has_images=bool(command.images))
         asked = command.sampling.max_tokens or 1
         return (
             sampling_problem(command.sampling, rules.limits, bool(command.images))
@@ -487,6 +599,7 @@ class EngineCore:
             groups=_group_stats(totals, layout),
             memory=self.step_memory.figures(),
             buffer=self._buffer_figures(),
+            misses={} if self._misses is None else self._misses.counts,
         )
 
 
@@ -531,6 +644,19 @@ def _with_logprobs(events: list[Event], step: _InFlight, result: StepResult) -> 
         else event
         for event in events
     ]
+
+
+def _is_empty(plan: StepPlan) -> bool:
+    """Whether the next plan would be the same, unless something happens."""
+    return not (plan.work or plan.preempted or plan.released)
+
+
+def _take_vectors(step: _InFlight, result: StepResult) -> None:
+    """End requests that have their prompt's vector; the token drawn beside it is not taken."""
+    for work, request in zip(step.plan.work, step.requests, strict=True):
+        if work.handle in result.pooled and request.finish_reason is None:
+            request.embedding = result.pooled[work.handle]
+            request.finish_reason = "stop"
 
 
 def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ from kvell.engine.planning.block_changes import Block, BlockChanges
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
 from kvell.engine.requests.request import Request
-from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, MemoryCore
+from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, HoldingCore
 
 STATE_BLOCK_TOKENS = 16
 """Tokens of a block of a model that has states alone."""
@@ -43,7 +43,7 @@ class IndexWatch:
     them.  A state counts as stored when all of its pages are.
     """
 
-    def __init__(self, core: MemoryCore) -> None:
+    def __init__(self, core: HoldingCore) -> None:
         core.watch_index()
         self._core = core
         self._sequence = 0

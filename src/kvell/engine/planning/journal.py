@@ -12,6 +12,7 @@ from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel, Event, Submit
 from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded, Ticked
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class Warmed:
     chunks: int
 
 
-Entry = Submit | Cancel | PlanAsked | StepResult | Warmed | Lateness
+Entry = Submit | Cancel | PlanAsked | StepResult | Warmed | Lateness | PeerEntry
 
 
 @dataclass
 class Journal:
-    """Entries in the order in which the engine saw them."""
+    """Every input of an engine; a replay of them makes the same plans.
+
+    :param entries: in the order in which the engine saw them.
+    """
 
     entries: list[Entry] = field(default_factory=list)
 
@@ -47,6 +51,11 @@ class JournaledCore:
         """Hand a command to the core."""
         self._note(entry)
         return self.core.submit(entry) if isinstance(entry, Submit) else self.core.cancel(entry)
+
+    def heard(self, entry: PeerEntry) -> list[Event]:
+        """Tell the core what other instances, copies and time bring."""
+        self._note(entry)
+        return self.core.heard(entry)
 
     def warm(self, chunks: int) -> None:
         """Tell the core that the next ``chunks`` chunks have memory; 0: no more will."""
@@ -89,6 +98,8 @@ def replay(
             core.warm(entry.chunks)
         elif isinstance(entry, Lateness):
             core.note(entry)
+        elif isinstance(entry, Heard | PullEnded | PeerLost | Ticked):
+            core.heard(entry)
         else:
             plans.append(core.plan())
         if each is not None:

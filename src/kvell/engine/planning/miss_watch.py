@@ -20,6 +20,11 @@ class MissWatch:
         """The latest misses, the oldest first."""
         return self._log.latest
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Misses since the start, by reason."""
+        return self._log.counts
+
     def admitted(self, request: Request, step: int, running: Sequence[Request]) -> None:
         """Note the first admission of a request whose prefix was looked up.
 

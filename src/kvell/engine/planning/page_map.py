@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.index_watch import IndexWatch
 from kvell.engine.protocol.pages import (
     MOST_OWNERS,
     LargePage,
@@ -24,6 +25,10 @@ class PageMap:
 
     def __init__(self, core: EngineCore, memory: VisibleCore) -> None:
         self._core, self._memory = core, memory
+
+    def index_watch(self) -> IndexWatch:
+        """A watch of what the prefix index names and drops from now on."""
+        return IndexWatch(self._memory)
 
     def pages(self, incarnation: int) -> Pages:
         """Every large page."""

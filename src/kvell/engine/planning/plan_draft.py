@@ -16,12 +16,13 @@ class PlanDraft:
     :param budget: tokens that the step may still compute.
     :ivar prompt_tokens: tokens of its prefill chunks.
     :ivar has_scored: whether any work may have more rows of logits than it draws from.
+    :ivar has_pooled: whether any work may have a vector to give.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.prompt_tokens = 0
-        self.has_scored = False
+        self.has_scored = self.has_pooled = False
         self.work: list[TokenWork] = []
         self.preempted: list[RequestId] = []
         self.parked: list[RequestId] = []
@@ -35,7 +36,9 @@ class PlanDraft:
         """Add work for the request's next ``count`` tokens."""
         start = request.computed
         is_prompt = start < len(request.prompt) - 1
+        pools = request.pooling != "" and start + count == request.num_tokens
         self.has_scored |= request.is_scored
+        self.has_pooled |= pools
         self.work.append(
             TokenWork(
                 request.request_id,
@@ -52,6 +55,7 @@ class PlanDraft:
                 model=request.model,
                 past=request.past(start + count) if not request.sampling.is_plain else None,
                 scores=request.sampling.prompt_logprobs if is_prompt else None,
+                pools=pools,
             )
         )
         self.budget -= count

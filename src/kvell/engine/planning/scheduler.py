@@ -66,6 +66,7 @@ class Scheduler:
         self.limits = limits
         self.memory: StepMemory = memory or RigidMemory(core)
         self.waiting: deque[Request] = deque()
+        self.arrived: deque[Request] = deque()
         self.running: list[Request] = []
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
         self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
@@ -113,6 +114,7 @@ class Scheduler:
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         if self.swapping is not None:
             draft.offload(self.swapping.copy_out(self._wanted_large()))
+        self._enter_arrived(draft)
         self._plan_decodes(draft)
         self._plan_prefills(draft)
         if not draft.preempted and not self.must_settle:
@@ -138,6 +140,7 @@ class Scheduler:
             parked=tuple(draft.parked),
             admitted=tuple(draft.admitted),
             slot=self.memory.slot,
+            pools=draft.has_pooled,
         )
 
     @property
@@ -433,6 +436,44 @@ class Scheduler:
         request.runs_alone = True  # the cached pages that it would reuse are in its way
         return self._admit_one(request, draft)
 
+    def _enter_arrived(self, draft: PlanDraft) -> None:
+        """Let requests run whose pages came from another instance, as far as there are seats."""
+        while self.arrived and len(self.running) < self.limits.max_num_seqs:
+            if self._runs_alone():
+                return
+            request = self.arrived.popleft()
+            expected_tokens = request.num_tokens + self._expected_output(request)
+            will_return = request.sampling.will_return
+            self.core.claim(request.handle, expected_tokens, will_return=will_return)
+            beyond = request.tokens(request.computed, request.num_tokens)
+            self.core.append(np.full(len(beyond), request.handle, np.int32), beyond)
+            draft.add_pages(self.core.held_pages(request.handle), [request.handle])
+            request.state = RequestState.RUNNING
+            self._enter(request)
+            draft.admitted.append(request.request_id)
+
+    def has_room_for(self, handle: int, computed: int) -> bool:
+        """Whether a text may come from elsewhere, beside what running requests need next."""
+        others = _ints(request.handle for request in self.running)
+        until = _ints(request.num_tokens + 1 for request in self.running)
+        return self.core.fits(handle, computed + 1, 1, others, until)
+
+    def lift(self, request: Request) -> None:
+        """Take a running request out of the steps; its pages stay."""
+        self.running.remove(request)
+        request.state = RequestState.MOVING
+
+    def resume(self, request: Request) -> None:
+        """Let a request that was lifted go on; it waits if its seat is taken."""
+        if len(self.running) < self.limits.max_num_seqs:
+            request.state = RequestState.RUNNING
+            self._enter(request)
+            return
+        self._close(request, returns=True)
+        request.state = RequestState.WAITING
+        request.computed = request.settled = request.repeats = 0
+        self.waiting.appendleft(request)
+
     def _wanted_large(self) -> int:
         """Most large pages that the first waiting request will ask for."""
         if not self.waiting:
@@ -539,12 +580,18 @@ class Scheduler:
             self._close(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        elif request.state is RequestState.MOVING or request in self.arrived:
+            if request in self.arrived:
+                self.arrived.remove(request)
+            self._close(request)
         if self.swapping is not None:
             self.swapping.forget(request)
         if self.parking is not None:
             self.parking.leave(request)
         request.state = RequestState.FINISHED
         self._made_way_in_vain = None
+        if request.pooling:
+            return  # it says nothing of how long answers are
         count, total = self._finished_outputs.get(request.model, (0, 0))
         self._finished_outputs[request.model] = (count + 1, total + len(request.output))
 

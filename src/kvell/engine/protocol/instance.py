@@ -57,6 +57,14 @@ class Engine(Protocol):
         """One plan, run and commit."""
         ...
 
+    def wakes(self) -> int | None:
+        """A descriptor that becomes readable when :meth:`woken` has something; None: never."""
+        ...
+
+    def woken(self) -> list[Event]:
+        """Take in what came from elsewhere than the front."""
+        ...
+
     def pulse(self) -> Heartbeat:
         """What there is between two steps; called when a heartbeat is due, not at every step."""
         ...
@@ -90,6 +98,15 @@ class CommandGate:
         """One step of the engine."""
         return self._after(self._engine.step())
 
+    @property
+    def wakes(self) -> int | None:
+        """See :meth:`Engine.wakes`."""
+        return self._engine.wakes()
+
+    def woken(self) -> list[Event]:
+        """See :meth:`Engine.woken`."""
+        return self._after(self._engine.woken())
+
     def cancel_all(self) -> None:
         """Cancel all requests in flight; nobody listens any more."""
         for request_id in sorted(self._in_flight):
@@ -113,7 +130,8 @@ class CommandGate:
                 self._in_flight.discard(event.request_id)
         # Drained ends the process, so it is sent from here, once, and never passed on.
         kept: list[Event] = [event for event in events if not isinstance(event, Drained)]
-        if self._draining and not self.drained and not self._engine.has_work():
+        is_idle = not self._engine.has_work() and not self._in_flight
+        if self._draining and not self.drained and is_idle:
             self.drained = True
             kept.append(Drained())
         return kept
@@ -177,6 +195,8 @@ def serve_instance(
         with _sigterm_as_readable() as terminated, selectors.DefaultSelector() as selector:
             selector.register(terminated, selectors.EVENT_READ)
             selector.register(sock, selectors.EVENT_READ)
+            if gate.wakes is not None:
+                selector.register(gate.wakes, selectors.EVENT_READ)
             channel.queue([gate.ready])
             with heart:
                 while not gate.drained or channel.pending:
@@ -198,6 +218,10 @@ class _Serving:
     def take(self, command: Command) -> None:
         """Take a command, and tell what is answered at once."""
         self._tell(self.gate.accept(command))
+
+    def wake(self) -> None:
+        """Take in what came from elsewhere, and tell what came of it."""
+        self._tell(self.gate.woken())
 
     def step(self) -> None:
         """Step, and tell what came of it."""
@@ -227,6 +251,8 @@ def _turn(
         if key.fileobj is terminated:
             terminated.recv(64)
             serving.take(Drain())
+        elif key.fd == serving.gate.wakes:
+            serving.wake()
         elif mask & selectors.EVENT_WRITE:
             serving.channel.flush()
         if key.fileobj is sock and mask & selectors.EVENT_READ:

@@ -14,6 +14,8 @@ inside one.  Commands go to the instance, events come back::
       │ ◄── Stats ─────────────────────────── │
       │ ── AskPages, AskLargePage(number) ──► │
       │ ◄── Pages, LargePage ──────────────── │  for people who watch the pool
+      │ ── WatchIndex ──────────────────────► │
+      │ ◄── IndexNotice ───────────────────── │  whenever prefixes are cached or evicted
       │ ◄── Heartbeat ─────────────────────── │  after Ready, and then again and again
       │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
       │ ◄── Drained ───────────────────────── │  then the instance ends
@@ -27,13 +29,15 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
+from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
+from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
@@ -62,8 +66,13 @@ class Submit:
 
     ``priority``: requests with lower ones are admitted before those that wait; 0 is usual.
 
+    ``goes_to`` names the instance that goes on with it once its prompt is computed, if it can.
+
     ``tensors`` are those of the model's processor for the images of this prompt, whose ids are
     then as the processor gave them; the instance fills in ``images`` itself.
+
+    ``pooling`` asks for the prompt's vector in place of tokens: it comes with ``Finished``, and
+    ``sampling`` does not matter.
 
     :raises ChangeSomething: if it asks for several answers, or the output is no whole tokens.
     """
@@ -78,6 +87,8 @@ class Submit:
     output: bytes = b""
     tensors: tuple[SentTensor, ...] = ()
     priority: int = 0
+    pooling: Pooling = ""
+    goes_to: str = ""
 
     def __post_init__(self) -> None:
         if len(self.output) % 4:
@@ -85,13 +96,19 @@ class Submit:
             raise ChangeSomething("output", size, "are no whole tokens", "send 4 bytes per token")
         if self.sampling.n != 1:
             raise ChangeSomething("n", self.sampling.n, "is not 1", "submit each answer on its own")
+        if self.pooling and self.output:
+            raise ChangeSomething("output", "…", "cannot follow a pooled prompt", "leave it out")
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """Stop a request and release what it holds; unknown ids are ignored."""
+    """Stop a request and release what it holds; unknown ids are ignored.
+
+    ``attempt``: later attempts than this one go on; negative for any.
+    """
 
     request_id: RequestId
+    attempt: int = -1
 
 
 @dataclass(frozen=True)
@@ -113,9 +130,15 @@ class Drain:
 class Ready:
     """First event of an instance: it can serve now.
 
-    ``beside`` maps every further model's name to its ``max_model_len``, in order; ``memory``
-    has the parts of the memory contract in bytes, and their sum, ``contract_bytes``.
-    ``token_bytes`` is the most KV memory that a token takes.
+    :param schema_version: of the protocol between front and instance.
+    :param incarnation: tells this start of the instance from its other starts.
+    :param credits: requests that it may have at once.
+    :param model: name of the first model.
+    :param max_model_len: most tokens of a request to the first model.
+    :param kv_pool_bytes: most bytes of KV cache.
+    :param beside: ``max_model_len`` of every further model by its name, in order.
+    :param memory: parts of the memory contract in bytes, and their sum, ``contract_bytes``.
+    :param token_bytes: most KV memory that a token takes.
     """
 
     schema_version: int
@@ -152,6 +175,8 @@ class Finished:
     and ``try_later`` says that nothing must be: there was just no room.  ``not_taken`` says that
     the instance takes no requests any more, so another may have this one.
 
+    ``embedding`` is the prompt's vector where that was asked for, as little-endian float32 bytes.
+
     The seconds that it waited, prefilled and decoded in the instance are filled in by
     :class:`.stage_times.StageTimes`, which has a clock; comparisons ignore them.
     """
@@ -167,6 +192,7 @@ class Finished:
     field: str = ""
     try_later: bool = False
     not_taken: bool = False
+    embedding: bytes = b""
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)
@@ -174,11 +200,20 @@ class Finished:
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Page counts of one layer group, in small pages; ``hit_tokens`` are those found in its cache.
+    """Page counts of one layer group, in small pages.
 
-    ``unwritten_pages`` and ``stranded_pages`` lie in large pages with a used page, see
-    :class:`kvell.memory.PoolTotals`; ``most_pages`` is what the group would have if the whole
-    pool were its own.
+    :param name: of the group, like ``full``.
+    :param used_pages: pages that requests use.
+    :param cached_pages: pages kept for later prompts.
+    :param evicted_pages: pages evicted so far.
+    :param hit_tokens: tokens of cached pages that requests took so far.
+    :param unwritten_pages: never used pages in large pages with a used page.
+    :param stranded_pages: pages in these that are cached or empty again; see
+        :class:`kvell.memory.PoolTotals`.
+    :param checkpoint_pages: pages written so far for states on the way of a prompt.
+    :param most_pages: pages that the group would have if the whole pool were its own.
+    :param page_tokens: tokens of a page; 1 for states.
+    :param page_bytes: bytes of a page.
     """
 
     name: str
@@ -198,13 +233,37 @@ class GroupStats:
 class Stats:
     """Counters and gauges of one instance; counters never fall within an incarnation.
 
-    ``steps_by_size`` counts steps by the buckets of
-    :data:`~kvell.engine.requests.counting.STEP_TOKENS_BUCKETS`; ``step_tokens`` are the tokens
-    they computed.
-    ``memory`` has the chunks of a shared pool by owner and state, and how many moved; empty
-    where KV cache and activations share none.  ``problems`` are the contradictions that the audit
-    found; None if it was not asked for.  ``buffer`` has large pages and holders of the CPU
-    buffer, and pages copied out and in; empty without one.
+    :param incarnation: tells this start of the instance from its other starts.
+    :param step: steps so far.
+    :param running: requests in the running batch now.
+    :param waiting: requests that wait in the instance now.
+    :param large_pages: large pages of the pool.
+    :param empty_large_pages: large pages that nobody uses and that cache nothing.
+    :param kv_cache_usage: used part of the pool's bytes, 0 to 1.
+    :param prompt_tokens: prompt tokens of all requests so far, cached ones included.
+    :param output_tokens: output tokens so far.
+    :param prefix_cache_queries: prompt tokens that were looked up in the prefix cache.
+    :param prefix_cache_hits: prompt tokens that were found there.
+    :param preemptions: how often a request gave up its pages.
+    :param finished: requests that ended, by their reason.
+    :param rungs: how often a page was got, by the rung of the ladder that had one.
+    :param groups: page counts of every layer group.
+    :param protected_prefixes: shared prefixes that eviction spares.
+    :param protected_tokens: tokens of these.
+    :param spec_decode_drafts: steps of a request with draft tokens.
+    :param spec_decode_draft_tokens: draft tokens.
+    :param spec_decode_accepted_tokens: draft tokens that were accepted.
+    :param spec_decode_accepted_by_position: the same by their position after the newest token.
+    :param step_tokens: tokens that all steps computed.
+    :param steps_by_size: steps by the tokens that they computed, up to 1, 8, 16, 32 and so on to
+        16384, and above.
+    :param large_page_bytes: size of a large page.
+    :param memory: chunks of a shared pool by owner and state, and how many moved; empty where KV
+        cache and activations share none.
+    :param buffer: large pages and holders of the CPU buffer, and bytes copied out and in; empty
+        without one.
+    :param problems: contradictions that the audit found; None if it was not asked for.
+    :param misses: prompts whose prefix was not found as far as it was asked for, by reason.
     """
 
     incarnation: int
@@ -234,14 +293,23 @@ class Stats:
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
     buffer: dict[str, int] = dataclasses.field(default_factory=dict)
     problems: tuple[str, ...] | None = None
+    misses: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Heartbeat:
     """The instance lives, and what it has at the end of its last step.
 
-    Sent every ``HEARTBEAT_SECONDS``, also while a step computes.  ``free_bytes`` of KV memory
-    are used by no running request: they are empty, or cached and can be evicted.
+    Sent every ``HEARTBEAT_SECONDS``, also while a step computes.
+
+    :param incarnation: tells this start of the instance from its other starts.
+    :param step: steps so far.
+    :param running: requests in the running batch.
+    :param waiting: requests that wait in the instance.
+    :param large_pages: large pages of the pool.
+    :param empty_large_pages: large pages that nobody uses and that cache nothing.
+    :param free_bytes: KV memory that no running request uses: empty, or cached and evictable.
+    :param pool_bytes: size of the KV pool.
     """
 
     incarnation: int
@@ -259,5 +327,16 @@ class Drained:
     """All work is done; the last event of an instance."""
 
 
-Command = Submit | Cancel | AskStats | AskPages | AskLargePage | Drain
-Event = Ready | PromptLogprobs | Tokens | Finished | Stats | Pages | LargePage | Heartbeat | Drained
+Command = Submit | Cancel | AskStats | AskPages | AskLargePage | WatchIndex | Drain
+Event = (
+    Ready
+    | PromptLogprobs
+    | Tokens
+    | Finished
+    | Stats
+    | Pages
+    | LargePage
+    | IndexNotice
+    | Heartbeat
+    | Drained
+)

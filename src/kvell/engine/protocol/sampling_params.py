@@ -23,29 +23,33 @@ LEAST_REPETITION_PENALTY = 1e-6
 class SamplingParams:
     """Sampling parameters, with vLLM's names and defaults as far as they are implemented.
 
-    :param temperature: 0 is greedy; otherwise logits are divided by it.
+    :param temperature: 0 is greedy; otherwise logits are divided by it, up to 100.
     :param top_k: keep the k most likely tokens; 0 or -1 keeps all.
     :param top_p: keep the smallest set whose probability reaches it, in (0, 1].
     :param min_p: drop tokens less likely than this part of the most likely one, in [0, 1].
-    :param presence_penalty: is subtracted from the logits of all tokens in the output.
+    :param presence_penalty: is subtracted from the logits of all tokens in the output; from -2
+        to 2.
     :param frequency_penalty: is subtracted from the logit of a token once for each time that the
-        output has it.
+        output has it; from -2 to 2.
     :param repetition_penalty: divides the positive logits of tokens in prompt and output, and
-        multiplies the negative ones (Keskar et al., 2019).
-    :param logit_bias: is added to the logits of tokens, by token id.
+        multiplies the negative ones (Keskar et al., 2019); above 0 and up to 100.
+    :param logit_bias: is added to the logits of tokens, by token id; from -100 to 100, at most
+        1,024 tokens.
     :param min_tokens: no token ends the answer before it has so many.
-    :param logprobs: tell how likely each output token was, and this many likeliest tokens.
-    :param prompt_logprobs: the same for each token of the prompt.  Such a prompt is computed
-        whole: it reuses no cached prefix.
+    :param logprobs: tell how likely each output token was, and this many likeliest tokens, at
+        most 20.
+    :param prompt_logprobs: tell how likely each token of the prompt was, from the second on, and
+        this many likeliest tokens, at most 20.  Such a prompt is computed whole: it reuses no
+        cached prefix.
     :param structured_outputs: what the answer's text must look like.
     :param seed: with it, output token i is a function of (seed, i) and the logits alone;
-        None lets the front draw one.
+        without, one is drawn.
     :param max_tokens: most output tokens; None: up to the model's limit.
-    :param stop: the front ends a request before the first of these strings.
-    :param stop_token_ids: the engine ends a request after any of these tokens.
+    :param stop: the answer ends before the first of these strings, at most 16.
+    :param stop_token_ids: the answer ends after any of these tokens.
     :param ignore_eos: go on past the model's end-of-sequence token.
-    :param n: number of answers; each is a request of its own, and they share the prompt's
-        pages.
+    :param n: number of answers, at most 128; each is a request of its own, and they share the
+        prompt's pages.
     :param will_return: a hint that changes no answer: whether a later prompt will begin with
         this one (the conversation continues).  False ends a session; None says nothing.
         Prefixes expected to return are kept longer, where eviction learns which do.

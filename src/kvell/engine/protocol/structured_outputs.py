@@ -1,11 +1,39 @@
 """What the text of an answer must look like: a schema, a pattern, a choice or a grammar."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvell.errors import ChangeSomething
 
 MAX_GRAMMAR_CHARS = 131_072
 MAX_CHOICES = 1024
+MAX_ENDS = 8
+MAX_TAG_CHARS = 64
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """What an answer may say first, and no constraint binds; the constraint holds behind it.
+
+    An answer that never ends its reasoning ends at its limit of tokens or at a stop token.
+
+    :param ends: texts that end it, one after the other: it is over behind the last of them.
+    :param start: text that begins it if the model chooses so; if it begins otherwise, the
+        constraint holds from its first token.  This needs a tokenizer in which it is one token;
+        with any other the model has no such choice.  "" if the answer begins inside of it.
+    :raises ChangeSomething: if there is no end, or a text is empty or too long.
+    """
+
+    ends: tuple[str, ...]
+    start: str = ""
+
+    def __post_init__(self) -> None:
+        field = "structured_outputs.reasoning"
+        if not 1 <= len(self.ends) <= MAX_ENDS or not all(self.ends):
+            problem, remedy = "is no list of texts that end it", f"give 1 to {MAX_ENDS}, none empty"
+            raise ChangeSomething(f"{field}.ends", f"{len(self.ends)} texts", problem, remedy)
+        if (longest := max(map(len, (*self.ends, self.start)))) > MAX_TAG_CHARS:
+            remedy = f"use at most {MAX_TAG_CHARS}"
+            raise ChangeSomething(field, f"{longest} characters", "is too long", remedy)
 
 
 @dataclass(frozen=True)
@@ -17,6 +45,7 @@ class StructuredOutputs:
     :param regex: a pattern for the whole text (Rust syntax, without look-around).
     :param choice: the text is one of these.
     :param grammar: a context-free grammar in Lark's syntax.
+    :param reasoning: what the answer may say before, which the constraint does not bind.
     :raises ChangeSomething: if there is none or more than one, or one is out of bounds.
     """
 
@@ -25,6 +54,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: tuple[str, ...] = ()
     grammar: str | None = None
+    reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
         if len(self._given()) != 1:
@@ -55,6 +85,10 @@ class StructuredOutputs:
         """Characters of the constraint."""
         texts = [self.json, self.regex, self.grammar, *self.choice]
         return sum(len(text) for text in texts if text is not None)
+
+    def bare(self) -> "StructuredOutputs":
+        """The constraint alone, wherever in an answer it begins."""
+        return self if self.reasoning is None else replace(self, reasoning=None)
 
     def _given(self) -> list[str]:
         fields = {

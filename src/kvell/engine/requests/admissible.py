@@ -9,16 +9,23 @@ from kvell.errors import ChangeSomething
 from kvell.memory import Facts, Layout, facts_of, fits_alone
 
 
-def prompt_problem(prompt: npt.NDArray[np.int32], limits: Limits) -> ChangeSomething | None:
-    """What the user must change about a prompt (int32 [n]); None if it can be served."""
+def prompt_problem(
+    prompt: npt.NDArray[np.int32], limits: Limits, output_tokens: int = 1
+) -> ChangeSomething | None:
+    """What the user must change about a prompt (int32 [n]); None if it can be served.
+
+    :param output_tokens: for which there must be room behind it, 0 or 1.
+    """
     if not len(prompt):
         return ChangeSomething("prompt", "''", "has no tokens", "give at least one")
-    if len(prompt) >= limits.max_model_len:
+    longest = limits.max_model_len - output_tokens
+    if len(prompt) > longest:
+        problem = "leaves no room for output in" if output_tokens else "is longer than"
         return ChangeSomething(
             "prompt",
             f"{len(prompt)} tokens",
-            f"leaves no room for output in --max-model-len {limits.max_model_len}",
-            f"shorten it to {limits.max_model_len - 1} tokens or raise --max-model-len",
+            f"{problem} --max-model-len {limits.max_model_len}",
+            f"shorten it to {longest} tokens or raise --max-model-len",
         )
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or high >= limits.vocab_size:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -84,11 +85,17 @@ class MissLog:
         self._most_seen = most_seen
         self._seen: OrderedDict[bytes, int] = OrderedDict()
         self._misses: deque[Miss] = deque(maxlen=most_misses)
+        self._counts: dict[str, int] = dict.fromkeys(get_args(MissReason), 0)
 
     @property
     def latest(self) -> tuple[Miss, ...]:
         """The latest misses, the oldest first."""
         return tuple(self._misses)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Misses since the start, by every reason there is."""
+        return dict(self._counts)
 
     @property
     def num_seen(self) -> int:
@@ -117,7 +124,9 @@ class MissLog:
         to_hit = bisect_left(marks, len(admission.tokens))
         if to_hit and marks[to_hit - 1] > admission.hit_tokens:
             prefixes = marks[:to_hit], digests[:to_hit], rooted[:to_hit]
-            self._misses.append(self._explained(admission, prefixes, is_being_computed, reaches))
+            miss = self._explained(admission, prefixes, is_being_computed, reaches)
+            self._misses.append(miss)
+            self._counts[miss.reason] += 1
         self._remember([*digests, *rooted], admission.step)
 
     def ended(self, tokens: npt.NDArray[np.int32], root: str, model: str, step: int) -> None:

@@ -53,6 +53,7 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
         whose tokens are scored, all of the prompt.  Only for sampling that is not plain.
     :param scores: not None if all these tokens give logits, to tell how likely the prompt was,
         and so many of the likeliest tokens at each position.
+    :param pools: whether the vector of its last token is wanted, in place of the token it yields.
     """
 
     request_id: RequestId
@@ -71,6 +72,7 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
     model: str = ""
     past: npt.NDArray[np.int32] | None = None
     scores: int | None = None
+    pools: bool = False
 
     @property
     def known(self) -> int:
@@ -148,6 +150,7 @@ class StepPlan:
     :param parked: requests whose pages went to the CPU buffer and that now wait there.
     :param admitted: requests that run from this step on.
     :param slot: memory for the activations of ``work``; None where they have a reserve.
+    :param pools: whether any of ``work`` may have a vector to give.
     """
 
     step: StepNumber
@@ -163,6 +166,7 @@ class StepPlan:
     parked: tuple[RequestId, ...] = ()
     admitted: tuple[RequestId, ...] = ()
     slot: StepSlot | None = None
+    pools: bool = False
 
     @cached_property
     def num_tokens(self) -> int:
@@ -189,6 +193,7 @@ class StepResult(Struct, frozen=True, gc=False):
     :param counts: tokens of each sampling work; empty if each has one.
     :param logprobs: of the token drawn for a handle, for requests that asked.
     :param scored: how likely the prompt's tokens behind those computed were, by handle.
+    :param pooled: vectors of prompts by handle, float32 as little-endian bytes.
     """
 
     step: StepNumber
@@ -196,6 +201,7 @@ class StepResult(Struct, frozen=True, gc=False):
     counts: tuple[int, ...] = ()
     logprobs: Mapping[int, TokenLogprobs] = NONE_ASKED
     scored: Mapping[int, tuple[TokenLogprobs, ...]] = NONE_ASKED
+    pooled: Mapping[int, bytes] = NONE_ASKED
 
     def by_work(self) -> list[tuple[int, ...]]:
         """The tokens of each sampling work.

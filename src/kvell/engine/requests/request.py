@@ -5,6 +5,8 @@
     WAITING ──admit──► RUNNING ──last token──► FINISHED
        ▲                  │ │
        └────preempt───────┘ └──cancel──► FINISHED   (from WAITING too)
+
+A request is MOVING while another instance pulls its pages; it runs in no step meanwhile.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import PENDING
 from kvell.vocabulary import FinishReason, RequestId
@@ -26,6 +29,7 @@ class RequestState(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    MOVING = "moving"
     FINISHED = "finished"
 
 
@@ -40,6 +44,8 @@ class Request:
     :ivar settled: those of them whose step has its result.
     :ivar drawing: pending tokens, which steps in flight draw.
     :ivar scored: position in the prompt up to which it was told how likely its tokens are.
+    :ivar pooling: what it wants of its prompt in place of tokens; "" for nothing.
+    :ivar embedding: what it got, float32 as little-endian bytes.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
@@ -68,6 +74,8 @@ class Request:
     model: str = ""
     number: int = 0
     priority: int = 0
+    pooling: Pooling = ""
+    embedding: bytes = b""
     _history: bytearray = field(default_factory=bytearray)
 
     @property

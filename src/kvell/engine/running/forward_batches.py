@@ -57,6 +57,7 @@ class ForwardBatches:
         *,
         wants_largest: bool = False,
         begun: Callable[[], None] | None = None,
+        wants_hidden: bool = False,
     ) -> ForwardBatch:
         """The work as one ragged batch.
 
@@ -64,6 +65,7 @@ class ForwardBatches:
             the work's own.
         :param wants_largest: whether the argmax of each row's logits is wanted.
         :param begun: called when the pass begins to compute.
+        :param wants_hidden: whether what the head reads of each row is wanted too.
         """
         rows = WorkRows.of(work)
         logits = [w.num_logits for w in work] if num_logits is None else list(num_logits)
@@ -74,9 +76,10 @@ class ForwardBatches:
         seen = images.batch(work, self._device) if images else None
         ends = self._prompt_ends(work)
         if self._on_host:
-            return HostForwardBatch(tokens, groups, seen, ends, wants_largest, begun)
+            return HostForwardBatch(tokens, groups, seen, ends, wants_largest, begun, wants_hidden)
         ids, positions, wanted = (part.to(self._device) for part in tokens.tensors)
-        return ForwardBatch(ids, positions, groups, wanted, seen, ends, wants_largest, begun)
+        asked = (wants_largest, begun, wants_hidden)
+        return ForwardBatch(ids, positions, groups, wanted, seen, ends, *asked)
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
         """Indices of work that ends a prompt, if layers then drop tokens; else none."""

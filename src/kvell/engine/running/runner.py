@@ -17,6 +17,7 @@ from kvell.engine.running.drafter import Drafter
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.page_mover import PageMover
+from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
 from kvell.engine.running.slot_memory import SlotMemory
 from kvell.engine.sampling.controls import Controls, Drawn, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
@@ -56,6 +57,7 @@ class _Part:
     rows: list[RowSampling]
     pending: Pending
     controls: StepControls | None
+    pooled: PooledRows
 
 
 class ModelRunner:
@@ -155,8 +157,15 @@ class ModelRunner:
         rows = rows_of(work)
         controls = self._controls[name].begin(work)
         greedy = controls is None and all(row is GREEDY for row in rows)
-        batch = batches.batch(work, plan.checkpoints, wants_largest=greedy, begun=begun)
-        return _Part(batch, rows, pending(work), controls)
+        pooled = pooled_rows(work) if plan.pools else NOTHING_POOLED
+        batch = batches.batch(
+            work,
+            plan.checkpoints,
+            wants_largest=greedy,
+            begun=begun,
+            wants_hidden=bool(pooled.rows),
+        )
+        return _Part(batch, rows, pending(work), controls, pooled)
 
     def _draw(self, name: str, part: _Part) -> Drawn:
         """Compute one model's part of a step; returns a token for each row that draws."""
@@ -165,8 +174,12 @@ class ModelRunner:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
         logits = model.forward(part.batch)
         if part.controls is not None:
-            return part.controls.draw(logits, part.rows)
-        return Drawn(model.largest(part.batch) or sample(logits, part.rows))
+            drawn = part.controls.draw(logits, part.rows)
+        else:
+            drawn = Drawn(model.largest(part.batch) or sample(logits, part.rows))
+        if part.pooled.rows:
+            drawn.pooled = part.pooled.vectors(model.hidden(part.batch))
+        return drawn
 
     def _batches_of(
         self, model: PagedModel, name: str = "", *, is_draft: bool = False
@@ -191,12 +204,13 @@ def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
 
 
 def _told(result: StepResult, drawn: Mapping[str, Drawn]) -> StepResult:
-    """The result with how likely tokens were, if anybody asked."""
-    if not any(one.logprobs or one.scored for one in drawn.values()):
+    """The result with how likely tokens were, and vectors of prompts, if anybody asked."""
+    if not any(one.logprobs or one.scored or one.pooled for one in drawn.values()):
         return result
     logprobs = {handle: told for one in drawn.values() for handle, told in one.logprobs.items()}
     scored = {handle: told for one in drawn.values() for handle, told in one.scored.items()}
-    return structs.replace(result, logprobs=logprobs, scored=scored)
+    pooled = {handle: told for one in drawn.values() for handle, told in one.pooled.items()}
+    return structs.replace(result, logprobs=logprobs, scored=scored, pooled=pooled)
 
 
 def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:

@@ -33,11 +33,13 @@ class Drawn:
     :param tokens: one for each row that draws, in order of the work.
     :param logprobs: of the token drawn for a handle, where asked.
     :param scored: how likely the prompt's tokens behind those computed were, by handle.
+    :param pooled: vectors of prompts by handle, as little-endian float32 bytes.
     """
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     scored: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
 
 class Controls:

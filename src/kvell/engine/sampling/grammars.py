@@ -2,13 +2,14 @@
 
 A request's matcher reads its output and gives the tokens that may follow.  It is made anew from
 the output when the request comes from another instance or was preempted, so nothing is lost.
+Where an answer may reason first, the grammar begins behind that (:mod:`.reasoning`).
 """
 
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.reasoning import ReasoningReader
 from kvell.errors import ChangeSomething
 
 Allowed = npt.NDArray[np.bool_]
@@ -55,6 +57,7 @@ class Grammars:
         self._tokenizer_json = tokenizer_json
         self._vocab_size, self._ends = vocab_size, sorted(end_token_ids)
         self._matchers: dict[int, _Matcher] = {}
+        self._readers: dict[int, ReasoningReader] = {}
         self._known: OrderedDict[StructuredOutputs, Any] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-grammars")
 
@@ -74,25 +77,43 @@ class Grammars:
     def masks(self, wanted: Sequence[Wanted]) -> Future[dict[int, Allowed | None]]:
         """Begin to compute which tokens may come next for each request, by handle.
 
-        The value is bool [vocabulary], or None where the grammar has become too complex.
+        The value is bool [vocabulary], or None where the grammar has become too complex.  A request
+        that still reasons has none: any token may come next.
         """
         return self._thread.submit(self._masks, list(wanted))
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget requests that hold no pages any more."""
-        if self._matchers:
+        if self._matchers or self._readers:
             for handle in handles:
                 self._matchers.pop(handle, None)
+                self._readers.pop(handle, None)
 
     def _masks(self, wanted: Sequence[Wanted]) -> dict[int, Allowed | None]:
-        return {one.handle: self._mask(one) for one in wanted}
+        bound = (self._behind_reasoning(one) for one in wanted)
+        return {one.handle: self._mask(one) for one in bound if one is not None}
+
+    def _behind_reasoning(self, wanted: Wanted) -> Wanted | None:
+        """The same with what the grammar must read of its output; None while it still reasons."""
+        if wanted.asked.reasoning is None:
+            return wanted
+        reader = self._readers.get(wanted.handle)
+        if reader is None:
+            reader = ReasoningReader(wanted.asked.reasoning, self._tokenizer)
+            self._readers[wanted.handle] = reader
+        behind = reader.behind(wanted.output)
+        return None if behind is None else replace(wanted, output=behind)
 
     def _mask(self, wanted: Wanted) -> Allowed | None:
         matcher = self._matchers.get(wanted.handle)
         if matcher is None:
             matcher = _Matcher(self._compiled(wanted.asked).deep_copy(), self._ends)
             self._matchers[wanted.handle] = matcher
-        return matcher.allowed(wanted.output, self._vocab_size, self._tokenizer.vocab_size)
+        mask = matcher.allowed(wanted.output, self._vocab_size, self._tokenizer.vocab_size)
+        reader = self._readers.get(wanted.handle)
+        if mask is not None and reader is not None and reader.start is not None:
+            mask[reader.start : reader.start + 1] = True  # a model may lack it
+        return mask
 
     def _problem(self, asked: StructuredOutputs) -> str:
         """What is wrong with a constraint; empty if nothing is."""
@@ -106,6 +127,7 @@ class Grammars:
         """A matcher at its start, to be copied; the latest ones are kept."""
         from llguidance import LLMatcher
 
+        asked = asked.bare()
         if asked not in self._known:
             self._known[asked] = LLMatcher(self._tokenizer, _source(asked), log_level=0)
         self._known.move_to_end(asked)
@@ -126,10 +148,12 @@ class _Matcher:
 
     def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
         self._matcher, self._ends = matcher, np.array(ends, np.int64)
-        self._read = 0
+        self._read, self._is_broken = 0, False
 
     def allowed(self, output: npt.NDArray[np.int32], vocab_size: int, known: int) -> Allowed | None:
         """Read what is new of the output; the tokens that may follow it.
+
+        None if there are none to tell: the grammar is too complex, or the output breaks it.
 
         :param known: tokens of the tokenizer; many models have logits for some more.
         """
@@ -137,8 +161,9 @@ class _Matcher:
 
         fresh, self._read = output[self._read :], len(output)
         if len(fresh) and not self._matcher.is_stopped():
-            self._matcher.try_consume_tokens(fresh.tolist())
-        if self._matcher.is_error():
+            consumed = self._matcher.try_consume_tokens(fresh.tolist())
+            self._is_broken |= consumed < len(fresh) and not self._matcher.is_stopped()
+        if self._is_broken or self._matcher.is_error():
             return None
         allowed = np.zeros(vocab_size, bool)
         if self._matcher.is_stopped():

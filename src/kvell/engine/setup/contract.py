@@ -23,7 +23,16 @@ Fitting = Callable[[Layout, int], int]
 
 @dataclass(frozen=True)
 class GroupContract:
-    """Sizes of one layer group."""
+    """Sizes of one layer group.
+
+    :param name: what the group is called, like ``full`` or ``sliding(512)``.
+    :param layers: number of its layers.
+    :param token_bytes: bytes that one token (or one state) needs, over all its layers.
+    :param page_tokens: tokens that a page holds; 1 for states.
+    :param page_bytes: bytes of a page that hold data.
+    :param padding_bytes: further bytes of a page that hold nothing.
+    :param pages_per_large: pages in a large page.
+    """
 
     name: str
     layers: int
@@ -36,7 +45,12 @@ class GroupContract:
 
 @dataclass(frozen=True)
 class ModelShare:
-    """What one of several models can serve while it has the pool to itself."""
+    """What one of several models can serve while it has the pool to itself.
+
+    :param model: its name.
+    :param max_model_len: most tokens of a request, prompt and answer together.
+    :param requests_that_fit: (tokens of a request, requests of that length that decode at once).
+    """
 
     model: str
     max_model_len: int
@@ -52,8 +66,15 @@ class ModelShare:
 class MemoryContract:
     """The memory an engine takes, and the requests that fit into it.
 
+    :param model: name of the first model.
+    :param weights_bytes: of all models' weights.
     :param kv_pool_bytes: most bytes of KV cache.
     :param activation_reserve_bytes: beside it; 0 where activations share the pool.
+    :param large_page_bytes: size of a large page.
+    :param num_large_pages: large pages of the pool.
+    :param max_model_len: most tokens of a request, prompt and answer together.
+    :param groups: sizes of every layer group.
+    :param requests_that_fit: (tokens of a request, requests of that length that decode at once).
     :param shared_bytes: of the pool that both share; 0 if they share none.
     :param floor_bytes: of the process before it loaded anything.
     :param cpu_buffer_bytes: of host memory for pages that are not on the device; part of the

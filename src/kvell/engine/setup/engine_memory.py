@@ -35,6 +35,7 @@ class Memory:
 
     :param pool: uint8 [bytes], the KV region.
     :param chunks: the pool's chunks, if only a first touch commits them.
+    :param descriptor: of the memfd that the pool is, if it is one and nothing else uses it.
     """
 
     pool: torch.Tensor
@@ -42,6 +43,7 @@ class Memory:
     lends: SlotMemory | None = None
     warmer: Warmer | None = None
     chunks: ChunkDevice | None = None
+    descriptor: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def memory_of(
             return Memory(pool_tensor(None, layout.pool_bytes, place))
         cold = HostChunks(-(-layout.pool_bytes // HostChunks.chunk_bytes), "--kv-memory")
         pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
-        return Memory(pool, chunks=cold)
+        return Memory(pool, chunks=cold, descriptor=cold.descriptor)
     device = HostChunks(sizes.shared_chunks)
     shared = share_pool(device, layout, core, sizes.need, options.kv_memory_bytes)
     area = host_pool(device.view(shared.elastic.area))

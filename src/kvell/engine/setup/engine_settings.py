@@ -9,6 +9,8 @@ from kvell.memory import Manager
 class EngineSettings:
     """The flags for what to serve and with how much memory; None means Kvell decides.
 
+    Fields mean what arguments of the same name of :class:`kvell.LLM` mean.
+
     :ivar memory_parts: instances that start at once; each may have this part of what is free.
         No flag of users, so :meth:`flags` has it not.
     """

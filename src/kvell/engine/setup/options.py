@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvell.engine.requests.limits import max_step_draft_tokens
 from kvell.memory import Embeddings, Manager
+from kvell.mempool.place import PoolPlace
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class EngineOptions:
     :param async_scheduling: plan a step while the one before runs, where that is possible.
     :param memory_parts: instances that start at once on this machine; each may have this part of
         what is free.
+    :param pool_place: where it meets other instances that requests come from or go to; None:
+        nowhere.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
     """
@@ -40,6 +43,7 @@ class EngineOptions:
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None
     memory_parts: int = 1
+    pool_place: PoolPlace | None = None
 
     @property
     def has_objectives(self) -> bool:

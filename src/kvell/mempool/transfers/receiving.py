@@ -10,6 +10,7 @@ Pages that are being written are not given to others before the copying has ende
 counts only if the right to read it still stood afterwards, which whoever copies has to say.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,8 @@ class Receiving:
     def __init__(self, fingerprint: str, holds: Holds, most_transfers: int = 256) -> None:
         self._fingerprint, self._holds = fingerprint, holds
         self._most_transfers = most_transfers
+        self.admits: Callable[[int, int], bool] = lambda _handle, _computed: True
+        """Whether a text may come: its handle, and how much of it."""
         self._coming: dict[Transfer, _Coming] = {}
 
     def __len__(self) -> int:
@@ -83,6 +86,9 @@ class Receiving:
             hold = self._holds.hold_text(owner, FOREVER, tokens, message.root, model=message.model)
             # Of a text that is here as far, even a half-full page is better than the sender's.
             is_here = hold.hit_tokens >= message.computed
+            if not is_here and not self.admits(hold.handle, message.computed):
+                self._holds.release(owner)
+                return [Send(sender, Abandon(transfer, "there is no room"))]
             missing = NOTHING if is_here else self._holds.receive(owner, message.computed)
         except ValueError as error:
             self._holds.release(owner)

@@ -27,6 +27,7 @@ class ForwardBatch:
     :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
     :param wants_largest: whether the index of each row's largest logit is wanted.
     :param begun: called once the pass needs no more Python; at its start if it always does.
+    :param wants_hidden: whether what the head reads of each row is wanted too.
     """
 
     token_ids: torch.Tensor
@@ -37,6 +38,7 @@ class ForwardBatch:
     prompt_ends: tuple[int, ...] = ()
     wants_largest: bool = False
     begun: Callable[[], None] | None = None
+    wants_hidden: bool = False
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Fill in ids that were not known when the batch was made."""
@@ -56,6 +58,7 @@ class HostForwardBatch(OnHost, ForwardBatch):
         prompt_ends: tuple[int, ...] = (),
         wants_largest: bool = False,
         begun: Callable[[], None] | None = None,
+        wants_hidden: bool = False,
     ) -> None:
         super().__init__(rows)
         object.__setattr__(self, "groups", groups)
@@ -63,6 +66,8 @@ class HostForwardBatch(OnHost, ForwardBatch):
         object.__setattr__(self, "prompt_ends", prompt_ends)
         object.__setattr__(self, "wants_largest", wants_largest)
         object.__setattr__(self, "begun", begun)
+        if wants_hidden:  # rare; else the class says so
+            object.__setattr__(self, "wants_hidden", True)
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Fill in ids that were not known when the batch was made."""

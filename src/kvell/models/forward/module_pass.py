@@ -18,6 +18,7 @@ from kvell.models.forward import hook
 from kvell.models.forward.both_directions import BothDirections
 from kvell.models.forward.dropping import TokenDropping
 from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
+from kvell.models.forward.head_input import HeadInput
 from kvell.models.forward.image_side import ImageSide, text_attention
 from kvell.models.forward.latents import place_latents
 from kvell.models.forward.segments import LayerCallbacks
@@ -52,6 +53,7 @@ class ModulePass:
         self._asks_a_cache = asks_a_cache(module)
         self._image_side = ImageSide(module, description, kernels) if has_images else None
         self._memory: ModelMemory | None = None
+        self._head_input = HeadInput(module)
         self.latent_sizes = place_latents(module, description)
         self.state_shapes = {slot.layer: slot.mixer.shapes for slot in self._mixers}
         self.activations = activation_model(module.config)
@@ -73,12 +75,16 @@ class ModulePass:
         assert self._memory is not None, "attach memory first"
         step = _PagedStep(self._memory, self._description, self._kernels, batch, callbacks)
         states = StatePass(self._memory.states, batch.groups)
-        with during(self._mixers, states):
+        with during(self._mixers, states), self._head_input.kept(batch.wants_hidden):
             logits = self._run(batch, step)
         step.require_complete()
         states.require_complete()
         step.dropping.move()
         return logits.float()
+
+    def hidden(self) -> torch.Tensor:
+        """What the head read in the last step that wanted it, float32 [rows, hidden]."""
+        return self._head_input.rows()
 
     def _run(self, batch: ForwardBatch, step: "_PagedStep") -> torch.Tensor:
         """transformers' own forward pass; logits [rows, vocab]."""

@@ -1,7 +1,6 @@
 """A decoder's compiled pass: built once from a recipe, then one call for each step."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from kvell.models.fused.grouped import GroupedWeight
 from kvell.models.fused.need import DecoderShape, StepParts, aligned
 from kvell.models.fused.parts import NormRecipe
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
+from kvell.models.fused.room import Room
 from kvell.models.fused.skeleton import DecoderSkeleton
 from kvell.models.fused.states import batch_args as state_batch_args
 from kvell.models.fused.states import state_args
@@ -34,18 +34,6 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.bfloat16)
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _NO_NORM = (0, 0.0)
-
-
-@dataclass(frozen=True)
-class _Room:
-    """Memory of a step with a given number of tokens and of logits rows."""
-
-    tokens: int
-    rows: int
-    parts: StepParts
-    memory: torch.Tensor
-    address: int
-    logits: torch.Tensor
 
 
 class FusedDecoder:
@@ -99,7 +87,7 @@ class FusedDecoder:
         )
         self._lent: torch.Tensor | None = None
         self._own = torch.empty(0, dtype=torch.uint8)
-        self._room: _Room | None = None
+        self._room: Room | None = None
         self.used_bytes = 0
         self.largest: list[int] = []
 
@@ -181,20 +169,28 @@ class FusedDecoder:
         self.used_bytes = used_bytes + parts.logits_bytes
         return logits
 
-    def _room_for(self, tokens: int, rows: int) -> "_Room":
+    def hidden(self) -> torch.Tensor:
+        """Return the final norm's output of the last step's logits rows, [rows, hidden].
+
+        It is a view of the step's memory, which the next step writes.
+        """
+        assert self._room is not None, "only a step that was computed has rows"
+        return self._room.hidden(self._shape.hidden, self._dtype)
+
+    def _room_for(self, tokens: int, rows: int) -> Room:
         """Reuse the room of the previous step if the sizes are equal, as they mostly are."""
         room = self._room
         if room is None or room.tokens != tokens or room.rows != rows:
             room = self._room = self._made_room(tokens, rows)
         return room
 
-    def _made_room(self, tokens: int, rows: int) -> "_Room":
+    def _made_room(self, tokens: int, rows: int) -> Room:
         rows_bytes = self._forward.workspace_bytes(tokens, rows)
         parts = StepParts(self._attention_bytes, rows_bytes, 4 * rows * self._vocab_size)
         memory = self._memory(parts.total_bytes)
         logits = memory[parts.logits_at : parts.logits_at + parts.logits_bytes]
         in_rows = logits.view(torch.float32).view(rows, self._vocab_size)
-        return _Room(tokens, rows, parts, memory, memory.data_ptr(), in_rows)
+        return Room(tokens, rows, parts, memory, memory.data_ptr(), in_rows)
 
     def _memory(self, need_bytes: int) -> torch.Tensor:
         if self._lent is None:
@@ -205,7 +201,7 @@ class FusedDecoder:
             raise ValueError(f"a step of {need_bytes} bytes was lent only {self._lent.numel()}")
         return self._lent
 
-    def _hook(self, callbacks: LayerCallbacks, room: "_Room") -> Callable[[int, int], None]:
+    def _hook(self, callbacks: LayerCallbacks, room: Room) -> Callable[[int, int], None]:
         """Make a hook that calls the callbacks; its views of the workspace serve every layer."""
         tokens, rows = room.tokens, room.rows
         query, output = (

@@ -1,15 +1,17 @@
 """A model's own processor: from a conversation with pictures to token ids and tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from jinja2 import TemplateError
 
 from kvell.errors import ChangeSomething
 from kvell.models.images.picture_files import picture
+from kvell.models.text.tokenizer import check_template_fields
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
@@ -30,6 +32,7 @@ class PictureProcessor:
         self,
         messages: Sequence[Mapping[str, Any]],
         files: Sequence[bytes],
+        tools: Sequence[Mapping[str, Any]],
         fields: Mapping[str, Any],
         *,
         opens_answer: bool,
@@ -37,15 +40,20 @@ class PictureProcessor:
         """Token ids (int32 [tokens]) and the tensors of the images, by name.
 
         :param files: encoded pictures, in the order of their places in the messages.
-        :raises ChangeSomething: if a picture cannot be read, or the template refuses the messages.
+        :param tools: functions that the answer may call, in OpenAI's form.
+        :raises ChangeSomething: if a picture cannot be read, the template refuses the messages, or
+            it has no place for tools.
         """
+        check_template_fields(fields)
         pictures = [picture(file, f"image {number}") for number, file in enumerate(files)]
         try:
-            text = self._processor.apply_chat_template(
-                list(messages), add_generation_prompt=opens_answer, tokenize=False, **fields
-            )
+            text = self._text(messages, tools, fields, opens_answer)
+            if tools and text == self._text(messages, (), fields, opens_answer):
+                problem = "have no place in the model's chat template beside images"
+                remedy = "leave them out, or serve a model whose template takes tools"
+                raise ChangeSomething("tools", f"{len(tools)} functions", problem, remedy)
             made = self._processor(text=[text], images=pictures, return_tensors="pt")
-        except (TypeError, KeyError, ValueError) as error:
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
             line = " ".join(str(error).split())[:200]
             problem = f"cannot be read by the model's processor ({line})"
             raise ChangeSomething("messages", "…", problem, "send fewer or other images") from error
@@ -53,9 +61,34 @@ class PictureProcessor:
         made.pop("attention_mask", None)
         return ids, {name: value for name, value in made.items() if hasattr(value, "detach")}
 
+    def _text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any],
+        opens_answer: bool,
+    ) -> str:
+        """The conversation by the chat template, or by one of its own for tools if there is one."""
+        own = self._processor.chat_template
+        named = {"chat_template": "tool_use"} if tools and "tool_use" in _names(own) else {}
+        text: str = self._processor.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            add_generation_prompt=opens_answer,
+            tokenize=False,
+            **named,
+            **fields,
+        )
+        return text
+
     @cached_property
     def _processor(self) -> Any:
         # Imported here: it takes seconds, and most servers never see a picture.
         from transformers import AutoProcessor
 
         return AutoProcessor.from_pretrained(self._path, local_files_only=True)
+
+
+def _names(templates: object) -> Iterable[str]:
+    """The names of several chat templates; none if there is only one."""
+    return templates if isinstance(templates, dict) else ()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
+from kvell.models.families.plain_config import known_config
 from kvell.models.loading.loading import check_model
 from kvell.models.sources.named_sources import named_sources
 from kvell.models.sources.progress import Progress
@@ -34,6 +36,11 @@ class NamedModel:
         if file.is_file():
             return file.read_text(encoding="utf-8")
         return self.tokenizer.as_json()
+
+    @cached_property
+    def embeddings(self) -> EmbeddingFacts:
+        """What its files say of its embeddings, read on first use."""
+        return embedding_facts(self.path, known_config(self.path))
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

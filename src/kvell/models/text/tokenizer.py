@@ -15,6 +15,7 @@ from kvell.models.config.json_files import read_optional_json
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 
 TokenIds = NDArray[np.int32]
+"""Token ids, int32 [tokens]."""
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 OWN_FIELDS = frozenset(
@@ -22,7 +23,7 @@ OWN_FIELDS = frozenset(
         *("conversation", "messages", "tools", "documents", "chat_template"),
         *("add_generation_prompt", "continue_final_message", "tokenize", "tokenizer_kwargs"),
         *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
-        "return_assistant_tokens_mask",
+        *("return_assistant_tokens_mask", "processor_kwargs", "load_audio_from_video"),
     )
 )
 """What transformers' ``apply_chat_template`` takes for itself; no request may set it."""
@@ -31,7 +32,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.js
 
 
 class Tokenizer:
-    """A model's tokenizer, chat template and end-of-sequence ids."""
+    """A model's tokenizer, chat template and end-of-sequence ids.
+
+    :param backend: a tokenizer of transformers.
+    :param eos_token_ids: ids that end an answer.
+    """
 
     def __init__(self, backend: Any, eos_token_ids: frozenset[int]) -> None:
         self.backend = backend
@@ -87,9 +92,7 @@ class Tokenizer:
             raise ChangeSomething(
                 "messages", "…", "the model has no chat template", "send a plain prompt instead"
             )
-        if own := OWN_FIELDS & fields.keys():
-            problem = "is not a variable of chat templates"
-            raise ChangeSomething("chat_template_kwargs", min(own), problem, "leave it out")
+        check_template_fields(fields)
         try:
             text = self.backend.apply_chat_template(
                 list(messages),
@@ -200,6 +203,16 @@ class NoTokenizer(Tokenizer):
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the empty text."""
         return ""
+
+
+def check_template_fields(fields: Mapping[str, Any]) -> None:
+    """Check that further variables of a chat template are variables and nothing else.
+
+    :raises ChangeSomething: if transformers would take one for an argument of its own.
+    """
+    if own := OWN_FIELDS & fields.keys():
+        problem = "is not a variable of chat templates"
+        raise ChangeSomething("chat_template_kwargs", min(own), problem, "leave it out")
 
 
 def tokenizer_or_none(path: Path) -> Tokenizer:

@@ -175,7 +175,7 @@ class ReferenceCore:
         self._publisher.receive(holder, computed)
 
     def sources(self, handle: int) -> Ints:
-        """See :class:`MemoryCore`."""
+        """See :class:`HoldingCore`."""
         rows = [
             (group, position, page, place[0])
             for group, held in self._holders[handle].own_groups()
@@ -184,7 +184,7 @@ class ReferenceCore:
         return _rows(rows, SOURCE_COLUMNS)
 
     def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
-        """See :class:`MemoryCore`."""
+        """See :class:`HoldingCore`."""
         reserved = reserve(self._store, self._next_handle, counts.tolist(), model, lease_until)
         if reserved is None:
             return 0
@@ -195,11 +195,11 @@ class ReferenceCore:
     def adopt(
         self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
     ) -> None:
-        """See :class:`MemoryCore`."""
+        """See :class:`HoldingCore`."""
         adopt(self._store, self._holders[handle], tokens, root, prompt_tokens)
 
     def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
-        """See :class:`MemoryCore`."""
+        """See :class:`HoldingCore`."""
         self._store.own(model)
         return delete(self._store, tokens, _root(model, root))
 
@@ -393,11 +393,11 @@ class ReferenceCore:
     # -------------------------------------------------------------------- looking
 
     def watch_index(self) -> None:
-        """See :class:`MemoryCore`."""
+        """See :class:`HoldingCore`."""
         self._store.changes.watch()
 
     def index_changes(self) -> Ints:
-        """See :class:`MemoryCore`."""
+        """See :class:`HoldingCore`."""
         return _rows(self._store.changes.taken(), CHANGE_COLUMNS)
 
     def empty_large_pages(self) -> int:

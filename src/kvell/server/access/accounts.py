@@ -3,7 +3,7 @@
 from typing import Literal
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.server.access.rates import Bucket
+from kvell.server.access.rates import Bucket, duration_text
 
 Unit = Literal["requests", "tokens"]
 
@@ -60,11 +60,16 @@ class Account:
             self._buckets["tokens"].give_back(tokens, now_seconds)
 
     def headers(self, now_seconds: float) -> dict[str, str]:
-        """Limits and what is left of them, under OpenAI's names; only those that it has."""
+        """Limits, what is left of them and when all of it is back, under OpenAI's names.
+
+        Only those limits that it has.
+        """
         told = {}
         for unit, bucket in self._buckets.items():
+            reset = duration_text(bucket.milliseconds_until_full(now_seconds))
             told[f"x-ratelimit-limit-{unit}"] = str(bucket.limit)
             told[f"x-ratelimit-remaining-{unit}"] = str(bucket.remaining(now_seconds))
+            told[f"x-ratelimit-reset-{unit}"] = reset
         return told
 
     def _take(self, unit: Unit, count: int, now_seconds: float) -> None:

@@ -48,11 +48,26 @@ class Bucket:
         missing = max(0, count * MINUTE_NANOSECONDS - self._level)
         return math.ceil(-(-missing // self.limit) / 10**9)
 
+    def milliseconds_until_full(self, now_seconds: float) -> int:
+        """Milliseconds after which the whole limit may pass if nothing else does, rounded up."""
+        self._fill(now_seconds)
+        return -(-(self._most - self._level) // (self.limit * 10**6))
+
     def _fill(self, now_seconds: float) -> None:
         now = _nanoseconds(now_seconds)
         passed = max(0, now - self._filled_nanoseconds)
         self._filled_nanoseconds += passed
         self._level = min(self._most, self._level + passed * self.limit)
+
+
+def duration_text(milliseconds: int) -> str:
+    """A duration as OpenAI's headers write it: ``0s``, ``120ms``, ``1s``, ``8.64s``, ``6m0s``."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    fraction = f".{rest % 1000:03d}".rstrip("0").rstrip(".")
+    seconds = f"{rest // 1000}{fraction}s"
+    return f"{minutes}m{seconds}" if minutes else seconds
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,11 +1,14 @@
 """One HTTP request as the door sees it: whose it is, what it reserved, what it used."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvell.clock import Clock
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.server.access.accounts import Account
 from kvell.server.access.tenants import engine_salt
+from kvell.server.front.request_log import RequestTrace
 from kvell.server.text.text_stream import TextDelta
 
 CLIENT_GONE_STATUS = 499
@@ -43,15 +46,48 @@ class VisitObserver(Protocol):
         ...
 
 
+class VisitTrace(Protocol):
+    """Someone who follows this one visit (tracing)."""
+
+    def asked(self, model: str, sampling: SamplingParams) -> None:
+        """It wants answers of a model; the parameters are those of its first prompt."""
+        ...
+
+    def answer(self, index: int) -> RequestTrace:
+        """Whom the front tells of one of the answers."""
+        ...
+
+    def ended(self, visit: EndedVisit, route: str) -> None:
+        """It is over; ``route`` is the path as the API writes it, "" if there is none."""
+        ...
+
+
+class VisitTracer(Protocol):
+    """Someone who wants to follow visits."""
+
+    def begin(
+        self, path: str, headers: Iterable[tuple[bytes, bytes]], now_seconds: float
+    ) -> VisitTrace | None:
+        """A visit was let in; None if it is of no interest."""
+        ...
+
+
 class Visit:
     """What the handlers know of who asks.
 
     :param tenant: "" on a server without keys.
     :param account: of the key; None without one.
+    :param trace: follows this visit; None where nobody does.
     """
 
     def __init__(
-        self, method: str, path: str, tenant: str, account: Account | None, clock: Clock
+        self,
+        method: str,
+        path: str,
+        tenant: str,
+        account: Account | None,
+        clock: Clock,
+        trace: VisitTrace | None = None,
     ) -> None:
         self._method, self._path = method, path
         self._account, self._clock = account, clock
@@ -59,7 +95,7 @@ class Visit:
         self._reserved_tokens = 0
         self._answer_id, self._model, self._prompt_tokens = "", "", 0
         self._output_tokens, self._cached_tokens = 0, 0
-        self.tenant = tenant
+        self.tenant, self.trace = tenant, trace
 
     def salt(self, client_salt: str | None) -> str:
         """The cache salt for the engine."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from kvell.engine.protocol.structured_outputs import Reasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import AnswerParser
 from kvell.server.answers.formats import harmony, mistral, thinking
@@ -64,14 +65,29 @@ class AnswerFormat:
         """
         if self._is_harmony:
             calls = self.tool != NONE and bool(tools)
+            if forced is not None and self.reasoning == NONE:
+                return ModeParser(forced)
             sorting = harmony.Sorting(self.reasoning != NONE, calls)
-            return ModeParser(forced or harmony.Harmony(sorting))
+            return ModeParser(harmony.Harmony(sorting, forced))
         then = forced or (_TOOL_MODES[self.tool](tools) if tools else PlainText())
         tags = _THINKING.get(self.reasoning)
         if tags is None or (prompt is not None and tags.closed_by(prompt)):
             return ModeParser(then)
         opened = tags.opened or (prompt is not None and tags.opened_by(prompt))
         return ModeParser(Thinking(tags, opened=opened, then=then))
+
+    def reasoning_behind(self, prompt: str) -> Reasoning | None:
+        """What an answer may say before it obeys a grammar; None if it obeys from the beginning.
+
+        :param prompt: the rendered prompt or its end.
+        """
+        if self.reasoning == HARMONY_REASONING:
+            return harmony.REASONING
+        tags = _THINKING.get(self.reasoning)
+        if tags is None or tags.closed_by(prompt):
+            return None
+        opened = tags.opened or tags.opened_by(prompt)
+        return Reasoning((tags.end,), "" if opened else tags.start)
 
     @property
     def _is_harmony(self) -> bool:

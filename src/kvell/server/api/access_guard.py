@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvell.clock import Clock, MonotonicClock
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
-from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver
+from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver, VisitTracer
 from kvell.server.api.http_errors import ApiError, api_error
 
 OPEN = frozenset({"/", "/health", "/version"})
@@ -40,12 +40,14 @@ class Access:
     :param keys: an empty ring lets everybody do everything.
     :param guards_metrics: whether ``/metrics`` needs an operator's key.
     :param observer: is told of refused keys and ended requests.
+    :param tracer: follows requests that were let in.
     """
 
     keys: KeyRing = field(default_factory=lambda: KeyRing((), 0.0))
     guards_metrics: bool = False
     observer: VisitObserver | None = None
     clock: Clock = field(default_factory=MonotonicClock)
+    tracer: VisitTracer | None = None
 
 
 def visit_of(request: Request) -> Visit:
@@ -73,7 +75,11 @@ class AccessGuard:
             await refusal.response()(scope, receive, send)
             return
         tenant, account = (holder.key.tenant, holder.account) if holder else ("", None)
-        visit = Visit(scope["method"], path, tenant, account, self._access.clock)
+        clock, tracer = self._access.clock, self._access.tracer
+        trace = None
+        if tracer is not None:
+            trace = tracer.begin(path, scope["headers"], clock.now_seconds())
+        visit = Visit(scope["method"], path, tenant, account, clock, trace)
         await self._followed(visit, holder, scope, receive, send)
 
     async def _followed(
@@ -94,6 +100,8 @@ class AccessGuard:
             ended = visit.end(answer.final_status)
             if self._access.observer is not None:
                 self._access.observer.ended(ended)
+            if visit.trace is not None:
+                visit.trace.ended(ended, getattr(scope.get("route"), "path_format", ""))
 
     def _holder(self, scope: Scope) -> Holder | None:
         """Whose key was sent, to an open path too: the log names the tenant there as well."""

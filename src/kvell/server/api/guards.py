@@ -1,5 +1,8 @@
 """What a body must pass before anything reads it: bounds of its length and its breadth."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.errors import ChangeSomething
@@ -11,11 +14,19 @@ class BodyLimit:
     """Reads a body up to a limit before the app sees it; answers 413 beyond.
 
     :param bounds: of the JSON in it; None looks at the length alone.
+    :param by_path: bounds of paths that have their own.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, bounds: BodyBounds | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        bounds: BodyBounds | None = None,
+        by_path: Mapping[str, BodyBounds] = MappingProxyType({}),
+    ) -> None:
         self._app = app
         self._max_body_bytes, self._bounds = max_body_bytes, bounds
+        self._by_path = by_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its whole body, or answer 413 or 400."""
@@ -28,8 +39,9 @@ class BodyLimit:
             await invalid_request(message, status=413).response()(scope, receive, send)
             return
         try:
-            if body and self._bounds is not None:
-                check_body(body, self._bounds)
+            bounds = self._by_path.get(scope.get("path", ""), self._bounds)
+            if body and bounds is not None:
+                check_body(body, bounds)
         except ChangeSomething as error:
             await api_error(error).response()(scope, receive, send)
             return

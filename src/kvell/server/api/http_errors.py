@@ -49,15 +49,20 @@ class ErrorFields(BaseModel):
     """What is wrong, and with which field."""
 
     message: str
+    """What is wrong and what to change, in one line."""
     type: str
+    """Kind of the error."""
     param: str | None
+    """The field that is to blame, if one is."""
     code: str | None
+    """A further word for programs, for some errors."""
 
 
 class ErrorBody(BaseModel):
     """An error as a client sees it."""
 
     error: ErrorFields
+    """What is wrong."""
 
 
 DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(

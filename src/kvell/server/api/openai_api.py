@@ -16,15 +16,23 @@ from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.cluster import ClusterApi
 from kvell.server.api.routes.completions import CompletionsApi
+from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
+from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.models import ModelsApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
+from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import Served, Serving
 from kvell.server.front.front import Front
 from kvell.server.map.map_api import MapApi
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.text_model import TextModel
+
+_BOUNDS_BY_PATH = {
+    EMBEDDINGS_PATH: BodyBounds(elements_by_field={"input": MAX_INPUT_TOKENS + 2 * MAX_INPUTS})
+}
+"""Inputs may be token ids; elsewhere ``input`` is a conversation."""
 
 
 def build_app(
@@ -59,12 +67,15 @@ def build_app(
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
+    EmbeddingsApi(serving).install(app)
     ModelsApi(serving, int(time.time())).install(app)
     OperatorApi(front, metrics, floor_bytes).install(app)
     ClusterApi(front, floor_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
     http_errors.install(app)
-    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, bounds=BodyBounds())
+    app.add_middleware(
+        BodyLimit, max_body_bytes=max_body_bytes, bounds=BodyBounds(), by_path=_BOUNDS_BY_PATH
+    )
     app.add_middleware(AccessGuard, access=access or Access())
     return app
 

@@ -26,18 +26,22 @@ class PromptEncoder:
         self._max_model_len = max_model_len
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-tokenizer")
 
-    async def prompt(self, prompt: str | list[int]) -> TokenIds:
-        """Token ids of one ``prompt``, int32 ``[tokens]``.
+    async def prompt(
+        self, prompt: str | list[int], *, field: str = "prompt", answer_tokens: int = 1
+    ) -> TokenIds:
+        """Token ids of one prompt, int32 ``[tokens]``.
 
+        :param field: that has it, for errors.
+        :param answer_tokens: for which it must leave room.
         :raises ChangeSomething: when it is empty, unknown to the model or too long.
         """
         if isinstance(prompt, str):
             ids = await self._in_thread(lambda: self._model.encode(prompt))
-            return self._checked("prompt", ids)
+            return self._checked(field, ids, answer_tokens)
         if prompt and max(prompt) >= self._model.vocab_size:
             remedy = f"use ids below {self._model.vocab_size}"
-            raise ChangeSomething("prompt", max(prompt), "is not a token of this model", remedy)
-        return self._checked("prompt", np.array(prompt, np.int32))
+            raise ChangeSomething(field, max(prompt), "is not a token of this model", remedy)
+        return self._checked(field, np.array(prompt, np.int32), answer_tokens)
 
     async def text(self, text: str, add_special_tokens: bool) -> TokenIds:
         """Token ids of any text, int32 ``[tokens]``, also of one that is too long to be served."""
@@ -72,6 +76,7 @@ class PromptEncoder:
         self,
         messages: Sequence[Mapping[str, Any]],
         images: Sequence[bytes],
+        tools: Sequence[Mapping[str, Any]] = (),
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
@@ -79,11 +84,15 @@ class PromptEncoder:
         """Token ids of a conversation with images, and the tensors of its images.
 
         :param images: encoded files, in the order of their places.
-        :raises ChangeSomething: when it is too long, or an image cannot be read.
+        :param tools: that the answer may call.
+        :raises ChangeSomething: when it is too long, an image cannot be read, or the template has
+            no place for tools.
         """
         rendered = template_messages(messages)
         ids, tensors = await self._in_thread(
-            lambda: self._model.encode_pictured(rendered, images, fields, opens_answer=opens_answer)
+            lambda: self._model.encode_pictured(
+                rendered, images, tools, fields, opens_answer=opens_answer
+            )
         )
         return self._checked("messages", ids), tensors
 
@@ -107,11 +116,11 @@ class PromptEncoder:
     async def _in_thread(self, work: Callable[[], Made]) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _checked(self, field: str, ids: TokenIds) -> TokenIds:
+    def _checked(self, field: str, ids: TokenIds, answer_tokens: int = 1) -> TokenIds:
         if len(ids) == 0:
             raise ChangeSomething(field, "[]", "has no tokens", "send at least one token")
-        if self.room_tokens(ids) < 1:
+        if self.room_tokens(ids) < answer_tokens:
             problem = f"exceeds the {self._max_model_len} tokens of the model's context"
-            remedy = f"send at most {self._max_model_len - 1} tokens"
+            remedy = f"send at most {self._max_model_len - answer_tokens} tokens"
             raise ContextTooLong(field, f"{len(ids)} tokens", problem, remedy)
         return ids

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.server.events.events_config import KvEventsConfig
 from kvell.server.front.front import ONE_MIXED
 from kvell.server.front.front_limits import FrontLimits
 
@@ -21,10 +22,12 @@ class ServeOptions:
     :param guard_metrics: whether ``/metrics`` needs an operator's key, where there are keys.
     :param log_requests: whether each request is logged when it ends.
     :param stats_seconds: between two lines of statistics while there is traffic; 0 for none.
+    :param otlp_traces_endpoint: the collector that gets a trace of each request; None for none.
     :param tool_call_parser: how the first model writes calls (``answers/named``); None: as its chat
         template says.  ``reasoning_parser`` likewise.
     :param instances: how many of each role to start.
     :param routing: which instance gets a request.
+    :param kv_events: where it is published what instances cache; None: nowhere.
     """
 
     host: str = "127.0.0.1"
@@ -40,3 +43,5 @@ class ServeOptions:
     stats_seconds: float = 0.0
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    otlp_traces_endpoint: str | None = None
+    kv_events: KvEventsConfig | None = None

@@ -111,6 +111,9 @@ class Serving:
             remedy = f"ask for at most {MOST_TOKENS_ASKED} in all: set max_tokens or a smaller n"
             raise ChangeSomething("n", choices, f"asks for {most_tokens} tokens", remedy)
         prompt_tokens = sum(len(ids) for ids in asked.prompts)
+        trace = asked.visit.trace
+        if trace is not None:
+            trace.asked(heading.model, samplings[0])
         asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens)
         salt, session = asked.visit.salt(body.cache_salt), body.prompt_cache_key or asked.session
         answers = [
@@ -127,6 +130,7 @@ class Serving:
                     asked.tensors,
                     body.priority or 0,
                     body.deadline_seconds,
+                    None if trace is None else trace.answer(index),
                 ),
                 sampling,
             )

@@ -22,6 +22,9 @@ from kvell.server.front.request_log import LogEntry, RequestObserver
 from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import FinishReason, RequestId
 
+PREFILL, DECODE = "prefill", "decode"
+"""Roles of instances that do a part of the work."""
+
 
 class AdmissionQueue:
     """The request log, the bounded waiting line, and a line to every instance.
@@ -39,6 +42,7 @@ class AdmissionQueue:
         self._max_waiting = max_waiting
         self._observer = observer
         self._router = router or router_named(DEFAULT_ROUTING)
+        self._decode_router = router_named(DEFAULT_ROUTING)
         self._waiting: dict[RequestId, LogEntry] = {}
         self._submitted: dict[RequestId, LogEntry] = {}
         self.lines: dict[str, Line] = {}
@@ -52,6 +56,11 @@ class AdmissionQueue:
     def in_flight(self) -> int:
         """Requests that instances have and did not finish."""
         return len(self._submitted)
+
+    @property
+    def room(self) -> int:
+        """New requests that would be let in now."""
+        return max(0, self._most_waiting() - len(self._waiting))
 
     def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
         """Requests that instances have, and those that wait; each the oldest first."""
@@ -81,6 +90,8 @@ class AdmissionQueue:
                 self._observer.rejected()
             raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
         self._waiting[entry.request_id] = entry
+        if entry.trace is not None:
+            entry.trace.admitted()
 
     def due(self, now: float) -> list[tuple[str, Submit]]:
         """Submissions that can go out now, each with its instance, first come first served.
@@ -113,16 +124,17 @@ class AdmissionQueue:
 
     def drop(
         self, request_id: RequestId, end_as: FinishReason, now: float
-    ) -> tuple[str, Cancel] | None:
-        """End a request early; returns which instance must be told what."""
+    ) -> list[tuple[str, Cancel]]:
+        """End a request early; returns which instances must be told what."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
         entry = self._submitted.get(request_id)
         if entry is None or entry.end_as != "cancelled":
-            return None
+            return []
         entry.end_as, entry.is_dropped = end_as, True
-        return entry.line, Cancel(request_id)
+        told = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
+        return [(one, Cancel(request_id, entry.attempt)) for one in told]
 
     def tokens(self, event: Tokens, now: float) -> None:
         """Hand new tokens to their reader; unknown requests and old attempts are dropped."""
@@ -151,24 +163,35 @@ class AdmissionQueue:
         entry = self._submitted.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return
+        if event.reason == "moved" and self._moved(entry):
+            return
         del self._submitted[event.request_id]
+        if event.embedding:  # the only sign that the prompt is computed
+            self.lines[entry.line].emitted(entry, 0)
         self.lines[entry.line].remove(entry)
+        has_lost_its_way = event.reason == "moved" and not entry.is_dropped
         if event.not_taken and not entry.is_dropped:
             self.lines[entry.line].close()
+        if (event.not_taken and not entry.is_dropped) or has_lost_its_way:
             entry.attempt += 1
             self._waiting = {entry.request_id: entry} | self._waiting
             return
         reason = entry.end_as if event.reason == "cancelled" else event.reason
         self._end(entry, replace(event, reason=reason), now)
 
-    def lost(self, instance_id: str, death: InstanceDeath, now: float) -> None:
+    def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
         """Take back what a dead instance had: to the head of the line, or to an end.
 
-        The next attempt goes on behind the tokens that were emitted.
+        The next attempt goes on behind the tokens that were emitted.  Returns which instances must
+        be told what: a request may have been on its way to another.
         """
         lost = self.line(instance_id).lost()
         again: dict[RequestId, LogEntry] = {}
+        told: list[tuple[str, Cancel]] = []
         for entry in lost:
+            if entry.goes_to:
+                told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
+                entry.goes_to = ""
             del self._submitted[entry.request_id]
             end = _end_after(entry, death, sole=len(lost) == 1)
             if end is None:
@@ -177,6 +200,7 @@ class AdmissionQueue:
             else:
                 self._end(entry, end, now)
         self._waiting = again | self._waiting
+        return told
 
     def fail_waiting(self, message: str, now: float) -> None:
         """No instance will come: every request in the line ends with an error."""
@@ -188,19 +212,50 @@ class AdmissionQueue:
         """The line that a request goes to; None if it must wait for another's suspect."""
         if entry.attempts.on_probation:
             open_lines = [line for line in open_lines if not line.has_suspect]
-        views = [line.view() for line in open_lines]
+        lines = list(open_lines)
+        begins = [line for line in lines if line.role != DECODE]
+        if len(begins) < len(lines) and any(
+            line.role != DECODE and line.is_open for line in self.lines.values()
+        ):
+            lines = begins  # else nobody computes prompts, and those that decode do that too
+        line = self._chosen(entry, lines, self._router)
+        entry.goes_to = ""
+        if line is not None and line.role == PREFILL:
+            decodes = [one for one in self.lines.values() if one.role == DECODE and one.has_room]
+            target = self._chosen(entry, decodes, self._decode_router)
+            if target is not None:
+                entry.goes_to, entry.goes_to_incarnation = target.instance_id, target.incarnation
+        return line
+
+    def _chosen(self, entry: LogEntry, lines: list[Line], router: Router) -> Line | None:
+        views = [line.view() for line in lines]
         if len(views) < 2:  # the common case of one instance asks no router
-            return self.lines[views[0].instance_id] if views else None
+            return lines[0] if lines else None
         computed = entry.prompt_tokens + entry.emitted_tokens
         request = RequestView(computed, entry.expected_output_tokens, entry.session)
-        return self.lines[self._router.choose(request, views)]
+        return self.lines[router.choose(request, views)]
+
+    def _moved(self, entry: LogEntry) -> bool:
+        """A request goes on elsewhere; whether that instance still is who it was."""
+        line = self.lines.get(entry.goes_to)
+        if line is None or line.incarnation != entry.goes_to_incarnation or not line.is_open:
+            return False
+        self.lines[entry.line].remove(entry)
+        line.add(entry)
+        line.emitted(entry, 0)  # its prompt is computed
+        entry.goes_to = ""
+        return True
 
     def _is_full(self) -> bool:
         """Whether a new request finds no place; those that wait for another attempt take none."""
-        most = self._max_waiting + sum(line.free_credits for line in self.lines.values())
+        most = self._most_waiting()
         if len(self._waiting) < most:
             return False
         return sum(1 for entry in self._waiting.values() if not entry.attempt) >= most
+
+    def _most_waiting(self) -> int:
+        """Requests that may wait, those included for which there are credits."""
+        return self._max_waiting + sum(line.free_credits for line in self.lines.values())
 
     def _observe_tokens(self, entry: LogEntry, count: int, now: float) -> None:
         if self._observer is None:
@@ -213,8 +268,11 @@ class AdmissionQueue:
 
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
         entry.mailbox.finish(finished)
-        if self._observer is not None:
-            self._observer.ended(entry.ended(finished, now))
+        told = [one for one in (self._observer, entry.trace) if one is not None]
+        if told:
+            ended = entry.ended(finished, now)
+            for one in told:
+                one.ended(ended)
 
 
 def _end_after(entry: LogEntry, death: InstanceDeath, *, sole: bool) -> Finished | None:

@@ -12,22 +12,34 @@ from numpy.typing import NDArray
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
-from kvell.engine.protocol.codec import ProtocolError
 from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Ready, Stats, Submit, Tokens
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    Heartbeat,
+    Ready,
+    Stats,
+    Submit,
+    Tokens,
+)
+from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
+from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import InstanceDied, TryLater
+from kvell.frames import ProtocolError
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.host import Host
+from kvell.server.front.index_observer import IndexObserver
 from kvell.server.front.line import Line
 from kvell.server.front.mailbox import Output
 from kvell.server.front.member import MemberStatus, Told
 from kvell.server.front.members import CLOSING, Members
 from kvell.server.front.place import Place
-from kvell.server.front.request_log import LogEntry, RequestObserver
+from kvell.server.front.request_log import LogEntry, RequestObserver, RequestTrace
 from kvell.server.front.watch import pages_of
 from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import RequestId
@@ -47,6 +59,7 @@ class Front:
     :param observer: is told of each request's times.
     :param place: is taken while a single instance serves, and given back while one is started.
     :param host: what the instances share.
+    :param index_observer: is told what instances cache; they tell nothing if there is none.
     """
 
     def __init__(
@@ -60,7 +73,9 @@ class Front:
         clock: Clock | None = None,
         place: Place | None = None,
         host: Host | None = None,
+        index_observer: IndexObserver | None = None,
     ) -> None:
+        self._index_observer = index_observer
         self.routing = routing
         self._limits = limits or FrontLimits()
         self._instances = dict(instances)
@@ -118,6 +133,11 @@ class Front:
         """Requests that instances hold."""
         return self._admission_queue.in_flight
 
+    @property
+    def room(self) -> int:
+        """Requests that would be let in now."""
+        return self._admission_queue.room
+
     def instances(self) -> list[tuple[MemberStatus, Line]]:
         """Every instance as operators see it, with its line."""
         queue = self._admission_queue
@@ -167,6 +187,8 @@ class Front:
         session: str = "",
         tensors: tuple[SentTensor, ...] = (),
         priority: int = 0,
+        trace: RequestTrace | None = None,
+        pooling: Pooling = "",
     ) -> AsyncGenerator[Output, None]:
         """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
 
@@ -176,11 +198,14 @@ class Front:
         :param session: requests of one session share prefixes; "" if it has none.
         :param tensors: of the prompt's images, from the model's processor.
         :param priority: lower ones are served first.
+        :param trace: follows the request to its end.
+        :param pooling: asks for the prompt's vector, which comes with ``finished``, and no tokens.
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
         entry = self._admit(
-            prompt, sampling, request_id, cache_salt, model, session, tensors, priority
+            *(prompt, sampling, request_id, cache_salt, model, session, tensors, priority, trace),
+            pooling,
         )
         ended = False
         try:
@@ -206,7 +231,6 @@ class Front:
         """Counters of every instance that serves and answers in time, by id.
 
         :param with_audit: ask for ``problems`` too, which costs each instance some time.
-
         :raises InstanceDied: when no instance serves just now.
         :raises TryLater: when none answers in time.
         """
@@ -253,6 +277,8 @@ class Front:
 
     def _instance_ready(self, instance_id: str, ready: Ready) -> None:
         self._ready = self._ready or ready
+        if self._index_observer is not None:
+            self._members[instance_id].supervisor.send(WatchIndex())
         others = any(one.is_serving for one in self._members if one.instance_id != instance_id)
         line = self._admission_queue.line(instance_id)
         line.open(
@@ -277,12 +303,16 @@ class Front:
             self._admission_queue.scored(event)
         elif isinstance(event, Heartbeat):
             self._admission_queue.line(instance_id).heard(event)
+        elif isinstance(event, IndexNotice) and self._index_observer is not None:
+            self._index_observer.noticed(instance_id, event)
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
         """Give its requests to others, which go on behind what was emitted."""
         if self._place is not None:
             self._place.give_back()
-        self._admission_queue.lost(instance_id, CLOSING if self._closing else death, self._now())
+        self._index_lost(instance_id)
+        cause = CLOSING if self._closing else death
+        self._tell(self._admission_queue.lost(instance_id, cause, self._now()))
         self._pump()
 
     def _instance_given_up(self, _instance_id: str) -> None:
@@ -293,8 +323,13 @@ class Front:
         self._admission_queue.line(instance_id).close()
 
     def _instance_gone(self, instance_id: str) -> None:
+        self._index_lost(instance_id)
         self._admission_queue.remove_line(instance_id)
         self._take_place()
+
+    def _index_lost(self, instance_id: str) -> None:
+        if self._index_observer is not None:
+            self._index_observer.lost(instance_id)
 
     def _fail_waiting(self, message: str) -> None:
         self._admission_queue.fail_waiting(message, self._now())
@@ -324,6 +359,8 @@ class Front:
         session: str = "",
         tensors: tuple[SentTensor, ...] = (),
         priority: int = 0,
+        trace: RequestTrace | None = None,
+        pooling: Pooling = "",
     ) -> LogEntry:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves just now ({self.state})")
@@ -342,19 +379,23 @@ class Front:
             session=session,
             tensors=tensors,
             priority=priority,
+            trace=trace,
+            pooling=pooling,
         )
         self._admission_queue.add(entry)
         self._pump()
         return entry
 
     def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
-        told = self._admission_queue.drop(request_id, end_as, self._now())
-        if told is None:
-            return
-        instance_id, cancel = told
-        supervisor = self._members[instance_id].supervisor
-        if supervisor.pid is not None:
-            supervisor.send(cancel)
+        self._tell(self._admission_queue.drop(request_id, end_as, self._now()))
+
+    def _tell(self, told: Sequence[tuple[str, Cancel]]) -> None:
+        for instance_id, cancel in told:
+            if instance_id not in self._members:
+                continue
+            supervisor = self._members[instance_id].supervisor
+            if supervisor.pid is not None:
+                supervisor.send(cancel)
 
     def _pump(self) -> None:
         if self._closing:

@@ -14,6 +14,7 @@ class FrontLimits:
     :param drain_seconds: running requests may end within this time when an instance leaves;
         then another goes on with them, or, when the server closes, they end with an error.
     :param silence_seconds: an instance that gives no sign of life for so long is killed.
+    :param restart: how often and how soon a dead instance is started again.
     """
 
     max_waiting: int = 1024

@@ -1,12 +1,16 @@
 """What instances of one host share: processors, memory, and one copy of the weights."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kvell.cluster.shares import processor_shares
 from kvell.device.available import available_bytes
 from kvell.device.process_size import process_bytes
 from kvell.errors import ChangeSomething
+from kvell.mempool.place import make_folder
 from kvell.vocabulary import MIB
 
 
@@ -19,6 +23,7 @@ class Host:
     def __init__(self, processors: Sequence[int] | None = None) -> None:
         self._processors = tuple(processors or sorted(os.sched_getaffinity(0)))
         self._weights_fd: int | None = None
+        self._pool_folder: Path | None = None
         self._slots: dict[str, int] = {}
 
     def close(self) -> None:
@@ -26,6 +31,16 @@ class Host:
         if self._weights_fd is not None:
             os.close(self._weights_fd)
             self._weights_fd = None
+        if self._pool_folder is not None:
+            shutil.rmtree(self._pool_folder, ignore_errors=True)
+            self._pool_folder = None
+
+    def pool_folder(self) -> str:
+        """Where instances that hand requests to each other meet, for this user alone."""
+        if self._pool_folder is None:
+            self._pool_folder = Path(tempfile.mkdtemp(prefix="kvell-pool-"))
+            make_folder(self._pool_folder)
+        return str(self._pool_folder)
 
     def weights_fd(self) -> int:
         """A memory file for weights: the first instance fills it, and all of them map it."""

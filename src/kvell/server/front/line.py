@@ -17,6 +17,7 @@ class Line:
 
     def __init__(self, instance_id: str) -> None:
         self.instance_id = instance_id
+        self.role = instance_id.rpartition("-")[0]
         self.in_flight: dict[RequestId, LogEntry] = {}
         self.incarnation = 0
         self.outstanding_prompt_tokens = 0
@@ -30,6 +31,11 @@ class Line:
     def free_credits(self) -> int:
         """Further requests that the instance would take."""
         return max(0, self._credits - len(self.in_flight))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the instance takes requests, if maybe not just now."""
+        return self._credits > 0
 
     @property
     def has_room(self) -> bool:

@@ -19,6 +19,12 @@ INCARNATION_BITS = 48
 class MemberStatus:
     """What operators see of an instance.
 
+    :param instance_id: its name, like ``mixed-0``.
+    :param role: what it does; ``mixed`` prefills and decodes.
+    :param state: where it is between its start and its end.
+    :param pid: of its process; None while it has none.
+    :param restarts: how often it was started again.
+    :param ready: what it said at its start; None before.
     :param beat: its last heartbeat; None before the first.
     """
 

@@ -36,6 +36,9 @@ class Members:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._by_id
+
     def __getitem__(self, instance_id: str) -> Member:
         return self._by_id[instance_id]
 
@@ -73,6 +76,7 @@ class Members:
         """
         plans = []
         for role, count in counts.items():
+            self._check_role(role)
             of_role = [one for one in self.staying if one.role == role]
             sound = [one for one in of_role if one.supervisor.state != "failed"]
             broken = [one for one in of_role if one.supervisor.state == "failed"]
@@ -87,6 +91,14 @@ class Members:
             added = [self._add(role) for _ in range(more)]
             for member in added:
                 member.supervisor.start_soon()
+
+    def _check_role(self, role: str) -> None:
+        """Roles are chosen at the start: instances of another have nobody to work with."""
+        known = sorted({one.role for one in self})
+        if role not in known:
+            problem = "has no instance"
+            remedy = f"use {', '.join(known)}, or start the server with it"
+            raise ChangeSomething("instances", role, problem, remedy)
 
     def drain(self, instance_id: str) -> None:
         """Take an instance out of service; returns at once.
@@ -136,6 +148,8 @@ class Members:
             **self._host.share_of(member.instance_id),
             "memory_parts": str(self._starting_at_once),
             "weights_fd": "-1",
+            "instance_id": member.instance_id,
+            "pool_dir": "" if member.role == "mixed" else self._host.pool_folder(),
         }
         fds: tuple[int, ...] = ()
         if len(self._by_id) > 1:

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.server.front.mailbox import Mailbox
@@ -27,6 +28,9 @@ class EndedRequest:
     :param line_seconds: of these in the front's line, before an instance had it.
     :param output_tokens: sent out.
     :param max_tokens: output tokens that were allowed; None if it did not say.
+    :param arrived_seconds: when it came, by the front's clock.
+    :param first_token_seconds: from then to its first token; None if it had none.
+    :param instance: that had it last; "" if none had it.
     """
 
     finished: Finished
@@ -34,6 +38,9 @@ class EndedRequest:
     line_seconds: float
     output_tokens: int
     max_tokens: int | None
+    arrived_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    instance: str = ""
 
 
 class RequestObserver(Protocol):
@@ -56,6 +63,18 @@ class RequestObserver(Protocol):
         ...
 
 
+class RequestTrace(Protocol):
+    """Someone who follows this one request (tracing)."""
+
+    def admitted(self) -> None:
+        """The request is let in, and its end will be told."""
+        ...
+
+    def ended(self, request: EndedRequest) -> None:
+        """It is over."""
+        ...
+
+
 @dataclass
 class LogEntry:
     """One request from its arrival to its end.
@@ -67,11 +86,15 @@ class LogEntry:
     :param tensors: of the prompt's images, kept for another attempt.
     :param priority: lower ones are served first.
     :param line: the instance that has it, or had it last; "" before the first.
+    :param goes_to: the instance that goes on with it once its prompt is computed, and that
+        one's ``goes_to_incarnation``; "" if it stays.
     :param pending_prompt_tokens: that the instance has still to compute, as far as is known.
     :param pending_output_tokens: that the instance is expected to make yet.
     :param scored_tokens: of the prompt, of which it was told how likely they are; never the first.
     :param end_as: the reason to report when the instance says ``cancelled``.
     :param is_dropped: whether the instance was told to cancel it.
+    :param trace: is told that it was let in, and its end.
+    :param pooling: what is wanted of the prompt in place of tokens; "" for nothing.
     """
 
     request_id: RequestId
@@ -85,6 +108,8 @@ class LogEntry:
     tensors: tuple[SentTensor, ...] = ()
     priority: int = 0
     line: str = ""
+    goes_to: str = ""
+    goes_to_incarnation: int = 0
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
     scored_tokens: int = 0
@@ -94,6 +119,8 @@ class LogEntry:
     last_token_seconds: float | None = None
     end_as: FinishReason = "cancelled"
     is_dropped: bool = False
+    trace: RequestTrace | None = None
+    pooling: Pooling = ""
     attempts: Attempts = field(default_factory=Attempts)
     mailbox: Mailbox = field(default_factory=Mailbox)
 
@@ -117,12 +144,16 @@ class LogEntry:
     def ended(self, finished: Finished, now: float) -> EndedRequest:
         """All there is to say of it."""
         submitted = now if self.submitted_seconds is None else self.submitted_seconds
+        first = self.first_token_seconds
         return EndedRequest(
             finished,
             now - self.arrived_seconds,
             submitted - self.arrived_seconds,
             self.emitted_tokens,
-            self.sampling.max_tokens,
+            None if self.pooling else self.sampling.max_tokens,
+            self.arrived_seconds,
+            None if first is None else first - self.arrived_seconds,
+            self.line,
         )
 
     def submission(self) -> Submit:
@@ -137,6 +168,8 @@ class LogEntry:
             output=np.frombuffer(self.output, np.int32).astype("<i4").tobytes(),
             tensors=self.tensors,
             priority=self.priority,
+            pooling=self.pooling,
+            goes_to=self.goes_to,
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:

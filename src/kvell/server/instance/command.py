@@ -8,6 +8,7 @@ INHERITED = (
     *("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"),
     *("--processors", "{processors}", "--threads", "{threads}"),
     *("--memory-parts", "{memory_parts}", "--weights-fd", "{weights_fd}"),
+    *("--instance-id", "{instance_id}", "--pool-dir", "{pool_dir}"),
 )
 """Arguments that the front fills in at each start of an instance."""
 

@@ -17,6 +17,7 @@ LAST_WORDS_SECONDS = 2.0
 class InstanceStartError(KvellError):
     """An instance process did not become ready.
 
+    :param message: what happened, in one line.
     :param exit_code: the process's exit status where it ended by itself, else None;
         2 means that it has told the user on stderr what to change.
     """

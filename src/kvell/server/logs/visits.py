@@ -1,6 +1,7 @@
-"""A line for each refused key, and for each request that ended if that is asked for."""
+"""Counts requests; a line for each refused key, and for each that ended if that is asked for."""
 
 import logging
+from collections.abc import Callable
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.server.access.rates import Bucket
@@ -18,16 +19,24 @@ class VisitLines:
     """Writes about visits (a ``VisitObserver``).
 
     :param tells_requests: whether requests get a line when they end.
+    :param count: is told the path and status of every request, refused ones too.
     """
 
-    def __init__(self, *, tells_requests: bool, clock: Clock | None = None) -> None:
-        self._tells_requests = tells_requests
+    def __init__(
+        self,
+        *,
+        tells_requests: bool,
+        clock: Clock | None = None,
+        count: Callable[[str, int], None] = lambda path, status: None,
+    ) -> None:
+        self._tells_requests, self._count = tells_requests, count
         self._clock = clock or MonotonicClock()
         self._refusals = Bucket(REFUSALS_PER_MINUTE, self._clock.now_seconds())
         self._untold = 0
 
     def refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
         """A key was missing or wrong (401), or may not do this (403); the key is never told."""
+        self._count(path, status)
         if not self._refusals.take(1, self._clock.now_seconds()):
             self._untold += 1
             return
@@ -39,6 +48,7 @@ class VisitLines:
 
     def ended(self, visit: EndedVisit) -> None:
         """A request that was let in is over."""
+        self._count(visit.path, visit.status)
         if not self._tells_requests:
             return
         fields: dict[str, object] = {"method": visit.method, "path": visit.path[:LONGEST_PATH]}

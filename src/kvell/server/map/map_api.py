@@ -38,7 +38,11 @@ class MapApi:
         return Response(self._page.html, media_type="text/html", headers=self._page.headers)
 
     async def pages(self) -> Response:
-        """``GET /debug/pages``: all instances; what is silent just now is shown without figures."""
+        """Tell who has every large page of every instance, as the memory map shows it.
+
+        Columns are little-endian integers in base64.  An instance that does not answer is there
+        without figures.
+        """
         return _uncached(await self._pages.latest())
 
     async def large_page(
@@ -46,9 +50,9 @@ class MapApi:
         instance: Annotated[str, Path(max_length=100)],
         large_page: Annotated[int, Path(ge=0, lt=MOST_LARGE_PAGES)],
     ) -> Response:
-        """``GET /debug/pages/{instance}/{large_page}``: one large page and who uses it.
+        """Tell the small pages of one large page and who uses them.
 
-        :raises TryLater: when the instance does not answer in time.
+        The status is 404 if no instance of this id serves, 429 if it does not answer in time.
         """
         async with self._detail:  # one at a time, so that viewers share what they cost
             shown = await self._front.large_page(instance, large_page, ANSWER_SECONDS)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.models.config.description import text_config
+from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
 from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
@@ -17,6 +18,7 @@ from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.server.text.text_model import NO_FIELDS
 
+NO_VECTORS = EmbeddingFacts(0, "has no files that say what its embeddings are")
 KNOWN_TOKENS = 8192
 """Texts of tokens that are kept; the likeliest ones come again and again."""
 
@@ -31,10 +33,11 @@ class ServedText:
         tokenizer: Tokenizer,
         model_type: str = "",
         processor: PictureProcessor | None = None,
+        embeddings: EmbeddingFacts = NO_VECTORS,
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
-        self.model_type = model_type
+        self.model_type, self.embeddings = model_type, embeddings
         self.eos_token_ids = tokenizer.eos_token_ids
         self._tokenizer, self._processor = tokenizer, processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
@@ -47,8 +50,9 @@ class ServedText:
         """
         config = known_config(path)
         vocab_size = int(text_config(config).vocab_size)
-        processor = PictureProcessor.of(path)
-        return cls(name, vocab_size, Tokenizer.load(path), str(config.model_type), processor)
+        processor, embeddings = PictureProcessor.of(path), embedding_facts(path, config)
+        tokenizer, model_type = Tokenizer.load(path), str(config.model_type)
+        return cls(name, vocab_size, tokenizer, model_type, processor, embeddings)
 
     @property
     def chat_template(self) -> str:
@@ -80,6 +84,7 @@ class ServedText:
         self,
         messages: Sequence[Mapping[str, Any]],
         images: Sequence[bytes],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
@@ -89,7 +94,9 @@ class ServedText:
         # Imported here: it needs torch, and most servers never see a picture.
         from kvell.engine.running.sent_images import sent
 
-        ids, tensors = self._processor.encode(messages, images, fields, opens_answer=opens_answer)
+        ids, tensors = self._processor.encode(
+            messages, images, tools or (), fields, opens_answer=opens_answer
+        )
         return ids, tuple(sent(name, tensor) for name, tensor in tensors.items())
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.models.config.embeddings import EmbeddingFacts
+from kvell.server.front.request_log import RequestTrace
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -65,6 +67,11 @@ class TextModel(Protocol):
         """The text of its chat template; "" if it has none."""
         ...
 
+    @property
+    def embeddings(self) -> EmbeddingFacts:
+        """What the model's files say of its embeddings."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, int32 ``[tokens]``."""
         ...
@@ -94,6 +101,7 @@ class TextModel(Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         images: Sequence[bytes],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
@@ -102,7 +110,9 @@ class TextModel(Protocol):
 
         :param messages: whose content has ``{"type": "image"}`` where an image stands.
         :param images: encoded files (PNG, JPEG, WebP, GIF), in the order of their places.
-        :raises ChangeSomething: if an image cannot be read or is too large.
+        :param tools: that the answer may call, in OpenAI's form.
+        :raises ChangeSomething: if an image cannot be read or is too large, or the template has no
+            place for tools.
         """
         ...
 
@@ -165,6 +175,7 @@ class PreparedPrompt:
     :param priority: requests with lower ones are served first.
     :param deadline_seconds: it is cancelled if it has not ended so long after its start.
     :param shows_special_tokens: whether special tokens are a part of the answer's text.
+    :param trace: follows the request in the front.
     """
 
     token_ids: NDArray[np.int32]
@@ -176,3 +187,4 @@ class PreparedPrompt:
     tensors: tuple[SentTensor, ...] = ()
     priority: int = 0
     deadline_seconds: float | None = None
+    trace: RequestTrace | None = None

@@ -24,7 +24,11 @@ class DeadlineExceeded(KvellError):  # noqa: N818
 
 
 class RequestRefused(KvellError):  # noqa: N818
-    """The instance refused a request for good; the message says why, ``field`` what to change."""
+    """The instance refused a request for good.
+
+    :param message: why, in one line.
+    :param field: which field to change; "" if none is to blame.
+    """
 
     def __init__(self, message: str, field: str = "") -> None:
         self.field = field
@@ -128,6 +132,7 @@ async def text_deltas(
         session=prompt.session,
         tensors=prompt.tensors,
         priority=prompt.priority,
+        trace=prompt.trace,
     )
     untold, clock = TextDelta(""), _Deadline(front, prompt)
     async with aclosing(outputs), clock:
@@ -191,14 +196,20 @@ def _behind(untold: TextDelta, output: Output, taken: int) -> TextDelta:
 
 def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:
     if not writer.stopped:
-        _raise_unless_done(finished)
+        raise_unless_done(finished)
     text += writer.finish()
     reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
     usage = Usage(prompt_tokens, writer.token_count, finished.cached_tokens)
     return TextDelta(text, "stop" if writer.stopped else reason, usage)
 
 
-def _raise_unless_done(finished: Finished) -> None:
+def raise_unless_done(finished: Finished) -> None:
+    """Raise what a request's end means to whoever asked, unless it is an answer's.
+
+    :raises TryLater: if there was no room.
+    :raises RequestRefused: if the instance refused it for good.
+    :raises RequestFailed: if it ended otherwise.
+    """
     if finished.reason in ("stop", "length"):
         return
     if finished.reason == "refused" and finished.try_later:

@@ -13,6 +13,7 @@ The prompt ends with ``<|start|>assistant``, so an answer begins in the middle o
 import re
 from dataclasses import dataclass
 
+from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
 from kvell.server.answers.deltas import (
     AnswerDelta,
     Content,
@@ -22,10 +23,13 @@ from kvell.server.answers.deltas import (
 )
 from kvell.server.answers.reading.json_calls import is_name
 from kvell.server.answers.reading.markers import Expect, TextUntil
-from kvell.server.answers.reading.modes import Chain, Mode, Step
+from kvell.server.answers.reading.modes import Chain, Mode, PlainText, Step
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
+FINAL = "final"
+REASONING = Reasoned((CHANNEL + FINAL, MESSAGE))
+"""All before the message of the final channel: other messages, and its header."""
 _FUNCTIONS = "functions."
 TO = f"to={_FUNCTIONS}"
 _MOST_HEADER_CHARS = 512
@@ -43,14 +47,21 @@ class Sorting:
 
 
 class Harmony(Chain):
-    """Messages, each with a header that says what it is."""
+    """Messages, each with a header that says what it is.
 
-    def __init__(self, sorting: Sorting = Sorting()) -> None:
+    :param final: reads the first message of the final channel and all behind it, unless a function
+        was called before; None: they are content.
+    """
+
+    def __init__(self, sorting: Sorting = Sorting(), final: Mode | None = None) -> None:
         super().__init__(Expect(START, CHANNEL, MESSAGE, TO, keeps_blank=True))
         self._sorting = sorting
+        self._final = final
 
     def _next(self, ended: Mode) -> Mode:
         match ended:
+            case _ if ended is self._final:
+                return PlainText()
             case Expect() | TextUntil() if ended.marker in (START, CHANNEL, MESSAGE, TO):
                 if isinstance(ended, ArgumentsUntil):
                     self._calls += 1
@@ -69,6 +80,8 @@ class Harmony(Chain):
         ends = (*ENDS, START, CHANNEL)
         if header.function:
             return ArgumentsUntil(ends, self._calls)
+        if header.channel == FINAL and self._final is not None and not self._calls:
+            return self._final
         if header.channel == "analysis" and self._sorting.reasoning:
             return TextUntil(ends, Reasoning)
         return TextUntil(ends)

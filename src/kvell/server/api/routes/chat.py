@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.structured_outputs import Reasoning
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Visit
@@ -65,7 +66,13 @@ class ChatApi:
         app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], responses=described)
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
-        """``POST /v1/chat/completions``."""
+        """Answer a conversation.
+
+        There are ``n`` choices with a ``message`` (``content``, ``reasoning_content``,
+        ``tool_calls``), ``logprobs`` and ``finish_reason`` (``stop``, ``length`` or
+        ``tool_calls``); ``usage`` counts tokens, those found in a cache too.  A stream has pieces
+        with a ``delta`` instead of a message, and ends with ``data: [DONE]``.
+        """
         return await guarded(request, self._answer(body, visit_of(request)))
 
     async def _answer(self, body: ChatRequest, visit: Visit) -> Response:
@@ -91,9 +98,11 @@ class ChatApi:
         forced = forced_schema(choice, tools, parallel=body.parallel_tool_calls is not False)
         offered = [] if choice == "none" else tools
         prompt, tensors = await _prompt(served.prompts, body, offered)
+        end = await served.prompts.decoded(prompt[-PROMPT_END_TOKENS:].tolist())
         sampling = body.sampling(served.prompts.room_tokens(prompt))
         if forced is not None:
             sampling = _forced(sampling, forced)
+        sampling = _bound_behind(sampling, served.answers.reasoning_behind(end))
         asked = Asked(
             heading_of(prefix, name, body),
             served,
@@ -104,7 +113,6 @@ class ChatApi:
             served.answers.shows_special_tokens,
             tensors,
         )
-        end = await served.prompts.decoded(prompt[-PROMPT_END_TOKENS:].tolist())
         deltas = self.serving.deltas(asked, [sampling])
         return Answering(asked, body, deltas, offered, choice, end)
 
@@ -209,9 +217,7 @@ async def _prompt(
     opens = body.add_generation_prompt is not False
     if not files:
         return await prompts.chat(plain, tools, fields, opens_answer=opens), ()
-    if tools:
-        raise ChangeSomething("tools", "…", "are not served beside images", "leave one out")
-    return await prompts.pictured(plain, files, fields, opens_answer=opens)
+    return await prompts.pictured(plain, files, tools, fields, opens_answer=opens)
 
 
 def _forced(sampling: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
@@ -223,6 +229,14 @@ def _forced(sampling: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
         problem = "does not go with a format of the answer"
         raise ChangeSomething("tool_choice", "…", problem, "use tool_choice auto, or no format")
     return replace(sampling, structured_outputs=json_constraint(schema, "tools"))
+
+
+def _bound_behind(sampling: SamplingParams, reasoning: Reasoning | None) -> SamplingParams:
+    """The same sampling, whose grammar, if there is one, begins behind the reasoning."""
+    asked = sampling.structured_outputs
+    if asked is None or reasoning is None:
+        return sampling
+    return replace(sampling, structured_outputs=replace(asked, reasoning=reasoning))
 
 
 async def _events(answering: Answering) -> AsyncGenerator[bytes, None]:

@@ -19,6 +19,7 @@ class ScaleRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     instances: dict[str, int] = Field(min_length=1, max_length=8)
+    """How many instances by role, like ``{"mixed": 3}``."""
 
 
 class DrainRequest(BaseModel):
@@ -27,6 +28,7 @@ class DrainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: Annotated[str, Field(max_length=100)]
+    """Id of an instance, like ``mixed-0``."""
 
 
 class ClusterApi:
@@ -37,16 +39,16 @@ class ClusterApi:
         self._floor_bytes, self._pid = front_floor_bytes, front_pid
 
     async def status(self) -> Response:
-        """``GET /cluster``."""
+        """List the instances with their states, their work and their memory."""
         return self._answer(200)
 
     async def scale(self, body: ScaleRequest) -> Response:
-        """``POST /cluster/scale``: new instances start and others drain after the answer."""
+        """Set how many instances there are; they start or drain after the answer."""
         self._front.scale(checked_counts(body.instances))
         return self._answer(202)
 
     async def drain(self, body: DrainRequest) -> Response:
-        """``POST /cluster/drain``: the instance finishes what it has after the answer."""
+        """Take an instance out of service; it finishes what it has after the answer."""
         self._front.drain(body.id)
         return self._answer(202)
 

@@ -37,7 +37,12 @@ class CompletionsApi:
         )
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
-        """``POST /v1/completions``."""
+        """Complete a text, or each of several.
+
+        Every prompt has ``n`` choices with ``text``, ``logprobs`` and ``finish_reason`` (``stop``
+        or ``length``); ``usage`` counts tokens, those found in a cache too.  A stream has pieces
+        of the same form, and ends with ``data: [DONE]``.
+        """
         return await guarded(request, self._answer(request, body))
 
     async def _answer(self, request: Request, body: CompletionRequest) -> Response:

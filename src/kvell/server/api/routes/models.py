@@ -9,7 +9,7 @@ from fastapi import FastAPI, Response
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.api.bodies.completions import json_response, model_card, model_list
-from kvell.server.api.schemas.tokens import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
+from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import Serving
 
 
@@ -27,26 +27,28 @@ class ModelsApi:
         app.add_api_route("/version", self.version, methods=["GET"])
         app.add_api_route("/tokenize", self.tokenize, methods=["POST"])
         app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
-        app.add_api_route("/v1/embeddings", self.embeddings, methods=["POST"])
 
     async def models(self) -> Response:
-        """``GET /v1/models``."""
+        """List the models that requests may name, each with its ``max_model_len``."""
         served = self.serving.models_by_name.items()
         lengths = {name: one.max_model_len for name, one in served}
         return json_response(model_list(lengths, self.started_unix_seconds))
 
     async def model(self, name: str) -> Response:
-        """``GET /v1/models/{name}``."""
+        """Describe one model; 404 if it is not served."""
         name, served = self.serving.named(name)
         card = model_card(name, served.max_model_len, self.started_unix_seconds)
         return json_response(card)
 
     async def version(self) -> Response:
-        """``GET /version``."""
+        """Tell the version of Kvell."""
         return json_response({"version": version("kvell")})
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
-        """``POST /tokenize``: token ids of a text or a conversation, as requests have them."""
+        """Turn a text or a conversation into the token ids that a request would have.
+
+        The answer has ``tokens``, their ``count``, and ``max_model_len``.
+        """
         _, served = self.serving.named(body.model)
         if (body.prompt is None) == (body.messages is None):
             remedy = "send one of prompt and messages"
@@ -71,7 +73,7 @@ class ModelsApi:
         return json_response({**told, "tokens": tokens, "token_strs": strings})
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
-        """``POST /detokenize``: the text of token ids."""
+        """Turn token ids into text, which the answer has as ``prompt``."""
         _, served = self.serving.named(body.model)
         unknown = max(body.tokens, default=0)
         if unknown >= served.text.vocab_size:
@@ -79,12 +81,3 @@ class ModelsApi:
             raise ChangeSomething("tokens", unknown, "is not a token of this model", remedy)
         text = await served.prompts.decoded(body.tokens)
         return json_response({"prompt": text})
-
-    async def embeddings(self, body: EmbeddingsRequest) -> Response:
-        """``POST /v1/embeddings``: refused by name, for all models served write text.
-
-        :raises ChangeSomething: always, unless no model has the name.
-        """
-        name, _ = self.serving.named(body.model)
-        remedy = "ask a model that was trained for embeddings"
-        raise ChangeSomething("model", name, "writes text and makes no embeddings", remedy)

@@ -1,10 +1,13 @@
 """``/health``, ``/metrics``, ``/debug/memory`` and ``/debug/audit``: for operators."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
+from kvell.device.process_size import process_bytes
 from kvell.engine.protocol.messages import Stats
 from kvell.errors import TryLater
 from kvell.server.api.bodies.completions import json_response
@@ -37,22 +40,31 @@ class OperatorApi:
         app.add_api_route("/debug/audit", self.audit, methods=["GET"])
 
     async def health(self) -> Response:
-        """``/health``: 200 while an instance serves, else 503."""
+        """Answer 200 while an instance serves, else 503; ``status`` says what is going on."""
         status = 200 if self.front.state == "serving" else 503
         return json_response({"status": self.front.state}, status)
 
     async def prometheus(self) -> Response:
-        """``/metrics``."""
+        """Give every metric in Prometheus's text format."""
         told = await self._stats()
-        self.metrics.instances.front_waiting = self.front.waiting
-        self.metrics.instances.instances = {
-            one.instance_id: InstanceFigures(told.get(one.instance_id), one.ready, one.restarts)
-            for one, _ in self.front.instances()
+        members = [one for one, _ in self.front.instances()]
+        # In a thread: the system walks all of a process's pages to say how many it takes.
+        front_bytes, *sizes = await asyncio.to_thread(_sizes_of, [one.pid for one in members])
+        known = self.metrics.instances
+        known.front_waiting, known.front_bytes = self.front.waiting, front_bytes
+        known.instances = {
+            one.instance_id: InstanceFigures(
+                told.get(one.instance_id), one.ready, one.restarts, size_bytes
+            )
+            for one, size_bytes in zip(members, sizes, strict=True)
         }
         return Response(self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def memory(self) -> Response:
-        """``/debug/memory``; 503 while no instance answers."""
+        """Tell what was promised of the machine's memory and who has it now, in bytes.
+
+        The status is 503 while no instance answers.
+        """
         told = await self._stats()
         known = {
             one.instance_id: InstanceMemory(one.ready, told[one.instance_id], one.pid)
@@ -64,7 +76,10 @@ class OperatorApi:
         return json_response(memory_page(known, self.floor_bytes))
 
     async def audit(self) -> Response:
-        """``/debug/audit``: every contradiction that instances find; 503 while none answers."""
+        """Let every instance recount its pages, and tell every contradiction that it finds.
+
+        The status is 503 while no instance answers.
+        """
         told = await self._stats(with_audit=True)
         if not told:
             return self._nobody()
@@ -80,3 +95,8 @@ class OperatorApi:
             return await self.front.stats(STATS_SECONDS, with_audit=with_audit)
         except TryLater:
             return {}
+
+
+def _sizes_of(pids: Sequence[int | None]) -> list[int]:
+    """Bytes of this process and then of each of the others; 0 for one that is not there."""
+    return [process_bytes(), *(process_bytes(pid) if pid else 0 for pid in pids)]

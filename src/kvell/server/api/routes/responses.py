@@ -40,7 +40,12 @@ class ResponsesApi:
         app.add_api_route("/v1/responses", self.respond, methods=["POST"], responses=described)
 
     async def respond(self, request: Request, body: ResponsesRequest) -> Response:
-        """``POST /v1/responses``."""
+        """Answer a conversation, in OpenAI's newer form.
+
+        ``output`` has the reasoning, the message and the calls of the answer as items.  A stream
+        has OpenAI's named events, from ``response.created`` to ``response.completed``.  Nothing
+        is stored, so every request brings the whole conversation.
+        """
         return await guarded(request, self._answer(body, visit_of(request)))
 
     async def _answer(self, body: ResponsesRequest, visit: Visit) -> Response:

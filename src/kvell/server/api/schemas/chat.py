@@ -16,7 +16,9 @@ class TextPart(BaseModel):
     """A piece of a message that is text."""
 
     type: Literal["text", "input_text", "output_text"]
+    """All three mean the same."""
     text: str
+    """The text."""
 
 
 class ImageUrl(BaseModel):
@@ -24,7 +26,9 @@ class ImageUrl(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     url: str
+    """A ``data:`` URL; no other is fetched."""
     detail: str | None = None
+    """Accepted and not used."""
 
 
 class ImagePart(BaseModel):
@@ -32,6 +36,7 @@ class ImagePart(BaseModel):
 
     type: Literal["image_url"]
     image_url: ImageUrl
+    """The image."""
 
 
 class RefusalPart(BaseModel):
@@ -39,6 +44,7 @@ class RefusalPart(BaseModel):
 
     type: Literal["refusal"]
     refusal: str
+    """What it said instead of an answer."""
 
 
 Part = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
@@ -49,27 +55,38 @@ class CalledFunction(BaseModel):
     """A function that an earlier answer called."""
 
     name: str = Field(max_length=256)
+    """Name of the function."""
     arguments: str
+    """Its arguments, as JSON text."""
 
 
 class ToolCallMessage(BaseModel):
     """A call in an earlier answer."""
 
     id: str = Field(max_length=256)
+    """Id of the call, which the function's result names."""
     type: Literal["function"] = "function"
     function: CalledFunction
+    """What was called."""
 
 
 class ChatMessage(BaseModel):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """Who speaks."""
     content: str | Parts | None = None
+    """A text, or parts that are joined."""
     name: str | None = Field(default=None, max_length=256)
+    """Name of the speaker, for chat templates that show it."""
     tool_calls: Annotated[list[ToolCallMessage], Field(max_length=MAX_TOOLS)] | None = None
+    """Calls that this answer made."""
     tool_call_id: str | None = Field(default=None, max_length=256)
+    """With the role ``tool``: the call that this is the result of."""
     reasoning_content: str | None = None
+    """Reasoning before this answer, for chat templates that show it."""
     refusal: str | None = None
+    """What this answer said instead of an answer."""
 
     def plain(self) -> dict[str, Any]:
         """The message with its content as text, or as parts where it has images.
@@ -103,16 +120,27 @@ class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    """The conversation so far, oldest first."""
     max_completion_tokens: Count | None = None
+    """Most output tokens; goes before ``max_tokens``; as many as fit if null."""
     logprobs: bool | None = None
+    """Tell how likely each output token was."""
     top_logprobs: int | None = None
+    """With ``logprobs``: tell this many likeliest tokens too, at most 20."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
     tool_choice: str | dict[str, Any] | None = None
+    """``"none"``, ``"auto"``, ``"required"``, or one function: ``{"type": "function", …}``."""
     parallel_tool_calls: bool | None = None
+    """Whether ``required`` may bring several calls; true if null."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
+    """Given to the chat template under this name."""
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    """Further variables of the chat template."""
     add_generation_prompt: bool | None = True
+    """Whether the prompt ends with what opens the assistant's turn."""
     modalities: list[Literal["text"]] | None = None
+    """Only text is made."""
 
     def output_limit(self) -> int | None:
         """``max_completion_tokens``, or its older name."""

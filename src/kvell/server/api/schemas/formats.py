@@ -17,10 +17,14 @@ class JsonSchemaFormat(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: str = Field(default="answer", max_length=64)
+    """Accepted and not used."""
     description: str | None = Field(default=None, max_length=4096)
+    """Accepted and not used."""
     # The field is called "schema", which pydantic's models use for something else.
     json_schema: Schema | None = Field(default=None, alias="schema")
+    """The schema that the text follows."""
     strict: bool | None = None
+    """Accepted and not used.  The text always follows the schema."""
 
 
 class ResponseFormat(BaseModel):
@@ -28,7 +32,9 @@ class ResponseFormat(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
+    """``text`` for any text, ``json_object`` for any JSON object, or a schema."""
     json_schema: JsonSchemaFormat | None = None
+    """With the type ``json_schema``: the schema."""
 
     def constraint(self) -> StructuredOutputs | None:
         """What the answer must look like; None for plain text.
@@ -50,10 +56,15 @@ class StructuredField(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     json_schema: Schema | str | None = Field(default=None, alias="json")
+    """A JSON schema, as an object or as text."""
     json_object: bool | None = None
+    """True for any JSON object."""
     regex: str | None = None
+    """A pattern for the whole text (Rust syntax, without look-around)."""
     choice: list[str] | None = None
+    """The text is one of these."""
     grammar: str | None = None
+    """A context-free grammar in Lark's syntax."""
 
     def constraint(self) -> StructuredOutputs:
         """What the answer must look like.

@@ -40,8 +40,11 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
+    """Send a last piece with the tokens used and no choices."""
     include_obfuscation: bool | None = None
+    """Accepted and not used."""
     continuous_usage_stats: bool | None = None
+    """With ``include_usage``: every piece tells the tokens used so far."""
 
 
 class GenerationRequest(BaseModel):
@@ -50,8 +53,11 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
+    """Name of a served model; the first one if null."""
     stream: bool | None = False
+    """Send the answer piece by piece, as server-sent events."""
     stream_options: StreamOptions | None = None
+    """What a stream carries besides text."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: Count | None = None
@@ -61,6 +67,7 @@ class GenerationRequest(BaseModel):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool = False
     max_tokens: Count | None = None
+    """Most output tokens, at least 1; as many as fit if null."""
     min_tokens: int | None = None
     n: int | None = 1
     frequency_penalty: float | None = None
@@ -69,26 +76,42 @@ class GenerationRequest(BaseModel):
     logit_bias: Biases | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = False
+    """Tell the ids of the answer's tokens beside its text."""
 
     response_format: ResponseFormat | None = None
+    """Form of the answer's text, in OpenAI's words."""
     structured_outputs: StructuredField | None = None
     guided_json: Schema | str | None = None
+    """JSON schema that the text follows; an older name of ``structured_outputs.json``."""
     guided_regex: str | None = None
+    """Pattern that the text matches; an older name of ``structured_outputs.regex``."""
     guided_choice: list[str] | None = None
+    """The text is one of these; an older name of ``structured_outputs.choice``."""
     guided_grammar: str | None = None
+    """Grammar that the text follows; an older name of ``structured_outputs.grammar``."""
 
     cache_salt: str | None = Field(default=None, max_length=1024)
+    """Only requests with the same salt share cached prefixes."""
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    """Name of the conversation, for ``--routing session``."""
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
+    """Accepted and not used."""
     will_return: StrictBool | None = None
     deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
+    """A request that has not ended by then ends with 408."""
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    """Requests with a lower number go first; 0 if null."""
 
     user: str | None = None
+    """Accepted and not used."""
     metadata: dict[str, Any] | None = None
+    """Accepted and not used."""
     store: bool | None = None
+    """Accepted and not used.  Nothing is stored."""
     service_tier: str | None = None
+    """Accepted and not used."""
     safety_identifier: str | None = None
+    """Accepted and not used."""
 
     def output_limit(self) -> int | None:
         """Output tokens asked for; None means as many as fit."""
@@ -197,11 +220,17 @@ class CompletionRequest(GenerationRequest):
     """Body of ``/v1/completions``."""
 
     prompt: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
+    """A text, its token ids, or a list of either, at most 128."""
     max_tokens: Count | None = 16
+    """Most output tokens; 0 only with ``echo``; as many as fit if null."""
     best_of: int | None = None
+    """Must equal ``n``, or be 1 or null."""
     echo: bool | None = False
+    """Begin the text with the prompt."""
     logprobs: int | None = None
+    """Tell how likely each token was, and this many likeliest tokens, at most 20."""
     suffix: str | None = None
+    """Not supported: only null and an empty text are taken."""
 
     def output_logprobs(self) -> int | None:
         """``logprobs``."""

@@ -25,7 +25,9 @@ class InputImage(BaseModel):
 
     type: Literal["input_image"]
     image_url: str
+    """A ``data:`` URL; no other is fetched."""
     detail: str | None = None
+    """Accepted and not used."""
 
 
 InputPart = Annotated[TextPart | InputImage | RefusalPart, Field(discriminator="type")]
@@ -37,7 +39,9 @@ class MessageItem(BaseModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
+    """Who speaks."""
     content: str | InputParts
+    """A text, or parts that are joined."""
 
 
 class FunctionCallItem(BaseModel):
@@ -45,8 +49,11 @@ class FunctionCallItem(BaseModel):
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
+    """Id of the call, which its output names."""
     name: str = Field(max_length=256)
+    """Name of the function."""
     arguments: str
+    """Its arguments, as JSON text."""
 
 
 class FunctionCallOutputItem(BaseModel):
@@ -54,7 +61,9 @@ class FunctionCallOutputItem(BaseModel):
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
+    """The call that this is the output of."""
     output: str | InputParts
+    """A text, or parts that are joined."""
 
 
 class ReasoningItem(BaseModel):

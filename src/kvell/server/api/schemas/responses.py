@@ -48,11 +48,16 @@ class TextFormat(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
+    """``text`` for any text, ``json_object`` for any JSON object, or a schema."""
     name: str = Field(default="answer", max_length=64)
+    """Told again in the answer, and not used."""
     description: str | None = Field(default=None, max_length=4096)
+    """Told again in the answer, and not used."""
     # The field is called "schema", which pydantic's models use for something else.
     json_schema: Schema | None = Field(default=None, alias="schema")
+    """With the type ``json_schema``: the schema."""
     strict: bool | None = None
+    """Accepted and not used.  The text always follows the schema."""
 
     def chat(self) -> ResponseFormat:
         """The same in the words of chat completions."""
@@ -66,7 +71,9 @@ class TextField(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     format: TextFormat | None = None
+    """Form of the answer's text."""
     verbosity: Literal["low", "medium", "high"] | None = None
+    """Told again in the answer, and not used."""
 
 
 class ReasoningField(BaseModel):
@@ -74,8 +81,11 @@ class ReasoningField(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     effort: str | None = Field(default=None, max_length=32)
+    """Given to the chat template as ``reasoning_effort``."""
     summary: str | None = Field(default=None, max_length=32)
+    """Accepted and not used."""
     generate_summary: str | None = Field(default=None, max_length=32)
+    """Accepted and not used."""
 
 
 class ResponsesRequest(BaseModel):
@@ -84,14 +94,18 @@ class ResponsesRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
+    """A text, or the items of a conversation, oldest first."""
     model: str | None = None
     instructions: str | None = None
+    """A system message before the conversation."""
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_output_tokens: Count | None = None
+    """Most output tokens, reasoning included; as many as fit if null."""
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
+    """With ``include``: tell this many likeliest tokens of each position, at most 20."""
     include: (
         Annotated[
             list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
@@ -99,17 +113,25 @@ class ResponsesRequest(BaseModel):
         ]
         | None
     ) = None
+    """``message.output_text.logprobs`` tells how likely each token was."""
     text: TextField | None = None
+    """What the text must look like."""
     reasoning: ReasoningField | None = None
+    """How much the model reasons."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
+    """Functions that may be called: ``{"type": "function", "name": …}``."""
     tool_choice: str | dict[str, Any] | None = None
+    """``"none"``, ``"auto"``, ``"required"``, or ``{"type": "function", "name": …}``."""
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
+    """Told again in the answer, and not used."""
     truncation: Literal["disabled"] | None = None
+    """A conversation that is too long is refused."""
 
     metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
+    """Told again in the answer."""
     user: str | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -118,9 +140,13 @@ class ResponsesRequest(BaseModel):
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
 
     background: bool | None = None
+    """Only false: nothing is stored, so nothing runs in the background."""
     previous_response_id: str | None = None
+    """Only null: nothing is stored."""
     conversation: str | dict[str, Any] | None = None
+    """Only null: nothing is stored."""
     prompt: str | dict[str, Any] | None = None
+    """Only null: nothing is stored."""
 
     top_k: Count | None = None
     min_p: float | None = None

@@ -1,4 +1,4 @@
-"""Bodies of ``/tokenize`` and ``/detokenize``, as vLLM has them, and of ``/v1/embeddings``."""
+"""Bodies of ``/tokenize`` and ``/detokenize``, as vLLM has them."""
 
 from typing import Annotated, Any
 
@@ -16,14 +16,18 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
     prompt: str | None = None
+    """A text; null if ``messages`` are given."""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
         None
     )
+    """A conversation; null if ``prompt`` is given."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
+    """Whether a text gets the special tokens that prompts get."""
     return_token_strs: bool | None = False
+    """Tell the text of each token too."""
 
     def template_fields(self) -> dict[str, Any]:
         """What the chat template gets beside messages and tools."""
@@ -36,10 +40,4 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
-
-
-class EmbeddingsRequest(BaseModel):
-    """What is to be embedded."""
-
-    model_config = ConfigDict(extra="ignore")
-    model: str | None = None
+    """Token ids, each below the size of the vocabulary."""

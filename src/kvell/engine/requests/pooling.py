@@ -1,0 +1,39 @@
+"""Which prompts can have a vector; the front and the engine both check here.
+
+Only the last token's is served.  A mean over all tokens would need every token's hidden state, and
+a cached prefix has keys and values alone: it would have to be computed again.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.protocol.pooling import Pooling
+from kvell.engine.requests.admissible import prompt_problem
+from kvell.engine.requests.limits import Limits
+from kvell.errors import ChangeSomething
+
+LAST: Pooling = "last"
+
+
+def served_pooling(pooling: str) -> Pooling:
+    """Return the pooling that a user asked for.
+
+    :raises ChangeSomething: if it is not served.
+    """
+    if pooling != LAST:
+        problem = "is not served: of a cached prefix only keys and values are kept"
+        raise ChangeSomething("pooling", str(pooling)[:40], problem, f"use {LAST}")
+    return LAST
+
+
+def pooling_problem(
+    prompt: npt.NDArray[np.int32], limits: Limits, *, has_images: bool
+) -> ChangeSomething | None:
+    """What the user must change about a prompt (int32 [n]); None if it can have a vector.
+
+    It may be as long as a request can be, since no output follows.
+    """
+    if has_images:
+        problem = "cannot be part of an embedded prompt"
+        return ChangeSomething("images", "…", problem, "leave them out, or generate instead")
+    return prompt_problem(prompt, limits, output_tokens=0)

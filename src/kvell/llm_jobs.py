@@ -1,0 +1,73 @@
+"""Requests in progress as ``kvell.LLM`` follows them, and those that ask for a vector."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
+from kvell.vocabulary import RequestId
+
+
+class Job(Protocol):
+    """One request in progress."""
+
+    def submission(self, request_id: RequestId) -> Submit:
+        """The command that starts it."""
+        ...
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
+        """Take new tokens; return whether the request shall be cancelled."""
+        ...
+
+    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take how likely further tokens of the prompt are."""
+        ...
+
+    def end(self, event: Finished) -> None:
+        """Take the engine's last event of the request."""
+        ...
+
+
+@dataclass(eq=False)
+class EmbeddingJob:
+    """A request for a prompt's vector, which comes with its end."""
+
+    prompt: npt.NDArray[np.int32]
+    model: str
+    pooling: Pooling
+    finished: Finished | None = None
+
+    def submission(self, request_id: RequestId) -> Submit:
+        """The command that starts it."""
+        ids = self.prompt.astype("<i4").tobytes()
+        return Submit(request_id, ids, POOLED, model=self.model, pooling=self.pooling)
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
+        """Refuse tokens: none were asked for."""
+        raise RuntimeError(f"the engine sent {len(token_ids)} tokens in place of a vector")
+
+    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Refuse scores: none were asked for."""
+        raise RuntimeError(f"the engine scored {len(logprobs)} tokens in place of a vector")
+
+    def end(self, event: Finished) -> None:
+        """Take the engine's last event, which has the vector."""
+        self.finished = event
+
+    def output(self) -> EmbeddingOutput:
+        """The finished request as users see it."""
+        done = self.finished
+        if done is None:
+            raise RuntimeError("the request is not finished")
+        return embedding_output(self.prompt, done)
+
+
+def embedding_output(prompt: npt.NDArray[np.int32], done: Finished) -> EmbeddingOutput:
+    """The vector that came with a request's end, as users see it."""
+    vector: list[float] = vector_of(done.embedding).tolist()
+    return EmbeddingOutput(prompt.tolist(), vector, done.cached_tokens, done.preemptions)

@@ -1,0 +1,36 @@
+"""What happens to an instance's part in the pool: the inputs of its agent."""
+
+from typing import NamedTuple
+
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.messages import PeerMessage, Transfer
+
+
+class Heard(NamedTuple):
+    """A message of another instance came."""
+
+    peer: str
+    message: PeerMessage
+
+
+class PullEnded(NamedTuple):
+    """A copy has ended; ``problem`` is "" if it counts."""
+
+    transfer: Transfer
+    problem: str
+
+
+class PeerLost(NamedTuple):
+    """An incarnation of another instance is no more; 0: it could not be reached."""
+
+    peer: str
+    incarnation: int
+
+
+class Ticked(NamedTuple):
+    """Time has passed; ``now`` is in milliseconds of the instance's clock."""
+
+    now: Tick
+
+
+PeerEntry = Heard | PullEnded | PeerLost | Ticked

@@ -1,0 +1,50 @@
+"""The body of an answer with vectors."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvell.server.api.bodies.completions import Body
+from kvell.server.api.schemas.embeddings import Encoding
+from kvell.server.text.text_stream import Usage
+
+LEAST_LENGTH = 1e-12
+
+
+def cut_to(vector: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """The first numbers of a vector, again of length one; all of them as they are."""
+    if size == len(vector):
+        return vector
+    part = vector[:size]
+    length = max(float(np.linalg.norm(part)), LEAST_LENGTH)
+    cut: NDArray[np.float32] = part / np.float32(length)
+    return cut
+
+
+def embeddings_body(
+    model: str, vectors: Sequence[NDArray[np.float32]], encoding: Encoding, usage: Usage
+) -> Body:
+    """OpenAI's answer: the vectors in the order of the inputs."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
+        for index, vector in enumerate(vectors)
+    ]
+    used = {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+    return {"object": "list", "data": data, "model": model, "usage": used}
+
+
+def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | msgspec.Raw:
+    """Base64 of little-endian float32, or JSON.
+
+    Each vector becomes JSON by itself: Python's numbers take six times as much memory as these.
+    """
+    if encoding == "base64":
+        return b64encode(vector.astype("<f4").tobytes()).decode()
+    return msgspec.Raw(msgspec.json.encode(vector.tolist()))

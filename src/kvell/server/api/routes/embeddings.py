@@ -1,0 +1,104 @@
+"""``/v1/embeddings``: the vector of each input."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request, Response
+
+from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.pooling import POOLED, vector_of
+from kvell.errors import ChangeSomething
+from kvell.server.access.visit import Visit
+from kvell.server.api.access_guard import visit_of
+from kvell.server.api.bodies.completions import json_response
+from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
+from kvell.server.api.prompts import TokenIds
+from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
+from kvell.server.api.serving import Served, Serving, guarded
+from kvell.server.text.embeddings import all_embedded
+from kvell.server.text.session_key import prompt_key
+from kvell.server.text.text_model import PreparedPrompt
+from kvell.server.text.text_stream import TextDelta, Usage
+
+PATH = "/v1/embeddings"
+
+
+@dataclass(frozen=True)
+class EmbeddingsApi:
+    """The handler."""
+
+    serving: Serving
+
+    def install(self, app: FastAPI) -> None:
+        """Add the route."""
+        app.add_api_route(PATH, self.embeddings, methods=["POST"])
+
+    async def embeddings(self, request: Request, body: EmbeddingsRequest) -> Response:
+        """Embed a text, or each of several.
+
+        ``data`` has a vector of length one for every input, in order: that of its last token.
+        ``usage`` counts tokens, those found in a cache too.  Nothing is streamed.
+        """
+        return await guarded(request, self._answer(visit_of(request), body))
+
+    async def _answer(self, visit: Visit, body: EmbeddingsRequest) -> Response:
+        name, served = self.serving.named(body.model)
+        served.text.embeddings.require_served(name)
+        size = served.text.embeddings.checked_size(body.dimensions)
+        inputs = await _encoded(served, body)
+        ends = await self._ends(visit, body, name, served, inputs)
+        usage = Usage(sum(map(len, inputs)), 0, sum(end.cached_tokens for end in ends))
+        visit.count(TextDelta("", usage=usage))
+
+        def written() -> Response:
+            vectors = [cut_to(vector_of(end.embedding), size) for end in ends]
+            return json_response(embeddings_body(name, vectors, body.encoding(), usage))
+
+        # In a thread: millions of numbers take long to write, and others wait for the loop.
+        return await asyncio.to_thread(written)
+
+    async def _ends(
+        self,
+        visit: Visit,
+        body: EmbeddingsRequest,
+        name: str,
+        served: Served,
+        inputs: Sequence[TokenIds],
+    ) -> list[Finished]:
+        """Have all inputs computed, within what the key may use."""
+        answer_id, trace = f"embd-{uuid.uuid4().hex}", visit.trace
+        if trace is not None:
+            trace.asked(name, POOLED)
+        visit.begin(answer_id, name, sum(map(len, inputs)), 0)
+        salt = visit.salt(body.cache_salt)
+        prompts = [
+            PreparedPrompt(
+                ids,
+                f"{answer_id}-{index}",
+                salt,
+                served.key,
+                body.prompt_cache_key or prompt_key(ids),
+                priority=body.priority or 0,
+                trace=None if trace is None else trace.answer(index),
+            )
+            for index, ids in enumerate(inputs)
+        ]
+        return await all_embedded(self.serving.front, prompts)
+
+
+async def _encoded(served: Served, body: EmbeddingsRequest) -> list[TokenIds]:
+    """Token ids of all inputs.
+
+    :raises ChangeSomething: when one is empty or too long, or all together are.
+    """
+    encoded: list[TokenIds] = []
+    total = 0
+    for given in body.inputs():
+        encoded.append(await served.prompts.prompt(given, field="input", answer_tokens=0))
+        total += len(encoded[-1])
+        if total > MAX_INPUT_TOKENS:
+            problem = f"exceeds the {MAX_INPUT_TOKENS} tokens of one request"
+            raise ChangeSomething("input", f"{total} tokens", problem, "send it in several")
+    return encoded

@@ -1,0 +1,56 @@
+"""OpenAI's body of ``/v1/embeddings``, with the extensions that completions have too."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.schemas.generation import FAILS_FAST, MAX_INT32, Texts, TokenIds
+
+MAX_INPUTS = 2048
+MAX_INPUT_TOKENS = 1 << 20
+"""Of all inputs of one request."""
+
+Encoding = Literal["float", "base64"]
+
+
+class EmbeddingsRequest(BaseModel):
+    """What is to be embedded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
+    """A text or token ids, or a list of either: at most 2048 of them."""
+    model: str | None = None
+    """The model's name; the first that is served if it is left out."""
+    encoding_format: Encoding | None = None
+    """How a vector is written: ``float`` numbers, or ``base64`` of little-endian float32."""
+    dimensions: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """To how many numbers vectors are cut, for models that were trained to be cut."""
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    """Requests with different ones share no cached prefix."""
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    """Requests with the same one go to one instance, if the routing says so."""
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    """Lower ones are served first."""
+    user: str | None = None
+    """Accepted and not used."""
+
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs, each as text or token ids.
+
+        :raises ChangeSomething: when there are none or too many.
+        """
+        given = self.input
+        if isinstance(given, str):
+            return [given]
+        if given and isinstance(given[0], int):
+            return [[token for token in given if isinstance(token, int)]]
+        if not 1 <= len(given) <= MAX_INPUTS:
+            remedy = f"send 1 to {MAX_INPUTS}"
+            raise ChangeSomething("input", f"{len(given)} inputs", "is out of range", remedy)
+        return [each for each in given if not isinstance(each, int)]
+
+    def encoding(self) -> Encoding:
+        """How the vectors are written."""
+        return self.encoding_format or "float"

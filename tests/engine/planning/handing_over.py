@@ -1,0 +1,258 @@
+"""Engine cores that hand requests to each other, with models whose pages can be read back."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, JournaledCore, replay
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import StepPlan
+from kvell.memory import Layout, audit, create_core
+from kvell.mempool.agent import Agent
+from kvell.mempool.entries import Heard, PeerLost, PullEnded, Ticked
+from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
+from kvell.mempool.transfers.messages import PeerMessage, Transfer
+from kvell.vocabulary import RequestId
+from tests.engine.conftest import EOS
+from tests.engine.virtual_model import VirtualModel, expected_output
+
+
+@dataclass
+class Copying:
+    rows: list[list[int]]
+    is_stopped: bool = False
+
+
+class Instance:
+    """One incarnation of an instance."""
+
+    def __init__(self, name: str, incarnation: int, layout: Layout, limits: Limits) -> None:
+        self.name, self.incarnation = name, incarnation
+        self._layout, self._limits = layout, limits
+        self.journal = Journal()
+        self.engine = JournaledCore(self.fresh(), self.journal)
+        self.model = VirtualModel(layout)
+        self.plans: list[StepPlan] = []
+        self.granted: set[Transfer] = set()
+        self.copying: dict[Transfer, Copying] = {}
+
+    def fresh(self) -> EngineCore:
+        core = create_core(self._layout, "compiled" if self.incarnation % 2 else "python")
+        agent = Agent(core, self.name, self.incarnation, "virtual")
+        return EngineCore(core, self._limits, frozenset({EOS}), agent=agent)
+
+    @property
+    def core(self) -> EngineCore:
+        return self.engine.core
+
+    def audit(self) -> None:
+        assert audit(self._layout, self.core.memory.snapshot()) == []
+
+    def check_journal(self) -> None:
+        """The same inputs make the same plans."""
+        assert replay(self.journal.entries, self.fresh()) == self.plans
+
+
+@dataclass
+class Entry:
+    """A request as a front knows it."""
+
+    prompt: list[int]
+    max_tokens: int
+    salt: str
+    emitted: list[int] = field(default_factory=list)
+    attempt: int = 0
+    at: str = ""
+    goes_to: str = ""
+    end: Finished | None = None
+    is_dropped: bool = False
+
+
+@dataclass
+class Cluster:
+    """Instances, and a front that gives each request to one that hands it on to another."""
+
+    layout: Layout
+    limits: Limits
+    names: Sequence[str]
+    now: int = 0
+    instances: dict[str, Instance] = field(default_factory=dict)
+    messages: list[tuple[str, int, str, PeerMessage]] = field(default_factory=list)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    incarnations: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    moved: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        incarnation = next(self.incarnations)
+        self.instances[name] = Instance(name, incarnation, self.layout, self.limits)
+
+    # ------------------------------------------------------------------ the front
+
+    def submit(self, name: str, entry: Entry, at: str, goes_to: str) -> None:
+        """Give a request to an instance, and say where it goes on."""
+        self.entries[name] = entry
+        entry.at, entry.goes_to = at, goes_to
+        sampling = SamplingParams(temperature=0, max_tokens=entry.max_tokens, ignore_eos=True)
+        command = Submit(
+            RequestId(name),
+            np.asarray(entry.prompt, "<i4").tobytes(),
+            sampling,
+            entry.salt,
+            entry.attempt,
+            output=np.asarray(entry.emitted, "<i4").tobytes(),
+            goes_to=goes_to,
+        )
+        instance = self.instances[at]
+        self.hear(instance, instance.engine.tell(command))
+
+    def cancel(self, name: str) -> None:
+        entry = self.entries[name]
+        entry.is_dropped = True
+        for at in {entry.at, entry.goes_to} - {""}:
+            instance = self.instances[at]
+            self.hear(instance, instance.engine.tell(Cancel(RequestId(name))))
+
+    def hear(self, instance: Instance, events: Sequence[Event]) -> None:
+        """What an instance says, to the front; and what its agent wants done."""
+        self.act(instance, instance.core.take_actions())
+        for event in events:
+            if isinstance(event, Tokens):
+                entry = self.entries[event.request_id]
+                if event.attempt == entry.attempt and not entry.end:
+                    fresh = event.token_ids[max(0, len(entry.emitted) - event.first_index) :]
+                    assert event.first_index <= len(entry.emitted), "tokens are missing"
+                    entry.emitted.extend(fresh)
+            elif isinstance(event, Finished):
+                self.finished(instance, event)
+        instance.audit()
+
+    def finished(self, instance: Instance, event: Finished) -> None:
+        entry = self.entries[event.request_id]
+        if event.attempt != entry.attempt or entry.end is not None:
+            return
+        if event.reason == "moved":
+            assert instance.name == entry.at
+            entry.at, entry.goes_to = entry.goes_to, ""
+            self.moved += 1
+        elif event.reason != "cancelled" or entry.is_dropped:
+            entry.end = event
+
+    # ------------------------------------------------------------------- instances
+
+    def works(self, name: str) -> bool:
+        """Whether an instance would plan a step."""
+        return self.instances[name].core.has_work
+
+    def step(self, name: str) -> None:
+        instance = self.instances[name]
+        if not instance.core.has_work:
+            return
+        plan = instance.engine.plan()
+        instance.plans.append(plan)
+        self.hear(instance, instance.engine.commit(instance.model.run(plan)))
+
+    def act(self, instance: Instance, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                sent = (instance.name, instance.incarnation, action.instance, action.message)
+                self.messages.append(sent)
+            elif isinstance(action, Pull):
+                instance.copying[action.transfer] = Copying(action.rows.tolist())
+            elif isinstance(action, StopPull):
+                instance.copying[action.transfer].is_stopped = True
+            elif isinstance(action, Grant):
+                instance.granted.add(action.transfer)
+            else:
+                assert isinstance(action, Revoke)
+                instance.granted.remove(action.transfer)
+
+    def deliver(self, index: int, *, loses: bool = False) -> None:
+        source, incarnation, target, message = self.messages.pop(index % len(self.messages))
+        is_alive = self.instances[source].incarnation == incarnation
+        if loses or not is_alive or target not in self.instances:
+            return
+        to = self.instances[target]
+        self.hear(to, to.engine.heard(Heard(source, message)))
+
+    def copy(self, name: str, index: int, count: int) -> None:
+        instance = self.instances[name]
+        if not instance.copying:
+            return
+        transfer = sorted(instance.copying)[index % len(instance.copying)]
+        copying, source = instance.copying[transfer], self.instances[transfer.sender]
+        is_there = source.incarnation == transfer.incarnation
+        for _ in range(0 if copying.is_stopped else count):
+            if copying.rows and is_there:
+                group, page, own = copying.rows.pop(0)
+                instance.model.memory[group][own] = source.model.memory[group][page]
+        if not copying.rows or copying.is_stopped or not is_there:
+            del instance.copying[transfer]
+            whole = not copying.rows and is_there and transfer in source.granted
+            ended = PullEnded(transfer, "" if whole else "the right to read was gone")
+            self.hear(instance, instance.engine.heard(ended))
+
+    def pass_time(self, ticks: int) -> None:
+        self.now += ticks
+        for instance in self.instances.values():
+            self.hear(instance, instance.engine.heard(Ticked(self.now)))
+
+    def crash(self, name: str) -> None:
+        """An instance dies; the front gives what it had to others, which go on."""
+        died = self.instances[name].incarnation
+        self.start(name)
+        for other in list(self.instances.values()):
+            if other.name != name:
+                self.hear(other, other.engine.heard(PeerLost(name, died)))
+        for request, entry in self.entries.items():
+            if entry.end is None and entry.at == name:
+                others = [one for one in self.names if one != name]
+                if entry.goes_to and entry.goes_to != name:
+                    other = self.instances[entry.goes_to]
+                    self.hear(other, other.engine.tell(Cancel(RequestId(request))))
+                entry.attempt += 1
+                self.submit(request, entry, others[0], others[-1] if len(others) > 1 else "")
+
+    def settle(self) -> None:
+        """Everything goes on until all requests have ended."""
+        for turn in range(3000):
+            while self.messages:
+                self.deliver(0)
+            for name in self.names:
+                self.copy(name, 0, 99)
+                self.step(name)
+            if all(entry.end for entry in self.entries.values()) and not self.messages:
+                break
+            if turn % 300 == 299:
+                self.pass_time(1_000_000)
+        for _ in range(50):
+            while self.messages:
+                self.deliver(0)
+            for name in self.names:
+                self.copy(name, 0, 99)
+                self.step(name)
+            self.pass_time(1_000_000)
+
+    def check_ends(self) -> None:
+        for name, entry in self.entries.items():
+            assert entry.end is not None, f"{name} was lost at {entry.at}"
+            right = expected_output(entry.prompt, len(entry.emitted))
+            assert entry.emitted == right, name
+            if entry.end.reason == "length":
+                room = self.limits.max_model_len - len(entry.prompt)
+                assert len(entry.emitted) == min(entry.max_tokens, room)
+            else:
+                assert entry.is_dropped or entry.end.reason == "refused"
+        for instance in self.instances.values():
+            assert not instance.granted and not instance.copying
+            assert not any(instance.core.memory.snapshot().used)
+            assert not instance.core.has_work
+            instance.check_journal()

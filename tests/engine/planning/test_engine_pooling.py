@@ -1,0 +1,237 @@
+"""Requests for a vector: planned like prompts, without a decode; pages are kept as for answers."""
+
+import numpy as np
+import pytest
+
+from kvell.engine.planning.journal import replay
+from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
+from kvell.engine.protocol.pooling import Pooling
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.pooling import pooling_problem, served_pooling
+from kvell.errors import ChangeSomething
+from kvell.vocabulary import RequestId
+from tests.engine.conftest import make_layout, make_submit
+from tests.engine.planning.test_engine_overlap import Ahead
+from tests.engine.traffic import Traffic, limits
+from tests.engine.virtual_model import expected_output, expected_vector
+
+PROMPT = list(range(1, 31))
+
+
+def pool(traffic: Traffic, name: str, prompt: list[int], salt: str = "") -> None:
+    traffic.prompts[name] = prompt
+    traffic.tell(make_submit(name, prompt, salt=salt, pooling="last"))
+
+
+def check(traffic: Traffic, name: str) -> Finished:
+    """The request's end, which has its vector, behind no tokens."""
+    end = traffic.finished(name)
+    prompt = traffic.prompts[name]
+    assert (end.reason, end.output_tokens, traffic.tokens(name)) == ("stop", 0, [])
+    assert end.prompt_tokens == len(prompt)
+    assert end.embedding == expected_vector(prompt)
+    return end
+
+
+def test_it_ends_with_the_step_that_computes_its_last_token() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=64))
+    pool(traffic, "a", PROMPT)
+    assert traffic.step() == [("a", 0, 30)]
+    check(traffic, "a")
+    assert not traffic.core.has_work
+    assert sum(traffic.core.memory.snapshot().used) == 0
+
+
+def test_only_its_last_chunk_gives_a_row() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=8))
+    pool(traffic, "a", PROMPT)
+    traffic.run()
+    works = [plan.work[0] for plan in traffic.plans]
+    assert [(work.start, work.count) for work in works] == [(0, 8), (8, 8), (16, 8), (24, 6)]
+    assert [work.num_logits for work in works] == [0, 0, 0, 1]
+    assert [work.pools for work in works] == [False, False, False, True]
+    assert [plan.pools for plan in traffic.plans] == [False, False, False, True]
+    check(traffic, "a")
+
+
+@pytest.mark.parametrize("batched", [8, 64])
+def test_prompts_hit_what_it_computed_and_it_hits_theirs(batched: int) -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=batched))
+    pool(traffic, "a", PROMPT)
+    traffic.run()
+    traffic.submit("b", [*PROMPT, 31, 32], 4)
+    traffic.run()
+    pool(traffic, "c", PROMPT)
+    pool(traffic, "d", PROMPT, salt="other")
+    traffic.run()
+    cached = [traffic.finished(name).cached_tokens for name in "abcd"]
+    assert cached == [0, len(PROMPT), len(PROMPT) - 1, 0]
+    for name in "acd":
+        check(traffic, name)
+    assert traffic.tokens("b") == expected_output([*PROMPT, 31, 32], 4)
+
+
+def test_it_waits_for_a_prefix_that_is_just_computed() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=16))
+    pool(traffic, "a", PROMPT)
+    pool(traffic, "b", PROMPT)
+    traffic.run()
+    assert traffic.rung("wait_for_prefix") > 0
+    assert check(traffic, "b").cached_tokens == len(PROMPT) - 1
+    check(traffic, "a")
+
+
+def test_beside_answers_that_stay_as_they_are() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=16))
+    for index in range(4):
+        traffic.submit(f"text{index}", PROMPT[index:], 7)
+        pool(traffic, f"vector{index}", PROMPT[::-1][index:])
+    traffic.run()
+    for index in range(4):
+        assert len(traffic.tokens(f"text{index}")) == 7
+        check(traffic, f"vector{index}")
+
+
+@pytest.mark.parametrize("batched", [4, 5])
+def test_one_that_is_preempted_begins_again(batched: int) -> None:
+    """Answers that were admitted before grow while its prompt is computed in small chunks."""
+    traffic = Traffic(make_layout((0, 9), 22), limits(batched=batched))
+    for index in range(3):
+        traffic.submit(f"text{index}", PROMPT[: 4 + index], 40)
+    for _ in range(6):
+        traffic.step()
+    pool(traffic, "vector", PROMPT[::-1])
+    traffic.run()
+    assert check(traffic, "vector").preemptions > 0
+    assert [len(traffic.tokens(f"text{index}")) for index in range(3)] == [40] * 3
+
+
+@pytest.mark.parametrize("computed_steps", [0, 1])
+def test_a_cancelled_one_has_no_vector_and_no_pages(computed_steps: int) -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=8))
+    pool(traffic, "a", PROMPT)
+    for _ in range(computed_steps):
+        traffic.step()
+    traffic.cancel("a")
+    traffic.run()
+    end = traffic.finished("a")
+    assert (end.reason, end.embedding) == ("cancelled", b"")
+    assert sum(traffic.core.memory.snapshot().used) == 0
+
+
+def test_one_cancelled_while_its_last_step_runs_has_none_either() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=64))
+    pool(traffic, "a", PROMPT)
+    plan = traffic.plan()
+    assert traffic.cancel("a") == []
+    traffic.finish_step(plan)
+    end = traffic.finished("a")
+    assert (end.reason, end.embedding) == ("cancelled", b"")
+
+
+def test_a_step_ahead_plans_nothing_behind_its_last_token() -> None:
+    ahead = Ahead(make_layout((0, 9), 40))
+    ahead.tell(make_submit("a", PROMPT, pooling="last"))
+    ahead.submit("b", PROMPT[::-1], 5)
+    ahead.run()
+    own = [
+        (work.start, work.count)
+        for plan in ahead.plans
+        for work in plan.work
+        if work.request_id == "a"
+    ]
+    assert own == [(0, 16), (16, 14)]
+    assert ended(ahead.events, "a").embedding == expected_vector(PROMPT)
+    assert ahead.tokens("b") == expected_output(PROMPT[::-1], 5)
+    assert replay(ahead.journal.entries, ahead.fresh()) == ahead.plans
+
+
+def ended(events: list[Event], name: str) -> Finished:
+    [end] = [event for event in events if isinstance(event, Finished) and event.request_id == name]
+    assert not [e for e in events if isinstance(e, Tokens) and e.request_id == name]
+    return end
+
+
+@pytest.mark.parametrize("length", [63, 64])
+def test_a_prompt_may_fill_the_longest_request(length: int) -> None:
+    prompt = [(7 * i) % 50 for i in range(length)]
+    traffic = Traffic(make_layout((0, 9), 20), limits(max_len=64))
+    pool(traffic, "a", prompt)
+    traffic.run()
+    check(traffic, "a")
+
+
+def test_it_says_nothing_of_how_long_answers_are() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=64))
+    traffic.submit("text", PROMPT, 20)
+    traffic.run()
+    expected = traffic.core._scheduler._finished_outputs[""]
+    pool(traffic, "vector", PROMPT)
+    traffic.run()
+    assert traffic.core._scheduler._finished_outputs[""] == expected == (1, 20)
+
+
+def test_its_sampling_does_not_matter() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits(batched=8))
+    wishing = SamplingParams(max_tokens=40, presence_penalty=1, prompt_logprobs=1, logprobs=1)
+    ids = np.asarray(PROMPT, "<i4").tobytes()
+    traffic.prompts["a"] = PROMPT
+    traffic.tell(Submit(RequestId("a"), ids, wishing, pooling="last"))
+    traffic.run()
+    check(traffic, "a")
+    assert all(work.past is None for plan in traffic.plans for work in plan.work)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "has_images", "field", "remedy"),
+    [
+        ([], False, "prompt", "at least one"),
+        ([1] * 65, False, "prompt", "shorten it to 64 tokens or raise --max-model-len"),
+        ([50], False, "prompt", "use ids from 0 to 49"),
+        ([1], True, "images", "leave them out"),
+    ],
+)
+def test_what_has_no_vector_is_refused_by_name(
+    prompt: list[int], has_images: bool, field: str, remedy: str
+) -> None:
+    problem = pooling_problem(np.asarray(prompt, np.int32), limits(), has_images=has_images)
+    assert problem is not None and problem.field == field and remedy in problem.remedy
+    assert pooling_problem(np.asarray([1] * 64, np.int32), limits(), has_images=False) is None
+
+
+def test_the_engine_refuses_what_the_front_let_pass() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), limits())
+    pool(traffic, "long", [1] * 65)
+    with_image = Submit(
+        RequestId("image"),
+        np.asarray([1, -2, 3], "<i4").tobytes(),
+        SamplingParams(),
+        images=((1, 1, 1),),
+        pooling="last",
+    )
+    traffic.tell(with_image)
+    ends = [traffic.finished(name) for name in ("long", "image")]
+    assert [end.reason for end in ends] == ["refused"] * 2
+    assert [end.field for end in ends] == ["prompt", "images"]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", ""])
+def test_other_poolings_are_refused_by_name(pooling: str) -> None:
+    with pytest.raises(ChangeSomething) as caught:
+        served_pooling(pooling)
+    assert (caught.value.field, caught.value.remedy) == ("pooling", "use last")
+
+
+def test_output_of_an_earlier_attempt_cannot_follow_a_pooled_prompt() -> None:
+    asked: Pooling = "last"
+    with pytest.raises(ChangeSomething, match="output"):
+        Submit(RequestId("a"), b"\1\0\0\0", SamplingParams(), output=b"\1\0\0\0", pooling=asked)
+
+
+def test_answers_alone_are_planned_as_before() -> None:
+    traffic = Traffic(make_layout((0, 9), 60), Limits(max_num_batched_tokens=16, vocab_size=50))
+    traffic.submit("a", PROMPT, 5)
+    traffic.run()
+    assert not any(plan.pools for plan in traffic.plans)
+    assert not any(work.pools for plan in traffic.plans for work in plan.work)

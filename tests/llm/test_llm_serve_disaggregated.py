@@ -1,0 +1,141 @@
+"""``kvell serve --instances prefill=1,decode=1`` with a real model: the same answers."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+DATA = Path(__file__).parents[1] / "data"
+PATIENCE_SECONDS = 120.0
+ROLES = ("prefill-0", "decode-0")
+ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        told = httpx.get(f"{self.url}/cluster", timeout=60).json()["instances"]
+        return {one["id"]: one for one in told}
+
+    def counted(self, name: str, instance: str) -> float:
+        """A counter of one instance."""
+        page = httpx.get(f"{self.url}/metrics", timeout=60).text
+        rows = re.findall(rf"^kvell:{name}\{{(.*)\}} (\S+)$", page, re.MULTILINE)
+        return sum(float(value) for labels, value in rows if f'instance="{instance}"' in labels)
+
+    def is_clean(self) -> bool:
+        clean: bool = httpx.get(f"{self.url}/debug/audit", timeout=60).json()["clean"]
+        return clean
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path) -> Iterator[Server]:
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
+    command += ["--instances", "prefill=1,decode=1"]
+    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        yield Server(json.loads(process.stdout.readline())["url"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+
+
+def tokens_of(server: Server, prompt: list[int], max_tokens: int, **more: Any) -> list[int]:
+    reply = server.client.completions.create(
+        model="smollm2",
+        prompt=prompt,
+        max_tokens=max_tokens,
+        extra_body={"return_token_ids": True, **more.pop("extra", {})},
+        **({"temperature": 0} | more),
+    )
+    found: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
+    return found
+
+
+def test_the_fifty_prompts_over_http(server: Server) -> None:
+    """Prompts are computed at one instance, and all but the first token at the other."""
+    with ThreadPoolExecutor(10) as pool:
+        answers = pool.map(lambda row: tokens_of(server, row["prompt_token_ids"], 64), ROWS)
+        assert list(answers) == [row["token_ids"] for row in ROWS]
+    computed = [server.counted("prompt_tokens_by_source_total", one) for one in ROLES]
+    assert computed == [sum(len(row["prompt_token_ids"]) for row in ROWS), 0]
+    assert server.counted("steps_total", "decode-0") >= 63
+    assert server.is_clean()
+
+
+def test_penalties_grammars_and_seeds_go_along(server: Server) -> None:
+    """One server with one instance would say the same: so does this one, asked twice."""
+    prompt = ROWS[0]["prompt_token_ids"]
+    asked: list[dict[str, Any]] = [
+        {"temperature": 1.0, "seed": 7},
+        {"frequency_penalty": 1.5, "extra": {"repetition_penalty": 1.2}},
+        {"extra": {"guided_regex": "[a-f]{5} [0-9]{4}"}},
+    ]
+    for more in asked:
+        once, again = (tokens_of(server, prompt, 24, **dict(more)) for _ in range(2))
+        assert once == again and once
+    reply = server.client.completions.create(
+        model="smollm2",
+        prompt=prompt,
+        max_tokens=24,
+        temperature=0,
+        extra_body={"guided_regex": "[a-f]{5} [0-9]{4}"},
+    )
+    assert re.fullmatch("[a-f]{5} [0-9]{4}", reply.choices[0].text)
+
+
+def test_a_stream_has_every_token_once(server: Server) -> None:
+    row = ROWS[3]
+    stream = server.client.completions.create(
+        model="smollm2",
+        prompt=row["prompt_token_ids"],
+        max_tokens=64,
+        temperature=0,
+        stream=True,
+        extra_body={"return_token_ids": True},
+    )
+    found = [token for chunk in stream for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
+    assert found == row["token_ids"]
+
+
+@pytest.mark.parametrize("dies", ["prefill-0", "decode-0"])
+def test_a_death_loses_no_request(server: Server, dies: str) -> None:
+    """Killed while requests are under way on both: they end exactly, by another attempt."""
+    until(lambda: all(one["state"] == "serving" for one in server.instances().values()))
+    pid = server.instances()[dies]["pid"]
+    before = server.counted("steps_total", "decode-0")
+    with ThreadPoolExecutor(10) as pool:
+        answers = [pool.submit(tokens_of, server, row["prompt_token_ids"], 64) for row in ROWS]
+        until(lambda: server.counted("steps_total", "decode-0") > before)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: server.instances()[dies]["restarts"] > 0)
+        told = [answer.result(PATIENCE_SECONDS) for answer in answers]
+    assert told == [row["token_ids"] for row in ROWS]
+    until(lambda: all(one["state"] == "serving" for one in server.instances().values()))
+    assert server.is_clean()
+    assert tokens_of(server, ROWS[1]["prompt_token_ids"], 64) == ROWS[1]["token_ids"]

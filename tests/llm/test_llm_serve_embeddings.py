@@ -1,0 +1,129 @@
+"""OpenAI's own client asks ``kvell serve`` for vectors of a real model."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+
+from tests.llm.teacher import model_at
+from tests.llm.test_llm_embed import truth
+
+PATIENCE_SECONDS = 120.0
+INPUTS = [
+    "The capital of France is Paris.",
+    "Paris is the capital of France.",
+    "A page holds sixteen tokens.",
+    "x",
+    "A page holds sixteen tokens of one layer group. " * 20,
+]
+
+
+@pytest.fixture(scope="module")
+def url(smollm2_path: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    command += ["--kv-memory", "128MiB", "--dtype", "float32", "--max-num-batched-tokens", "64"]
+    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        found: str = json.loads(process.stdout.readline())["url"]
+        try:
+            yield found
+            audit = httpx.get(f"{found}/debug/audit", timeout=60).json()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_SECONDS) == 0
+        assert audit["clean"], audit
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def tokens_of(url: str, text: str) -> list[int]:
+    told: list[int] = httpx.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"]
+    return told
+
+
+def check(path: Path, told: Sequence[float], ids: Sequence[int]) -> None:
+    vector, expected = torch.tensor(told), truth(path, ids)
+    assert float(vector @ expected) >= 1 - 1e-5
+    assert float((vector - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", None])
+def test_vectors_are_transformers_in_both_encodings(
+    client: openai.OpenAI, url: str, smollm2_path: Path, encoding: Any
+) -> None:
+    more = {} if encoding is None else {"encoding_format": encoding}
+    reply = client.embeddings.create(model="smollm2", input=INPUTS, **more)
+    ids = [tokens_of(url, text) for text in INPUTS]
+    for one, prompt in zip(reply.data, ids, strict=True):
+        told: Any = one.embedding
+        if encoding == "base64":
+            told = np.frombuffer(base64.b64decode(told), "<f4").tolist()
+        check(smollm2_path, told, prompt)
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, ids))
+
+
+def test_token_ids_and_texts_give_the_same(client: openai.OpenAI, url: str) -> None:
+    text = INPUTS[2]
+    by_text = client.embeddings.create(model="smollm2", input=text).data[0].embedding
+    for given in (tokens_of(url, text), [tokens_of(url, text)]):
+        told = client.embeddings.create(model="smollm2", input=given).data[0].embedding
+        assert np.allclose(told, by_text, atol=1e-6)
+
+
+def test_beside_answers_that_stay_as_they_are(client: openai.OpenAI, smollm2_path: Path) -> None:
+    prompt = list(range(200, 240))
+
+    def answer(_: int) -> list[int]:
+        reply = client.completions.create(
+            model="smollm2", prompt=[prompt], max_tokens=24, temperature=0,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )  # fmt: skip
+        told: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
+        return told
+
+    alone = answer(0)
+    with ThreadPoolExecutor(12) as pool:
+        answers = [pool.submit(answer, n) for n in range(6)]
+        vectors = [
+            pool.submit(client.embeddings.create, model="smollm2", input=[prompt[: 9 + n]])
+            for n in range(6)
+        ]
+        assert all(one.result() == alone for one in answers)
+        for number, one in enumerate(vectors):
+            check(smollm2_path, one.result().data[0].embedding, prompt[: 9 + number])
+
+
+def test_prefixes_are_shared_with_answers(url: str) -> None:
+    prompt = list(range(900, 1000))
+    httpx.post(f"{url}/v1/completions", json={"prompt": [prompt], "max_tokens": 1}, timeout=60)
+    fields = {"input": [prompt, [*prompt, 5]], "encoding_format": "base64"}
+    usage = httpx.post(f"{url}/v1/embeddings", json=fields, timeout=60).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 99 + 100
+
+
+def test_what_this_model_was_not_trained_for_is_refused_by_name(
+    client: openai.OpenAI, smollm2_path: Path
+) -> None:
+    size = model_at(smollm2_path).config.hidden_size
+    whole = client.embeddings.create(model="smollm2", input="a", dimensions=size)
+    assert len(whole.data[0].embedding) == size
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="smollm2", input="a", dimensions=64)
+    assert caught.value.param == "dimensions"
+    assert "is_matryoshka" in caught.value.message

@@ -1,0 +1,190 @@
+"""Structured answers of a model that reasons first, from ``kvell serve``, streamed and whole."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from jsonschema import validate
+
+PATIENCE_SECONDS = 120.0
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Bern?"}]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{{ '' if not tools else tools | tojson }}{# <tool_call> #}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined %}"
+    "{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}"
+)
+"""Qwen3's switch: open, closed, or left to the model."""
+START, STOP = 7, 8
+"""Tokens of the packaged model that get the names of tags; it never writes them by itself."""
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "size": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["city", "size"],
+    "additionalProperties": False,
+}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA}}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+FORMATS: dict[str, Any] = {
+    "response_format": {"response_format": FORM},
+    "guided_json": {"extra_body": {"guided_json": SCHEMA}},
+    "structured_outputs": {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
+    "one function": {"tools": [TOOL], "tool_choice": NAMED},
+    "required": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+}
+ENDS_SOON = {str(STOP): 20.0}
+"""A bias with which the model ends its reasoning after some tokens."""
+
+
+@dataclass
+class Answer:
+    """What a client puts together of an answer."""
+
+    reasoning: str
+    content: str
+    arguments: list[str]
+    finish_reason: str | None
+
+    @property
+    def told(self) -> Any:
+        """The value that the schema describes, in whatever form it came."""
+        return json.loads(self.arguments[0] if self.arguments else self.content)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
+    """The packaged model under names of its own: two tags, and a template with a switch."""
+    found = tmp_path_factory.mktemp("thinking")
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (found / name).symlink_to(smollm2_path / name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (smollm2_path / name).read_text()
+        (found / name).write_text(text)
+    tokenizer = json.loads((found / "tokenizer.json").read_text())
+    for token, tag in ((START, "<think>"), (STOP, "</think>")):
+        [added] = [one for one in tokenizer["added_tokens"] if one["id"] == token]
+        vocabulary = tokenizer["model"]["vocab"]
+        vocabulary[tag] = vocabulary.pop(added["content"])
+        added |= {"content": tag, "special": False}
+    (found / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (found / "chat_template.jinja").write_text(TEMPLATE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def client(path: Path) -> Iterator[openai.OpenAI]:
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--model", f"thinking={path}"]
+    command += ["--port", "0", "--json", "--kv-memory", "64MiB", "--dtype", "float32"]
+    command += ["--max-model-len", "512"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def asked(thinks: bool | None, **fields: Any) -> dict[str, Any]:
+    extra = fields.pop("extra_body", {})
+    if thinks is not None:
+        extra = extra | {"chat_template_kwargs": {"enable_thinking": thinks}}
+    body = {"model": "thinking", "messages": MESSAGES, "temperature": 0, "max_tokens": 120}
+    return body | fields | {"extra_body": extra}
+
+
+def whole(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answer:
+    [choice] = client.chat.completions.create(**asked(thinks, **fields)).choices
+    message: Any = choice.message
+    calls = [call.function.arguments for call in message.tool_calls or []]
+    reasoning = getattr(message, "reasoning_content", None) or ""
+    return Answer(reasoning, message.content or "", calls, choice.finish_reason)
+
+
+def streamed(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answer:
+    answer = Answer("", "", [], None)
+    for chunk in client.chat.completions.create(**asked(thinks, **fields), stream=True):
+        [choice] = chunk.choices
+        delta: Any = choice.delta
+        reasoning = getattr(delta, "reasoning_content", None) or ""
+        assert not (reasoning and answer.content), "content never comes before reasoning"
+        answer.reasoning += reasoning
+        answer.content += delta.content or ""
+        for call in delta.tool_calls or []:
+            answer.arguments += [""] * (call.index + 1 - len(answer.arguments))
+            answer.arguments[call.index] += call.function.arguments or ""
+        answer.finish_reason = choice.finish_reason
+    return answer
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_model_reasons_freely_and_its_answer_obeys(client: openai.OpenAI, kind: str) -> None:
+    fields = FORMATS[kind] | {"logit_bias": ENDS_SOON}
+    answer = whole(client, True, **fields)
+    assert streamed(client, True, **fields) == answer
+    assert answer.reasoning and not answer.reasoning.startswith("{")
+    assert answer.finish_reason in ("stop", "tool_calls")
+    assert bool(answer.arguments) == ("tools" in FORMATS[kind])
+    validate(answer.told, SCHEMA)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_template_that_closed_the_reasoning_binds_from_the_first_token(
+    client: openai.OpenAI, kind: str
+) -> None:
+    answer = whole(client, False, **FORMATS[kind])
+    assert streamed(client, False, **FORMATS[kind]) == answer
+    assert not answer.reasoning
+    validate(answer.told, SCHEMA)
+
+
+def test_where_the_model_has_the_choice_it_reasons_or_answers(client: openai.OpenAI) -> None:
+    at_once = whole(client, None, response_format=FORM)
+    assert not at_once.reasoning
+    validate(at_once.told, SCHEMA)
+    prefers = {str(START): 100.0}
+    thinks = whole(client, None, response_format=FORM, logit_bias=prefers, max_tokens=12)
+    assert (thinks.content, thinks.finish_reason) == ("", "length")
+    assert thinks.reasoning.startswith("<think>"), "it goes on to prefer its tag"
+
+
+@pytest.mark.parametrize("read", [whole, streamed])
+def test_reasoning_that_never_ends_is_cut_off(client: openai.OpenAI, read: Any) -> None:
+    answer = read(client, True, response_format=FORM, logit_bias={str(STOP): -100.0}, max_tokens=20)
+    assert (answer.content, answer.finish_reason) == ("", "length")
+    free = read(client, True, logit_bias={str(STOP): -100.0}, max_tokens=20)
+    assert answer.reasoning == free.reasoning, "nothing binds it"
+
+
+def test_answers_beside_each_other_are_bound_each_in_its_own_time(client: openai.OpenAI) -> None:
+    """Drawn with seeds: some end their reasoning early, some late."""
+    fields = asked(True, response_format=FORM, logit_bias=ENDS_SOON, temperature=0.9, seed=3, n=8)
+    choices = client.chat.completions.create(**fields).choices
+    lengths = set()
+    for choice in choices:
+        message: Any = choice.message
+        if choice.finish_reason == "stop" and message.content:
+            validate(json.loads(message.content), SCHEMA)
+            lengths.add(len(message.reasoning_content or ""))
+    assert len(lengths) > 1
+
+
+def test_responses_bind_behind_the_reasoning_too(client: openai.OpenAI) -> None:
+    reply = client.responses.create(
+        model="thinking",
+        input="What is the weather in Bern?",
+        temperature=0,
+        max_output_tokens=64,
+        text={"format": {"type": "json_schema", "name": "form", "schema": SCHEMA}},
+    )
+    validate(json.loads(reply.output_text), SCHEMA)
