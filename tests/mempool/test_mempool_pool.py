@@ -172,7 +172,7 @@ def test_both_sides_may_send_at_once(pair: tuple[MemPool, MemPool]) -> None:
             pool.free_mem(lease)
 
 
-def test_two_connections_become_one(tmp_path: Path) -> None:
+def test_several_connections_are_one_instance(tmp_path: Path) -> None:
     with pool_at(tmp_path, "a") as a, pool_at(tmp_path, "b") as b:
         for _ in range(3):
             a.connect(tmp_path / "b")

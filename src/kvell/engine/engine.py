@@ -48,6 +48,7 @@ from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
+from kvell.mempool.entries import Ticked
 from kvell.models.images.image_store import ImageStore
 
 WARMING_SECONDS = 0.5
@@ -169,7 +170,10 @@ class Engine:
             return [_refused(command, problem)]
         if isinstance(command, Submit):
             self._times.submitted(command.request_id)
-        events = self._told.tell(command)
+        events: list[Event] = []
+        if self._link is not None and isinstance(command, Submit) and command.goes_to:
+            events += self._told.heard(Ticked(self._link.now()))  # deadlines count from now
+        events += self._told.tell(command)
         self._do_actions()
         if self._objectives is not None:
             self._objectives.heard(command, events)

@@ -84,6 +84,7 @@ class Node:
         self.rights = Rights()
         self.mover = Mover(groups, memory, self._pull_ended)
         self._peers: dict[str, Peer] = {}
+        self._beside: dict[str, list[Peer]] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -166,7 +167,7 @@ class Node:
         try:
             sock.settimeout(GREETING_SECONDS)
             sock.connect(str(address))
-            peer = self._greeted(sock, is_ours=True)
+            peer = self._greeted(sock)
         except (ProtocolError, PeerGone) as error:
             sock.close()
             raise ChangeSomething("peer", address, str(error), "give another address") from error
@@ -193,10 +194,10 @@ class Node:
         self._selector.register(listener, selectors.EVENT_READ)
         return listener
 
-    def _greeted(self, sock: socket.socket, *, is_ours: bool) -> Peer:
+    def _greeted(self, sock: socket.socket) -> Peer:
         say(sock, self._told, (self._descriptor, self.rights.descriptor))
         told, descriptors = hear(sock, self._secret)
-        return Peer(sock, told, descriptors, is_ours=is_ours)
+        return Peer(sock, told, descriptors)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -208,7 +209,7 @@ class Node:
     def _accepted(self, sock: socket.socket) -> None:
         try:
             sock.settimeout(GREETING_SECONDS)
-            peer = self._greeted(sock, is_ours=False)
+            peer = self._greeted(sock)
         except (OSError, ProtocolError, PeerGone):
             sock.close()
             return
@@ -218,30 +219,30 @@ class Node:
             peer.close()
 
     def _enter(self, peer: Peer) -> None:
-        """A new connection; of two to one instance the one stays that the lesser name opened."""
+        """A new connection.
+
+        Both sides may open one at the same time.  Then both stay, since a message may be on its
+        way in either; what this side sends goes through the one that it knew first.
+        """
         name = peer.told.instance
         old = self._peers.get(name)
-        if old is not None and old.told.incarnation == peer.told.incarnation:
-            lesser_is_us = self.instance < name
-            if peer.is_ours != lesser_is_us and old.is_ours == lesser_is_us:
-                peer.close()
-                return
-            self._selector.unregister(old.socket)
-            old.close()
-        elif old is not None:
+        if old is not None and old.told.incarnation != peer.told.incarnation:
             self._lose(old)
-        self._peers[name] = peer
+        if name in self._peers:
+            self._beside.setdefault(name, []).append(peer)
+        else:
+            self._peers[name] = peer
         self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self.act(self._reaching.pop(name, ()))
 
     def _lose(self, peer: Peer) -> None:
-        """A peer is gone: what it sent and was sent ends."""
+        """An instance is gone: what it sent and was sent ends."""
         name = peer.told.instance
-        if self._peers.get(name) is not peer:
+        if peer is not self._peers.get(name) and peer not in self._beside.get(name, ()):
             return
-        del self._peers[name]
-        self._selector.unregister(peer.socket)
-        peer.close()
+        for one in (self._peers.pop(name), *self._beside.pop(name, ())):
+            self._selector.unregister(one.socket)
+            one.close()
         self.act(self._handle(PeerLost(name, peer.told.incarnation)))
 
     def wake_at(self, deadline: Tick | None) -> None:

@@ -52,6 +52,10 @@ class PoolLink:
         """Becomes readable when :meth:`entries` has some."""
         return self._reader.fileno()
 
+    def now(self) -> Tick:
+        """Milliseconds of the node's clock."""
+        return self._node.now()
+
     def entries(self) -> list[PeerEntry]:
         """What has happened since the last call, in order."""
         with contextlib.suppress(BlockingIOError):

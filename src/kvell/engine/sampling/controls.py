@@ -85,6 +85,7 @@ class StepControls:
     ) -> None:
         self._work, self._masks, self._ends = work, masks, end_token_ids
 
+    @torch.inference_mode()  # in which a pass of modules made the logits
     def draw(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> Drawn:
         """Draw from the logits, float32 [n, vocabulary], which are changed.
 

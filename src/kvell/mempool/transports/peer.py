@@ -29,13 +29,10 @@ class Peer:
     """A connected peer on this host; its socket does not block.
 
     :param descriptors: of its pool and of its rights; they are closed here.
-    :param is_ours: whether this side opened the connection.
     """
 
-    def __init__(
-        self, sock: socket.socket, told: Greeting, descriptors: list[int], *, is_ours: bool
-    ) -> None:
-        self.told, self.socket, self.is_ours = told, sock, is_ours
+    def __init__(self, sock: socket.socket, told: Greeting, descriptors: list[int]) -> None:
+        self.told, self.socket = told, sock
         self._reader, self._outgoing = FrameReader(), bytearray()
         pool, rights = descriptors
         try:
