@@ -170,6 +170,17 @@ def test_where_there_is_no_room_the_request_stays() -> None:
     assert entry.emitted == expected_output(entry.prompt, 9)
 
 
+@pytest.mark.parametrize("batched", range(1, 9))
+def test_a_request_moves_only_once_all_that_was_announced_is_computed(batched: int) -> None:
+    """With an earlier attempt's output, a chunk may end a token before the last known one."""
+    cluster = cluster_of(seats=1, batched=batched)
+    entry = Entry(prompt_of(1, 12), 9, "", emitted=expected_output(prompt_of(1, 12), 5))
+    cluster.submit("r", entry, "p", "d")
+    cluster.settle()
+    cluster.check_ends()
+    assert cluster.moved == 1
+
+
 @pytest.mark.parametrize("after", range(0, 12, 2))
 @pytest.mark.parametrize("dies", ["p", "d"])
 def test_a_death_at_any_moment_loses_nothing(dies: str, after: int) -> None:

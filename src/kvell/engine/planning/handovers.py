@@ -65,6 +65,8 @@ class Handovers:
         self._core, self._scheduler, self._agent = core, scheduler, agent
         self._going: dict[Transfer, Request] = {}
         self._transfers: dict[RequestId, Transfer] = {}
+        self._lengths: dict[Transfer, int] = {}
+        """Tokens that were announced: the text that is computed when a request moves."""
         self._announced: set[RequestId] = set()
         self._moving: set[RequestId] = set()
         self._actions: list[Action] = []
@@ -106,6 +108,7 @@ class Handovers:
             private=msgspec.msgpack.encode(told),
         )
         self._going[transfer] = request
+        self._lengths[transfer] = len(tokens)
         self._transfers[request.request_id] = transfer
         self._announced.add(request.request_id)
         self._actions += actions
@@ -120,8 +123,9 @@ class Handovers:
         actions: list[Action] = []
         for request in requests:
             transfer = self._transfers.get(request.request_id)
-            is_due = request.finish_reason is None and request.is_decoding
-            if transfer is None or not is_due or request.request_id in self._moving:
+            if transfer is None or request.finish_reason or request.request_id in self._moving:
+                continue
+            if not request.settled == self._lengths[transfer] < request.num_tokens:
                 continue
             self._scheduler.lift(request)
             self._moving.add(request.request_id)
@@ -138,7 +142,7 @@ class Handovers:
         transfer = self._transfers.pop(request.request_id, None)
         if transfer is None:
             return
-        del self._going[transfer]
+        del self._going[transfer], self._lengths[transfer]
         self._announced.discard(request.request_id)
         self._moving.discard(request.request_id)
         # Its own end is no news.
@@ -168,6 +172,7 @@ class Handovers:
     def _ended(self, action: Ended) -> list[Request]:
         """A transfer is over: its request has moved, or stays."""
         request = self._going.pop(action.transfer)
+        del self._lengths[action.transfer]
         del self._transfers[request.request_id]
         self._enqueue(request)
         if request.request_id not in self._moving:
