@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.cluster.instances import checked_counts, parse_instances
+from kvell.cluster.instances import check_start, checked_counts, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Stats
@@ -282,4 +282,8 @@ class AsyncEngine:
 
 
 def _counts(instances: str | Mapping[str, int]) -> dict[str, int]:
-    return parse_instances(instances) if isinstance(instances, str) else checked_counts(instances)
+    counts = (
+        parse_instances(instances) if isinstance(instances, str) else checked_counts(instances)
+    )
+    check_start(counts, "instances")
+    return counts

@@ -220,7 +220,7 @@ class TestScale:
         last = "kvell: mixed-1 failed; the server's output says why"
         assert ended.stderr.splitlines()[-1] == last
 
-    @pytest.mark.parametrize("text", ["mixed=0", "0", "prefill=1", "many"])
+    @pytest.mark.parametrize("text", ["mixed=0", "0", "drafts=1", "many"])
     def test_what_cannot_be_is_refused_before_the_server_is_asked(
         self, cluster: Kvell, fake: FakeCluster, text: str
     ) -> None:

@@ -150,8 +150,9 @@ class TestInstanceCommand:
         command = instance_command(ALL_SET)
         assert command[:4] == [sys.executable, "-m", "kvell.cli.main", "instance"]
         names = ("socket_fd", "incarnation", "processors", "threads", "memory_parts", "weights_fd")
+        names += ("instance_id", "pool_dir")
         words = [(f"--{name.replace('_', '-')}", f"{{{name}}}") for name in names]
-        assert command[-12:] == [word for pair in words for word in pair]
+        assert command[-16:] == [word for pair in words for word in pair]
 
     def test_debug_is_passed_on(self) -> None:
         assert "--debug" in instance_command(ALL_SET, debug=True)

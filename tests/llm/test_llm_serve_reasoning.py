@@ -43,8 +43,12 @@ FORMATS: dict[str, Any] = {
     "one function": {"tools": [TOOL], "tool_choice": NAMED},
     "required": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
 }
-ENDS_SOON = {str(STOP): 20.0}
-"""A bias with which the model ends its reasoning after some tokens."""
+SPECIAL = {str(token): -100.0 for token in range(17) if token != STOP}
+"""Bans what else would end the model's text: it has learned nothing of tags."""
+ENDS_AT_ONCE = {str(STOP): 20.0}
+"""A bias with which the model ends its reasoning before it has said anything."""
+ENDS_SOMETIMES = SPECIAL | {str(STOP): 4.0}
+NEVER_ENDS = SPECIAL | {str(STOP): -100.0}
 
 
 @dataclass
@@ -55,6 +59,7 @@ class Answer:
     content: str
     arguments: list[str]
     finish_reason: str | None
+    has_ended_reasoning: bool
 
     @property
     def told(self) -> Any:
@@ -100,7 +105,7 @@ def asked(thinks: bool | None, **fields: Any) -> dict[str, Any]:
     if thinks is not None:
         extra = extra | {"chat_template_kwargs": {"enable_thinking": thinks}}
     body = {"model": "thinking", "messages": MESSAGES, "temperature": 0, "max_tokens": 120}
-    return body | fields | {"extra_body": extra}
+    return body | fields | {"extra_body": extra | {"return_token_ids": True}}
 
 
 def whole(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answer:
@@ -108,11 +113,12 @@ def whole(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answer:
     message: Any = choice.message
     calls = [call.function.arguments for call in message.tool_calls or []]
     reasoning = getattr(message, "reasoning_content", None) or ""
-    return Answer(reasoning, message.content or "", calls, choice.finish_reason)
+    has_ended = STOP in choice.token_ids  # type: ignore[attr-defined]
+    return Answer(reasoning, message.content or "", calls, choice.finish_reason, has_ended)
 
 
 def streamed(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answer:
-    answer = Answer("", "", [], None)
+    answer = Answer("", "", [], None, False)
     for chunk in client.chat.completions.create(**asked(thinks, **fields), stream=True):
         [choice] = chunk.choices
         delta: Any = choice.delta
@@ -124,15 +130,17 @@ def streamed(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answe
             answer.arguments += [""] * (call.index + 1 - len(answer.arguments))
             answer.arguments[call.index] += call.function.arguments or ""
         answer.finish_reason = choice.finish_reason
+        answer.has_ended_reasoning |= STOP in (getattr(choice, "token_ids", None) or ())
     return answer
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_model_reasons_freely_and_its_answer_obeys(client: openai.OpenAI, kind: str) -> None:
-    fields = FORMATS[kind] | {"logit_bias": ENDS_SOON}
+    """A grammar that held from the first token would not let the reasoning end."""
+    fields = FORMATS[kind] | {"logit_bias": ENDS_AT_ONCE}
     answer = whole(client, True, **fields)
     assert streamed(client, True, **fields) == answer
-    assert answer.reasoning and not answer.reasoning.startswith("{")
+    assert answer.has_ended_reasoning and not answer.reasoning
     assert answer.finish_reason in ("stop", "tool_calls")
     assert bool(answer.arguments) == ("tools" in FORMATS[kind])
     validate(answer.told, SCHEMA)
@@ -160,23 +168,23 @@ def test_where_the_model_has_the_choice_it_reasons_or_answers(client: openai.Ope
 
 @pytest.mark.parametrize("read", [whole, streamed])
 def test_reasoning_that_never_ends_is_cut_off(client: openai.OpenAI, read: Any) -> None:
-    answer = read(client, True, response_format=FORM, logit_bias={str(STOP): -100.0}, max_tokens=20)
+    answer = read(client, True, response_format=FORM, logit_bias=NEVER_ENDS, max_tokens=20)
     assert (answer.content, answer.finish_reason) == ("", "length")
-    free = read(client, True, logit_bias={str(STOP): -100.0}, max_tokens=20)
-    assert answer.reasoning == free.reasoning, "nothing binds it"
+    free = read(client, True, logit_bias=NEVER_ENDS, max_tokens=20)
+    assert answer.reasoning and answer.reasoning == free.reasoning, "nothing binds it"
 
 
 def test_answers_beside_each_other_are_bound_each_in_its_own_time(client: openai.OpenAI) -> None:
-    """Drawn with seeds: some end their reasoning early, some late."""
-    fields = asked(True, response_format=FORM, logit_bias=ENDS_SOON, temperature=0.9, seed=3, n=8)
+    """Drawn with seeds: some end their reasoning, some do not."""
+    drawn = {"temperature": 1.0, "seed": 3, "n": 8, "max_tokens": 60}
+    fields = asked(True, response_format=FORM, logit_bias=ENDS_SOMETIMES, **drawn)
     choices = client.chat.completions.create(**fields).choices
-    lengths = set()
-    for choice in choices:
-        message: Any = choice.message
-        if choice.finish_reason == "stop" and message.content:
-            validate(json.loads(message.content), SCHEMA)
-            lengths.add(len(message.reasoning_content or ""))
-    assert len(lengths) > 1
+    bound = [one.message.content for one in choices if one.message.content]
+    for content in bound:
+        assert content.startswith("{")
+    free = [one for one in choices if not one.message.content]
+    assert bound and free, "some end their reasoning, some do not"
+    assert all(STOP not in one.token_ids for one in free)  # type: ignore[attr-defined]
 
 
 def test_responses_bind_behind_the_reasoning_too(client: openai.OpenAI) -> None:

@@ -65,6 +65,7 @@ PAGES = (
                     "kvell.models.sources.progress.Progress",
                     *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
                     "kvell.engine.planning.journal.Journal",
+                    "kvell.mempool.place.PoolPlace",
                     *_of("kvell.vocabulary", "FinishReason RequestId"),
                 ),
                 "Objects that arguments and attributes of :class:`kvell.LLM` have.",
@@ -107,6 +108,7 @@ PAGES = (
                 "What its fields hold",
                 (
                     "kvell.engine.protocol.structured_outputs.StructuredOutputs",
+                    "kvell.engine.protocol.structured_outputs.Reasoning",
                     "kvell.engine.protocol.logprobs.TokenLogprobs",
                 ),
             ),
@@ -129,7 +131,7 @@ PAGES = (
             Section(
                 "A core and its calls",
                 (
-                    *_memory("create_core register MemoryCore LendingCore VisibleCore"),
+                    *_memory("create_core register MemoryCore LendingCore HoldingCore VisibleCore"),
                     *_memory("Implementation Eviction EVICTIONS common_prefix"),
                 ),
             ),
@@ -137,7 +139,10 @@ PAGES = (
                 "Arrays, and their columns",
                 (
                     *_memory("Ints Tokens"),
-                    *_of("kvell.prefix.interface", "LongInts NEW_PAGE_COLUMNS COPY_COLUMNS"),
+                    *_of(
+                        "kvell.prefix.interface",
+                        "LongInts NEW_PAGE_COLUMNS COPY_COLUMNS SOURCE_COLUMNS",
+                    ),
                     *_of("kvell.prefix.interface", "CHECKPOINT_COLUMNS LARGE_PAGE_COLUMNS"),
                     "kvell.prefix.interface.SMALL_PAGE_COLUMNS",
                     "kvell.prefix.index.changes.CHANGE_COLUMNS",
@@ -148,7 +153,7 @@ PAGES = (
             Section(
                 "What fits",
                 _memory("fits_alone longest_request requests_that_fit request_bytes")
-                + _memory("pool_bytes_for large_pages_needed"),
+                + _memory("pool_bytes_for large_pages_needed pages_of_text"),
             ),
             Section("Rules of a group", _memory("GroupPolicy policy_of alignment_tokens")),
             Section(

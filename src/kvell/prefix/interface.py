@@ -260,7 +260,7 @@ class HoldingCore(MemoryCore, Protocol):
     """A memory core that holds pages for texts that come and go, and tells what it caches."""
 
     def sources(self, handle: int) -> Ints:
-        """Return cached pages that a holder keeps for :meth:`copies` that are still to be made
+        """Return cached pages that a holder keeps for copies that are still to be made
         [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, and states."""
         ...
 
@@ -278,7 +278,8 @@ class HoldingCore(MemoryCore, Protocol):
         """Make a reservation's pages those of a text whose tokens are all computed and in them.
 
         The pages of each group become, in order, the positions that a request resuming behind the
-        text needs.  :meth:`advance` to all tokens and :meth:`close` put them into the index.
+        text needs.  :meth:`MemoryCore.advance` to all tokens and :meth:`MemoryCore.close` put them
+        into the index.
 
         :raises ValueError: if the handle is no reservation, tokens are dropped, or the pages of a
             group are not as many as that.

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from kvell.engine.protocol import codec
+from kvell import frames
 from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.messages import (
     AskStats,
@@ -263,7 +263,7 @@ def test_a_header_that_announces_too_much_is_refused_before_its_body_comes() -> 
 
 
 def test_a_message_too_long_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     encode_frame(Cancel(RequestId("short")))
     with pytest.raises(ProtocolError, match="exceeds 100"):
         encode_frame(Cancel(RequestId("x" * 100)))
