@@ -282,8 +282,6 @@ class AsyncEngine:
 
 
 def _counts(instances: str | Mapping[str, int]) -> dict[str, int]:
-    counts = (
-        parse_instances(instances) if isinstance(instances, str) else checked_counts(instances)
-    )
+    counts = parse_instances(instances) if isinstance(instances, str) else checked_counts(instances)
     check_start(counts, "instances")
     return counts
