@@ -149,8 +149,8 @@ class TestInstanceCommand:
     def test_is_this_python_and_leaves_the_socket_to_the_front(self) -> None:
         command = instance_command(ALL_SET)
         assert command[:4] == [sys.executable, "-m", "kvell.cli.main", "instance"]
-        names = ("socket_fd", "incarnation", "processors", "threads", "memory_parts", "weights_fd")
-        names += ("instance_id", "pool_dir")
+        names = ["socket_fd", "incarnation", "processors", "threads", "memory_parts", "weights_fd"]
+        names += ["instance_id", "pool_dir"]
         words = [(f"--{name.replace('_', '-')}", f"{{{name}}}") for name in names]
         assert command[-16:] == [word for pair in words for word in pair]
 

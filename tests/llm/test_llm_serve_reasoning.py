@@ -113,7 +113,7 @@ def whole(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answer:
     message: Any = choice.message
     calls = [call.function.arguments for call in message.tool_calls or []]
     reasoning = getattr(message, "reasoning_content", None) or ""
-    has_ended = STOP in choice.token_ids  # type: ignore[attr-defined]
+    has_ended = STOP in choice.token_ids
     return Answer(reasoning, message.content or "", calls, choice.finish_reason, has_ended)
 
 
@@ -184,7 +184,7 @@ def test_answers_beside_each_other_are_bound_each_in_its_own_time(client: openai
         assert content.startswith("{")
     free = [one for one in choices if not one.message.content]
     assert bound and free, "some end their reasoning, some do not"
-    assert all(STOP not in one.token_ids for one in free)  # type: ignore[attr-defined]
+    assert all(STOP not in one.token_ids for one in free)
 
 
 def test_responses_bind_behind_the_reasoning_too(client: openai.OpenAI) -> None:
