@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from kvell import LLM
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
+from kvell.models.images.processor import PictureProcessor
 from kvell.vocabulary import MIB
 from tests.models.pictures import CROSS, picture_module
 
@@ -26,6 +29,7 @@ PATIENCE_SECONDS = 120.0
 IMAGE_TOKEN = "<|image|>"
 TENSORS = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
 TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: "
     "{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}{% if part.type == 'image' %}"
@@ -173,3 +177,29 @@ def test_a_gigantic_image_is_refused_from_its_head(url: str) -> None:
     Image.new("1", (20_000, 20_000)).save(file, "PNG")
     reply = answer(url, messages(data_url(file.getvalue())))
     assert reply.status_code == 400 and "is too large" in reply.json()["error"]["message"]
+
+
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_tools_stand_beside_images(url: str) -> None:
+    plain = answer(url, messages(data_url(picture(9)))).json()
+    reply = answer(url, messages(data_url(picture(9))), tools=[TOOL])
+    assert reply.status_code == 200, reply.text
+    more = reply.json()["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"]
+    assert more > len(json.dumps(TOOL["function"]["name"]))
+
+
+def test_a_template_without_a_place_for_tools_refuses_them_by_name(
+    path: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(path, other)
+    for file in other.glob("*template*"):
+        file.write_text(file.read_text().replace("tools", "nothing"))
+    processor = PictureProcessor.of(other)
+    assert processor is not None
+    parts = [{"type": "text", "text": "ab"}, {"type": "image"}]
+    said = [{"role": "user", "content": parts}]
+    with pytest.raises(ChangeSomething, match="tools=1 functions"):
+        processor.encode(said, [picture(9)], [TOOL], {}, opens_answer=True)
