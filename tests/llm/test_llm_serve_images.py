@@ -72,7 +72,7 @@ def save_processor(found: Path, config: Any) -> None:
     }
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="w0", bos_token="w1", eos_token="w2"
     )
@@ -182,12 +182,41 @@ def test_a_gigantic_image_is_refused_from_its_head(url: str) -> None:
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-def test_tools_stand_beside_images(url: str) -> None:
-    plain = answer(url, messages(data_url(picture(9)))).json()
-    reply = answer(url, messages(data_url(picture(9))), tools=[TOOL])
-    assert reply.status_code == 200, reply.text
-    more = reply.json()["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"]
-    assert more > len(json.dumps(TOOL["function"]["name"]))
+def test_tools_stand_beside_images(url: str, path: Path) -> None:
+    """The prompt is the processor's, with the tools in it."""
+    file = picture(9)
+    reply = answer(url, messages(data_url(file)), tools=[TOOL]).json()
+    parts = [{"type": "text", "text": "ab"}, {"type": "image"}]
+    processor = PictureProcessor.of(path)
+    assert processor is not None
+    said = [{"role": "user", "content": parts}]
+    ids, made = processor.encode(said, [file], [TOOL], {}, opens_answer=True)
+    assert '"look"' in transformers.AutoTokenizer.from_pretrained(path).decode(ids)
+    prompt = {"prompt_token_ids": ids, "images": {name: made[name] for name in TENSORS}}
+    llm = LLM(str(path), kv_memory_bytes=8 * MIB, dtype="float32", max_model_len=256)
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    [expected] = llm.generate(prompt, sampling)
+    assert reply["choices"][0]["token_ids"] == expected.token_ids
+    assert reply["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_function_that_must_be_called_is_called_beside_images(url: str, stream: bool) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    forced: Any = {"type": "function", "function": {"name": "look"}}
+    asked: Any = {"model": "pictures", "messages": messages(data_url(picture(9)))}
+    asked |= {"tools": [TOOL], "tool_choice": forced, "max_tokens": 8, "temperature": 0}
+    if not stream:
+        [choice] = client.chat.completions.create(**asked).choices
+        calls: Any = choice.message.tool_calls or []
+    else:
+        pieces = [
+            one.choices[0].delta for one in client.chat.completions.create(**asked, stream=True)
+        ]
+        calls = [call for piece in pieces for call in piece.tool_calls or []]
+    assert calls[0].function.name == "look"
+    arguments = "".join(call.function.arguments or "" for call in calls)
+    assert arguments.startswith("{")
 
 
 def test_a_template_without_a_place_for_tools_refuses_them_by_name(
