@@ -45,8 +45,10 @@ FORMATS: dict[str, Any] = {
 }
 SPECIAL = {str(token): -100.0 for token in range(17) if token != STOP}
 """Bans what else would end the model's text: it has learned nothing of tags."""
-ENDS_AT_ONCE = {str(STOP): 20.0}
-"""A bias with which the model ends its reasoning before it has said anything."""
+WELL = 876
+"""The token " well"."""
+ENDS_SOON: Any = {"logit_bias": {str(WELL): 100.0, str(STOP): 55.0}, "frequency_penalty": 2.0}
+"""The model says "well" until the penalty weighs more, then ends its reasoning."""
 ENDS_SOMETIMES = SPECIAL | {str(STOP): 4.0}
 NEVER_ENDS = SPECIAL | {str(STOP): -100.0}
 
@@ -136,11 +138,11 @@ def streamed(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answe
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_model_reasons_freely_and_its_answer_obeys(client: openai.OpenAI, kind: str) -> None:
-    """A grammar that held from the first token would not let the reasoning end."""
-    fields = FORMATS[kind] | {"logit_bias": ENDS_AT_ONCE}
+    """A grammar that held from the first token would let it neither say this nor end it."""
+    fields = FORMATS[kind] | ENDS_SOON
     answer = whole(client, True, **fields)
     assert streamed(client, True, **fields) == answer
-    assert answer.has_ended_reasoning and not answer.reasoning
+    assert answer.has_ended_reasoning and set(answer.reasoning.split()) == {"well"}
     assert answer.finish_reason in ("stop", "tool_calls")
     assert bool(answer.arguments) == ("tools" in FORMATS[kind])
     validate(answer.told, SCHEMA)
@@ -160,10 +162,12 @@ def test_where_the_model_has_the_choice_it_reasons_or_answers(client: openai.Ope
     at_once = whole(client, None, response_format=FORM)
     assert not at_once.reasoning
     validate(at_once.told, SCHEMA)
-    prefers = {str(START): 100.0}
-    thinks = whole(client, None, response_format=FORM, logit_bias=prefers, max_tokens=12)
-    assert (thinks.content, thinks.finish_reason) == ("", "length")
-    assert thinks.reasoning.startswith("<think>"), "it goes on to prefer its tag"
+    prefers = ENDS_SOON | {"logit_bias": {str(START): 100.0, str(STOP): 80.0}}
+    thinks = whole(client, None, response_format=FORM, **prefers)
+    assert streamed(client, None, response_format=FORM, **prefers) == thinks
+    assert thinks.has_ended_reasoning
+    assert not thinks.reasoning.replace("<think>", "").strip(), "it says its tag again and again"
+    validate(thinks.told, SCHEMA)
 
 
 @pytest.mark.parametrize("read", [whole, streamed])

@@ -50,6 +50,7 @@ class Collector:
 
     @property
     def resource(self) -> dict[str, Any]:
+        self.until(lambda: bool(self.bodies))
         first = ExportTraceServiceRequest.FromString(self.bodies[0])
         return values(first.resource_spans[0].resource.attributes)
 
