@@ -78,7 +78,8 @@ Seen = dict[str, Any]
 class Bench:
     """What all runs of a case share.
 
-    :param streams: pages move layer by layer while others are computed; else a step waits.
+    :param streams: pages move layer by layer while others are computed, as eLLM assumes; else
+        a step waits, as on our GPU runner.
     :param draw: seed of the workload's lengths and arrivals.
     """
 
@@ -87,7 +88,7 @@ class Bench:
     need: ActivationModel
     machine: AnalyticMachine
     bytes_per_second: float
-    streams: bool = True
+    streams: bool = False
     draw: int = 0
     seen: dict[tuple[Side, float], Seen] = field(default_factory=dict)
 
@@ -169,7 +170,7 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
         limits,
         rows,
         "trace",
-        WithHostLink(bench.machine, layout, bench.bytes_per_second, layers),
+        WithHostLink(bench.machine, layout, bench.bytes_per_second, streamed_layers=layers),
         MonotonicClock(),
         sessions=False,
         look_every=LOOKS_EVERY,
@@ -252,7 +253,7 @@ def _mean(seen: Seen, name: str) -> float:
     return float(seen[name]["mean"])
 
 
-def make_bench(case: Case, link: str, *, streams: bool = True) -> Bench:
+def make_bench(case: Case, link: str, *, streams: bool = False) -> Bench:
     """Shape, machine and link of a case."""
     shape = read_shape(case.shape)
     return Bench(
@@ -295,7 +296,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hardware", help="a profile's name, if not each case's own")
     parser.add_argument("--link", default="pcie-4", help="to the host's memory, by name")
-    parser.add_argument("--waits", action="store_true", help="for pages, whole: no layer streams")
+    parser.add_argument("--streams", action="store_true", help="pages move under the pass: eLLM's")
     parser.add_argument("--case", type=int, nargs="+", help="only these, by number from 0")
     parser.add_argument("--requests", type=int, help="of every case, if not its own number")
     parser.add_argument("--rate", type=float, help="all sides at this rate, and no search")
@@ -327,7 +328,7 @@ def of_case(args: argparse.Namespace, number: int) -> dict[str, Any]:
     named = CASES[number]
     hardware = args.hardware or named.hardware
     case = replace(named, requests=args.requests or named.requests, hardware=hardware)
-    bench = make_bench(case, args.link, streams=not args.waits)
+    bench = make_bench(case, args.link, streams=args.streams)
     sides = [SIDES[n] for n in args.side] if args.side else SIDES
     print(header(bench), flush=True)
     told: list[str] = []

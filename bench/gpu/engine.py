@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.loading.loading import describe_as
 from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -38,9 +39,9 @@ TIGHT_BYTES = {"LlamaForCausalLM": 224 * KIB, "Gemma3ForCausalLM": 224 * KIB}
 class _OnHost(Recorder):
     """Records logits on the CPU, where the oracle is."""
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
         """Run the model and record its logits; see :class:`PagedModel`."""
-        logits = super().forward(batch)
+        logits = super().forward(batch, callbacks)
         self.logits = logits.cpu()
         return logits
 

@@ -15,7 +15,13 @@ from kvell.memory import policy_of as policy
 from kvell.pages.snapshot import PoolTotals
 from kvell.prefix.groups.needs import dropped_tokens, end_position, peak_pages, resumed_from
 from kvell.prefix.index.radix import Tokens
-from kvell.prefix.interface import CHECKPOINT_COLUMNS, COPY_COLUMNS, NEW_PAGE_COLUMNS, Ints
+from kvell.prefix.interface import (
+    CHECKPOINT_COLUMNS,
+    COPY_COLUMNS,
+    NEW_PAGE_COLUMNS,
+    SOURCE_COLUMNS,
+    Ints,
+)
 
 
 @dataclass
@@ -60,6 +66,10 @@ class IdealCore:
     ) -> int:
         """Nothing is cached."""
         return 0
+
+    def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
+        """Nothing is cached."""
+        return _no_rows(SOURCE_COLUMNS)
 
     def open(
         self,
@@ -110,6 +120,10 @@ class IdealCore:
             enough = self._bytes_of(held, middle) - self._bytes_of(held, held.until) <= free_bytes
             low, high = (middle, high) if enough else (low, middle - 1)
         return low
+
+    def sources(self, handle: int) -> Ints:
+        """There are no pages."""
+        return _no_rows(SOURCE_COLUMNS)
 
     def held_pages(self, handle: int) -> Ints:
         """There are no pages."""

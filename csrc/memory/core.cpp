@@ -117,7 +117,7 @@ int32_t Core::open(const Prompt& prompt, std::optional<int64_t> lease_until, boo
     h.drops |= dropped_tokens(store_.groups[g], h.facts) > 0;
     lookup_.resume(h, g, length, prompt.tokens);
   }
-  if (store_.rule.learns() || lease_until) h.root = root;
+  h.root = root;
   h.publishes = !h.drops && !(h.model->counts_images && !h.facts.images.empty());
   h.handle = next_handle_++;
   h.hit_tokens = h.computed = h.published = length;
@@ -174,7 +174,7 @@ void Core::receive(int32_t handle, int64_t computed) {
   if (computed < h.hit_tokens || computed > most)
     throw std::invalid_argument(std::to_string(computed) + " tokens cannot come behind " +
                                 std::to_string(h.hit_tokens));
-  if (h.is_reservation || publisher_.cannot_receive(h))
+  if (h.is_reservation || publisher_.cannot_receive(h, computed))
     throw std::invalid_argument("handle " + std::to_string(handle) +
                                 " cannot receive what it computes");
   turned_away_ = {};

@@ -50,6 +50,10 @@ class Core {
   int64_t peek(const Prompt& prompt);
   // Per group, the length at which it would resume if it alone decided; -1 in other models' groups.
   std::vector<int64_t> reach(const Prompt& prompt);
+  // Rows: group, position, page, tokens of the prefix that it ends.
+  void known(const Prompt& prompt, PageRows& rows) {
+    lookup_.known(prompt.tokens, prompt.model + "/" + prompt.root, models_.at(prompt.model), rows);
+  }
   int32_t open(const Prompt& prompt, std::optional<int64_t> lease_until, bool reuse);
   void claim(int32_t handle, int64_t expected_tokens, Hint hint);
   int64_t hit_tokens(int32_t handle) const { return holder(handle).hit_tokens; }

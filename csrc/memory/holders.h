@@ -124,7 +124,7 @@ struct alignas(64) Holder {
   std::vector<Checkpoint> checkpoints;
   Text prompt;
   std::vector<int32_t> generated;
-  std::string root;       // its prompts', where what returns is learned
+  std::string root;       // of its prompt
   std::vector<uint64_t> named;  // chunks of its prompt, there
   std::vector<Run> runs;  // classes of its prefixes, once it ends
   Hint hint = Hint::kNone;

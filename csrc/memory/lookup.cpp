@@ -1,5 +1,7 @@
 #include "lookup.h"
 
+#include <algorithm>
+
 namespace kvell::memory {
 
 int64_t Lookup::match(Ints tokens, const std::string& root, const Model& model,
@@ -23,6 +25,27 @@ std::vector<int64_t> Lookup::reach(Ints tokens, const std::string& root, const M
     lengths[g] = group.required_for_hit ? hits_.longest(known) : known;
   }
   return lengths;
+}
+
+void Lookup::known(Ints tokens, const std::string& root, const Model& model,
+                   std::vector<std::array<int32_t, 4>>& rows) {
+  store_.tree.match(root, {tokens.data, 0, tokens.size}, model, path_);
+  for (const int32_t g : model.own) {
+    const Rules& group = store_.groups[g];
+    const bool is_state = group.kind == Kind::kState;
+    if (!is_state && !group.counts_tokens()) continue;
+    const Found& found = path_.found[g];
+    const auto add = [&](int64_t position, int32_t slot, int64_t end) {
+      if (slot != kNoPage && end <= path_.length)
+        rows.push_back({g, int32_t(position), store_.pool.page_of(g, slot), int32_t(end)});
+    };
+    for (size_t p = 0; p < found.whole.size(); ++p)
+      add(int64_t(p), found.whole[p], (int64_t(p) + 1) * group.page_tokens);
+    for (const Mark* mark : found.marks)
+      for (size_t part = 0; part < mark->slots.size(); ++part)
+        add(is_state ? int64_t(part) : mark->end / group.page_tokens, mark->slots[part], mark->end);
+  }
+  std::sort(rows.begin(), rows.end());
 }
 
 void Lookup::resume(Holder& h, int32_t g, int64_t length, Ints tokens) {

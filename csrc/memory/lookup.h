@@ -1,6 +1,8 @@
 // Finding a prompt in the index, and what a request that resumes there starts with
 // (prefix/core/lookup.py).
 #pragma once
+#include <array>
+
 #include "hits.h"
 #include "holders.h"
 #include "store.h"
@@ -16,6 +18,10 @@ class Lookup {
   // Tokens that each group of the model could resume if it alone decided; -1 for other groups.
   std::vector<int64_t> reach(Ints tokens, const std::string& root, const Model& model,
                              const Facts& facts);
+  // All pages of tokens and states that the index names along a text: group, position, page,
+  // tokens of the prefix that it ends.
+  void known(Ints tokens, const std::string& root, const Model& model,
+             std::vector<std::array<int32_t, 4>>& rows);
   // What the last match went along.
   const Path& path() const { return path_; }
   // Holds what a request that resumes at `length` starts with in a group. Pages that are whole

@@ -80,6 +80,13 @@ class Bound {
     return page_rows(std::move(rows));
   }
 
+  nb::object known(nb::handle tokens, const std::string& root, const std::string& model) {
+    const IntsArgument text(tokens);
+    PageRows rows;
+    core_.known({text.ints(), root, model, std::nullopt, {nullptr, 0}}, rows);
+    return page_rows(std::move(rows));
+  }
+
   nb::object sources(int32_t handle) {
     PageRows rows;
     core_.sources(handle, rows);
@@ -204,6 +211,7 @@ NB_MODULE(_core, m) {
            },
            "tokens"_a, "root"_a, nb::kw_only(), "images"_a = nb::none(),
            "prompt_tokens"_a = nb::none(), "model"_a = "")
+      .def("known", &Bound::known, "tokens"_a, "root"_a, nb::kw_only(), "model"_a = "")
       .def("open",
            [](Bound& b, nb::handle tokens, const std::string& root, std::optional<int64_t> until,
               bool reuse, nb::handle images, std::optional<int64_t> prompt_tokens,

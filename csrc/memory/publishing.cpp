@@ -26,48 +26,6 @@ void Publisher::advance(Holder& h, int64_t computed) {
   if (before < prompt && prompt <= computed) drop(h);
 }
 
-// Has it pages beside its hit, or some that are not found by tokens alone?
-bool Publisher::cannot_receive(const Holder& h) const {
-  if (h.computed > h.hit_tokens || !h.facts.images.empty() || h.drops) return true;
-  for (const int32_t g : h.model->own) {
-    const Rules& group = store_.groups[g];
-    const int64_t whole = group.counts_tokens() ? h.hit_tokens / group.page_tokens : 0;
-    if (!h.groups[g].slots.empty() && h.groups[g].end() > whole) return true;
-  }
-  return false;
-}
-
-// So many tokens are computed elsewhere; what windows would have left is not needed.
-void Publisher::receive(Holder& h, int64_t computed) {
-  let_sources_go(h, true);
-  h.receiving = true;
-  h.computed = computed;
-  leave_behind(h);
-  for (const int32_t g : h.model->own) {
-    GroupPages& held = h.groups[g];
-    if (held.slots.empty())
-      held.first = std::max(held.first, resumed_from(store_.groups[g], h.facts, computed));
-  }
-  if (h.lease_until) take_known(h);
-}
-
-// Holds whole pages that the index knows behind the hit, up to the first that is missing.
-void Publisher::take_known(Holder& h) {
-  store_.tree.match(h.root, {h.prompt.data(), 0, h.computed}, *h.model, path_);
-  for (const int32_t g : h.model->own) {
-    const Rules& group = store_.groups[g];
-    if (!group.counts_tokens() || path_.node == kNoNode) continue;
-    GroupPages& held = h.groups[g];
-    const std::vector<int32_t>& whole = path_.found[g].whole;
-    for (int64_t p = held.end(); (p + 1) * group.page_tokens <= path_.length; ++p) {
-      if (p >= int64_t(whole.size()) || whole[p] == kNoPage) break;
-      store_.pool.acquire(whole[p]);
-      held.slots.tail().push_back(whole[p]);
-    }
-    held.published = std::max(held.published, held.end());
-  }
-}
-
 void Publisher::give_back(Holder& h, bool renew, bool returns) {
   h.is_over = true;
   if (h.is_reservation) {

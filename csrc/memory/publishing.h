@@ -12,7 +12,7 @@ class Publisher {
 
   // The holder has so many tokens computed, all of them known.
   void advance(Holder& holder, int64_t computed);
-  bool cannot_receive(const Holder& holder) const;
+  bool cannot_receive(const Holder& holder, int64_t computed) const;
   // What is computed of so many tokens comes from elsewhere, before the next advance.
   void receive(Holder& holder, int64_t computed);
   // The holder uses nothing any more; `renew` keeps what ends with it.
@@ -53,6 +53,10 @@ class Publisher {
                     int64_t token, bool own = true);
   void let_sources_go(Holder& holder, bool renew);
   void take_known(Holder& holder);
+  void take_images(Holder& holder, int32_t group);
+  void take_pages(Holder& holder, int32_t group);
+  void keep_end(Holder& holder, int32_t group);
+  void keep(Holder& holder, const Source& source);
   Tokens tokens_between(const Holder& holder, int64_t begin, int64_t end);
 
   Store& store_;

@@ -10,14 +10,14 @@ What ``kvell serve`` does behind its HTTP face, with vLLM's call signatures::
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.cluster.instances import check_start, checked_counts, parse_instances
+from kvell.cluster.instances import check_pd_caching, check_start, checked_counts, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Stats
@@ -26,10 +26,12 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.llm_jobs import embedding_output
+from kvell.mempool.place import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress, quiet
 from kvell.server.front.front import Front
 from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.member import MemberStatus
+from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.command import instance_command
 from kvell.server.text.embeddings import embedded
 from kvell.server.text.named_texts import texts_of
@@ -80,6 +82,9 @@ class AsyncEngine:
     :param routing: which instance gets a request
         (:data:`kvell.cluster.routing.policies.ROUTINGS`).
     :param limits: bounds of the queue, of starts, drains and silence.
+    :param pd_caching: which of prefill and decode instances cache what, 0 to 3
+        (:data:`kvell.mempool.place.PdCaching`).
+    :param page_transport: how pages get from one instance to another.
     :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
     :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
     :param settings: further settings of every instance, named as in
@@ -96,17 +101,23 @@ class AsyncEngine:
         instances: str | Mapping[str, int] = "mixed=1",
         routing: str = DEFAULT_ROUTING,
         limits: FrontLimits | None = None,
+        pd_caching: PdCaching | None = None,
+        page_transport: PageTransport = "memory",
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
+        pool = PoolSettings(page_transport=page_transport)
+        if pd_caching is not None:
+            check_pd_caching(counts, pd_caching, "pd_caching")
+            pool = replace(pool, pd_caching=pd_caching)
         chosen = EngineSettings(model, beside=tuple(beside), **settings)
         self._texts = texts_of(
             (model, *beside), cache_dir or Path.home() / ".cache" / "kvell", progress
         )
         command = instance_command(chosen)
-        self._front = Front(command, instances=counts, routing=routing, limits=limits)
+        self._front = Front(command, instances=counts, routing=routing, limits=limits, pool=pool)
         self._models: dict[str, TextModel] = {}
 
     async def __aenter__(self) -> Self:

@@ -112,6 +112,14 @@ class TestServe:
         assert "serving http://127.0.0.1:8000/v1" in ended.stderr
         assert ended.stdout == ""
 
+    def test_how_pages_travel_arrives(self, kvell: Kvell, served: Served) -> None:
+        kvell("serve")
+        kvell("serve", "--page-transport", "tcp")
+        found = [options.pool.page_transport for _, _, options in served.calls]
+        assert found == ["memory", "tcp"]
+        ended = kvell("serve", "--page-transport", "pigeon")
+        assert ended.code == 2 and "--page-transport" in ended.stderr
+
     def test_the_key_stays_out_of_the_instance(self, kvell: Kvell, served: Served) -> None:
         kvell("serve", "--api-key", "secret")
         assert "secret" not in served.calls[0][0]
@@ -135,6 +143,21 @@ class TestServe:
         assert ended.stderr.endswith("kvell: the instance ended\n")
 
 
+class TestPool:
+    def test_who_caches_what(self, kvell: Kvell, served: Served) -> None:
+        assert kvell("serve", "--instances", "prefill=1,decode=1", "--pd-caching", "1").code == 0
+        assert served.calls[-1][2].pool.pd_caching == 1
+        assert kvell("serve", "--instances", "prefill=1,decode=1").code == 0
+        assert served.calls[-1][2].pool.pd_caching == 3
+
+    def test_without_prefill_instances_there_is_nothing_to_say(
+        self, kvell: Kvell, served: Served
+    ) -> None:
+        ended = kvell("serve", "--pd-caching", "1")
+        assert ended.code == 2
+        assert "--pd-caching=1: says what prefill and decode instances cache" in ended.stderr
+
+
 class TestInstanceCommand:
     @pytest.mark.parametrize("settings", [ALL_SET, EngineSettings(model="smollm2")])
     def test_reads_back_as_the_same_settings(self, settings: EngineSettings) -> None:
@@ -150,9 +173,9 @@ class TestInstanceCommand:
         command = instance_command(ALL_SET)
         assert command[:4] == [sys.executable, "-m", "kvell.cli.main", "instance"]
         names = ["socket_fd", "incarnation", "processors", "threads", "memory_parts", "weights_fd"]
-        names += ["instance_id", "pool_dir"]
+        names += ["instance_id", "role", "pool_dir", "pd_caching", "page_transport"]
         words = [(f"--{name.replace('_', '-')}", f"{{{name}}}") for name in names]
-        assert command[-16:] == [word for pair in words for word in pair]
+        assert command[-22:] == [word for pair in words for word in pair]
 
     def test_debug_is_passed_on(self) -> None:
         assert "--debug" in instance_command(ALL_SET, debug=True)

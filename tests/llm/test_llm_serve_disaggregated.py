@@ -46,11 +46,11 @@ class Server:
         return clean
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["memory", "tcp"])
+def server(smollm2_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     command += ["--kv-memory", "128MiB", "--dtype", "float32"]
-    command += ["--instances", "prefill=1,decode=1"]
+    command += ["--instances", "prefill=1,decode=1", "--page-transport", request.param]
     environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None

@@ -7,9 +7,10 @@ import numpy as np
 
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.mempool.addresses import Lease
+from kvell.mempool.place import PageTransport
 from kvell.mempool.pool import MemPool
 
-SECRET = b"of the test"
+SECRET = b"of the test, of enough bytes"
 FULL = LayerSpec(0, GroupKind.FULL, 1, 8, 2)
 WINDOW = LayerSpec(1, GroupKind.SLIDING, 2, 8, 2, window_tokens=20)
 STATE = LayerSpec(2, GroupKind.STATE, 0, 0, 2, state_bytes=640)
@@ -27,10 +28,17 @@ def layout_of(mix: str, large_pages: int = 64) -> Layout:
 
 
 def pool_at(
-    folder: Path, name: str, mix: str = "all", large_pages: int = 64, content: str = ""
+    folder: Path,
+    name: str,
+    mix: str = "all",
+    large_pages: int = 64,
+    content: str = "",
+    transport: PageTransport = "memory",
 ) -> MemPool:
+    """A pool that listens at a socket in the folder, or at a TCP port that is free."""
     layout = layout_of(mix, large_pages)
-    return MemPool(layout, instance=name, address=folder / name, secret=SECRET, content=content)
+    address = folder / name if transport == "memory" else "tcp://127.0.0.1:0"
+    return MemPool(layout, instance=name, address=address, secret=SECRET, content=content)
 
 
 def write(pool: MemPool, lease: Lease, tokens: Sequence[int]) -> None:

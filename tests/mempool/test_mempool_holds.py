@@ -1,6 +1,7 @@
 """Holds beside requests that come, grow and go: expiry, crashes, arrivals, compaction."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,28 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.memory import HoldingCore, Implementation, audit, create_core
+from kvell.memory import (
+    GroupKind,
+    HoldingCore,
+    Images,
+    Implementation,
+    audit,
+    create_core,
+    facts_of,
+)
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
-from tests.pages.pools import group, pool_of, state
+from tests.pages.pools import group, images, pool_of, state
 
 LAYOUTS = {
     "full": [group(4, 2)],
     "window": [group(4, 2), group(2, 3, window=7)],
     "state": [group(4, 2), state(2, 3)],
+    "cross": [group(4, 2), images(GroupKind.CROSS, 4, 2)],
+    "vision": [group(4, 2), images(GroupKind.VISION, 4, 3)],
+    "in pages": [replace(group(4, 2), holds_embeddings=True)],
 }
+PICTURED = ("cross", "vision", "in pages")
 texts = st.builds(
     lambda start, count: [start, *range(10, 10 + count)], st.integers(0, 2), st.integers(0, 40)
 )
@@ -37,7 +50,7 @@ class HoldsMachine(RuleBasedStateMachine):
     def start(self, kind: str, large: int) -> None:
         self.core: HoldingCore = create_core(pool_of(large, *LAYOUTS[kind]), self.implementation)
         self.holds = Holds(self.core)
-        self.step = self.now = 0
+        self.step, self.now, self.kind = 0, 0, kind
         self.numbers = itertools.count()
         self.deadlines: dict[Owner, int] = {}
         self.receiving: dict[Owner, int] = {}
@@ -54,10 +67,17 @@ class HoldsMachine(RuleBasedStateMachine):
             del self.deadlines[owner]
             self.receiving.pop(owner, None)
 
+    def shown(self, text: list[int]) -> Images | None:
+        """Where images are in a text: of five tokens each, behind its first ones."""
+        starts = range(1, len(text) - 5, 9) if self.kind in PICTURED else ()
+        rows = [[start, 5, 5] for start in starts]
+        return np.asarray(rows, np.int32) if rows else None
+
     @rule(text=texts, instance=st.sampled_from("ab"), ticks=st.integers(1, 9))
     def hold_text(self, text: list[int], instance: str, ticks: int) -> None:
-        owner, hit = self.owner(instance), self.core.peek(ints(*text), "")
-        hold = self.holds.hold_text(owner, self.now + ticks, ints(*text))
+        pictures = self.shown(text)
+        owner, hit = self.owner(instance), self.core.peek(ints(*text), "", images=pictures)
+        hold = self.holds.hold_text(owner, self.now + ticks, ints(*text), images=pictures)
         assert hold.hit_tokens == hit
         self.deadlines[owner] = self.now + ticks
         with pytest.raises(ValueError, match="already"):
@@ -80,6 +100,11 @@ class HoldsMachine(RuleBasedStateMachine):
             return
         hold = self.holds[owner]
         computed = hold.hit_tokens + (len(hold.tokens) - hold.hit_tokens) * part // 3
+        pictures = self.shown(hold.tokens.tolist())
+        if facts_of(len(hold.tokens), None, pictures).cuts_image(computed):
+            with pytest.raises(ValueError, match="cannot receive"):
+                self.holds.receive(owner, computed)
+            return
         before = {tuple(row) for row in self.holds.pages(owner).tolist()}
         rows = self.holds.receive(owner, computed)
         if rows is None:
@@ -95,7 +120,10 @@ class HoldsMachine(RuleBasedStateMachine):
         tokens, computed = self.holds[owner].tokens, self.receiving[owner]
         self.holds.insert(owner, computed)
         self.forget([owner])
-        assert self.core.peek(np.append(tokens[:computed], ints(999)), "") == computed
+        told = self.shown(tokens.tolist())
+        whole = None if told is None else told[told[:, 0] + told[:, 1] <= computed]
+        asked = np.append(tokens[:computed], ints(999))
+        assert self.core.peek(asked, "", images=whole) == computed
 
     @precondition(lambda self: self.receiving)
     @rule(index=st.integers(0, 99))
@@ -145,7 +173,7 @@ class HoldsMachine(RuleBasedStateMachine):
     @rule(text=texts, reuse=st.booleans())
     def run(self, text: list[int], reuse: bool) -> None:
         """A request beside them; alone, it may evict all that nobody holds."""
-        handle = self.core.open(ints(*text), "", reuse=reuse)
+        handle = self.core.open(ints(*text), "", reuse=reuse, images=self.shown(text))
         self.core.claim(handle, len(text))
         self.running[handle] = [self.core.hit_tokens(handle), len(text)]
 

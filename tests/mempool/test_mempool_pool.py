@@ -1,4 +1,4 @@
-"""The pool's calls, alone and between instances of one host."""
+"""The pool's calls, alone and between instances, over either transport."""
 
 import os
 import signal
@@ -8,22 +8,34 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import audit
+from kvell.mempool.place import PageTransport
 from kvell.mempool.pool import MemPool
+from kvell.mempool.transports.endpoints import Endpoint
 from tests.mempool.pools import FULL, SECRET, fill, holds_right, layout_of, pool_at, write
 
 PATIENCE_SECONDS = 30.0
 TEXT = list(range(100, 150))
 
 
+@pytest.fixture(params=get_args(PageTransport))
+def transport(request: pytest.FixtureRequest) -> PageTransport:
+    found: PageTransport = request.param
+    return found
+
+
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[MemPool, MemPool]]:
-    with pool_at(tmp_path, "a") as a, pool_at(tmp_path, "b") as b:
-        assert a.connect(tmp_path / "b") == "b"
+def pair(tmp_path: Path, transport: PageTransport) -> Iterator[tuple[MemPool, MemPool]]:
+    with (
+        pool_at(tmp_path, "a", transport=transport) as a,
+        pool_at(tmp_path, "b", transport=transport) as b,
+    ):
+        assert a.connect(address_of(b)) == "b"
         until(lambda: b.peers() == ["a"])
         yield a, b
         for pool in (a, b):
@@ -34,6 +46,11 @@ def until(condition: object) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not happen"
+
+
+def address_of(pool: MemPool) -> Endpoint:
+    assert pool.address is not None
+    return pool.address
 
 
 def state_of(pid: int) -> str:
@@ -172,30 +189,33 @@ def test_both_sides_may_send_at_once(pair: tuple[MemPool, MemPool]) -> None:
             pool.free_mem(lease)
 
 
-def test_several_connections_are_one_instance(tmp_path: Path) -> None:
-    with pool_at(tmp_path, "a") as a, pool_at(tmp_path, "b") as b:
+def test_several_connections_are_one_instance(tmp_path: Path, transport: PageTransport) -> None:
+    with (
+        pool_at(tmp_path, "a", transport=transport) as a,
+        pool_at(tmp_path, "b", transport=transport) as b,
+    ):
         for _ in range(3):
-            a.connect(tmp_path / "b")
-            b.connect(tmp_path / "a")
+            a.connect(address_of(b))
+            b.connect(address_of(a))
         fill(a, TEXT)
         until(lambda: a.peers() == ["b"] and b.peers() == ["a"])
         assert a.transfer_with_insert("b", TEXT) == len(TEXT)
 
 
-def test_problems_are_told_to_the_sender(tmp_path: Path) -> None:
+def test_problems_are_told_to_the_sender(tmp_path: Path, transport: PageTransport) -> None:
     with ExitStack() as stack:
-        a = stack.enter_context(pool_at(tmp_path, "a"))
-        small = stack.enter_context(pool_at(tmp_path, "small"))
+        a = stack.enter_context(pool_at(tmp_path, "a", transport=transport))
+        small = stack.enter_context(pool_at(tmp_path, "small", transport=transport))
         group = small.layout.groups[0]
         taken = small.alloc_mem(pages={group.name: 64 * group.pages_per_large})
-        other = stack.enter_context(pool_at(tmp_path, "other", "full"))
+        other = stack.enter_context(pool_at(tmp_path, "other", "full", transport=transport))
         fill(a, TEXT)
         with pytest.raises(ChangeSomething, match="not cached"):
             a.transfer("small", [9, 9])
         with pytest.raises(TryLater, match="died"):
             a.transfer("nobody", TEXT)
         for pool, why in ((small, "no room"), (other, "layouts")):
-            a.connect(tmp_path / pool.instance)
+            a.connect(address_of(pool))
             with pytest.raises(TryLater, match=why):
                 a.transfer(pool.instance, TEXT)
         small.free_mem(taken)
@@ -223,19 +243,26 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- other processes
 
 
+Other = tuple["subprocess.Popen[str]", Endpoint]
+"""A sender and its address."""
+
+
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "tests.mempool.sender", str(tmp_path)]
+def other(tmp_path: Path, transport: PageTransport) -> Iterator[Other]:
+    command = [sys.executable, "-m", "tests.mempool.sender", str(tmp_path), transport]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield process
+        address = process.stdout.readline().strip()
+        yield process, address if transport == "tcp" else Path(address)
         process.kill()
 
 
-def test_a_text_comes_from_another_process(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
-    with pool_at(tmp_path, "b") as b:
-        b.connect(tmp_path / "sender")
+def test_a_text_comes_from_another_process(
+    other: Other, tmp_path: Path, transport: PageTransport
+) -> None:
+    with pool_at(tmp_path, "b", transport=transport) as b:
+        b.connect(other[1])
         until(lambda: b.match([0, *TEXT]).hit_tokens == len(TEXT) + 1)
         lease = b.match([0, *TEXT])
         assert holds_right(b, lease, [0, *TEXT])
@@ -243,18 +270,19 @@ def test_a_text_comes_from_another_process(other: "subprocess.Popen[str]", tmp_p
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_dies_or_stops_takes_nothing_with_it(
-    other: "subprocess.Popen[str]", fault: signal.Signals, tmp_path: Path
+    other: Other, fault: signal.Signals, tmp_path: Path, transport: PageTransport
 ) -> None:
     """Texts keep coming until the fault; afterwards nothing is held, and all that came is right."""
-    with pool_at(tmp_path, "b", large_pages=400) as b:
-        b.connect(tmp_path / "sender")
+    sender, address = other
+    with pool_at(tmp_path, "b", large_pages=400, transport=transport) as b:
+        b.connect(address)
         until(lambda: b.match([3, *TEXT]).hit_tokens)
-        os.kill(other.pid, fault)
+        os.kill(sender.pid, fault)
         if fault is signal.SIGKILL:
             until(lambda: not b.peers())
-            assert other.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+            assert sender.wait(PATIENCE_SECONDS) == -signal.SIGKILL
         else:
-            until(lambda: state_of(other.pid) == "T")
+            until(lambda: state_of(sender.pid) == "T")
         came = 0
         for number in range(400):
             lease = b.match([number, *TEXT])
@@ -279,3 +307,29 @@ def test_the_example_of_the_documentation_holds(tmp_path: Path) -> None:
         write(pool, lease, TEXT[:20])
         pool.insert(TEXT[:20], lease)
         assert pool.match(TEXT[:20]).hit_tokens == 20
+
+
+# ------------------------------------------------------------------------- fetches
+
+
+@pytest.mark.parametrize("known", [0, 20])
+def test_a_text_is_fetched_beyond_what_is_here(pair: tuple[MemPool, MemPool], known: int) -> None:
+    a, b = pair
+    fill(a, TEXT)
+    if known:
+        fill(b, TEXT[:known])
+    assert b.fetch("a", [*TEXT, 1, 2]) == len(TEXT)
+    lease = b.match(TEXT)
+    assert lease.hit_tokens == len(TEXT)
+    assert holds_right(b, lease, TEXT)
+    assert used_pages(a) == 0
+
+
+def test_what_nobody_has_more_of_is_not_fetched(pair: tuple[MemPool, MemPool]) -> None:
+    a, b = pair
+    assert b.fetch("a", TEXT) == 0
+    fill(a, TEXT[:20])
+    fill(b, TEXT[:20])
+    assert b.fetch("a", TEXT) == 20
+    with pytest.raises(TryLater, match="nobody died"):
+        b.fetch("nobody", TEXT)

@@ -16,6 +16,7 @@ from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import GroupKind, Layout, Manager, audit, plan_layout
 from kvell.models.config.description import describe
+from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import MIB, RequestId
@@ -36,8 +37,8 @@ class Recorder:
         self.pool = pool.fill_(0xFF)  # not a number, wherever nothing was written
         self.model.attach(layout, pool)
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        self.logits = self.model.forward(batch)
+    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+        self.logits = self.model.forward(batch, callbacks)
         return self.logits
 
     def __getattr__(self, name: str) -> Any:

@@ -51,6 +51,7 @@ class Together(Audited):
         max_model_len: int = MAX_MODEL_LEN,
         manager: Manager = "kvell",
         draft_tokens: int = 0,
+        cpu_buffer_bytes: int | None = None,
     ) -> None:
         self.architectures = {f"m{i}": name for i, name in enumerate(architectures)}
         self.recorders = {name: recorder(each) for name, each in self.architectures.items()}
@@ -61,6 +62,7 @@ class Together(Audited):
             manager=manager,
             num_speculative_tokens=draft_tokens,
             prompt_lookup_min=1,
+            cpu_buffer_bytes=cpu_buffer_bytes,
         )
         beside = [ServedModel(name, one) for name, one in self.recorders.items() if name != "m0"]  # type: ignore[arg-type]
         self.engine = build_engine(self.recorders["m0"], "m0", options, beside=beside)  # type: ignore[arg-type]

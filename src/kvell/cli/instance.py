@@ -3,6 +3,7 @@
 import gc
 import socket
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -10,8 +11,9 @@ from kvell.cli.terminal.environment import take_processors
 from kvell.cli.terminal.options import engine_options, with_kv_memory
 from kvell.cli.terminal.progress import StageLines
 from kvell.cli.terminal.session import Session
+from kvell.cluster.instances import ROLES
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.place import PoolPlace
+from kvell.mempool.place import DEFAULT_PD_CACHING, PageTransport, PdCaching, PoolPlace, PoolRole
 
 
 @click.command(hidden=True)
@@ -21,7 +23,15 @@ from kvell.mempool.place import PoolPlace
 @click.option("--threads", type=int, default=0, help="Threads of its steps; 0: one a processor.")
 @click.option("--weights-fd", type=int, default=-1, help="A memory file of shared weights.")
 @click.option("--instance-id", default="", help="Its name among the others.")
+@click.option("--role", type=click.Choice(ROLES), default="mixed", help="What it does.")
 @click.option("--pool-dir", default="", help="Where it meets others; nowhere if not given.")
+@click.option("--pd-caching", type=int, default=DEFAULT_PD_CACHING, help="Who caches what.")
+@click.option(
+    "--page-transport",
+    type=click.Choice(get_args(PageTransport)),
+    default="memory",
+    help="How it reads others' pages, and they its.",
+)
 @click.option("--memory-parts", type=int, default=1, help="Instances that start at once.")
 @engine_options
 @click.pass_obj
@@ -35,7 +45,10 @@ def instance(
     threads: int,
     weights_fd: int,
     instance_id: str,
+    role: PoolRole,
     pool_dir: str,
+    pd_caching: PdCaching,
+    page_transport: PageTransport,
 ) -> None:
     """Serve the instance protocol over an inherited socket until the peer closes it."""
     if processors:  # before torch is imported
@@ -45,7 +58,9 @@ def instance(
     with socket.socket(fileno=socket_fd) as peer:
         chosen = with_kv_memory(settings, session)
         shared = None if weights_fd < 0 else weights_fd
-        place = PoolPlace(instance_id, Path(pool_dir)) if pool_dir else None
+        place = None
+        if pool_dir:
+            place = PoolPlace(instance_id, Path(pool_dir), role, pd_caching, page_transport)
         model = session.open_model(
             chosen, session.cache_dir, StageLines(), incarnation, shared, place
         )
@@ -55,3 +70,4 @@ def instance(
             serve_instance(model.engine, peer)
         finally:
             model.engine.close()
+            gc.unfreeze()  # so that what refers to itself is freed before the process ends

@@ -5,7 +5,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import click
 
@@ -14,11 +15,13 @@ from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
-from kvell.cluster.instances import check_start, parse_instances
+from kvell.cluster.instances import check_pd_caching, check_start, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.mempool.place import PD_CACHINGS, PageTransport
 from kvell.server.answers.named import check_parsers
 from kvell.server.events.events_config import parse_events_config
+from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.logs.lines import LogFormat, lines_on, tell
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,19 @@ logger = logging.getLogger(__name__)
     show_default=True,
     help="Which instance gets a request.",
 )
+@click.option(
+    "--pd-caching",
+    type=click.Choice([str(one) for one in PD_CACHINGS]),
+    help="Who caches what: 0 nobody, 1 prefill instances, 2 decode instances too, 3 and prefill"
+    " instances get the answers.  [default: 3]",
+)
+@click.option(
+    "--page-transport",
+    type=click.Choice(get_args(PageTransport)),
+    default="memory",
+    show_default=True,
+    help="How pages get from one instance to another: out of its memory, or over TCP.",
+)
 @json_option
 @engine_options
 @click.pass_obj
@@ -67,6 +83,8 @@ def serve(
     otlp_traces_endpoint: str | None,
     instances: str,
     routing: str,
+    pd_caching: str | None,
+    page_transport: PageTransport,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
     kv_events_config: str | None,
@@ -75,6 +93,10 @@ def serve(
     """Serve the OpenAI API over HTTP."""
     counts = parse_instances(instances)
     check_start(counts)
+    pool = PoolSettings(page_transport=page_transport)
+    if pd_caching is not None:
+        check_pd_caching(counts, pd_caching, "--pd-caching")
+        pool = replace(pool, pd_caching=PD_CACHINGS[int(pd_caching)])
     check_parsers(tool_call_parser, reasoning_parser)
     if otlp_traces_endpoint is not None:
         from kvell.server.tracing.opening import checked_endpoint
@@ -101,6 +123,7 @@ def serve(
         stats_seconds=stats_seconds,
         otlp_traces_endpoint=otlp_traces_endpoint,
         kv_events=kv_events,
+        pool=pool,
         **access,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce

@@ -58,6 +58,17 @@ def check_start(counts: Mapping[str, int], field: str = "--instances") -> None:
             raise ChangeSomething(field, text, f"has {role} instances without {other} ones", remedy)
 
 
+def check_pd_caching(counts: Mapping[str, int], value: object, field: str) -> None:
+    """Check that there are instances which the choice of who caches what concerns.
+
+    :raises ChangeSomething: if every instance computes prompts and answers.
+    """
+    if "prefill" not in counts:
+        problem = "says what prefill and decode instances cache, and there are none"
+        remedy = "leave it out, or use --instances prefill=1,decode=1"
+        raise ChangeSomething(field, value, problem, remedy)
+
+
 def _parsed(part: str, text: str, field: str) -> tuple[str, int]:
     role, _, count = part.rpartition("=") if "=" in part else (ROLES[0], "", part)
     role, count = role.strip(), count.strip()

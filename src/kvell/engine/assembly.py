@@ -26,7 +26,7 @@ from kvell.engine.setup.contract import make_contract, model_share
 from kvell.engine.setup.engine_memory import cpu_buffer_of, memory_of
 from kvell.engine.setup.objectives import check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions
-from kvell.engine.setup.pool_place import check_pool_place
+from kvell.engine.setup.pool_place import pool_problem
 from kvell.engine.setup.several_models import ServedModel, check_several
 from kvell.engine.setup.sizes import PoolFlag, Sizes, flag_of, sizes_of
 from kvell.engine.setup.speculative_models import check_speculation
@@ -43,6 +43,7 @@ from kvell.memory import (
     pool_bytes_for,
 )
 from kvell.mempool.agent import Agent
+from kvell.mempool.place import DEFAULT_PD_CACHING
 from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
@@ -153,7 +154,7 @@ def build_engine(
     )
     agent = None
     if options.pool_place is not None:
-        check_pool_place(
+        problem = pool_problem(
             device=model.device.type,
             shares_memory=memory.descriptor is None,
             has_buffer=buffer is not None,
@@ -161,8 +162,11 @@ def build_engine(
             plans_ahead=bool(limits.depth),
             models=len(served),
         )
-        stored = f"{name} {model.dtype} {options.pool_place.folder.name}"
-        agent = Agent(core, options.pool_place.instance, incarnation, stored)
+        if problem is not None and options.pool_place.role != "mixed":
+            raise problem
+        if problem is None:
+            stored = f"{name} {model.dtype} {options.pool_place.folder.name}"
+            agent = Agent(core, options.pool_place.instance, incarnation, stored)
     for one in served:
         one.model.attach(layout.seen_by(one.name), memory.pool)
     if draft is not None:
@@ -196,6 +200,7 @@ def build_engine(
         None if buffer is None else buffer.parking,
         MissWatch(core),
         agent,
+        DEFAULT_PD_CACHING if options.pool_place is None else options.pool_place.pd_caching,
     )
     link = None
     if options.pool_place is not None and agent is not None and memory.descriptor is not None:

@@ -31,6 +31,7 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     Heartbeat,
+    Migrate,
     Ready,
     Submit,
 )
@@ -40,6 +41,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
+from kvell.engine.running.moved_images import MovedImages
 from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import PreparingRunner, Runner
 from kvell.engine.running.sent_images import SentImages
@@ -49,6 +51,7 @@ from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
 from kvell.mempool.entries import Ticked
+from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.models.images.image_store import ImageStore
 
 WARMING_SECONDS = 0.5
@@ -101,7 +104,10 @@ class Engine:
         self._warmer, self._objectives = warmer, objectives
         self._grammars, self._page_map = grammars, page_map
         self._link = link
-        self._sent_images = SentImages(images)
+        self._tick = 0
+        self._sent_images = SentImages(images, keeps_tensors=link is not None)
+        if link is not None and images is not None:
+            link.images = MovedImages(images, self._sent_images, link.agent, core.has_request)
         self._notes_due = 0
         self._cold = cold
         self._behind: Warmer | None = None
@@ -151,7 +157,7 @@ class Engine:
             return []
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
-        told: Submit | Cancel = command
+        told: Submit | Cancel | Migrate = command
         if isinstance(command, Submit) and command.tensors:
             try:
                 told = self._sent_images.take(command)
@@ -161,7 +167,7 @@ class Engine:
         self._sent_images.told(events)
         return events
 
-    def _handled(self, command: Submit | Cancel) -> list[Event]:
+    def _handled(self, command: Submit | Cancel | Migrate) -> list[Event]:
         if isinstance(command, Submit) and not self._knows_images(command):
             return [_without_images(command)]
         if isinstance(command, Submit) and (
@@ -171,11 +177,11 @@ class Engine:
         if isinstance(command, Submit):
             self._times.submitted(command.request_id)
         events: list[Event] = []
-        if self._link is not None and isinstance(command, Submit) and command.goes_to:
-            events += self._told.heard(Ticked(self._link.now()))  # deadlines count from now
+        if not isinstance(command, Cancel):
+            events += self._ticked()  # deadlines count from now
         events += self._told.tell(command)
         self._do_actions()
-        if self._objectives is not None:
+        if self._objectives is not None and not isinstance(command, Migrate):
             self._objectives.heard(command, events)
         return self._times.told(events)
 
@@ -224,12 +230,22 @@ class Engine:
         for entry in self._link.entries() if self._link is not None else ():
             events += self._told.heard(entry)
             self._do_actions()
+        self._sent_images.told(events)
         return self._times.told(events)
 
     def close(self) -> None:
         """End the link to other instances; the engine takes no further step."""
         if self._link is not None:
             self._link.close()
+
+    def _ticked(self) -> list[Event]:
+        """Tell the core the time, where it deals with other instances, unless it knows."""
+        if self._link is None or self._link.now() - self._tick < TICK_MILLISECONDS:
+            return []
+        self._tick = self._link.now()
+        events = self._told.heard(Ticked(self._tick))
+        self._do_actions()
+        return events
 
     def _do_actions(self) -> None:
         """Before the next step is planned."""
@@ -239,6 +255,10 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request waits or runs, or any result is pending."""
         return self.core.has_work
+
+    def has_requests(self) -> bool:
+        """Whether any request has not ended: it waits, runs, or is on its way to another instance."""
+        return self.core.has_requests
 
     def step(self) -> list[Event]:
         """Plan, run and commit a step; at depth 1, commit the oldest one and plan ahead."""
@@ -293,7 +313,8 @@ class Engine:
             self.arena.release(need_bytes)
 
     def _committed(self, result: StepResult) -> list[Event]:
-        events = self._told.commit(result)
+        events = self._ticked()
+        events += self._told.commit(result)
         self._do_actions()
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))

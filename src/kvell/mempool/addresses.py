@@ -1,16 +1,19 @@
 """Where a page is in the whole pool, and for how long that holds."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvell.mempool.owners import Owner, Tick
+
+Medium = Literal["device", "host"]
+"""What a page is in: the pool, or the buffer behind it."""
 
 
 class Address(NamedTuple):
     """A page of one instance.
 
     :param group: index of its layer group, ``position`` which page of the text it is.
-    :param page: its number in the group, ``offset`` where it begins in the pool, in bytes.
+    :param page: its number in the group, ``offset`` where it begins in its medium, in bytes.
     """
 
     instance: str
@@ -19,6 +22,7 @@ class Address(NamedTuple):
     position: int
     page: int
     offset: int
+    medium: Medium = "device"
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,25 @@
 The scheduler's process, the library and the simulator run the same agent.
 """
 
+from collections.abc import Sequence
+
 from kvell.memory import HoldingCore
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Tick
-from kvell.mempool.transfers.actions import Action
+from kvell.mempool.transfers.actions import Action, Arrived, Ended
+from kvell.mempool.transfers.asking import Asking
+from kvell.mempool.transfers.copies import Copies
 from kvell.mempool.transfers.fingerprint import layout_fingerprint
 from kvell.mempool.transfers.messages import (
     Abandon,
+    Ask,
+    Declined,
     Offer,
     PeerMessage,
     Prepare,
     Prepared,
     Pulled,
-    Transfer,
 )
 from kvell.mempool.transfers.receiving import Receiving
 from kvell.mempool.transfers.sending import Sending
@@ -43,55 +48,77 @@ class Agent:
         self.holds = Holds(core)
         self.sending = Sending(instance, incarnation, self.fingerprint)
         self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
+        self.copies = Copies(instance, incarnation, self.holds, self.sending)
+        self.asking = Asking(incarnation, self.fingerprint, self.copies)
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :meth:`tick` has something to do; None while nothing is held or under way."""
-        parts = (self.holds, self.sending, self.receiving)
+        """When :class:`.Ticked` has something to do; None while nothing is held or under way."""
+        parts = (self.holds, self.sending, self.receiving, self.asking)
         found = [part.next_deadline for part in parts]
         return min((deadline for deadline in found if deadline is not None), default=None)
 
     def handle(self, entry: PeerEntry) -> list[Action]:
         """Something happened; time is what the last :class:`Ticked` said."""
-        if isinstance(entry, Heard):
-            return self.heard(entry.peer, entry.message, self.now)
-        if isinstance(entry, PullEnded):
-            return self.pulled(entry.transfer, entry.problem)
-        if isinstance(entry, PeerLost):
-            return self.instance_died(entry.peer, entry.incarnation)
-        return self.tick(entry.now)
+        return self._followed(self._handled(entry))
 
-    def heard(self, peer: str, message: PeerMessage, now: Tick) -> list[Action]:
+    def _followed(self, actions: Sequence[Action]) -> list[Action]:
+        """The actions with what follows from them for copies and asks.
+
+        Pages of a copy that is over are let go here: whoever carries the actions out does so
+        before anybody else gets pages.
+        """
+        found: list[Action] = []
+        for action in actions:
+            found.append(action)
+            if isinstance(action, Ended):
+                self.copies.ended(action.transfer)
+                found += self.asking.ended(action)
+            elif isinstance(action, Arrived) and action.is_inserted:
+                found += self.asking.arrived(action)
+        return found
+
+    def _handled(self, entry: PeerEntry) -> list[Action]:
+        if isinstance(entry, Heard):
+            return self._heard(entry.peer, entry.message)
+        if isinstance(entry, PullEnded):
+            return self.receiving.pulled(entry.transfer, entry.problem)
+        if isinstance(entry, PeerLost):
+            return self._instance_died(entry.peer, entry.incarnation)
+        return self._tick(entry.now)
+
+    def _heard(self, peer: str, message: PeerMessage) -> list[Action]:
         """A message of another instance."""
         if isinstance(message, Prepare):
-            return self.receiving.prepare(peer, message, now)
+            return self.receiving.prepare(peer, message, self.now)
         if isinstance(message, Prepared):
             return self.sending.prepared(peer, message)
         if isinstance(message, Offer):
             return self.receiving.offer(peer, message)
         if isinstance(message, Pulled):
             return self.sending.pulled(peer, message)
+        if isinstance(message, Ask):
+            return self.asking.answer(peer, message, self.now)
+        if isinstance(message, Declined):
+            return self.asking.declined(peer, message)
         assert isinstance(message, Abandon)
         mine = self.sending.abandoned(peer, message)
         return mine + self.receiving.abandoned(peer, message)
 
-    def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
-        """A copy has ended; see :meth:`.Receiving.pulled`."""
-        return self.receiving.pulled(transfer, problem)
-
-    def tick(self, now: Tick) -> list[Action]:
+    def _tick(self, now: Tick) -> list[Action]:
         """Time has passed: transfers that took too long, and then holds that are over."""
         self.now = now
-        actions = self.sending.tick(now) + self.receiving.tick(now)
+        actions = self.sending.tick(now) + self.receiving.tick(now) + self.asking.tick(now)
         self.holds.expire(now)
         return actions
 
-    def instance_died(self, instance: str, incarnation: int) -> list[Action]:
+    def _instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """Another instance is no more: its transfers end, and what it held here is given back.
 
         What it was sending is given back once nobody writes into it.
         """
         actions = self.sending.instance_died(instance) + self.receiving.instance_died(instance)
+        actions += self.asking.instance_died(instance)
         coming = self.receiving.owners()
         for owner in [hold.owner for hold in self.holds]:
             is_its = owner.instance == instance and owner.incarnation <= incarnation

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvell.memory import HoldingCore, Ints, Tokens
+from kvell.memory import HoldingCore, Images, Ints, Tokens
 from kvell.mempool.owners import Owner, Tick
 
 FOR_GOOD = (1 << 31) - 1
@@ -75,16 +75,20 @@ class Holds:
         tokens: Tokens,
         root: str = "",
         *,
+        images: Images | None = None,
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> Hold:
         """Hold the longest prefix of a text that every layer group can resume from.
 
         :param tokens: int32; at most all but the last are found.
-        :raises ValueError: if the owner holds something already.
+        :param images: int32 [n, 3] as for ``MemoryCore.open``; None without any.
+        :raises ValueError: if the owner holds something already, or the images are not in the text.
         """
         self._require_new(owner)
-        handle = self._core.open(tokens, root, FOR_GOOD, prompt_tokens=prompt_tokens, model=model)
+        handle = self._core.open(
+            tokens, root, FOR_GOOD, images=images, prompt_tokens=prompt_tokens, model=model
+        )
         hit = self._core.hit_tokens(handle)
         return self._add(Hold(owner, handle, deadline, np.array(tokens, np.int32), hit))
 
@@ -106,7 +110,8 @@ class Holds:
 
         :returns: what is missing [m, 3]: group, position, page; None if there is no room, and
             then the hold is gone.
-        :raises ValueError: if the text cannot come in pages (images, tokens that are dropped).
+        :raises ValueError: if the text cannot come in pages (a part of an image, tokens that are
+            dropped).
         """
         handle = self._holds[owner].handle
         self._core.receive(handle, computed)

@@ -12,19 +12,19 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.errors import ChangeSomething, TryLater
-from kvell.frames import ProtocolError
 from kvell.memory import GroupSpec
+from kvell.mempool.door import Door, listening
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded, Ticked
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
     Action,
     Arrived,
     Ended,
+    Fetched,
     Grant,
     Pull,
     Revoke,
@@ -33,19 +33,20 @@ from kvell.mempool.transfers.actions import (
     StopPull,
 )
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transports.greeting import greeting, hear, say
+from kvell.mempool.transports.endpoints import Endpoint
+from kvell.mempool.transports.greeting import Greeting
 from kvell.mempool.transports.mover import Mover
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.peer import Peer, PeerGone
 from kvell.mempool.transports.rights import Rights
 
 Answer = TypeVar("Answer")
-News = Arrived | Ended | Roomed
+News = Arrived | Ended | Fetched | Roomed
 TICK_MILLISECONDS = 100
 """Between two ticks while things happen, at least; at a deadline there is one anyway."""
 LONGEST_PAUSE_SECONDS = 60.0
-GREETING_SECONDS = 5.0
-"""A peer must say who it is within this time."""
+REACHERS = 4
+"""Instances that are being connected to at once, because there is a message for them."""
 
 
 class Node:
@@ -53,8 +54,9 @@ class Node:
 
     :param handle: is told what happens, on the node's thread; returns what is to be done at once.
     :param memory: own pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
-    :param address: a path for the socket at which peers connect; None: none can.
-    :param folder: where instances that are not connected yet are found, by name; None: nowhere.
+    :param address: at which peers connect; None: none can.
+    :param finds: where an instance listens that is not connected yet, by its name; None: nobody
+        knows.
     :param secret: which all instances of the cluster know.
     :param tells: is told of texts that came and of ends of transfers, on the node's thread and in
         order with what is done.
@@ -70,18 +72,27 @@ class Node:
         memory: Bytes,
         descriptor: int,
         *,
-        address: Path | None = None,
-        folder: Path | None = None,
+        address: Endpoint | None = None,
+        finds: Callable[[str], Endpoint] | None = None,
         secret: bytes = b"",
         tells: Callable[[News], None] = lambda _: None,
         clock: Clock | None = None,
     ) -> None:
+        listener = listening(address, secret)
         self.instance, self._handle = instance, handle
         self._deadline: Tick | None = None
-        self._descriptor, self._secret = descriptor, secret
         self._clock, self._tells = clock or MonotonicClock(), tells
-        self._told = greeting(secret, instance, incarnation, fingerprint, len(memory))
         self.rights = Rights()
+        told = Greeting(instance, incarnation, fingerprint, len(memory))
+        self._door = Door(
+            told,
+            secret,
+            memory,
+            descriptor,
+            self.rights,
+            listener,
+            lambda peer: self.ask(lambda: self._enter(peer)),
+        )
         self.mover = Mover(groups, memory, self._pull_ended)
         self._peers: dict[str, Peer] = {}
         self._beside: dict[str, list[Peer]] = {}
@@ -91,12 +102,18 @@ class Node:
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._listener = self._listen(address)
-        self._greeters = ThreadPoolExecutor(4, thread_name_prefix="kvell-greeter")
-        self._folder, self._reaching = folder, dict[str, list[Send]]()
+        if listener is not None:
+            self._selector.register(listener, selectors.EVENT_READ)
+        self._reachers = ThreadPoolExecutor(REACHERS, thread_name_prefix="kvell-reacher")
+        self._finds, self._reaching = finds, dict[str, list[Send]]()
         self._ticked: Tick = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kvell-mempool", daemon=True)
+
+    @property
+    def address(self) -> Endpoint | None:
+        """Where it listens."""
+        return self._door.address
 
     def start(self) -> None:
         """Begin to answer."""
@@ -111,7 +128,8 @@ class Node:
         self._is_closing = True
         self._wake_up()
         self._thread.join()
-        self._greeters.shutdown()
+        self._reachers.shutdown()
+        self._door.close()
         self.mover.close()
         self.rights.close()
         for one in (self._wake, self._woken, self._selector):
@@ -143,80 +161,35 @@ class Node:
             if isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, Pull):
-                self.mover.pull(action, self._peers.get(action.transfer.sender))
+                peer = self._peers.get(action.transfer.sender)
+                self.mover.pull(action, None if peer is None else peer.source)
             elif isinstance(action, StopPull):
                 self.mover.stop(action.transfer)
             elif isinstance(action, Grant):
                 self.rights.grant(action.transfer.number)
             elif isinstance(action, Revoke):
                 self.rights.revoke(action.transfer.number)
-            elif isinstance(action, Arrived | Ended | Roomed):
+            elif isinstance(action, News):
                 self._tells(action)
 
     def peers(self) -> list[str]:
         """Instances that are connected."""
         return self.ask(lambda: sorted(self._peers))
 
-    def connect(self, address: Path) -> str:
-        """Connect to an instance of this host; returns its name.
+    def connect(self, address: Endpoint, name: str = "") -> str:
+        """Connect to an instance; returns its name.
 
+        :param name: it must have; "": any.
         :raises TryLater: when nobody answers there.
-        :raises ChangeSomething: when it is no instance of this cluster.
+        :raises ChangeSomething: when it is no instance of this cluster, or another.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(GREETING_SECONDS)
-            sock.connect(str(address))
-            peer = self._greeted(sock)
-        except (ProtocolError, PeerGone) as error:
-            sock.close()
-            raise ChangeSomething("peer", address, str(error), "give another address") from error
-        except OSError as error:
-            sock.close()
-            raise TryLater(f"no instance answers at {address} ({error})") from error
-        self.ask(lambda: self._enter(peer))
-        return peer.told.instance
-
-    def _listen(self, address: Path | None) -> socket.socket | None:
-        if address is None:
-            return None
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        _unlink_dead(address)
-        try:
-            listener.bind(str(address))
-        except OSError as error:
-            listener.close()
-            raise ChangeSomething(
-                "address", address, f"cannot be bound ({error})", "give another path"
-            ) from error
-        listener.listen(64)
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-        return listener
-
-    def _greeted(self, sock: socket.socket) -> Peer:
-        say(sock, self._told, (self._descriptor, self.rights.descriptor))
-        told, descriptors = hear(sock, self._secret)
-        return Peer(sock, told, descriptors)
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return  # it hung up before
-        self._greeters.submit(self._accepted, sock)
-
-    def _accepted(self, sock: socket.socket) -> None:
-        try:
-            sock.settimeout(GREETING_SECONDS)
-            peer = self._greeted(sock)
-        except (OSError, ProtocolError, PeerGone):
-            sock.close()
-            return
+        peer = self._door.connect(address, name)
         try:
             self.ask(lambda: self._enter(peer))
         except TryLater:
             peer.close()
+            raise
+        return peer.told.instance
 
     def _enter(self, peer: Peer) -> None:
         """A new connection.
@@ -266,18 +239,18 @@ class Node:
     def _reach(self, action: Send) -> None:
         """Connect to an instance before the first message to it."""
         name = action.instance
-        if self._folder is None:
+        if self._finds is None:
             self.act(self._handle(PeerLost(name, 0)))
             return
         is_new = name not in self._reaching
         self._reaching.setdefault(name, []).append(action)
         if is_new:
-            self._greeters.submit(self._reached, name, self._folder / name)
+            self._reachers.submit(self._reached, name, self._finds)
 
-    def _reached(self, name: str, address: Path) -> None:
+    def _reached(self, name: str, finds: Callable[[str], Endpoint]) -> None:
         try:
-            self.connect(address)
-        except (ChangeSomething, TryLater):
+            self.connect(finds(name), name)
+        except (ChangeSomething, TryLater, OSError):
             with contextlib.suppress(TryLater):
                 self.ask(lambda: self._not_reached(name))
 
@@ -323,7 +296,9 @@ class Node:
 
     def _loop(self) -> None:
         while not self._is_closing:
-            for key, mask in self._selector.select(self._pause_seconds()):
+            ready = self._selector.select(self._pause_seconds())
+            self._tick()  # after a pause, deadlines of what is heard count from now
+            for key, mask in ready:
                 self._served(key, mask)
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -332,9 +307,8 @@ class Node:
             for peer in list(self._peers.values()):
                 writing = selectors.EVENT_WRITE if peer.pending else 0
                 self._selector.modify(peer.socket, selectors.EVENT_READ | writing, peer)
-        if self._listener is not None:
-            self._selector.unregister(self._listener)
-            self._listener.close()
+        if self._door.listener is not None:
+            self._selector.unregister(self._door.listener)
 
     def _pause_seconds(self) -> float | None:
         if self._deadline is None:
@@ -345,8 +319,8 @@ class Node:
         if key.fileobj is self._woken:
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
-        elif key.fileobj is self._listener and self._listener is not None:
-            self._accept(self._listener)
+        elif key.fileobj is self._door.listener:
+            self._door.accept()
         else:
             self._hear(key.data, mask)
 
@@ -366,12 +340,3 @@ def _answer(answer: "Future[Answer]", call: Callable[[], Answer]) -> None:
         answer.set_result(call())
     except BaseException as error:  # whoever asked raises it
         answer.set_exception(error)
-
-
-def _unlink_dead(address: Path) -> None:
-    """Remove the socket of an incarnation that is no more."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(address))
-        except ConnectionRefusedError:
-            address.unlink()

@@ -6,7 +6,7 @@
         lease = a.alloc_mem(tokens=100)
         a.view(lease.addresses[0])[:] = …
         a.insert(tokens, lease)
-        a.connect(Path("/tmp/b"))
+        a.connect(Path("/tmp/b"))  # or "tcp://10.0.0.2:5000"
         a.transfer_with_insert("b", tokens)
 """
 
@@ -14,8 +14,6 @@ import queue
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -34,31 +32,29 @@ from kvell.memory import (
 )
 from kvell.mempool.addresses import Address, Lease
 from kvell.mempool.agent import Agent
+from kvell.mempool.buffer import HostBuffer, Media
 from kvell.mempool.entries import PeerEntry
-from kvell.mempool.holds import Hold
-from kvell.mempool.node import News, Node
-from kvell.mempool.owners import HoldKind, Owner
-from kvell.mempool.transfers.actions import Action, Arrived, Ended
+from kvell.mempool.moving_calls import LEASE_SECONDS, MovingCalls, asked_tokens
+from kvell.mempool.node import Node
+from kvell.mempool.owners import Owner
+from kvell.mempool.transfers.actions import Action, Arrived, Fetched
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transfers.receiving import owner_of
+from kvell.mempool.transports.endpoints import Endpoint
 from kvell.mempool.transports.page_copies import Bytes
 
-LEASE_SECONDS = 30.0
-TRANSFER_SECONDS = 30.0
-NO_TOKEN = np.iinfo(np.int32).min
-"""Stands behind a text that is matched: at most all but the last token of what is asked are
-found, and here all may be."""
 
-
-class MemPool:
-    """KV memory of one instance, which others of the same host can be connected to.
+class MemPool(MovingCalls):
+    """KV memory of one instance, which others can be connected to.
 
     :param layout: of :func:`kvell.memory.plan_layout`; instances with equal groups may exchange
         pages, whatever the sizes of their pools.
     :param content: what else decides the bytes of a page: weights, element types.
-    :param address: a path for the socket at which others connect; None: none can.
-    :param secret: which all instances of the cluster know.
-    :raises ChangeSomething: when the system refuses so much memory, or the address cannot be bound.
+    :param address: at which others connect: a path for a socket of this host, or
+        ``tcp://host:port`` (port 0: any that is free); None: none can.
+    :param secret: which all instances of the cluster know; over TCP of 16 bytes or more.
+    :param cpu_buffer_bytes: of host memory to swap texts to; 0: none.
+    :raises ChangeSomething: when the system refuses so much memory, the address cannot be bound,
+        or the secret is too short for it.
     """
 
     def __init__(
@@ -67,9 +63,10 @@ class MemPool:
         *,
         instance: str,
         content: str = "",
-        address: Path | None = None,
+        address: Endpoint | None = None,
         secret: bytes = b"",
         implementation: Implementation = "auto",
+        cpu_buffer_bytes: int = 0,
     ) -> None:
         self.layout, self.instance = layout, instance
         self.incarnation = secrets.randbits(48)
@@ -80,7 +77,13 @@ class MemPool:
         self._arrivals: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         self._operation = 0
         self._sent: dict[Transfer, tuple[Owner, Future[None]]] = {}
+        self._fetching: dict[int, Future[Fetched]] = {}
+        self._buffer: HostBuffer | None = None
         try:
+            if cpu_buffer_bytes:
+                self._buffer = HostBuffer(
+                    self.core, self._agent.holds, self.memory, cpu_buffer_bytes
+                )
             self._node = Node(
                 instance,
                 self.incarnation,
@@ -150,7 +153,13 @@ class MemPool:
 
     def free_mem(self, lease: Lease) -> bool:
         """Give a lease's pages back; idempotent.  Whether they were still held."""
-        return self._node.ask(lambda: self._agent.holds.release(lease.owner))
+
+        def freed() -> bool:
+            was_held = self._agent.holds.release(lease.owner)
+            self._sweep()
+            return was_held
+
+        return self._node.ask(freed)
 
     def view(self, address: Address) -> npt.NDArray[np.uint8]:
         """The bytes of an own page, to read and to write while its lease lasts.
@@ -160,6 +169,8 @@ class MemPool:
         if (address.instance, address.incarnation) != (self.instance, self.incarnation):
             problem, remedy = "is not of this instance", "transfer it here first"
             raise ChangeSomething("address", address, problem, remedy)
+        if address.medium == "host":
+            return self._host_view(address)
         size_bytes = self.layout.groups[address.group].page_stride_bytes
         return self.memory[address.offset : address.offset + size_bytes]
 
@@ -192,16 +203,24 @@ class MemPool:
         root: str = "",
         model: str = "",
         seconds: float = LEASE_SECONDS,
+        media: Media = "device",
     ) -> Lease:
         """Hold the longest cached prefix that every layer group can be resumed from.
 
         Its ``hit_tokens`` may be 0; then it has no addresses.
+
+        :param media: where to look: ``device``, the pool; ``host``, what was swapped out; or
+            ``mixed``, each page in either.  Addresses say which.
         """
+        if media != "device":
+            return self._match_tiers(tokens, root, model, seconds, media)
 
         def matched() -> Lease:
             owner, deadline = self._owner("match"), self._deadline(seconds)
             return self._lease(
-                self._agent.holds.hold_text(owner, deadline, _asked(tokens), root, model=model)
+                self._agent.holds.hold_text(
+                    owner, deadline, asked_tokens(tokens), root, model=model
+                )
             )
 
         return self._node.ask(matched)
@@ -212,143 +231,20 @@ class MemPool:
         What other texts share with it, and what is held, stays.
         """
         text = np.asarray(tokens, np.int32)
-        return self._node.ask(lambda: self.core.delete(text, root, model=model))
 
-    # ------------------------------------------------------------------ transfer
+        def deleted() -> int:
+            swapped = self._buffer.delete(text, root, model) if self._buffer is not None else 0
+            return swapped + self.core.delete(text, root, model=model)
 
-    def connect(self, address: Path) -> str:
-        """Connect to another instance of this host; returns its name.
-
-        :raises TryLater: when nobody answers there.
-        :raises ChangeSomething: when it is no instance of this cluster.
-        """
-        return self._node.connect(address)
-
-    def peers(self) -> list[str]:
-        """Instances that are connected."""
-        return self._node.peers()
-
-    def transfer(
-        self,
-        instance: str,
-        tokens: Sequence[int],
-        *,
-        root: str = "",
-        model: str = "",
-        private: bytes = b"",
-        seconds: float = TRANSFER_SECONDS,
-    ) -> int:
-        """Send what is cached of a text; the receiver's user gets it from :meth:`next_arrival`.
-
-        The receiver takes what it has itself and allocates the rest; only that crosses.
-
-        :returns: tokens that it has now.
-        :raises ChangeSomething: if nothing of the text is cached here.
-        :raises TryLater: if the receiver is not connected, has no room, or gave up.
-        """
-        return self._transfer(instance, tokens, root, model, private, seconds, inserts=False)
-
-    def transfer_with_insert(
-        self,
-        instance: str,
-        tokens: Sequence[int],
-        *,
-        root: str = "",
-        model: str = "",
-        private: bytes = b"",
-        seconds: float = TRANSFER_SECONDS,
-    ) -> int:
-        """Send what is cached of a text; the receiver caches it too.  See :meth:`transfer`."""
-        return self._transfer(instance, tokens, root, model, private, seconds, inserts=True)
-
-    def next_arrival(
-        self, seconds: float, lease_seconds: float = LEASE_SECONDS
-    ) -> tuple[Lease, bytes]:
-        """Wait for a text that was sent without insertion; returns its pages and what came along.
-
-        :raises TryLater: if none comes in time.
-        """
-        ends = self._deadline(seconds)
-
-        def leased(arrived: Arrived) -> Lease | None:
-            owner = owner_of(arrived.transfer)
-            if owner not in self._agent.holds:
-                return None  # nobody asked for it in time
-            hold = self._agent.holds[owner]
-            hold.deadline = self._deadline(lease_seconds)
-            hold.hit_tokens = arrived.computed
-            return self._lease(hold)
-
-        while True:
-            left_seconds = max(0.0, (ends - self._node.now()) / 1000)
-            try:
-                arrived = self._arrivals.get(timeout=left_seconds)
-            except queue.Empty:
-                raise TryLater(f"no text came within {seconds:g} s") from None
-            lease = self._node.ask(partial(leased, arrived))
-            if lease is not None:
-                return lease, arrived.announced
+        return self._node.ask(deleted)
 
     # ------------------------------------------------------------------- private
 
-    def _transfer(
-        self,
-        instance: str,
-        tokens: Sequence[int],
-        root: str,
-        model: str,
-        private: bytes,
-        seconds: float,
-        *,
-        inserts: bool,
-    ) -> int:
-        def begun() -> tuple[Future[None], int]:
-            owner, now = self._owner("departure"), self._node.now()
-            deadline = self._deadline(seconds)
-            hold = self._agent.holds.hold_text(owner, deadline, _asked(tokens), root, model=model)
-            if not hold.hit_tokens:
-                self._agent.holds.release(owner)
-                remedy = "insert it first"
-                raise ChangeSomething("tokens", f"{len(tokens)} tokens", "are not cached", remedy)
-            sending = self._agent.sending
-            transfer, actions = sending.begin(
-                instance,
-                hold.tokens,
-                hold.hit_tokens,
-                now,
-                deadline,
-                root=root,
-                model=model,
-                inserts=inserts,
-                private=private,
-            )
-            done: Future[None] = Future()
-            self._sent[transfer] = owner, done
-            actions += sending.ready(transfer, self._agent.holds.places(owner))
-            self._node.act(actions)
-            self._node.wake_at(self._agent.next_deadline)
-            return done, hold.hit_tokens
-
-        done, computed = self._node.ask(begun)
-        done.result()
-        return computed
-
     def _handled(self, entry: PeerEntry) -> list[Action]:
         actions = self._agent.handle(entry)
+        self._sweep()
         self._node.wake_at(self._agent.next_deadline)
         return actions
-
-    def _told(self, news: News) -> None:
-        if isinstance(news, Arrived):
-            if owner_of(news.transfer) in self._agent.holds:
-                self._arrivals.put(news)
-        elif isinstance(news, Ended):
-            owner, done = self._sent.pop(news.transfer)
-            self._agent.holds.release(owner)
-            if news.problem:
-                done.set_exception(TryLater(f"the transfer ended: {news.problem}"))
-            else:
-                done.set_result(None)
 
     def _counts(self, tokens: int | None, pages: Mapping[str, int] | None, model: str) -> Ints:
         """For each group the first position and the number of pages [groups, 2]."""
@@ -364,34 +260,6 @@ class MemPool:
                 raise ChangeSomething("pages", name, "is no layer group", remedy)
         return np.asarray([(0, pages.get(name, 0)) for name in names], np.int32)
 
-    def _owner(self, kind: HoldKind) -> Owner:
-        self._operation += 1
-        return Owner(kind, self.instance, self.incarnation, self._operation)
-
-    def _deadline(self, seconds: float) -> int:
-        return self._node.now() + int(seconds * 1000)
-
     def _require(self, lease: Lease) -> None:
         if lease.owner not in self._agent.holds:
             raise TryLater("the lease is over: its pages may be somebody else's")
-
-    def _lease(self, hold: Hold, firsts: Ints | None = None) -> Lease:
-        self._node.wake_at(self._agent.next_deadline)
-        groups = self.layout.groups
-        before = [0] * len(groups) if firsts is None else firsts.tolist()
-        addresses = tuple(
-            Address(
-                self.instance,
-                self.incarnation,
-                group,
-                before[group] + position,
-                page,
-                page * groups[group].page_stride_bytes,
-            )
-            for group, position, page in self._agent.holds.pages(hold.owner).tolist()
-        )
-        return Lease(hold.owner, hold.deadline, addresses, hold.hit_tokens)
-
-
-def _asked(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-    return np.append(np.asarray(tokens, np.int32), np.int32(NO_TOKEN))

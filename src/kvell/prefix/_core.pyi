@@ -43,6 +43,7 @@ class CompiledCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int: ...
+    def known(self, tokens: Ints, root: str, *, model: str = "") -> Ints: ...
     def open(
         self,
         tokens: Ints,

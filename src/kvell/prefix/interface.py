@@ -88,6 +88,17 @@ class MemoryCore(Protocol):
         """
         ...
 
+    def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
+        """Return every page that the index names along a text [m, ``SOURCE_COLUMNS``], sorted.
+
+        Pages of tokens, half full where the last column is no multiple of a page, and states, whose
+        position is the slice; not those of images.  Changes nothing; with holes, unlike a hit.
+        Linear in the text.
+
+        :raises ValueError: if no group belongs to the model.
+        """
+        ...
+
     def open(
         self,
         tokens: Tokens,
@@ -136,18 +147,25 @@ class MemoryCore(Protocol):
         """Resume after the first ``computed`` tokens, whose contents come from elsewhere.
 
         The holder was just opened; it needs pages only for what a later step reads.  The pages of
-        its prefix hit that are still read stay, and a lease also takes whole pages that the index
-        knows behind its hit, in each group up to the first that is missing.  :meth:`grow` gives the
-        others; the caller fills them, and the states, before the step that continues.  Nothing
-        that came is published before that step's :meth:`advance`, whatever happens.
+        its prefix hit that are still read stay, and it also takes whole pages, and pages of images,
+        that the index knows behind its hit, in each group up to the first that is missing.  Pages
+        of tokens behind that, and the states and half-full pages that end there, a request keeps
+        (:meth:`sources`) and :meth:`copies` copies them; a lease leaves them.  :meth:`grow` gives
+        all other pages; the caller fills those that are not copied before the step that continues.
+        Nothing that came is published before that step's :meth:`advance`, whatever happens.
 
         A lease may know all of its tokens computed: advanced to them and closed, it has put what
         came into the index without a step.
 
-        :raises ValueError: if the holder was given pages, has images or drops tokens; if
-            ``computed`` is less than its hit, or more than the tokens it knows, the last of which
-            a request has still to compute.
+        :raises ValueError: if the holder was given pages, drops tokens, or has images among the
+            tokens of its pages; if ``computed`` cuts an image, is less than its hit, or more than
+            the tokens it knows, the last of which a request has still to compute.
         """
+        ...
+
+    def sources(self, handle: int) -> Ints:
+        """Return cached pages that a holder keeps for copies that are still to be made
+        [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, states, and pages behind a hole."""
         ...
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
@@ -258,11 +276,6 @@ class MemoryCore(Protocol):
 
 class HoldingCore(MemoryCore, Protocol):
     """A memory core that holds pages for texts that come and go, and tells what it caches."""
-
-    def sources(self, handle: int) -> Ints:
-        """Return cached pages that a holder keeps for copies that are still to be made
-        [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, and states."""
-        ...
 
     def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
         """Hold empty pages that belong to no text; returns a handle, or 0 if there are too few.

@@ -119,6 +119,7 @@ async def _serve(
                 observer=metrics,
                 place=Place(),
                 index_observer=published,
+                pool=options.pool,
             ) as front,
         ):
             face = await loading

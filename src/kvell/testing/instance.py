@@ -134,6 +134,10 @@ class FakeEngine:
         """Whether a request is running."""
         return bool(self._running)
 
+    def has_requests(self) -> bool:
+        """Whether a request is running."""
+        return bool(self._running)
+
     def handle(self, command: Command) -> list[Event]:
         """Take a command and return its events."""
         if isinstance(command, Submit):

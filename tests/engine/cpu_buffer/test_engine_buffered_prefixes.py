@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.buffered_prefixes import MOST_REMEMBERED, BufferedPrefixes
-from kvell.engine.cpu_buffer.prefix_digests import PrefixDigests
-from kvell.engine.cpu_buffer.prefix_pages import PrefixPages
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import Journal, replay
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import NO_HANDLE
-from kvell.memory import GroupSpec, Implementation
+from kvell.memory import Implementation
+from kvell.mempool.tiers.digests import PrefixDigests
+from kvell.mempool.tiers.lookup import Tiers
 from kvell.pages.layout import Layout
 from tests.engine.conftest import make_layout
 from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine
@@ -23,102 +22,15 @@ from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
 from tests.engine.swapping import Always, AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
-from tests.pages.pools import group, pool_of
 
 FULL_AND_SLIDING = make_layout((0, 9), 12)
 LIMITS = limits(batched=16, seats=4, max_len=64)
+NONE_KNOWN = np.empty((0, 4), np.int32)
+"""The pool names no page of a text."""
 
 
 def ints(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.asarray(tokens, np.int32)
-
-
-class TestDigests:
-    def test_equal_beginnings_have_equal_names(self) -> None:
-        tokens = list(range(300))
-        one, other = PrefixDigests(ints(tokens), "r"), PrefixDigests(ints([*tokens[:200], 7]), "r")
-        for length in (0, 1, 63, 64, 65, 128, 199, 200):
-            assert one.of(length) == other.of(length)
-        assert one.of(201) != other.of(201)
-        assert len({one.of(length) for length in range(301)}) == 301
-
-    def test_the_order_of_asking_does_not_matter(self) -> None:
-        tokens = ints(list(range(500)))
-        upward, downward = PrefixDigests(tokens, ""), PrefixDigests(tokens, "")
-        names = [upward.of(length) for length in range(0, 500, 37)]
-        assert [downward.of(length) for length in reversed(range(0, 500, 37))] == names[::-1]
-
-    def test_roots_share_no_name(self) -> None:
-        assert PrefixDigests(ints([1]), "a").of(1) != PrefixDigests(ints([1]), "b").of(1)
-        assert PrefixDigests(ints([]), "1:a").of(0) != PrefixDigests(ints([]), "a").of(0)
-
-    @pytest.mark.parametrize("length", [-1, 4])
-    def test_a_length_that_there_is_not(self, length: int) -> None:
-        with pytest.raises(ValueError, match="3 tokens"):
-            PrefixDigests(ints([1, 2, 3]), "").of(length)
-
-
-TEXT = ints([(i * i) % 97 for i in range(41)])
-
-
-class TestPages:
-    """Pages of four tokens."""
-
-    def filled(
-        self, kind: GroupSpec, positions: Sequence[int], num_large: int = 12
-    ) -> tuple[PrefixPages, PrefixDigests]:
-        layout = pool_of(num_large, kind)
-        pages = PrefixPages(layout.groups, PageBuffer(layout.groups, num_large))
-        digests = PrefixDigests(TEXT, "")
-        for position in positions:
-            assert pages.put(pages.key(0, position, digests)) is not None
-        return pages, digests
-
-    def test_full_attention_reaches_as_far_as_there_is_no_hole(self) -> None:
-        for positions, reached in (((), 0), ((0, 1, 2), 12), ((0, 1, 3, 4), 8), ((1, 2), 0)):
-            pages, digests = self.filled(group(4, 1), positions)
-            assert pages.longest(digests, [0]) == reached
-
-    def test_a_last_token_is_left_and_other_tokens_are_another_page(self) -> None:
-        pages, _ = self.filled(group(4, 1), (0, 1, 2))
-        assert pages.longest(PrefixDigests(TEXT[:12], ""), [0]) == 8
-        assert pages.longest(PrefixDigests(TEXT[:13], ""), [0]) == 12
-        other = TEXT.copy()
-        other[9] += 1
-        assert pages.longest(PrefixDigests(other, ""), [0]) == 8
-
-    def test_a_window_needs_its_last_tokens_only(self) -> None:
-        for positions, reached in (((3, 4), 20), ((4,), 0), ((2, 3, 6, 7), 32), ((0,), 4)):
-            pages, digests = self.filled(group(4, 1, window=9), positions)
-            assert pages.longest(digests, [0]) == reached, positions
-
-    def test_all_groups_must_reach(self) -> None:
-        layout = pool_of(12, group(4, 1), group(2, 1, window=5))
-        pages = PrefixPages(layout.groups, PageBuffer(layout.groups, 12))
-        digests = PrefixDigests(TEXT, "")
-        for position in range(3):
-            pages.put(pages.key(0, position, digests))
-        assert pages.longest(digests, [0, 1]) == 0
-        assert pages.longest(digests, [0]) == 12
-        for position in (2, 3):
-            pages.put(pages.key(1, position, digests))
-        assert pages.longest(digests, [0, 1]) == 8
-        assert sorted(pages.needed([0, 1], 8)) == [(0, 0), (0, 1), (1, 2), (1, 3)]
-        assert (pages.step([0, 1]), pages.step([1])) == (4, 2)
-
-    def test_the_longest_unused_goes_first_and_what_a_plan_uses_stays(self) -> None:
-        pages, digests = self.filled(group(4, 1), range(4), num_large=4)
-        keys = [pages.key(0, position, digests) for position in range(6)]
-        assert pages.put(keys[4]) is None, "all of it is of this plan"
-        pages.begin()
-        pages.touch([keys[0]])
-        version = pages.version
-        assert pages.put(keys[4]) is not None
-        assert [key in pages for key in keys[:5]] == [True, False, True, True, True]
-        assert pages.version > version
-        pages.clear()
-        assert len(pages) == 0
-        assert pages.longest(digests, [0]) == 0
 
 
 # ------------------------------------------------------------------------------ an engine
@@ -206,7 +118,7 @@ def test_prefixes_that_begin_alike_share_pages() -> None:
     shared = {page for row in run.plans for page in map(tuple, row.offloads[:, [0, 2]].tolist())}
     begins = PrefixDigests(ints(text(0, 32)), "0:")
     pages = prefixes_of(run).pages
-    assert pages.longest(begins, [0]) >= 28
+    assert Tiers(pages, [0], begins, NONE_KNOWN).longest >= 28
     assert len(pages) <= len(shared) < 12 * 10, "not once for each"
 
 

@@ -8,13 +8,14 @@ import numpy as np
 
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import Journal, JournaledCore, replay
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import Layout, audit, create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerLost, PullEnded, Ticked
+from kvell.mempool.place import PdCaching
 from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
 from kvell.mempool.transfers.messages import PeerMessage, Transfer
 from kvell.vocabulary import RequestId
@@ -31,9 +32,16 @@ class Copying:
 class Instance:
     """One incarnation of an instance."""
 
-    def __init__(self, name: str, incarnation: int, layout: Layout, limits: Limits) -> None:
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        layout: Layout,
+        limits: Limits,
+        pd_caching: PdCaching = 2,
+    ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._layout, self._limits = layout, limits
+        self._layout, self._limits, self._pd_caching = layout, limits, pd_caching
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
         self.model = VirtualModel(layout)
@@ -44,7 +52,8 @@ class Instance:
     def fresh(self) -> EngineCore:
         core = create_core(self._layout, "compiled" if self.incarnation % 2 else "python")
         agent = Agent(core, self.name, self.incarnation, "virtual")
-        return EngineCore(core, self._limits, frozenset({EOS}), agent=agent)
+        eos, pd_caching = frozenset({EOS}), self._pd_caching
+        return EngineCore(core, self._limits, eos, agent=agent, pd_caching=pd_caching)
 
     @property
     def core(self) -> EngineCore:
@@ -80,6 +89,7 @@ class Cluster:
     layout: Layout
     limits: Limits
     names: Sequence[str]
+    pd_caching: PdCaching = 2
     now: int = 0
     instances: dict[str, Instance] = field(default_factory=dict)
     messages: list[tuple[str, int, str, PeerMessage]] = field(default_factory=list)
@@ -93,11 +103,13 @@ class Cluster:
 
     def start(self, name: str) -> None:
         incarnation = next(self.incarnations)
-        self.instances[name] = Instance(name, incarnation, self.layout, self.limits)
+        instance = Instance(name, incarnation, self.layout, self.limits, self.pd_caching)
+        self.instances[name] = instance
+        self.hear(instance, instance.engine.heard(Ticked(self.now)))
 
     # ------------------------------------------------------------------ the front
 
-    def submit(self, name: str, entry: Entry, at: str, goes_to: str) -> None:
+    def submit(self, name: str, entry: Entry, at: str, goes_to: str, pulls_from: str = "") -> None:
         """Give a request to an instance, and say where it goes on."""
         self.entries[name] = entry
         entry.at, entry.goes_to = at, goes_to
@@ -110,8 +122,19 @@ class Cluster:
             entry.attempt,
             output=np.asarray(entry.emitted, "<i4").tobytes(),
             goes_to=goes_to,
+            pulls_from=pulls_from,
         )
         instance = self.instances[at]
+        self.hear(instance, instance.engine.tell(command))
+
+    def migrate(self, name: str, goes_to: str) -> None:
+        """Let a request go on elsewhere, if it has no way yet."""
+        entry = self.entries[name]
+        if entry.end or entry.goes_to or entry.at == goes_to:
+            return
+        entry.goes_to = goes_to
+        instance = self.instances[entry.at]
+        command = Migrate(RequestId(name), entry.attempt, goes_to)
         self.hear(instance, instance.engine.tell(command))
 
     def cancel(self, name: str) -> None:

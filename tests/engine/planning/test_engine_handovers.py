@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from kvell.engine.requests.limits import Limits
 from kvell.memory import longest_request
+from kvell.mempool.place import PD_CACHINGS, PdCaching
 from kvell.pages.layout import GroupSpec
 from tests.engine.planning.handing_over import Cluster, Entry
 from tests.engine.virtual_model import expected_output
@@ -19,7 +20,13 @@ MIXES: dict[str, list[GroupSpec]] = {
 NAMES = ("p", "d", "e")
 
 
-def cluster_of(mix: str = "windows", large: int = 60, seats: int = 4, batched: int = 16) -> Cluster:
+def cluster_of(
+    mix: str = "windows",
+    large: int = 60,
+    seats: int = 4,
+    batched: int = 16,
+    pd_caching: PdCaching = 2,
+) -> Cluster:
     layout = pool_of(large, *MIXES[mix])
     limits = Limits(
         max_num_batched_tokens=max(batched, seats),
@@ -28,7 +35,7 @@ def cluster_of(mix: str = "windows", large: int = 60, seats: int = 4, batched: i
         vocab_size=50,
         min_chunk_tokens=4,
     )
-    return Cluster(layout, limits, NAMES)
+    return Cluster(layout, limits, NAMES, pd_caching)
 
 
 def prompt_of(family: int, length: int) -> list[int]:
@@ -43,9 +50,10 @@ class HandingOver(RuleBasedStateMachine):
         large=st.integers(8, 40),
         seats=st.integers(1, 4),
         batched=st.sampled_from([3, 16]),
+        pd_caching=st.sampled_from(PD_CACHINGS),
     )
-    def start(self, mix: str, large: int, seats: int, batched: int) -> None:
-        self.cluster = cluster_of(mix, large, seats, batched)
+    def start(self, mix: str, large: int, seats: int, batched: int, pd_caching: PdCaching) -> None:
+        self.cluster = cluster_of(mix, large, seats, batched, pd_caching)
         self.count = 0
 
     @rule(
@@ -55,6 +63,7 @@ class HandingOver(RuleBasedStateMachine):
         ways=st.permutations(NAMES),
         salted=st.booleans(),
         moves=st.sampled_from([True, True, True, False]),
+        pulls=st.sampled_from([0, 0, 1, 2]),
     )
     def submit(
         self,
@@ -64,10 +73,17 @@ class HandingOver(RuleBasedStateMachine):
         ways: list[str],
         salted: bool,
         moves: bool,
+        pulls: int,
     ) -> None:
         entry = Entry(prompt_of(family, length), max_tokens, "s" if salted else "")
-        self.cluster.submit(f"r{self.count}", entry, ways[0], ways[1] if moves else "")
+        goes_to, pulls_from = ways[1] if moves else "", ways[pulls] if pulls else ""
+        self.cluster.submit(f"r{self.count}", entry, ways[0], goes_to, pulls_from)
         self.count += 1
+
+    @precondition(lambda self: self.count)
+    @rule(pick=st.integers(0, 99), to=st.sampled_from(NAMES))
+    def migrate(self, pick: int, to: str) -> None:
+        self.cluster.migrate(f"r{pick % self.count}", to)
 
     @rule(name=st.sampled_from(NAMES), times=st.integers(1, 4))
     def step(self, name: str, times: int) -> None:
@@ -226,3 +242,214 @@ def test_what_cannot_move_is_served_where_it_is() -> None:
     cluster.settle()
     cluster.check_ends()
     assert cluster.moved == 0
+
+
+# ------------------------------------------------------------------------ pd caching
+
+
+def second_turn(cluster: Cluster) -> tuple[int, int]:
+    """Serve a conversation's two turns; tokens that each side computed of the second."""
+    first = Entry(prompt_of(1, 20), 6, "")
+    cluster.submit("one", first, "p", "d")
+    cluster.settle()
+    models = [cluster.instances[name].model for name in "pd"]
+    before = [model.tokens_computed for model in models]
+    second = Entry([*first.prompt, *first.emitted, 1, 2, 3], 4, "")
+    cluster.submit("two", second, "p", "d")
+    cluster.settle()
+    cluster.check_ends()
+    assert cluster.moved == 2
+    at_p, at_d = (m.tokens_computed - b for m, b in zip(models, before, strict=True))
+    return at_p, at_d
+
+
+@pytest.mark.parametrize(
+    ("pd_caching", "computed"), [(0, 29), (1, 9), (2, 9), (3, 4)], ids=PD_CACHINGS
+)
+@pytest.mark.parametrize("mix", list(MIXES))
+def test_what_the_prompts_side_computes_of_a_second_turn(
+    mix: str, pd_caching: PdCaching, computed: int
+) -> None:
+    """Of 20 + 6 + 3 tokens: all, without the first prompt, without the first answer too.
+
+    The last token of an answer is computed by nobody.
+    """
+    at_p, at_d = second_turn(cluster_of(mix, pd_caching=pd_caching))
+    assert (at_p, at_d) == (computed, 3)
+
+
+@pytest.mark.parametrize("pd_caching", PD_CACHINGS)
+def test_what_crosses_for_a_second_turn(pd_caching: PdCaching) -> None:
+    """Where the other side caches too, only what is new."""
+    cluster = cluster_of("full", pd_caching=pd_caching)
+    rows: list[int] = []
+    copy = cluster.copy
+
+    def counted(name: str, index: int, count: int) -> None:
+        for copying in cluster.instances[name].copying.values():
+            if name == "d":
+                rows.append(len(copying.rows))
+        copy(name, index, count)
+
+    cluster.copy = counted  # type: ignore[method-assign]
+    second_turn(cluster)
+    whole, cached = 8, 2
+    assert rows == [5, whole if pd_caching < 2 else cached]
+
+
+def test_a_history_goes_back_past_an_instance_that_the_request_left() -> None:
+    cluster = cluster_of(pd_caching=3)
+    entry = Entry(prompt_of(1, 20), 12, "")
+    cluster.submit("r", entry, "p", "d")
+    while cluster.moved < 1 or len(entry.emitted) < 4:
+        turn(cluster)
+    cluster.migrate("r", "e")
+    cluster.settle()
+    assert (cluster.moved, entry.at) == (2, "e")
+    again = Entry([*entry.prompt, *entry.emitted, 1], 1, "")
+    before = cluster.instances["p"].model.tokens_computed
+    cluster.submit("s", again, "p", "")
+    cluster.settle()
+    cluster.check_ends()
+    assert cluster.instances["p"].model.tokens_computed - before == 2
+
+
+# ------------------------------------------------------------------------- migration
+
+
+def turn(cluster: Cluster, *, steps: str = "pde") -> None:
+    """All messages, copies, and a step of each."""
+    while cluster.messages:
+        cluster.deliver(0)
+    for name in NAMES:
+        cluster.copy(name, 0, 99)
+    for name in steps:
+        cluster.step(name)
+
+
+@pytest.mark.parametrize("mix", list(MIXES))
+@pytest.mark.parametrize("at", range(9))
+def test_a_request_migrates_at_any_step(mix: str, at: int) -> None:
+    """It goes on while it is copied, and computes no token twice."""
+    cluster = cluster_of(mix)
+    entry = Entry(prompt_of(1, 22), 14, "")
+    cluster.submit("r", entry, "p", "")
+    for _ in range(at):
+        turn(cluster)
+    cluster.migrate("r", "d")
+    cluster.settle()
+    cluster.check_ends()
+    assert (cluster.moved, entry.at) == (1, "d")
+    computed = [cluster.instances[name].model.tokens_computed for name in "pd"]
+    assert sum(computed) == 22 + 13 and computed[1] > 0
+
+
+def test_it_goes_on_while_it_is_copied_and_only_the_rest_is_waited_for() -> None:
+    cluster = cluster_of("full")
+    entry = Entry(prompt_of(1, 40), 15, "")
+    cluster.submit("r", entry, "p", "")
+    for _ in range(4):
+        turn(cluster)
+    cluster.migrate("r", "d")
+    sizes: list[int] = []
+    emitted = len(entry.emitted)
+    for _ in range(4):  # the copy is offered, and takes its time
+        while cluster.messages:
+            cluster.deliver(0)
+        cluster.step("p")
+    sizes += [len(one.rows) for one in cluster.instances["d"].copying.values()]
+    assert len(entry.emitted) == emitted + 4
+    while not cluster.moved:
+        for name in NAMES:
+            cluster.copy(name, 0, 99)
+        while cluster.messages:
+            cluster.deliver(0)
+        sizes += [len(one.rows) for one in cluster.instances["d"].copying.values()]
+    assert len(sizes) == 2 and sizes[0] >= 10 > 3 >= sizes[1], "all of it, then the delta"
+    cluster.settle()
+    cluster.check_ends()
+
+
+@pytest.mark.parametrize("dies", ["p", "d"])
+@pytest.mark.parametrize("after", range(7))
+def test_a_death_during_a_migration_loses_nothing(dies: str, after: int) -> None:
+    cluster = cluster_of()
+    entry = Entry(prompt_of(1, 30), 12, "")
+    cluster.submit("r", entry, "p", "")
+    for _ in range(4):
+        turn(cluster)
+    cluster.migrate("r", "d")
+    for moment in range(after):
+        if cluster.messages:
+            cluster.deliver(0)
+        for name in NAMES:
+            cluster.copy(name, 0, 2 + moment % 2)
+            cluster.step(name)
+    cluster.crash(dies)
+    cluster.settle()
+    cluster.check_ends()
+    assert entry.end is not None and entry.end.reason == "length"
+
+
+def test_a_request_that_waits_leaves_once_it_decodes() -> None:
+    cluster = cluster_of(seats=1)
+    first, second = Entry(prompt_of(1, 10), 6, ""), Entry(prompt_of(2, 10), 6, "")
+    cluster.submit("first", first, "p", "")
+    cluster.submit("second", second, "p", "")
+    cluster.step("p")
+    cluster.migrate("second", "d")
+    cluster.settle()
+    cluster.check_ends()
+    assert (first.at, second.at) == ("p", "d")
+
+
+def test_where_the_other_has_no_room_it_stays() -> None:
+    cluster = cluster_of(large=20)
+    cluster.submit("blocker", Entry(prompt_of(2, 40), 15, ""), "d", "")
+    cluster.step("d")
+    entry = Entry(prompt_of(1, 40), 9, "")
+    cluster.submit("r", entry, "p", "")
+    for _ in range(4):
+        cluster.step("p")
+    cluster.migrate("r", "d")
+    cluster.settle()
+    cluster.check_ends()
+
+
+# --------------------------------------------------------------------------- fetches
+
+
+@pytest.mark.parametrize("mix", list(MIXES))
+@pytest.mark.parametrize("goes_to", ["", "d"])
+def test_a_third_instances_prefix_is_pulled_and_not_computed(mix: str, goes_to: str) -> None:
+    cluster = cluster_of(mix)
+    known = Entry(prompt_of(1, 30), 5, "")
+    cluster.submit("known", known, "e", "")
+    cluster.settle()
+    entry = Entry([*known.prompt, *known.emitted, 3, 2, 1], 4, "")
+    cluster.submit("r", entry, "p", goes_to, pulls_from="e")
+    assert not cluster.works("p")
+    cluster.settle()
+    cluster.check_ends()
+    computed = [cluster.instances[name].model.tokens_computed for name in "pd"]
+    assert computed == ([4, 3] if goes_to else [4 + 3, 0])
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_a_request_does_without_what_does_not_come(after: int) -> None:
+    """The instance that was asked has nothing, or dies, or messages are lost."""
+    cluster = cluster_of()
+    if after:
+        cluster.submit("known", Entry(prompt_of(1, 30), 5, ""), "e", "")
+        cluster.settle()
+    entry = Entry(prompt_of(1, 34), 4, "")
+    cluster.submit("r", entry, "p", "d", pulls_from="e")
+    for moment in range(after):
+        if cluster.messages:
+            cluster.deliver(0, loses=moment == 2)
+        cluster.copy("p", 0, 2)
+    if after:
+        cluster.crash("e")
+    cluster.settle()
+    cluster.check_ends()
+    assert cluster.moved == (after < 3), "the third message was about its way to d"

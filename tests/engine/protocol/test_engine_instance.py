@@ -191,3 +191,22 @@ def test_the_local_instance_speaks_the_same_protocol() -> None:
     local.send(Drain())
     assert local.poll() == [Drained()]
     assert local.poll() == []
+
+
+class Moving(FakeEngine):
+    """An engine whose only request came from elsewhere, and is on its way to another."""
+
+    has_one = True
+
+    def has_requests(self) -> bool:
+        return self.has_one or super().has_requests()
+
+
+def test_a_request_that_needs_no_step_keeps_a_draining_instance() -> None:
+    """One that moves would be lost, and none was submitted here."""
+    engine = Moving()
+    gate = CommandGate(engine)
+    assert gate.accept(Drain()) == [] and not gate.drained
+    assert gate.woken() == [] and not gate.drained
+    engine.has_one = False
+    assert gate.woken() == [Drained()] and gate.drained

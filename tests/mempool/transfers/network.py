@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from kvell.memory import GroupKind, GroupSpec, audit, create_core
 from kvell.mempool.agent import Agent
+from kvell.mempool.entries import Heard, PeerLost, PullEnded, Ticked
 from kvell.mempool.owners import Owner
 from kvell.mempool.transfers.actions import (
     Action,
     Arrived,
     Ended,
+    Fetched,
     Grant,
     Pull,
     Revoke,
@@ -65,6 +67,8 @@ class Instance:
         self.copying: dict[Transfer, Copying] = {}
         self.arrived: dict[Transfer, int] = {}
         self.ended: dict[Transfer, str] = {}
+        self.asked: dict[int, list[int]] = {}
+        self.fetched: dict[int, Fetched] = {}
         self.numbers = itertools.count(1)
 
     def owner(self, kind: str) -> Owner:
@@ -113,7 +117,9 @@ class Network:
 
     def start(self, name: str) -> None:
         """A new incarnation, which knows nothing."""
-        self.instances[name] = Instance(name, next(self.incarnations), self.groups, self.large)
+        instance = Instance(name, next(self.incarnations), self.groups, self.large)
+        self.instances[name] = instance
+        instance.agent.handle(Ticked(self.now))
 
     def crash(self, name: str) -> None:
         """An instance dies and starts again; the others hear of it."""
@@ -121,7 +127,7 @@ class Network:
         self.start(name)
         for other in self.instances.values():
             if other.name != name:
-                self.act(other, other.agent.instance_died(name, died))
+                self.act(other, other.agent.handle(PeerLost(name, died)))
 
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
         """Do what a machine asks for, in order."""
@@ -145,7 +151,13 @@ class Network:
             elif isinstance(action, Ended):
                 assert action.transfer not in instance.ended
                 instance.ended[action.transfer] = action.problem
-                instance.holds.release(instance.owners.pop(action.transfer))
+                if action.transfer in instance.owners:
+                    instance.holds.release(instance.owners.pop(action.transfer))
+            elif isinstance(action, Fetched):
+                assert action.number not in instance.fetched
+                instance.fetched[action.number] = action
+                asked = instance.asked[action.number]
+                assert instance.core.peek(ints([*asked, 1 << 20]), "") >= action.computed
         instance.audit()
 
     def taken(self, instance: Instance, action: Arrived) -> None:
@@ -186,6 +198,17 @@ class Network:
         self.act(instance, actions)
         return True
 
+    def ask(self, source: str, target: str, tokens: list[int], ticks: int) -> int:
+        """Ask an instance for what it has of a text; returns the ask's number."""
+        instance = self.instances[source]
+        beyond = instance.core.peek(ints([*tokens, 1 << 20]), "")
+        deadline = self.now + ticks
+        asking = instance.agent.asking
+        number, actions = asking.ask(target, ints(tokens), self.now, deadline, beyond=beyond)
+        instance.asked[number] = tokens
+        self.act(instance, actions)
+        return number
+
     def deliver(self, index: int, *, keeps: bool = False, loses: bool = False) -> None:
         """Hand a message over; one of a dead incarnation never arrives."""
         source, incarnation, target, message = self.messages[index % len(self.messages)]
@@ -194,7 +217,7 @@ class Network:
         if loses or self.instances[source].incarnation != incarnation:
             return
         to = self.instances[target]
-        self.act(to, to.agent.heard(source, message, self.now))
+        self.act(to, to.agent.handle(Heard(source, message)))
 
     def ready(self, source: str) -> None:
         """What was announced first is computed now."""
@@ -219,12 +242,12 @@ class Network:
             del instance.copying[transfer]
             whole = not copying.left and is_there and transfer in source.granted
             problem = "" if whole else "the right to read was gone"
-            self.act(instance, instance.receiving.pulled(transfer, problem))
+            self.act(instance, instance.agent.handle(PullEnded(transfer, problem)))
 
     def pass_time(self, ticks: int) -> None:
         self.now += ticks
         for instance in self.instances.values():
-            self.act(instance, instance.agent.tick(self.now))
+            self.act(instance, instance.agent.handle(Ticked(self.now)))
 
     def settle(self) -> None:
         """Everything that is under way ends, if only because it took too long."""

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.mempool.transfers.actions import Send
+from kvell.mempool.transfers.actions import Fetched, Send
 from kvell.mempool.transfers.fingerprint import layout_fingerprint
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Transfer
 from kvell.pages.layout import GroupSpec
@@ -64,6 +64,11 @@ class TransfersMachine(RuleBasedStateMachine):
         whole = [*text, *[7] * more]
         self.network.send(source, to, whole, inserts, ticks, is_ready=is_ready)
 
+    @rule(name=names, to=names, text=texts, ticks=st.integers(1, 30))
+    def ask(self, name: str, to: str, text: list[int], ticks: int) -> None:
+        if text:
+            self.network.ask(name, to, text, ticks)
+
     @rule(name=names)
     def ready(self, name: str) -> None:
         """What was announced is computed."""
@@ -93,13 +98,13 @@ class TransfersMachine(RuleBasedStateMachine):
     @rule(name=names)
     def cancel(self, name: str) -> None:
         instance = self.network.instances[name]
-        for transfer in list(instance.granted)[:1]:
+        for transfer in sorted(instance.granted & instance.owners.keys())[:1]:
             self.network.act(instance, instance.sending.cancel(transfer, "nobody waits for it"))
 
     @invariant()
     def sound(self) -> None:
         for instance in getattr(self, "network", Network([], 0)).instances.values():
-            assert instance.granted <= {t for t in self.network.texts if t in instance.sending}
+            assert all(transfer in instance.sending for transfer in instance.granted)
 
     def teardown(self) -> None:
         if not hasattr(self, "network"):
@@ -108,6 +113,8 @@ class TransfersMachine(RuleBasedStateMachine):
         for instance in self.network.instances.values():
             assert not len(instance.sending) and not len(instance.receiving)
             assert not len(instance.holds) and not instance.granted and not instance.copying
+            assert not len(instance.agent.asking) and not len(instance.agent.copies)
+            assert instance.asked.keys() == instance.fetched.keys()
             assert not any(instance.core.snapshot().used)
 
 
@@ -180,6 +187,53 @@ def test_only_what_is_missing_crosses(mix: str) -> None:
     turn = pulled_rows(network, "a", "b", [*text, *range(100, 108)])
     assert 0 < turn < whole
     assert pulled_rows(network, "a", "b", [*text, *range(100, 108)]) == 0
+
+
+@pytest.mark.parametrize("mix", list(MIXES))
+@pytest.mark.parametrize("known", [0, 12])
+def test_what_was_asked_for_is_copied_as_far_as_it_is_not_here(mix: str, known: int) -> None:
+    network, text = quiet(mix), list(range(24))
+    network.instances["a"].compute(text)
+    if known:
+        network.instances["b"].compute(text[:known])
+    number = network.ask("b", "a", [*text, 5, 5], 100)
+    run(network)
+    asker = network.instances["b"]
+    assert asker.fetched[number] == Fetched(number, 24, "")
+    asker.compute(text)  # checks what is in the pages
+
+
+def test_an_ask_is_declined_with_its_reason() -> None:
+    network, text = quiet("full"), list(range(24))
+    other = Network(MIXES["window"], 40)
+    other.start("c")
+    network.instances["c"] = other.instances["c"]
+    network.instances["a"].compute(text[:9])
+    network.instances["b"].compute(text[:9])
+    network.ask("b", "a", text, 100)
+    network.ask("b", "c", text, 100)
+    run(network)
+    assert [one.problem for one in network.instances["b"].fetched.values()] == [
+        "no more of it is cached",
+        "the layouts of the two instances differ",
+    ]
+
+
+def test_an_ask_ends_with_its_deadline_its_owners_death_or_for_want_of_room() -> None:
+    network, text = quiet("full"), list(range(60))
+    small = Network(MIXES["full"], 2)
+    small.start("b")
+    asker = network.instances["b"] = small.instances["b"]
+    network.instances["a"].compute(text)
+    network.ask("b", "a", text, 100)
+    run(network)
+    network.ask("b", "a", text, 100)
+    network.crash("a")
+    network.ask("b", "c", text, 100)
+    network.pass_time(200)
+    problems = [one.problem for one in asker.fetched.values()]
+    assert problems == ["there is no room", "a died", "it took too long"]
+    network.settle()
 
 
 @pytest.mark.parametrize("inserts", [True, False])

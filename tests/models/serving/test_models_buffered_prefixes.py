@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.mempool.tiers.buffered import needed
 from kvell.vocabulary import MIB
+from tests.engine.copying import damage_buffer
 from tests.engine.swapping import Always
 from tests.models.served import Served, assert_all
 
@@ -75,24 +77,61 @@ def test_another_question_about_the_same_text_does_too(architecture: str) -> Non
 def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
     """What comes back is read: the equality can fail."""
     run, _ = caching(architecture)
-    pages = run.engine.runner._pages  # type: ignore[attr-defined]
-    fetch = pages.fetch
-
-    def damaged(rows: object) -> None:
-        pages._buffer.fill_(1)
-        fetch(rows)
-
-    pages.fetch = damaged
+    damage_buffer(run.engine.runner)
     ask_again(run, TEXT)
     with pytest.raises(AssertionError):
         assert_all(run)
 
 
 @pytest.mark.parametrize("architecture", ["JambaForCausalLM", "Mamba2ForCausalLM"])
-def test_models_with_states_are_not_kept(architecture: str) -> None:
+def test_a_state_comes_back_where_it_stood(architecture: str) -> None:
+    """The turn goes on exactly where the one before ended, and not from its last whole page."""
     run, swapping = caching(architecture)
-    ask_again(run, TEXT)
-    assert swapping.counters()["cache_out"] == 0
+    cached = ask_again(run, TEXT)
+    assert cached == len(TEXT) + 8 - 1, "its last token had not been computed"
+    assert swapping.counters()["cache_in"] == 1
+    assert_all(run)
+
+
+def evict_part(run: Served, text: Sequence[int], *, group: int, first: bool) -> int:
+    """Take large pages away in which the pool caches half of a group's pages of a text; returns
+    how many pages of the text are left, those of other groups included."""
+    core = run.engine.core.memory
+    known = core.known(np.asarray(text, np.int32), "")
+    own = known[known[:, 0] == group]
+    half = own[: len(own) // 2] if first else own[len(own) // 2 :]
+    larges = {int(page) // run.layout.groups[group].pages_per_large for page in half[:, 2]}
+    core.withhold(np.asarray(sorted(larges), np.int32))  # type: ignore[attr-defined]
+    core.restore(np.asarray(sorted(larges), np.int32))  # type: ignore[attr-defined]
+    return len(core.known(np.asarray(text, np.int32), ""))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "group", "first"),
+    [
+        ("LlamaForCausalLM", 0, False),
+        ("LlamaForCausalLM", 0, True),
+        ("Gemma3ForCausalLM", 0, False),
+        ("Gemma3ForCausalLM", 1, True),
+        ("JambaForCausalLM", 0, False),
+        ("JambaForCausalLM", 1, False),
+    ],
+)
+def test_half_in_the_pool_and_half_in_the_buffer_is_one_hit(
+    architecture: str, group: int, first: bool
+) -> None:
+    run, swapping = caching(architecture)
+    answer = run.ask("first", TEXT, 8)
+    run.ask("between", [5, 6, 7], 2)
+    turn = [*TEXT, *answer.output, 9, 8, 7]
+    assert evict_part(run, turn, group=group, first=first) > 0
+    in_pool = run.engine.core.memory.peek(np.asarray(turn, np.int32), "")
+    cached = run.ask("next turn", turn, 8).cached_tokens
+    assert cached >= len(TEXT) > in_pool
+    needs = sum(sum(1 for _ in needed(one, cached)) for one in run.layout.groups)
+    assert 0 < swapping.buffer.counts.in_pages < needs, "some pages came, and some were there"
+    assert swapping.prefixes is not None
+    assert 0 < swapping.prefixes.hit_tokens <= cached - in_pool
     assert_all(run)
 
 

@@ -2,18 +2,19 @@
 
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvell.engine.engine import Engine
-from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
+from kvell.engine.protocol.messages import Event, Finished, Migrate, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import audit
-from kvell.mempool.place import PoolPlace, make_folder
+from kvell.mempool.place import PD_CACHINGS, PageTransport, PdCaching, PoolPlace, make_folder
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import prompt_ids
 from tests.models.serving.test_models_pooling_served import engine_of, every_case
@@ -27,20 +28,33 @@ PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64, 131)}
 
 
 class Pair:
-    """Two engines, and what either said of each request."""
+    """Several engines, and what any of them said of each request."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Finished] = {}
-        self.moved: set[str] = set()
+        self.moved: list[str] = []
 
-    def submit(self, name: str, prompt: Sequence[int], at: int, params: SamplingParams) -> None:
-        """Give a request to one engine, which hands it to the other."""
+    def submit(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        at: int,
+        params: SamplingParams,
+        goes_to: str | None = None,
+        pulls_from: str = "",
+    ) -> None:
+        """Give a request to an engine, which hands it to the other, or to another, or to none."""
         self.tokens[name] = []
         ids = np.asarray(prompt, "<i4").tobytes()
-        command = Submit(RequestId(name), ids, params, goes_to="ab"[1 - at])
+        to = "ab"[1 - at] if goes_to is None else goes_to
+        command = Submit(RequestId(name), ids, params, goes_to=to, pulls_from=pulls_from)
         self.take(self.engines[at].handle(command))
+
+    def migrate(self, name: str, at: int, goes_to: str) -> None:
+        """Let another engine go on with a request."""
+        self.take(self.engines[at].handle(Migrate(RequestId(name), 0, goes_to)))
 
     def take(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -48,17 +62,22 @@ class Pair:
                 assert event.first_index == len(self.tokens[event.request_id])
                 self.tokens[event.request_id].extend(event.token_ids)
             elif isinstance(event, Finished) and event.reason == "moved":
-                self.moved.add(event.request_id)
+                self.moved.append(event.request_id)
             elif isinstance(event, Finished):
                 assert event.request_id not in self.ends
                 self.ends[event.request_id] = event
 
-    def run(self) -> None:
-        """Step whoever has work until all requests have ended."""
+    def run(self, until: Callable[[], bool] | None = None, listens_seconds: float = 0.0) -> None:
+        """Step whoever has work until all requests have ended and nothing is held for others.
+
+        :param listens_seconds: longest wait for news before each step: real steps are not as short.
+        """
+        until = until or (lambda: len(self.ends) == len(self.tokens) and not self.holds())
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(self.ends) < len(self.tokens) or len(self.moved) < len(self.tokens):
+        while not until():
             assert time.monotonic() < deadline, (self.ends, self.moved)
             works = False
+            self.listen(listens_seconds)
             for engine in self.engines:
                 self.take(engine.woken())
                 if engine.has_work():
@@ -67,16 +86,43 @@ class Pair:
                     memory = engine.core.memory
                     assert audit(memory.layout, memory.snapshot()) == []
             if not works:
-                wakes = [engine.wakes() for engine in self.engines]
-                select.select([one for one in wakes if one is not None], [], [], 1.0)
+                self.listen(0.1)
+
+    def listen(self, seconds: float) -> None:
+        """Wait until there are news for any engine."""
+        wakes = [engine.wakes() for engine in self.engines]
+        select.select([one for one in wakes if one is not None], [], [], seconds)
+
+    def holds(self) -> bool:
+        """Whether an engine holds pages for others."""
+        handovers = (engine.core.handovers for engine in self.engines)
+        return any(one is not None and one.holds_pages for one in handovers)
+
+    def check_pools(self) -> None:
+        """Nobody uses a page any more."""
+        for engine in self.engines:
+            assert not any(engine.core.memory.snapshot().used)
+            assert not engine.has_work()
 
 
 @contextmanager
-def pair_of(architecture: str, is_fused: bool, folder: Path) -> Iterator[Pair]:
+def pair_of(
+    architecture: str,
+    is_fused: bool,
+    folder: Path,
+    transport: PageTransport = "memory",
+    pd_caching: PdCaching = 3,
+    names: str = "ab",
+) -> Iterator[Pair]:
     make_folder(folder)
     engines = [
-        engine_of(architecture, is_fused, 8 * MIB, pool_place=PoolPlace(name, folder))
-        for name in "ab"
+        engine_of(
+            architecture,
+            is_fused,
+            8 * MIB,
+            pool_place=PoolPlace(name, folder, pd_caching=pd_caching, transport=transport),
+        )
+        for name in names
     ]
     try:
         yield Pair(engines)
@@ -85,11 +131,16 @@ def pair_of(architecture: str, is_fused: bool, folder: Path) -> Iterator[Pair]:
             engine.close()
 
 
-def alone(architecture: str, is_fused: bool, params: SamplingParams) -> dict[str, list[int]]:
+def alone(
+    architecture: str,
+    is_fused: bool,
+    params: SamplingParams,
+    prompts: Mapping[str, Sequence[int]] = PROMPTS,
+) -> dict[str, list[int]]:
     """Answers of one engine."""
     engine = engine_of(architecture, is_fused)
     found: dict[str, list[int]] = {}
-    for name, prompt in PROMPTS.items():
+    for name, prompt in prompts.items():
         ids = np.asarray(prompt, "<i4").tobytes()
         engine.handle(Submit(RequestId(name), ids, params))
     while engine.has_work():
@@ -113,7 +164,80 @@ def test_answers_are_those_of_one_engine(
             pair.run()
             told = {name: pair.tokens[f"{name}/{turn}"] for name in PROMPTS}
             assert told == expected
-        assert len(pair.moved) == 2 * len(PROMPTS)
-        for engine in pair.engines:
-            assert not any(engine.core.memory.snapshot().used)
-            assert not engine.has_work()
+        assert sorted(pair.moved) == sorted(pair.tokens)
+        pair.check_pools()
+
+
+FIRST = prompt_ids(90)
+MORE = prompt_ids(12, seed=3)
+every_transport = pytest.mark.parametrize("transport", ["memory", "tcp"])
+
+
+@every_case
+@every_transport
+@pytest.mark.parametrize("pd_caching", PD_CACHINGS)
+def test_a_second_turn_in_every_mode(
+    architecture: str,
+    is_fused: bool,
+    pd_caching: PdCaching,
+    transport: PageTransport,
+    tmp_path: Path,
+) -> None:
+    """Its hit joins what either side has computed of the first turn, as the mode says."""
+    [answer] = alone(architecture, is_fused, GREEDY, {"first": FIRST}).values()
+    second = [*FIRST, *answer, *MORE]
+    expected = alone(architecture, is_fused, SEEDED, {"second": second})
+    with pair_of(architecture, is_fused, tmp_path, transport, pd_caching) as pair:
+        pair.submit("first", FIRST, 0, GREEDY)
+        pair.run()
+        assert pair.tokens["first"] == answer
+        pair.submit("second", second, 0, SEEDED)
+        pair.run()
+        assert pair.tokens["second"] == expected["second"]
+        assert pair.moved == ["first", "second"]
+        cached = pair.ends["second"].cached_tokens
+        known = [0, len(FIRST), len(FIRST), len(FIRST) + len(answer) - 1][pd_caching]
+        assert cached == known
+        pair.check_pools()
+
+
+@every_case
+@pytest.mark.parametrize("made", [1, 5, 10])
+def test_a_request_migrates_in_the_middle_of_its_answer(
+    architecture: str, is_fused: bool, made: int, tmp_path: Path
+) -> None:
+    """With its penalties, beside another that stays."""
+    prompts = {"goes": FIRST, "stays": prompt_ids(40, seed=2)}
+    params = replace(SEEDED, max_tokens=40)
+    expected = alone(architecture, is_fused, params, prompts)
+    with pair_of(architecture, is_fused, tmp_path) as pair:
+        for name, prompt in prompts.items():
+            pair.submit(name, prompt, 0, params, goes_to="")
+        pair.run(lambda: len(pair.tokens["goes"]) >= made)
+        pair.migrate("goes", 0, "b")
+        pair.run(lambda: bool(pair.moved), listens_seconds=1.0)
+        assert made < len(pair.tokens["goes"]) < 40, "it went on while it was copied"
+        pair.run()
+        assert pair.tokens == expected
+        assert pair.moved == ["goes"]
+        pair.check_pools()
+
+
+@every_case
+@every_transport
+def test_a_prefix_is_pulled_from_a_third_instance(
+    architecture: str, is_fused: bool, transport: PageTransport, tmp_path: Path
+) -> None:
+    """One computes what follows, and the other goes on."""
+    [answer] = alone(architecture, is_fused, GREEDY, {"first": FIRST}).values()
+    second = [*FIRST, *answer, *MORE]
+    expected = alone(architecture, is_fused, SEEDED, {"second": second})
+    with pair_of(architecture, is_fused, tmp_path, transport, names="abc") as pair:
+        pair.submit("first", FIRST, 2, GREEDY, goes_to="")
+        pair.run()
+        pair.submit("second", second, 0, SEEDED, pulls_from="c")
+        pair.run()
+        assert pair.tokens["second"] == expected["second"]
+        assert pair.moved == ["second"]
+        assert pair.ends["second"].cached_tokens == len(FIRST) + len(answer) - 1
+        pair.check_pools()

@@ -12,6 +12,7 @@ from kvell.engine.protocol.messages import Tokens
 from kvell.errors import ChangeSomething
 from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import MIB
+from tests.engine.copying import damage_buffer
 from tests.engine.swapping import Always
 from tests.models.served import Served
 
@@ -114,12 +115,5 @@ def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
     expected = outputs(Served(architecture, batched=64))
     run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
     force(run.engine, 1)
-    pages = run.engine.runner._pages  # type: ignore[attr-defined]
-    fetch = pages.fetch
-
-    def damaged(rows: object) -> None:
-        pages._buffer.fill_(1)
-        fetch(rows)
-
-    pages.fetch = damaged
+    damage_buffer(run.engine.runner)
     assert outputs(run) != expected

@@ -1,7 +1,7 @@
 """The compiled core beside the Python one: every answer and every state is the same."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.core.compiled import CompiledCore
 from kvell.prefix.core.reference import ReferenceCore
 from kvell.prefix.eviction.hazard_rule import LearnedHazard
-from kvell.prefix.groups.facts import facts_of
+from kvell.prefix.groups.facts import Facts, facts_of
 from kvell.prefix.groups.needs import dropped_tokens
 from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
 from kvell.prefix.interface import USED, WITHHELD, VisibleCore
@@ -198,6 +198,13 @@ def with_pictures(text: list[int], shown: list[Picture]) -> tuple[list[int], lis
     return tokens + (text or [1]), rows
 
 
+def cannot_receive(own: Sequence[GroupSpec], facts: Facts, computed: int) -> bool:
+    """Whether what is computed does not lie in pages that can come from elsewhere."""
+    is_mixed = bool(facts.images) and any(spec.counts_images for spec in own)
+    drops = any(dropped_tokens(spec, facts) for spec in own)
+    return is_mixed or drops or facts.cuts_image(computed)
+
+
 class LockStep(RuleBasedStateMachine):
     """Tiny pools and two letters: evictions, refusals and split edges all the time."""
 
@@ -340,7 +347,7 @@ class LockStep(RuleBasedStateMachine):
         computed = min(len(tokens) - 1, hit + part * len(tokens) // 9)
         facts = facts_of(len(tokens), options["prompt_tokens"], options["images"])
         own = [g for g in self.both.layout.groups if g.model == options["model"]]
-        if facts.images or any(dropped_tokens(group, facts) for group in own):
+        if cannot_receive(own, facts, computed):
             self.both.refused(ValueError, "cannot receive", "receive", handle, computed)
             self.both("close", handle, renew=False)
             return

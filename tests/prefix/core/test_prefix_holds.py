@@ -11,11 +11,17 @@ from hypothesis.stateful import precondition, rule
 
 from kvell.memory import HoldingCore, Implementation, create_core, pages_of_text
 from kvell.pages.audit import audit
-from kvell.pages.layout import Layout
+from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix.groups.facts import facts_of
 from kvell.prefix.groups.needs import dropped_tokens
 from tests.pages.pools import group, pool_of, state
-from tests.prefix.core.test_prefix_compiled import FEW, LockStep, few_letters, ints
+from tests.prefix.core.test_prefix_compiled import (
+    FEW,
+    LockStep,
+    cannot_receive,
+    few_letters,
+    ints,
+)
 
 
 def needed(layout: Layout, num_tokens: int, model: str = "") -> list[int]:
@@ -24,9 +30,13 @@ def needed(layout: Layout, num_tokens: int, model: str = "") -> list[int]:
     return counts
 
 
+def own_groups(layout: Layout, model: str) -> list[GroupSpec]:
+    return [one for one in layout.groups if one.model == model]
+
+
 def drops(layout: Layout, num_tokens: int, model: str) -> bool:
     facts = facts_of(num_tokens, None, None)
-    return any(dropped_tokens(one, facts) for one in layout.groups if one.model == model)
+    return any(dropped_tokens(one, facts) for one in own_groups(layout, model))
 
 
 class Holds(LockStep):
@@ -40,19 +50,31 @@ class Holds(LockStep):
         lease=st.integers(0, 2),
         what=st.sampled_from(["insert", "insert", "claim", "leave", "close"]),
         model=st.integers(0, 5),
+        shows=st.sampled_from([True, True, False]),
     )
     def hold(
-        self, chosen: int, more: list[int], part: int, lease: int, what: str, model: int
+        self,
+        chosen: int,
+        more: list[int],
+        part: int,
+        lease: int,
+        what: str,
+        model: int,
+        shows: bool,
     ) -> None:
-        """A text's pages come from elsewhere, as far as they are not here."""
-        old, root, _ = self.past[chosen % len(self.past)]
-        tokens = [token for token in [*old, *more] if token >= 0]
+        """A text's pages, and those of its images, come from elsewhere as far as they are not
+        here; ``shows``: nobody need say that some of the text are images."""
+        old, root, options = self.past[chosen % len(self.past)]
+        tokens = [*old, *more]
+        images = options["images"] if shows else None
         name = self.models[model % len(self.models)]
-        handle = self.both("open", ints(*tokens), root, self.step + lease, model=name)
+        until = self.step + lease
+        handle = self.both("open", ints(*tokens), root, until, images=images, model=name)
         self.both("sources", handle)
         hit = self.both("hit_tokens", handle)
         computed = hit + part * (len(tokens) - hit) // 9
-        if drops(self.both.layout, len(tokens), name):
+        facts = facts_of(len(tokens), None, images)
+        if cannot_receive(own_groups(self.both.layout, name), facts, computed):
             self.both.refused(ValueError, "cannot receive", "receive", handle, computed)
             self.both("close", handle, renew=False)
             return
@@ -65,7 +87,8 @@ class Holds(LockStep):
             self.both("advance", ints(handle), ints(computed))
             self.both("close", handle)
             if computed > hit and computed == len(tokens):
-                assert self.both("peek", ints(*tokens, 7), root, model=name) >= hit
+                asked = ints(*tokens, 7)
+                assert self.both("peek", asked, root, images=images, model=name) >= hit
         elif what == "claim" and computed < len(tokens):
             self.running(handle, len(tokens), len(tokens) + 3)
             self.computed[handle] = computed

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from kvell.engine.protocol.messages import Cancel, Finished, Tokens
+from kvell.cluster.routing.policies import router_named
+from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Migrate, Stays, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.request_log import LogEntry
 from kvell.server.instance.death import InstanceDeath
@@ -131,3 +133,114 @@ def test_the_death_of_the_other_starts_a_new_attempt_of_what_it_had() -> None:
     queue.line(DECODE).close()
     ((instance, command),) = queue.due(2.0)
     assert (instance, command.attempt, command.goes_to) == (PREFILL, 1, "")
+
+
+def test_a_request_whose_session_was_elsewhere_pulls_from_there() -> None:
+    queue = AdmissionQueue(8, router=router_named("round-robin"))
+    for number, name in enumerate(("mixed-0", "mixed-1")):
+        queue.line(name).open(4, 100 + number)
+    asked = []
+    for number in range(3):
+        prompt = np.arange(90, dtype="<i4").tobytes()
+        name = RequestId(f"r{number}")
+        queue.add(LogEntry(name, prompt, SamplingParams(), "", 0.0, session="s"))
+        ((instance, command),) = queue.due(0.0)
+        asked.append((instance, command.pulls_from))
+        queue.finished(Finished(name, 0, "length"), 1.0)
+    assert asked == [("mixed-0", ""), ("mixed-1", "mixed-0"), ("mixed-0", "")]
+
+
+# ------------------------------------------------------------------------- migration
+
+MIXED = ("mixed-0", "mixed-1", "mixed-2")
+
+
+def serving(count: int, *names: str) -> tuple[AdmissionQueue, list[LogEntry]]:
+    """Requests that the first instance has, and that have a token each."""
+    queue = opened(names[0])
+    entries = [entry(f"r{number}") for number in range(count)]
+    for request in entries:
+        submitted(queue, request)
+        queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
+    for number, name in enumerate(names[1:], 1):
+        queue.line(name).open(4, 100 + number)
+    return queue, entries
+
+
+def beat(free_bytes: int, waiting: int = 0) -> Heartbeat:
+    return Heartbeat(1, 1, 1, waiting, 10, 1, free_bytes, 1000)
+
+
+def test_a_request_goes_on_where_it_was_sent() -> None:
+    queue, [request] = serving(1, *MIXED[:2])
+    command = Migrate(request.request_id, 0, "mixed-1")
+    assert queue.migrate(request.request_id, "mixed-1") == [("mixed-0", command)]
+    assert queue.migrate(request.request_id, "mixed-1") == []  # it is on its way
+    queue.tokens(Tokens(request.request_id, 0, 1, (8,)), 2.0)
+    queue.finished(moved(request), 2.0)
+    assert list(queue.line("mixed-1").in_flight) == [request.request_id]
+    assert not queue.line("mixed-0").in_flight and request.attempt == 0
+    assert not queue.line("mixed-1").coming
+
+
+@pytest.mark.parametrize("ends", ["stays", "dies", "finished", "cancelled"])
+def test_one_that_does_not_arrive_leaves_nothing_behind(ends: str) -> None:
+    queue, [request] = serving(1, *MIXED[:2])
+    queue.migrate(request.request_id, "mixed-1")
+    assert queue.line("mixed-1").coming == {request.request_id}
+    if ends == "stays":
+        queue.stays(Stays(request.request_id, 1))  # another attempt's
+        assert request.goes_to == "mixed-1"
+        queue.stays(Stays(request.request_id, 0))
+    elif ends == "dies":
+        queue.lost("mixed-1", KILLED, 2.0)
+    elif ends == "finished":
+        queue.finished(Finished(request.request_id, 0, "length"), 2.0)
+    else:
+        told = queue.drop(request.request_id, "cancelled", 2.0)
+        assert [one for one, _ in told] == ["mixed-0", "mixed-1"]
+        queue.finished(Finished(request.request_id, 0, "cancelled"), 2.0)
+    assert request.goes_to == "" and not queue.line("mixed-1").coming
+    assert queue.in_flight == (1 if ends in ("stays", "dies") else 0)
+
+
+def test_what_cannot_be_sent_elsewhere_is_named() -> None:
+    queue, [request] = serving(1, *MIXED[:2])
+    with pytest.raises(ChangeSomething, match="request_id=nobody: is not served now"):
+        queue.migrate(RequestId("nobody"), "mixed-1")
+    queue.line("mixed-1").close()
+    for name in ("mixed-0", "mixed-1", "mixed-7"):
+        with pytest.raises(ChangeSomething, match=f"instance_id={name}"):
+            queue.migrate(request.request_id, name)
+
+
+def test_an_instance_that_leaves_gives_its_requests_to_all_others() -> None:
+    queue, entries = serving(4, *MIXED)
+    queue.drop(entries[3].request_id, "cancelled", 1.0)
+    queue.line("mixed-0").close()
+    told = queue.evacuate("mixed-0")
+    assert [(one, command.request_id) for one, command in told] == [
+        ("mixed-0", request.request_id) for request in entries[:3]
+    ]
+    assert {command.goes_to for _, command in told} == {"mixed-1", "mixed-2"}
+    assert queue.evacuate("mixed-0") == []
+
+
+def test_nothing_leaves_where_nobody_else_is() -> None:
+    queue, _ = serving(2, "decode-0", "prefill-0")
+    assert queue.evacuate("decode-0") == []
+
+
+def test_memory_that_runs_short_sends_the_youngest_away_one_at_a_time() -> None:
+    queue, entries = serving(3, *MIXED[:2])
+    queue.line("mixed-0").heard(beat(500))
+    queue.line("mixed-1").heard(beat(900))
+    assert queue.rebalance("mixed-0") == []
+    queue.line("mixed-0").heard(beat(100))
+    command = Migrate(entries[2].request_id, 0, "mixed-1")
+    assert queue.rebalance("mixed-0") == [("mixed-0", command)]
+    assert queue.rebalance("mixed-0") == []
+    assert queue.rebalance("mixed-1") == []
+    queue.stays(Stays(entries[2].request_id, 0))
+    queue.line("mixed-1").heard(beat(900, waiting=1))
+    assert queue.rebalance("mixed-0") == []

@@ -36,7 +36,7 @@ class TestTime:
         network = VirtualTransport()
         network.send("a", "b", b"x", 3.0)
         assert network.next_seconds() == 3.0
-        assert network.due(3.0) == [Delivery("a", "b", b"x", 0, 3.0, 3.0)]
+        assert network.due(3.0) == [Delivery("a", "b", b"x", 0, 3.0, 3.0, 1)]
         assert network.next_seconds() is None
         assert network.due(4.0) == []
 

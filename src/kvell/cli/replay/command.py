@@ -9,13 +9,19 @@ from typing import Any, Literal
 import click
 
 from kvell.cli.plan.command import ELEMENT_BYTES
+from kvell.cli.replay.instances import (
+    Together,
+    check_rows,
+    instances_options,
+    replay_together,
+)
 from kvell.cli.replay.models import (
     DraftTokens,
     named_config,
     read_models,
     speculation_options,
 )
-from kvell.cli.replay.report import print_report
+from kvell.cli.replay.report import print_report, print_together
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
     debug_option,
@@ -115,6 +121,7 @@ MIN_MODEL_LEN = 2
     help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
 )
 @speculation_options
+@instances_options
 @click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
 @click.option(
     "--requests-out", type=click.Path(dir_okay=False, path_type=Path), help="JSON line per request."
@@ -150,6 +157,7 @@ def replay(
     eviction: Eviction,
     wrong_hints: float | None,
     draft_tokens: DraftTokens,
+    together: Together,
     ignore_sessions: bool,
     requests_out: Path | None,
     timeline_path: Path | None,
@@ -160,12 +168,15 @@ def replay(
     from kvell.cli.replay.latency import latencies, outcomes
     from kvell.load.arrivals import retimed
     from kvell.load.report import Objectives
+    from kvell.simulator.cluster.cluster import ClusterSpec
+    from kvell.simulator.cluster.network import Links
     from kvell.simulator.replay.replay import Replay
     from kvell.simulator.replay.runner import Acceptance
     from kvell.simulator.report.timeline import Timeline, write_timeline
     from kvell.simulator.traces.hints import hinted
     from kvell.simulator.traces.rows import repeated
 
+    counts = together.counts()
     for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
         require_directory(flag, path)
     rows = repeated(load_rows(trace, limit, seed), repeat)
@@ -183,6 +194,31 @@ def replay(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
+    objectives = Objectives(slo_ttft, slo_tpot)
+    if counts is not None:
+        check_rows(rows, arrivals)
+        _check_alone(draft_tokens, timeline_path)
+        spec = ClusterSpec(
+            *(counts, layout, limits, machine, Links(together.pages_link(hardware, machine))),
+            routing=together.routing,
+            pd_caching=together.caching,
+            eviction=eviction,
+        )
+        with progress_bar("replaying") as progress:
+            found, requests = replay_together(
+                spec,
+                rows,
+                sessions=not ignore_sessions,
+                progress=lambda fraction: progress("replaying", fraction),
+            )
+        _write_requests(requests_out, requests)
+        seen = latencies(outcomes(requests, rows), objectives, found["requests_refused"])
+        report = {"model": model, "trace": trace, "manager": manager, **seen, **found}
+        if as_json:
+            click.echo(json.dumps(report))
+        else:
+            print_together(report)
+        return
     timeline = Timeline() if timeline_path else None
     run = Replay(
         create_core(layout, eviction=eviction),
@@ -199,23 +235,36 @@ def replay(
     )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
-    if requests_out is not None:
-        lines = [json.dumps(asdict(figures)) + "\n" for figures in run.requests]
-        with writing("--requests-out", requests_out):
-            requests_out.write_text("".join(lines))
+    _write_requests(requests_out, run.requests)
     if timeline_path is not None and timeline is not None:
         with writing("--timeline", timeline_path):
             write_timeline(timeline_path, timeline.moments)
-    seen = latencies(
-        outcomes(run.requests, rows),
-        Objectives(slo_ttft, slo_tpot),
-        run.requests_refused,
-    )
+    seen = latencies(outcomes(run.requests, rows), objectives, run.requests_refused)
     report = {"model": model, "trace": trace, "manager": manager, **seen, **run.report()}
     if as_json:
         click.echo(json.dumps(report))
     else:
         print_report(report)
+
+
+def _check_alone(draft_tokens: DraftTokens, timeline_path: Path | None) -> None:
+    """Refuse what only the replay of one instance does."""
+    refused = {
+        "--num-speculative-tokens": draft_tokens.num_speculative_tokens or None,
+        "--timeline": timeline_path,
+    }
+    for flag, value in refused.items():
+        if value is not None:
+            problem = "is for the replay of one instance"
+            raise ChangeSomething(flag, value, problem, "leave it out, or --instances")
+
+
+def _write_requests(path: Path | None, requests: Sequence[Any]) -> None:
+    if path is None:
+        return
+    lines = [json.dumps(asdict(figures)) + "\n" for figures in requests]
+    with writing("--requests-out", path):
+        path.write_text("".join(lines))
 
 
 def load_rows(trace: str, limit: int | None, seed: int) -> Any:

@@ -1,7 +1,7 @@
 """Prints a replay's figures as tables."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +25,39 @@ def print_report(report: Mapping[str, Any]) -> None:
     console.print(run_table(report))
     console.print(latency_table(report))
     console.print(group_table(report))
+
+
+def print_together(report: Mapping[str, Any]) -> None:
+    """Print the figures of a run of several instances to stdout."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    console.print(latency_table(report))
+    console.print(roles_table(report))
+
+
+def roles_table(report: Mapping[str, Any]) -> Table:
+    """One column for each role, and what crossed between instances."""
+    roles: Mapping[str, Any] = report["roles"]
+    counts = ",".join(f"{role}={count}" for role, count in report["instances"].items())
+    table = Table(title=f"{report['model']}, {report['trace']}, {counts}, {report['routing']}")
+    table.add_column("figure")
+    for role in roles:
+        table.add_column(role, justify="right")
+    shown: Mapping[str, Callable[[Any], str]] = {
+        "instances": "{:,}".format,
+        "steps": "{:,}".format,
+        "busy": "{:.1%}".format,
+        "computed_tokens": "{:,}".format,
+        "hit_rate": "{:.1%}".format,
+        "arriving_hit_rate": "{:.1%}".format,
+        "pulled_bytes": format_bytes,
+        "preemptions": "{:,}".format,
+    }
+    for name, written in shown.items():
+        values = (written(figures[name]) for figures in roles.values())
+        table.add_row(name.replace("_", " "), *values)
+    for name in ("requests_finished", "requests_refused", "requests_moved"):
+        table.add_row(name.replace("_", " "), f"{report[name]:,}")
+    return table
 
 
 def run_table(report: Mapping[str, Any]) -> Table:

@@ -5,13 +5,14 @@
     request ends ──► its pages are cached in the pool, the request is remembered here
                         │ memory runs short: pages are copied out, those of requests that
                         ▼ ended longest ago first, before they are evicted
-                     in the buffer, page by page (:mod:`kvell.engine.cpu_buffer.prefix_pages`)
-                        │ a request hits a longer prefix here than in the pool,
-                        ▼ and copying is quicker than computing
+                     in the buffer, page by page (:mod:`kvell.mempool.tiers.buffered`)
+                        │ a request hits a longer prefix in both tiers together than in the
+                        ▼ pool alone, and copying is quicker than computing
                      copied in with the plan that admits it, and cached in the pool again
 
 Prefixes give way to preempted requests.  Pages are copied, not moved: they stay here when they
-are fetched, and stay in the pool when they are copied out.
+are fetched, and stay in the pool when they are copied out.  Which tier has a page does not matter
+to a hit (:mod:`kvell.mempool.tiers.lookup`); only what the pool lacks is fetched.
 """
 
 from collections import deque
@@ -20,17 +21,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvell.cost.swap_rule import WAYS, SwapRule
+from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.page_buffer import PageBuffer
-from kvell.engine.cpu_buffer.prefix_digests import PrefixDigests
-from kvell.engine.cpu_buffer.prefix_pages import Key, PrefixPages
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, MemoryCore
+from kvell.mempool.tiers.buffered import BufferedPages, Key, Place
+from kvell.mempool.tiers.digests import PrefixDigests
+from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
 from kvell.vocabulary import MIB, RequestId
 
-SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
-"""States are left out: a request does not hold the cached state itself, but a copy of it."""
 MOST_REMEMBERED = 256
 """Most ended requests to remember."""
 AHEAD_SHARE = 8
@@ -48,33 +48,33 @@ class _Ended:
     tokens: NewPages
     root: str
     model: str
-    prompt_tokens: int
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The prefix of a request that is in the buffer: its first ``computed`` tokens."""
+class _Coming:
+    """An opened request that goes on behind ``computed`` tokens, and its hit in the pool alone."""
 
-    digests: PrefixDigests
+    request_id: RequestId
+    tiers: Tiers
+    hit: int
     computed: int
 
 
 class BufferedPrefixes:
     """The cached prefixes in the buffer; pure, used by :class:`.swapping.Swapping`.
 
-    :ivar hit_tokens: tokens that requests have hit here and not in the pool, so far.
+    :ivar hit_tokens: tokens that requests have hit and whose pages came from here, so far.
     """
 
     def __init__(self, core: MemoryCore, buffer: PageBuffer, rule: SwapRule) -> None:
         self.rungs = dict.fromkeys(("cache_out", "cache_in"), 0)
         self.hit_tokens = 0
-        self.pages = PrefixPages(core.layout.groups, buffer)
+        self.pages = BufferedPages(core.layout.groups, buffer)
         self._core, self._rule = core, rule
         self._groups = core.layout.groups
         self._ended: deque[_Ended] = deque(maxlen=MOST_REMEMBERED)
-        self._coming: tuple[RequestId, _Found] | None = None  # for the request opened last
-        self._asked: tuple[RequestId, int, int] | None = None
-        self._found: _Found | None = None
+        self._coming: _Coming | None = None  # for the request opened last
+        self._digests: tuple[RequestId, PrefixDigests] | None = None
         self._copied_bytes = self._evicted_bytes = 0
 
     def begin(self) -> None:
@@ -94,8 +94,7 @@ class BufferedPrefixes:
         if not request.settled or not self._serves(request):
             return
         tokens = request.tokens(0, min(request.num_tokens, request.settled + 1)).copy()
-        prompt_tokens = len(request.prompt)
-        self._ended.append(_Ended(tokens, request.cache_root, request.model, prompt_tokens))
+        self._ended.append(_Ended(tokens, request.cache_root, request.model))
 
     def copy_out(self, wanted_large: int) -> NewPages:
         """Pages to copy out before a plan may evict them [m, 3]: group, page, page of the buffer.
@@ -134,79 +133,67 @@ class BufferedPrefixes:
 
         Returns the bytes of all of them, and of those that were not in the buffer yet.
         """
-        length, held = self._cached(ended)
         digests = PrefixDigests(ended.tokens, _root(ended.model, ended.root))
+        tiers = self._look_up(digests, ended.tokens, ended.root, ended.model)
+        length = tiers.longest
+        places = sorted(tiers.places(length), key=self._begin_of)
         cached = [
-            (self.pages.key(group, position, digests), page)
-            for group, position, page in sorted(held.tolist(), key=self._begin_of)
+            (group, place, page)
+            for group, _, place in places
+            if (page := tiers.pool_page(group, place)) is not None
         ]
-        all_bytes = sum(self._groups[key[0]].page_stride_bytes for key, _ in cached)
+        all_bytes = sum(self._groups[group].page_stride_bytes for group, _, _ in cached)
         if not length or not self._rule.swaps(length, all_bytes):
             return all_bytes, 0
-        taken = list(self._taken(cached, most_bytes))
-        self.pages.touch(key for key, _ in reversed(cached))
+        taken = list(self._taken(cached, digests, tiers, most_bytes))
+        self.pages.touch(tiers.key(group, place) for group, _, place in reversed(places))
         rows.extend(taken)
         new_bytes = sum(self._groups[group].page_stride_bytes for group, _, _ in taken)
         self._copied_bytes += new_bytes
         return all_bytes, new_bytes
 
-    def _cached(self, ended: _Ended) -> tuple[int, NewPages]:
-        """Length of its prefix in the pool, which ends at page ends of all groups; and the pages
-        [m, 3]: group, position, page."""
-        step, most = self.pages.step(self._own(ended.model)), len(ended.tokens) - 1
-        while most > 0:
-            most -= most % step
-            tokens = ended.tokens[: most + 1]
-            prompt_tokens = min(ended.prompt_tokens, len(tokens))
-            handle = self._core.open(
-                tokens, ended.root, prompt_tokens=prompt_tokens, model=ended.model
-            )
-            most, held = self._core.hit_tokens(handle), self._core.held_pages(handle)[:, 1:]
-            self._core.close(handle, renew=False)
-            if not most % step:
-                return most, held
-        return 0, _rows([])
-
-    def _begin_of(self, row: tuple[int, int, int]) -> int:
-        """Position of a page's first token."""
-        group, position, _ = row
-        return position * self._groups[group].page_tokens
+    def _begin_of(self, needed: tuple[int, int, Place]) -> int:
+        """Position of a page's first token; a state, which all others are in vain without, is
+        first."""
+        group, position, _ = needed
+        is_state = self._groups[group].kind is GroupKind.STATE
+        return -1 if is_state else position * self._groups[group].page_tokens
 
     def _taken(
-        self, cached: Sequence[tuple[Key, int]], most_bytes: int
+        self,
+        cached: Sequence[tuple[int, Place, int]],
+        digests: PrefixDigests,
+        tiers: Tiers,
+        most_bytes: int,
     ) -> Iterator[tuple[int, int, int]]:
         """Take pages of the buffer for those not in it yet, while there are any."""
-        for key, page in cached:
-            if key in self.pages:
+        for group, place, page in cached:
+            if tiers.is_buffered(group, place):
                 continue
-            held = self.pages.put(key) if most_bytes > 0 else None
+            held = self.pages.put(group, place, digests) if most_bytes > 0 else None
             if held is None:
                 return
-            most_bytes -= self._groups[key[0]].page_stride_bytes
+            most_bytes -= self._groups[group].page_stride_bytes
             self.rungs["cache_out"] += 1
-            yield key[0], page, held
+            yield group, page, held
 
     # ---------------------------------------------------------------------------- in
 
     def resume(self, request: Request) -> None:
-        """Resume an opened request after its prefix here, if that is longer than its hit and
+        """Resume an opened request after the prefix that both tiers have together, as far as it is
         quicker to copy than to compute.  A request that runs alone starts from nothing."""
         self._coming = None
         if not len(self.pages) or request.runs_alone or not self._serves(request):
             return
-        own, hit = self._own(request.model), request.computed
-        found = self._found_for(request, own)
-        if found.computed <= hit:
-            return
-        size_bytes = sum(
-            self._groups[group].page_stride_bytes
-            for group, position in self.pages.needed(own, found.computed)
-            if (position + 1) * self._groups[group].page_tokens > hit
+        hit, tokens = request.computed, request.tokens(0, request.num_tokens)
+        tiers = self._look_up(
+            self._digests_of(request, tokens), tokens, request.cache_root, request.model
         )
-        if self._rule.swaps(found.computed - hit, size_bytes // WAYS):
-            self._core.receive(request.handle, found.computed)
-            request.computed = found.computed
-            self._coming = request.request_id, found
+        computed = tiers.best(hit, self._rule)
+        if computed > hit:
+            self._core.receive(request.handle, computed)
+            request.computed = computed
+            self._coming = _Coming(request.request_id, tiers, hit, computed)
 
     def copy_in(self, request: Request, before: NewPages) -> NewPages:
         """Pages to fetch for a request that now runs [m, 3]: group, page of the buffer, page.
@@ -214,32 +201,47 @@ class BufferedPrefixes:
         :param before: rows that it held when it was opened; these are not fetched.
         """
         coming, self._coming = self._coming, None
-        if coming is None or coming[0] != request.request_id:
+        if coming is None or coming.request_id != request.request_id:
             return _rows([])
-        _, found = coming
-        known = set(map(tuple, before[:, 1:3].tolist()))
+        places = {
+            (group, position): place
+            for group, position, place in coming.tiers.places(coming.computed)
+        }
+        for group, position in held_already(self._core, request.handle, before):
+            places.pop((group, position), None)
         rows: Moves = []
         keys: list[Key] = []
         for _, group, position, page in self._core.held_pages(request.handle).tolist():
-            is_later = position * self._groups[group].page_tokens >= found.computed
-            if is_later or (group, position) in known:
-                continue
-            key = self.pages.key(group, position, found.digests)
-            keys.append(key)
-            rows.append((group, self.pages.page(key), page))
+            place = places.get((group, position))
+            if place is not None:
+                keys.append(coming.tiers.key(group, place))
+                rows.append((group, self.pages.page(keys[-1]), page))
         self.pages.touch(reversed(keys))
         self.rungs["cache_in"] += 1
-        self.hit_tokens += found.computed - self._core.hit_tokens(request.handle)
+        fetched = [(group, places[group, at]) for group, at in places]
+        self.hit_tokens += self._tokens_of(fetched, coming.hit, coming.computed)
         return _rows(rows)
 
-    def _found_for(self, request: Request, own: Sequence[int]) -> _Found:
-        """Look up the request's prefix; the answer is kept until pages come or go."""
-        asked = (request.request_id, request.num_tokens, self.pages.version)
-        if self._found is None or self._asked != asked:
-            tokens = request.tokens(0, request.num_tokens)
+    def _tokens_of(self, fetched: Sequence[tuple[int, Place]], hit: int, computed: int) -> int:
+        """Tokens behind the hit of which some page came from here; a state is of all of them."""
+        came = np.zeros(computed, bool)
+        for group, (end, _) in fetched:
+            spec = self._groups[group]
+            is_state = spec.kind is GroupKind.STATE
+            came[0 if is_state else (end - 1) // spec.page_tokens * spec.page_tokens : end] = True
+        return int(came[hit:].sum())
+
+    def _look_up(self, digests: PrefixDigests, tokens: NewPages, root: str, model: str) -> Tiers:
+        known = self._core.known(tokens, root, model=model)
+        return Tiers(self.pages, self._own(model), digests, known)
+
+    def _digests_of(self, request: Request, tokens: NewPages) -> PrefixDigests:
+        """Of a request's tokens; kept, since one that waits asks at every step."""
+        found = self._digests
+        if found is None or found[0] != request.request_id or len(found[1]) != len(tokens):
             digests = PrefixDigests(tokens, _root(request.model, request.cache_root))
-            self._asked, self._found = asked, _Found(digests, self.pages.longest(digests, own))
-        return self._found
+            self._digests = found = request.request_id, digests
+        return found[1]
 
     # ----------------------------------------------------------------------- internal
 
@@ -251,6 +253,15 @@ class BufferedPrefixes:
         groups = (self._groups[index] for index in self._own(request.model))
         is_plain = all(group.kind in SERVED_KINDS and not group.is_draft for group in groups)
         return is_plain and not request.image_rows
+
+
+def held_already(core: MemoryCore, handle: int, before: NewPages) -> set[tuple[int, int]]:
+    """(group, position) of what need not be fetched: held before, or copied within the pool.
+
+    :param before: rows of pages that the holder had when it was opened.
+    """
+    sources = core.sources(handle)[:, :2].tolist()
+    return set(map(tuple, [*before[:, 1:3].tolist(), *sources]))
 
 
 def _root(model: str, root: str) -> str:

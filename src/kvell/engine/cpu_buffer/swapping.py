@@ -21,7 +21,7 @@ import numpy as np
 
 from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.page_buffer import PageBuffer
-from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
+from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes, held_already
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec, MemoryCore
@@ -174,7 +174,7 @@ class Swapping:
         self.buffer.release(saved.holder)
         if saved.computed <= self._core.hit_tokens(request.handle):
             return _no_rows()
-        known = set(map(tuple, before[:, 1:3].tolist()))
+        known = held_already(self._core, request.handle, before)
         rows = [
             (group, saved.pages[group, position], page)
             for _, group, position, page in self._core.held_pages(request.handle).tolist()

@@ -19,7 +19,8 @@ from msgspec import structs
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.handovers import Come, Handovers, staying_reason
+from kvell.engine.moving.carried import Come
+from kvell.engine.planning.handovers import Handovers, staying_reason
 from kvell.engine.planning.index_watch import IndexWatch
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.miss_watch import MissWatch
@@ -33,7 +34,9 @@ from kvell.engine.protocol.messages import (
     Finished,
     GroupStats,
     Heartbeat,
+    Migrate,
     Stats,
+    Stays,
     Submit,
     Tokens,
 )
@@ -52,6 +55,7 @@ from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals, audit
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
+from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
@@ -84,12 +88,14 @@ class EngineCore:
         parking: Parking | None = None,
         misses: MissWatch | None = None,
         agent: Agent | None = None,
+        pd_caching: PdCaching = DEFAULT_PD_CACHING,
     ) -> None:
         """:param models: rules of each of several models; the first has these limits.
         :param swapping: over the same core; None without a CPU buffer.
         :param parking: over ``swapping``, if prompts may go ahead of decodes.
         :param misses: over the same core; None if nobody asks why prefixes missed.
         :param agent: over the same core; None if requests neither come from other instances nor go.
+        :param pd_caching: which of several instances cache what.
         :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
         """
         require_depth(
@@ -109,7 +115,9 @@ class EngineCore:
         self._draft_tokens, self._step_sizes = DraftTokens(), StepSizes()
         self._misses = misses
         self._index_watch: IndexWatch | None = None
-        self.handovers = None if agent is None else Handovers(core, self._scheduler, agent)
+        self.handovers: Handovers | None = None
+        if agent is not None:
+            self.handovers = Handovers(core, self._scheduler, agent, pd_caching)
         self._rests = False
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
         self.max_running = self._submitted = 0
@@ -126,22 +134,37 @@ class EngineCore:
         prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
         output = np.frombuffer(command.output, "<i4").astype(np.int32)
         model = command.model or self._first
+        events = self._superseded(command)
         if problem := self._problem(command, prompt, output, model):
             self._finished["refused"] += 1
-            return [_refusal(command, problem)]
+            return [*events, _refusal(command, problem)]
         request = self._request_of(command, prompt, output, model)
         self._rests = False
         self._requests[request.request_id] = request
         if request.output:
             request.finish_reason = self._finish_reason(request, request.output[-1])
         if request.finish_reason is not None:
-            return [self._told(request)]
-        moves = command.goes_to and not staying_reason(request, self.memory.layout.groups)
-        if moves and self.handovers is not None:
-            self.handovers.announce(request, command)
-        else:
+            return [*events, self._told(request)]
+        if not self._enters_moving(request, command):
             self._scheduler.enqueue(request)
-        return []
+        return events
+
+    def _enters_moving(self, request: Request, command: Submit) -> bool:
+        """Whether a request first waits for what other instances say."""
+        if self.handovers is None or staying_reason(request, self.memory.layout.groups):
+            return False
+        return self.handovers.enter(request, command)
+
+    def migrate(self, command: Migrate) -> list[Event]:
+        """Let a request go on elsewhere if it can: copied while it goes on here, then moved."""
+        request = self._requests.get(command.request_id)
+        is_it = request is not None and request.attempt == command.attempt
+        if request is not None and is_it and self.handovers is None:
+            return [Stays(command.request_id, command.attempt)]
+        if request is not None and is_it and self.handovers is not None:
+            self.handovers.migrate(request, command.goes_to)
+            self._rests = False
+        return self._staying()
 
     def _request_of(
         self,
@@ -164,6 +187,7 @@ class EngineCore:
                 command.cache_salt,
                 f"{number} {command.request_id}",
                 is_scored=sampling.prompt_logprobs is not None,
+                is_cached=self.handovers is None or self.handovers.pd_caching > 0,
             ),
             images=np.asarray(command.images, np.int32) if command.images else None,
             image_rows=command.images,
@@ -195,15 +219,17 @@ class EngineCore:
             events += self._end(request)
         for one in came:
             events += self._arrived(one)
-        return events
+        return events + self._staying()
+
+    def _staying(self) -> list[Event]:
+        """Which requests do not move after all."""
+        stays = [] if self.handovers is None else self.handovers.take_staying()
+        return [Stays(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
     def _arrived(self, come: Come) -> list[Event]:
         """A request goes on here; of two attempts the later one does."""
         command = come.command
-        events: list[Event] = []
-        old = self._requests.get(command.request_id)
-        if old is not None and old.attempt < command.attempt:
-            events += self.cancel(Cancel(command.request_id))
+        events = self._superseded(command)
         prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
         output = np.append(
             np.frombuffer(command.output, "<i4"), np.asarray(come.carried.output, np.int32)
@@ -216,12 +242,28 @@ class EngineCore:
         request.handle, request.cached_tokens = come.handle, come.carried.cached_tokens
         request.computed = request.settled = come.computed
         request.preemptions = come.carried.preemptions
+        request.cache_root, request.returns_to = come.carried.root, come.carried.returns_to
         self._requests[request.request_id] = request
+        if self.handovers is not None and not staying_reason(request, self.memory.layout.groups):
+            self.handovers.enter(request, command)
         self._scheduler.arrived.append(request)
         return events
 
+    def _superseded(self, command: Submit) -> list[Event]:
+        """End an earlier attempt; its own end is no news, since the front has given it up.
+
+        Its cancel may have come while it was still on its way here.
+        """
+        old = self._requests.get(command.request_id)
+        if old is None or old.attempt >= command.attempt:
+            return []
+        ended = self.cancel(Cancel(command.request_id, old.attempt))
+        return [event for event in ended if not isinstance(event, Finished)]
+
     def cancel(self, command: Cancel) -> list[Event]:
         """End a request; release its pages at once, or with the result of the step in flight."""
+        if self.handovers is not None:
+            self.handovers.cancelled(command)
         request = self._requests.get(command.request_id)
         if request is None or request.finish_reason is not None:
             return []
@@ -230,6 +272,16 @@ class EngineCore:
         request.finish_reason = "cancelled"
         self._rests = False
         return [] if self._is_in_flight(request) else [*self._end(request), *self._noticed()]
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is here that has not ended, or whose end a result is owed for."""
+        return bool(self._requests or self._in_flight)
+
+    def has_request(self, request_id: RequestId, attempt: int) -> bool:
+        """Whether an attempt at a request is here and has not ended."""
+        request = self._requests.get(request_id)
+        return request is not None and request.attempt == attempt
 
     def watch_index(self, watch: IndexWatch) -> None:
         """Tell from now on what the prefix index names and drops.
@@ -417,6 +469,8 @@ class EngineCore:
             self.handovers.ended(request)
         if not self._is_in_flight(request):
             self._scheduler.finish(request)
+            if self.handovers is not None and not is_told:
+                self.handovers.send_back(request)
         if self._misses is not None and not is_told and self._scheduler.looks_up(request):
             self._misses.ended(request, self.step)
         return [] if is_told else [self._told(request)]

@@ -8,74 +8,89 @@ At the instance that computes a prompt (``Submit.goes_to``)::
 
 and at the other one: ``Prepare`` holds pages, and when the text has come a request begins with its
 first tokens computed.  A request is its sender's until the receiver has all of it, so a death on
-either side loses nothing that the other cannot go on with.  Pure: messages come in, and actions go
-out (:mod:`kvell.mempool.transfers.actions`).
+either side loses nothing that the other cannot go on with.  A request may also leave in the middle
+of its answer (:mod:`kvell.engine.moving.migrations`), wait until a third instance has sent what it
+has of its prompt, and have its text sent back when it has ended.  Pure: messages come in, and
+actions go out (:mod:`kvell.mempool.transfers.actions`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import msgspec
-
+from kvell.engine.moving.caching import handed_over_root
+from kvell.engine.moving.carried import Come, announcement, carried, come, is_cancelled, places_of
+from kvell.engine.moving.migrations import Migrations
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.messages import Cancel, Submit
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec, MemoryCore
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
 from kvell.mempool.owners import Tick
-from kvell.mempool.transfers.actions import Action, Arrived, Ended, Roomed
+from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Roomed
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.vocabulary import RequestId
 
-MOVABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
-"""Kinds whose pages are all there is of the computed tokens."""
+MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
+"""Kinds whose pages are all there is of the computed tokens; embeddings are not needed by then."""
 HANDOVER_TICKS: Tick = 600_000
 """How long a request may take from its announcement until it is pulled: prompts wait in line."""
-
-_SUBMITS = msgspec.msgpack.Decoder(Submit)
-
-
-class Carried(msgspec.Struct, frozen=True):
-    """What goes with a request's pages: tokens behind those computed, and what it cost so far."""
-
-    output: list[int]
-    cached_tokens: int
-    preemptions: int
+FETCH_TICKS: Tick = 2_000
+"""How long a request waits for what another instance has of its prompt."""
+RETURN_TICKS: Tick = 60_000
+"""How long it may take until an instance has the text of a request that has ended."""
 
 
 @dataclass(frozen=True)
-class Come:
-    """A request that has come, with its pages under a handle."""
+class _Going:
+    """A request that is on its way to another instance, or will be.
 
-    command: Submit
-    carried: Carried
-    computed: int
-    handle: int
+    :param length: tokens that were announced: the text that is computed when it moves.
+    :param root: of its prefix there.
+    :param returns_to: the instance that gets its text in the end; "" for none.
+    """
+
+    request: Request
+    length: int
+    root: str
+    returns_to: str
 
 
 class Handovers:
     """The moving requests of one engine core.
 
     :param agent: of the instance, over the scheduler's memory core.
+    :param pd_caching: which instances cache what of requests that are handed over.
     """
 
-    def __init__(self, core: MemoryCore, scheduler: Scheduler, agent: Agent) -> None:
+    def __init__(
+        self,
+        core: MemoryCore,
+        scheduler: Scheduler,
+        agent: Agent,
+        pd_caching: PdCaching = DEFAULT_PD_CACHING,
+    ) -> None:
         self._core, self._scheduler, self._agent = core, scheduler, agent
-        self._going: dict[Transfer, Request] = {}
+        self.pd_caching: PdCaching = pd_caching
+        self._migrations = Migrations(agent)
+        self._commands: dict[RequestId, Submit] = {}
+        self._going: dict[Transfer, _Going] = {}
         self._transfers: dict[RequestId, Transfer] = {}
-        self._lengths: dict[Transfer, int] = {}
-        """Tokens that were announced: the text that is computed when a request moves."""
         self._announced: set[RequestId] = set()
+        self._fetching: dict[int, Request] = {}
+        """Requests that wait for what they asked another instance for."""
         self._moving: set[RequestId] = set()
         self._actions: list[Action] = []
+        self._stays: list[Request] = []
         agent.receiving.admits = scheduler.has_room_for
 
     @property
     def num_idle(self) -> int:
-        """Requests that need no step: announced, or moving."""
-        return len(self._announced) + len(self._moving)
+        """Requests that need no step: those that are put off, and those that move."""
+        fetching = {request.request_id for request in self._fetching.values()}
+        return len(self._announced | fetching) + len(self._moving)
 
     @property
     def holds_pages(self) -> bool:
@@ -92,25 +107,84 @@ class Handovers:
         actions, self._actions = self._actions, []
         return actions
 
-    def announce(self, request: Request, command: Submit) -> None:
-        """Ask the other instance for room; the request waits until it is known."""
-        tokens = request.tokens(0, request.num_tokens)
-        told = replace(command, goes_to="")
+    def take_staying(self) -> list[Request]:
+        """Requests that were to move and do not, since the last call."""
+        stays, self._stays = self._stays, []
+        return stays
+
+    def enter(self, request: Request, command: Submit) -> bool:
+        """Take note of a request that can move; whether it waits until others have answered."""
+        self._commands[request.request_id] = command
+        if command.goes_to:
+            unique = f"{self._agent.instance}/{self._agent.incarnation}/{request.number}"
+            root = handed_over_root(request.cache_root, self.pd_caching, unique)
+            returns_to = self._agent.instance if self.pd_caching == 3 else ""
+            self._announced.add(request.request_id)
+            self._announce(command.goes_to, _Going(request, request.num_tokens, root, returns_to))
+        if command.pulls_from:
+            self._fetch(request, command.pulls_from)
+        return self._is_put_off(request)
+
+    def migrate(self, request: Request, target: str) -> None:
+        """Let a request go on elsewhere, in the middle of its answer, unless it moves anyway."""
+        if request.request_id in self._transfers:
+            return
+        if request.request_id not in self._commands:
+            self._stays.append(request)  # it cannot move
+            return
+        self._actions += self._migrations.ask(request, target)
+        self._actions += self._switched()
+
+    def _announce(self, target: str, going: _Going) -> Transfer:
+        """Ask another instance for room."""
+        request = going.request
         transfer, actions = self._agent.sending.begin(
-            command.goes_to,
-            tokens,
-            len(tokens),
+            target,
+            request.tokens(0, going.length),
+            going.length,
             self._agent.now,
             self._agent.now + HANDOVER_TICKS,
-            root=request.cache_root,
+            root=going.root,
             model=request.model,
             inserts=False,
-            private=msgspec.msgpack.encode(told),
+            private=announcement(self._commands[request.request_id], request),
+            images=request.images,
         )
-        self._going[transfer] = request
-        self._lengths[transfer] = len(tokens)
+        self._going[transfer] = going
         self._transfers[request.request_id] = transfer
-        self._announced.add(request.request_id)
+        self._actions += actions
+        return transfer
+
+    def _fetch(self, request: Request, source: str) -> None:
+        """Ask another instance for what it has of the prompt, beyond what is here."""
+        tokens = request.tokens(0, request.num_tokens)
+        now = self._agent.now
+        number, actions = self._agent.asking.ask(
+            source,
+            tokens,
+            now,
+            now + FETCH_TICKS,
+            root=request.cache_root,
+            model=request.model,
+            beyond=self._core.peek(tokens, request.cache_root, model=request.model),
+        )
+        self._fetching[number] = request
+        self._actions += actions
+
+    def send_back(self, request: Request) -> None:
+        """A request has ended well: the instance that computed its prompt gets its text."""
+        if not request.returns_to or request.finish_reason not in ("stop", "length"):
+            return
+        now = self._agent.now
+        _, actions = self._agent.copies.begin(
+            request.returns_to,
+            request.tokens(0, request.settled),
+            now,
+            now + RETURN_TICKS,
+            root=request.cache_root,
+            model=request.model,
+            beyond=len(request.prompt),
+        )
         self._actions += actions
 
     def heard(self, entry: PeerEntry) -> tuple[list[Request], list[Come]]:
@@ -119,30 +193,56 @@ class Handovers:
         return self._sorted(actions)
 
     def computed(self, requests: Sequence[Request]) -> tuple[list[Request], list[Come]]:
-        """A step's requests have their tokens: those whose prompt is computed begin to move."""
+        """A step's requests have their tokens: those whose prompt is computed begin to move.
+
+        To be called between steps.
+        """
+        if not self._transfers and not len(self._migrations):
+            return [], []
         actions: list[Action] = []
         for request in requests:
             transfer = self._transfers.get(request.request_id)
             if transfer is None or request.finish_reason or request.request_id in self._moving:
                 continue
-            if not request.settled == self._lengths[transfer] < request.num_tokens:
+            if not request.settled == self._going[transfer].length < request.num_tokens:
                 continue
-            self._scheduler.lift(request)
-            self._moving.add(request.request_id)
-            held = self._core.held_pages(request.handle)[:, 1:].tolist()
-            places = {(group, position): page for group, position, page in held}
-            beyond = request.tokens(request.computed, request.num_tokens).tolist()
-            carried = Carried(beyond, request.cached_tokens or 0, request.preemptions)
-            told = msgspec.msgpack.encode(carried)
-            actions += self._agent.sending.ready(transfer, places, told)
+            actions += self._lifted(request, transfer)
+        if len(self._migrations):
+            for request in requests:
+                actions += self._migrations.advance(request)
+            actions += self._switched()
         return self._sorted(actions)
+
+    def _switched(self) -> list[Action]:
+        """Requests whose copies are elsewhere leave with what has come since."""
+        actions: list[Action] = []
+        for request, target in self._migrations.take_ready():
+            going = _Going(request, request.settled, request.cache_root, request.returns_to)
+            actions += self._lifted(request, self._announce(target, going))
+        return actions
+
+    def _lifted(self, request: Request, transfer: Transfer) -> list[Action]:
+        """Take a request out of the steps and offer its pages."""
+        self._scheduler.lift(request)
+        self._moving.add(request.request_id)
+        going = self._going[transfer]
+        told = carried(request, going.root, going.returns_to)
+        return self._agent.sending.ready(transfer, places_of(self._core, request), told)
+
+    def cancelled(self, command: Cancel) -> None:
+        """Let a request that is on its way here not begin."""
+        receiving = self._agent.receiving
+        self._actions += receiving.refuse(lambda announced: is_cancelled(announced, command))
 
     def ended(self, request: Request) -> None:
         """A request ends here, however: nobody may read its pages any more."""
+        self._commands.pop(request.request_id, None)
+        self._migrations.forget(request)
+        self._fetching = {n: one for n, one in self._fetching.items() if one is not request}
         transfer = self._transfers.pop(request.request_id, None)
         if transfer is None:
             return
-        del self._going[transfer], self._lengths[transfer]
+        del self._going[transfer]
         self._announced.discard(request.request_id)
         self._moving.discard(request.request_id)
         # Its own end is no news.
@@ -155,26 +255,51 @@ class Handovers:
         came: list[Come] = []
         for action in actions:
             if isinstance(action, Roomed):
-                self._enqueue(self._going[action.transfer])
+                if action.transfer in self._going:
+                    self._roomed(self._going[action.transfer].request)
             elif isinstance(action, Ended):
                 moved += self._ended(action)
+            elif isinstance(action, Fetched):
+                self._fetched(action)
             elif isinstance(action, Arrived):
-                came.append(self._come(action))
+                if not action.is_inserted:
+                    came.append(self._come(action))
             else:
                 self._actions.append(action)
         return moved, came
 
-    def _enqueue(self, request: Request) -> None:
+    def _is_put_off(self, request: Request) -> bool:
+        fetches = any(one is request for one in self._fetching.values())
+        return fetches or request.request_id in self._announced
+
+    def _roomed(self, request: Request) -> None:
+        """It is known whether another instance has room."""
         if request.request_id in self._announced:
             self._announced.remove(request.request_id)
+            self._enqueue(request)
+
+    def _fetched(self, action: Fetched) -> None:
+        """What was asked for is there, or will not come."""
+        request = self._fetching.pop(action.number, None)
+        if request is not None:
+            self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> None:
+        if not self._is_put_off(request):
             self._scheduler.enqueue(request)
 
     def _ended(self, action: Ended) -> list[Request]:
         """A transfer is over: its request has moved, or stays."""
-        request = self._going.pop(action.transfer)
-        del self._lengths[action.transfer]
+        if action.transfer not in self._going:
+            stays = self._migrations.copied(action.transfer, action.problem)
+            self._stays += [] if stays is None else [stays]
+            self._actions += self._switched()
+            return []
+        request = self._going.pop(action.transfer).request
         del self._transfers[request.request_id]
-        self._enqueue(request)
+        self._roomed(request)
+        if action.problem:
+            self._stays.append(request)
         if request.request_id not in self._moving:
             return []
         self._moving.remove(request.request_id)
@@ -184,10 +309,8 @@ class Handovers:
         return []
 
     def _come(self, action: Arrived) -> Come:
-        command = _SUBMITS.decode(action.announced)
-        carried = msgspec.msgpack.decode(action.private, type=Carried)
         handle = self._agent.holds.claim(owner_of(action.transfer))
-        return Come(command, carried, action.computed, handle)
+        return come(action.announced, action.private, action.computed, handle)
 
 
 def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
@@ -196,8 +319,8 @@ def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
     Everything that cannot move is named here.
     """
     own = [group for group in groups if group.model == request.model]
-    if request.image_rows:
-        return "its images cannot be moved yet"
+    if request.image_rows and any(group.counts_images for group in own):
+        return "its images lie among the text in its pages"
     if request.is_scored:
         return "how likely its prompt is, is told here"
     if request.pooling:

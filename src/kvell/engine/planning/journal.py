@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.lateness import Lateness
-from kvell.engine.protocol.messages import Cancel, Event, Submit
+from kvell.engine.protocol.messages import Cancel, Event, Migrate, Submit
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded, Ticked
 
@@ -27,7 +27,7 @@ class Warmed:
     chunks: int
 
 
-Entry = Submit | Cancel | PlanAsked | StepResult | Warmed | Lateness | PeerEntry
+Entry = Submit | Cancel | Migrate | PlanAsked | StepResult | Warmed | Lateness | PeerEntry
 
 
 @dataclass
@@ -47,10 +47,12 @@ class JournaledCore:
         self.core = core
         self.journal = journal
 
-    def tell(self, entry: Submit | Cancel) -> list[Event]:
+    def tell(self, entry: Submit | Cancel | Migrate) -> list[Event]:
         """Hand a command to the core."""
         self._note(entry)
-        return self.core.submit(entry) if isinstance(entry, Submit) else self.core.cancel(entry)
+        if isinstance(entry, Submit):
+            return self.core.submit(entry)
+        return self.core.cancel(entry) if isinstance(entry, Cancel) else self.core.migrate(entry)
 
     def heard(self, entry: PeerEntry) -> list[Event]:
         """Tell the core what other instances, copies and time bring."""
@@ -92,6 +94,8 @@ def replay(
             core.submit(entry)
         elif isinstance(entry, Cancel):
             core.cancel(entry)
+        elif isinstance(entry, Migrate):
+            core.migrate(entry)
         elif isinstance(entry, StepResult):
             core.commit(entry)
         elif isinstance(entry, Warmed):

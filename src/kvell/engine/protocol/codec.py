@@ -36,6 +36,7 @@ _COMMANDS = _by_name(
     (
         protocol.Submit,
         protocol.Cancel,
+        protocol.Migrate,
         protocol.AskStats,
         AskPages,
         AskLargePage,
@@ -49,6 +50,7 @@ _EVENTS = _by_name(
         PromptLogprobs,
         protocol.Tokens,
         protocol.Finished,
+        protocol.Stays,
         protocol.Stats,
         Pages,
         LargePage,

@@ -53,6 +53,10 @@ class Engine(Protocol):
         """Whether :meth:`step` would do anything."""
         ...
 
+    def has_requests(self) -> bool:
+        """Whether any request has not ended, if none needs a step; some come from elsewhere."""
+        ...
+
     def step(self) -> list[Event]:
         """One plan, run and commit."""
         ...
@@ -130,7 +134,7 @@ class CommandGate:
                 self._in_flight.discard(event.request_id)
         # Drained ends the process, so it is sent from here, once, and never passed on.
         kept: list[Event] = [event for event in events if not isinstance(event, Drained)]
-        is_idle = not self._engine.has_work() and not self._in_flight
+        is_idle = not self._engine.has_requests() and not self._in_flight
         if self._draining and not self.drained and is_idle:
             self.drained = True
             kept.append(Drained())

@@ -10,6 +10,8 @@ inside one.  Commands go to the instance, events come back::
       │ ◄── Tokens(request, first_index, …) ─ │  any number of times
       │ ── Cancel(request) ─────────────────► │  at any moment; idempotent
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
+      │ ── Migrate(request, goes_to) ───────► │  it may go on elsewhere: then Finished("moved")
+      │ ◄── Stays(request) ────────────────── │  a request that was to move does not
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
       │ ── AskPages, AskLargePage(number) ──► │
@@ -37,7 +39,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
@@ -68,6 +70,9 @@ class Submit:
 
     ``goes_to`` names the instance that goes on with it once its prompt is computed, if it can.
 
+    ``pulls_from`` names an instance that may have more of its prompt than this one: it is asked
+    for that first.
+
     ``tensors`` are those of the model's processor for the images of this prompt, whose ids are
     then as the processor gave them; the instance fills in ``images`` itself.
 
@@ -89,6 +94,7 @@ class Submit:
     priority: int = 0
     pooling: Pooling = ""
     goes_to: str = ""
+    pulls_from: str = ""
 
     def __post_init__(self) -> None:
         if len(self.output) % 4:
@@ -109,6 +115,18 @@ class Cancel:
 
     request_id: RequestId
     attempt: int = -1
+
+
+@dataclass(frozen=True)
+class Migrate:
+    """Let another instance go on with a request, in the middle of its answer.
+
+    It ends here with ``Finished("moved")``, or goes on here after :class:`Stays`.
+    """
+
+    request_id: RequestId
+    attempt: int
+    goes_to: str
 
 
 @dataclass(frozen=True)
@@ -196,6 +214,14 @@ class Finished:
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Stays:
+    """A request that was to go on elsewhere stays: it cannot move, or there is no room."""
+
+    request_id: RequestId
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -327,12 +353,13 @@ class Drained:
     """All work is done; the last event of an instance."""
 
 
-Command = Submit | Cancel | AskStats | AskPages | AskLargePage | WatchIndex | Drain
+Command = Submit | Cancel | Migrate | AskStats | AskPages | AskLargePage | WatchIndex | Drain
 Event = (
     Ready
     | PromptLogprobs
     | Tokens
     | Finished
+    | Stays
     | Stats
     | Pages
     | LargePage

@@ -7,14 +7,17 @@ DROPPING_ROOT = RESERVED + "dropping"
 """The root of requests that keep only a part of their prompt: nothing is ever cached under it."""
 
 
-def cache_root(salt: str, unique: str, *, is_scored: bool) -> str:
+def cache_root(salt: str, unique: str, *, is_scored: bool, is_cached: bool = True) -> str:
     """Return the root of a request.
 
     :param unique: names this request and no other of the instance, ended ones included.
+    :param is_cached: False if no other request may ever hit what it computes.
 
     A request whose prompt is scored has one of its own, since all of its prompt must be computed.
     After a preemption it may hit what it computed itself, which was scored then.
     """
     if is_scored:
         return f"{RESERVED}scored {unique}"
+    if not is_cached:
+        return f"{RESERVED}own {unique}"
     return RESERVED + salt if salt.startswith(RESERVED) else salt

@@ -46,6 +46,7 @@ class Request:
     :ivar scored: position in the prompt up to which it was told how likely its tokens are.
     :ivar pooling: what it wants of its prompt in place of tokens; "" for nothing.
     :ivar embedding: what it got, float32 as little-endian bytes.
+    :ivar returns_to: the instance that gets its text when it has ended; "" for none.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
@@ -76,6 +77,7 @@ class Request:
     priority: int = 0
     pooling: Pooling = ""
     embedding: bytes = b""
+    returns_to: str = ""
     _history: bytearray = field(default_factory=bytearray)
 
     @property

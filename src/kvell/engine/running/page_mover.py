@@ -1,17 +1,37 @@
 """Moves the bytes of pages: within the pool, out to the CPU buffer, and back in.
 
 On a GPU the copies run on the stream on which the step computes, and the buffer is pinned: pages
-that a plan copies out are complete before a later plan copies them in, and no thread waits.
+that a plan copies out are complete before a later plan copies them in, and no thread waits.  In
+host memory the calling thread copies, by itself: one thread reads about as fast as memory gives,
+and a team of threads for every page would wait for processors that others use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvell.engine.requests.plan import NewPages, PageCopy
+from kvell.engine.running.copy_stages import Part
 from kvell.memory import Layout, SlotTable
 from kvell.runs import runs
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Pages of a group that are in a row on both sides.
+
+    :param source: the first page that is read, and ``target`` the first that is written.
+    """
+
+    group: int
+    source: int
+    target: int
+    count: int
 
 
 class PageMover:
@@ -25,41 +45,79 @@ class PageMover:
         self, layout: Layout, slots: SlotTable, pool: torch.Tensor, buffer: torch.Tensor | None
     ) -> None:
         self._layout, self._slots, self._pool, self._buffer = layout, slots, pool, buffer
+        self._in_host = pool.device.type == "cpu"
 
     def offload(self, rows: NewPages) -> None:
         """Copy out [m, 3]: group, page, page of the buffer."""
-        if len(rows):
-            self._move(rows[:, 0], rows[:, 1], rows[:, 2], is_out=True)
+        for piece in self.pieces(rows, is_out=True):
+            self._move(piece, self._pool, self._held)
 
     def fetch(self, rows: NewPages) -> None:
         """Copy in [m, 3]: group, page of the buffer, page."""
-        if len(rows):
-            self._move(rows[:, 0], rows[:, 2], rows[:, 1], is_out=False)
+        for piece in self.pieces(rows, is_out=False):
+            self._move(piece, self._held, self._pool)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages onto others of their groups, in order."""
         for copy in copies:
-            group = self._layout.groups[copy.group]
             pages = np.asarray([copy.source, copy.target], np.int32)
-            source, target = (
-                int(page) * group.page_stride_bytes
-                for page in self._slots.physical(pages, group.pages_per_large)
-            )
-            size = group.page_stride_bytes
-            self._pool[target : target + size].copy_(self._pool[source : source + size])
+            pages_per_large = self._layout.groups[copy.group].pages_per_large
+            source, target = self._slots.physical(pages, pages_per_large).tolist()
+            self._move(Piece(copy.group, source, target, 1), self._pool, self._pool)
 
-    def _move(self, groups: NewPages, pages: NewPages, held: NewPages, *, is_out: bool) -> None:
-        if self._buffer is None:
-            raise RuntimeError("a plan moves pages to or from a CPU buffer that is not there")
+    def pieces(self, rows: NewPages, *, is_out: bool) -> list[Piece]:
+        """What :meth:`offload`, or else :meth:`fetch`, copies of these rows."""
+        return list(self._pieces(rows, is_out=is_out)) if len(rows) else []
+
+    def move_parts(
+        self, pieces: Sequence[Piece], parts: Mapping[int, Part], *, is_out: bool
+    ) -> None:
+        """Copy a part of each page; only for a pool in host memory.
+
+        :param parts: by group; pages of other groups are left out.
+        """
+        for piece in pieces:
+            if piece.group in parts:
+                begin, end = parts[piece.group]
+                memories = (self._pool, self._held) if is_out else (self._held, self._pool)
+                source, target = (self._pages(memory, piece.group) for memory in memories)
+                np.copyto(
+                    target[piece.target : piece.target + piece.count, begin:end],
+                    source[piece.source : piece.source + piece.count, begin:end],
+                )
+
+    def _pieces(self, rows: NewPages, *, is_out: bool) -> Iterator[Piece]:
+        groups, pages, held = rows[:, 0], rows[:, 1 if is_out else 2], rows[:, 2 if is_out else 1]
         for index in np.unique(groups).tolist():
             group, own = self._layout.groups[index], groups == index
             here = self._slots.physical(pages[own], group.pages_per_large)
             order = np.argsort(here, kind="stable")
-            here, buffered = here[order], held[own][order]
-            for start, count in runs(here, buffered):
-                begin, there = int(here[start]), int(buffered[start])
-                stride, size = group.page_stride_bytes, count * group.page_stride_bytes
-                pool = self._pool[begin * stride :][:size]
-                buffer = self._buffer[there * stride :][:size]
-                target, source = (buffer, pool) if is_out else (pool, buffer)
-                target.copy_(source, non_blocking=True)
+            here, there = here[order], held[own][order]
+            for start, count in runs(here, there):
+                first, other = int(here[start]), int(there[start])
+                yield Piece(index, *((first, other) if is_out else (other, first)), count)
+
+    def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy whole pages; on a GPU nobody waits for it."""
+        stride_bytes = self._layout.groups[piece.group].page_stride_bytes
+        size_bytes = piece.count * stride_bytes
+        read, written = (
+            memory[first * stride_bytes :][:size_bytes]
+            for memory, first in ((source, piece.source), (target, piece.target))
+        )
+        if self._in_host:
+            np.copyto(written.numpy(), read.numpy())
+        else:
+            written.copy_(read, non_blocking=True)
+
+    def _pages(self, memory: torch.Tensor, group: int) -> Bytes:
+        """Host memory as pages of a group, uint8 [pages, stride]."""
+        stride_bytes = self._layout.groups[group].page_stride_bytes
+        whole: Bytes = memory[: memory.numel() // stride_bytes * stride_bytes].numpy()
+        return whole.reshape(-1, stride_bytes)
+
+    @property
+    def _held(self) -> torch.Tensor:
+        if self._buffer is None:
+            raise RuntimeError("a plan moves pages to or from a CPU buffer that is not there")
+        return self._buffer

@@ -3,15 +3,16 @@
 import contextlib
 import queue
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import PeerEntry
+from kvell.mempool.entries import Heard, PeerEntry
 from kvell.mempool.node import Node
 from kvell.mempool.owners import Tick
 from kvell.mempool.place import PoolPlace
-from kvell.mempool.transfers.actions import Action, Grant, Revoke
+from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transports.page_copies import Bytes
 
 
@@ -29,6 +30,9 @@ class PoolLink:
         memory: Bytes,
         descriptor: int,
     ) -> None:
+        self.agent = agent
+        self.images: MovedImages | None = None
+        """Of the engine, if its model takes images."""
         self._entries: queue.SimpleQueue[PeerEntry] = queue.SimpleQueue()
         self._reader, self._writer = socket.socketpair()
         for one in (self._reader, self._writer):
@@ -41,10 +45,11 @@ class PoolLink:
             groups,
             memory,
             descriptor,
-            address=place.folder / place.instance,
-            folder=place.folder,
+            address=place.address(),
+            finds=place.address_of,
             secret=place.secret(),
         )
+        place.publish(self._node.address)
         self._node.start()
 
     @property
@@ -56,15 +61,18 @@ class PoolLink:
         """Milliseconds of the node's clock."""
         return self._node.now()
 
-    def entries(self) -> list[PeerEntry]:
-        """What has happened since the last call, in order."""
+    def entries(self) -> Iterator[PeerEntry]:
+        """What has happened since the last call, in order; the core hears each before the next."""
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
-        found: list[PeerEntry] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._entries.get_nowait())
-        return found
+                entry = self._entries.get_nowait()
+                told = entry if self.images is None else self.images.incoming(entry)
+                if isinstance(told, Send):
+                    self._node.post([told])
+                else:
+                    yield told
 
     def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
         """Do what the agent asks for.
@@ -74,8 +82,13 @@ class PoolLink:
         :param deadline: when the agent must hear of the time.
         """
         others: list[Action] = []
-        for action in actions:
-            if isinstance(action, Grant):
+        if self.images is not None:
+            self.images.settle()
+        for asked in actions:
+            action = asked if self.images is None else self.images.outgoing(asked)
+            if isinstance(action, Heard):
+                self._take(action)
+            elif isinstance(action, Grant):
                 self._node.rights.grant(action.transfer.number)
             elif isinstance(action, Revoke):
                 self._node.rights.revoke(action.transfer.number)

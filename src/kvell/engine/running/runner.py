@@ -13,6 +13,7 @@ from kvell.engine.planning.proposals import verified
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import PageTables
+from kvell.engine.running.copies_under_pass import Copier, StepCopies
 from kvell.engine.running.drafter import Drafter
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
@@ -69,6 +70,7 @@ class ModelRunner:
     :param lends: lends a step's slot to the models, where activations share the pool.
     :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
     :param controls: of each model, by name; without them no grammar can be followed.
+    :ivar copier: copies pages to the buffer and back, under the passes where it can.
     """
 
     def __init__(
@@ -86,12 +88,19 @@ class ModelRunner:
     ) -> None:
         self._lends = lends
         self._layout = layout
-        self._pages = PageMover(layout, slots, pool, buffer)
         self._tables = _page_tables(layout.groups, slots)
         self._models = {
             served: (one, self._batches_of(one, served))
             for served, one in {name: model, **beside}.items()
         }
+        self._pages = PageMover(layout, slots, pool, buffer)
+        self.copier = Copier(
+            self._pages,
+            layout.groups,
+            list(self._models),
+            on_host=pool.device.type == "cpu",
+            takes_images=any(one.images is not None for one, _ in self._models.values()),
+        )
         self._controls = {served: controls.get(served) or Controls() for served in self._models}
         self._before = DrawnBefore()
         self._drafter: Drafter | None = None
@@ -121,9 +130,12 @@ class ModelRunner:
         return partial(self._compute, plan, parts)
 
     def _compute(self, plan: StepPlan, parts: Mapping[str, _Part] | None) -> StepResult:
-        self._pages.offload(plan.offloads)
-        self._pages.fetch(plan.fetches)
-        self._pages.copy(plan.copies)
+        with self.copier.begin(plan) as copies:
+            return self._with_copies(plan, parts, copies)
+
+    def _with_copies(
+        self, plan: StepPlan, parts: Mapping[str, _Part] | None, copies: StepCopies
+    ) -> StepResult:
         if not plan.work:
             return StepResult(plan.step, ())
         if self._lends is not None and plan.slot is not None:
@@ -131,7 +143,7 @@ class ModelRunner:
         if self._drafter is not None:
             plan = self._drafter.with_draft_tokens(plan)
         parts = self._parts(plan) if parts is None else parts
-        drawn = {name: self._draw(name, part) for name, part in parts.items()}
+        drawn = {name: self._draw(name, part, copies) for name, part in parts.items()}
         tokens = {name: one.tokens for name, one in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verified(plan, in_order), drawn)
@@ -167,12 +179,13 @@ class ModelRunner:
         )
         return _Part(batch, rows, pending(work), controls, pooled)
 
-    def _draw(self, name: str, part: _Part) -> Drawn:
+    def _draw(self, name: str, part: _Part, copies: StepCopies) -> Drawn:
         """Compute one model's part of a step; returns a token for each row that draws."""
         model, _ = self._models[name]
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
-        logits = model.forward(part.batch)
+        seams = copies.seams(name)
+        logits = model.forward(part.batch, *(() if seams is None else (seams,)))
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)
         else:

@@ -5,7 +5,7 @@ from kvell.errors import ChangeSomething
 FLAG = "--instances"
 
 
-def check_pool_place(
+def pool_problem(
     *,
     device: str,
     shares_memory: bool,
@@ -13,10 +13,10 @@ def check_pool_place(
     has_drafts: bool,
     plans_ahead: bool,
     models: int,
-) -> None:
-    """Refuse what prefill and decode instances do not serve yet; everything is named here.
+) -> ChangeSomething | None:
+    """Why requests cannot move to or from an instance, and the flag to leave out; None if they can.
 
-    :raises ChangeSomething: with the flag to leave out.
+    Everything is named here.  Mixed instances serve all the same, and none of their requests moves.
     """
     refused = {
         "--device": (device != "cpu", device, "use --device cpu"),
@@ -29,4 +29,5 @@ def check_pool_place(
     for flag, (is_refused, value, remedy) in refused.items():
         if is_refused:
             problem = "is not served by prefill and decode instances yet"
-            raise ChangeSomething(flag, value, problem, f"{remedy}, or use {FLAG} mixed=N")
+            return ChangeSomething(flag, value, problem, f"{remedy}, or use {FLAG} mixed=N")
+    return None

@@ -64,6 +64,7 @@ class Arrived:
     computed: int
     announced: bytes
     private: bytes
+    is_inserted: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,4 +78,13 @@ class Ended:
     problem: str
 
 
-Action = Send | Pull | StopPull | Grant | Revoke | Roomed | Arrived | Ended
+@dataclass(frozen=True)
+class Fetched:
+    """A text that was asked for is cached here up to ``computed`` tokens, or not: ``problem``."""
+
+    number: int
+    computed: int
+    problem: str
+
+
+Action = Send | Pull | StopPull | Grant | Revoke | Roomed | Arrived | Ended | Fetched

@@ -31,6 +31,10 @@ class Prepare(Struct, frozen=True, tag=True):
     :param ticks_left: until the sender gives up.
     :param inserts: whether the receiver caches the text, or hands it to whoever waits for it.
     :param private: for the receiver's user.
+    :param images: where they are in the text: first token, tokens, image tokens, of each in order;
+        little-endian int32.
+    :param contents: what those of the text's ids stand for that name something by content, and
+        ``attached``: what came with the text; both for those who do I/O, which take them off.
     """
 
     transfer: Transfer
@@ -42,6 +46,9 @@ class Prepare(Struct, frozen=True, tag=True):
     ticks_left: int
     inserts: bool
     private: bytes = b""
+    images: bytes = b""
+    contents: bytes = b""
+    attached: bytes = b""
 
 
 class Prepared(Struct, frozen=True, tag=True):
@@ -75,4 +82,32 @@ class Abandon(Struct, frozen=True, tag=True):
     why: str
 
 
-PeerMessage = Prepare | Prepared | Offer | Pulled | Abandon
+class Ask(Struct, frozen=True, tag=True):
+    """Copy what is cached of a text to me, if that is more than ``beyond`` tokens.
+
+    :param incarnation: of the asker, whose ask has this ``number``.
+    :param tokens: the text, little-endian int32.
+    :param ticks_left: until the asker does without.
+    :param contents: as in :class:`Prepare`.
+    """
+
+    incarnation: int
+    number: int
+    fingerprint: str
+    tokens: bytes
+    root: str
+    model: str
+    beyond: int
+    ticks_left: int
+    contents: bytes = b""
+
+
+class Declined(Struct, frozen=True, tag=True):
+    """An ask is not answered with a text, and why."""
+
+    incarnation: int
+    number: int
+    why: str
+
+
+PeerMessage = Prepare | Prepared | Offer | Pulled | Abandon | Ask | Declined

@@ -20,6 +20,7 @@ from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Pull, Send, StopPull
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
+from kvell.prefix.groups.facts import IMAGE_COLUMNS
 
 FOREVER: Tick = 1 << 62
 NOTHING: Ints = np.empty((0, 3), np.int32)
@@ -61,6 +62,9 @@ class Receiving:
     def __len__(self) -> int:
         return len(self._coming)
 
+    def __contains__(self, transfer: Transfer) -> bool:
+        return transfer in self._coming
+
     @property
     def next_deadline(self) -> Tick | None:
         """When the next transfer is given up; None if there is none."""
@@ -82,8 +86,16 @@ class Receiving:
         owner = owner_of(transfer)
         tokens = np.frombuffer(message.tokens, "<i4").astype(np.int32)
         deadline = now + message.ticks_left
+        images = np.frombuffer(message.images, "<i4").astype(np.int32).reshape(-1, IMAGE_COLUMNS)
         try:
-            hold = self._holds.hold_text(owner, FOREVER, tokens, message.root, model=message.model)
+            hold = self._holds.hold_text(
+                owner,
+                FOREVER,
+                tokens,
+                message.root,
+                model=message.model,
+                images=images if len(images) else None,
+            )
             # Of a text that is here as far, even a half-full page is better than the sender's.
             is_here = hold.hit_tokens >= message.computed
             if not is_here and not self.admits(hold.handle, message.computed):
@@ -137,7 +149,9 @@ class Receiving:
             self._holds.insert(coming.owner, coming.computed)
         else:  # for its user, who must come while the sender would have waited
             self._holds[coming.owner].deadline = coming.deadline
-        arrived = Arrived(transfer, coming.computed, coming.announced, coming.private)
+        arrived = Arrived(
+            transfer, coming.computed, coming.announced, coming.private, coming.inserts
+        )
         return [Send(coming.sender, Pulled(transfer)), arrived]
 
     def abandoned(self, sender: str, message: Abandon) -> list[Action]:
@@ -146,6 +160,15 @@ class Receiving:
         if coming is None or coming.sender != sender:
             return []
         return self._ended(message.transfer)
+
+    def refuse(self, is_unwanted: Callable[[bytes], bool]) -> list[Action]:
+        """Give up texts for this instance's user, of whose announcements it says so."""
+        unwanted = [
+            transfer
+            for transfer, one in self._coming.items()
+            if not (one.inserts or one.is_over) and is_unwanted(one.announced)
+        ]
+        return [action for one in unwanted for action in self._over(one, "it is not wanted")]
 
     def tick(self, now: Tick) -> list[Action]:
         """Give up what has passed its deadline."""
@@ -181,6 +204,8 @@ class Receiving:
             return "too many texts are on their way"
         if len(message.tokens) % 4 or not 0 < message.computed <= len(message.tokens) // 4:
             return "there are no such tokens"
+        if len(message.images) % (4 * IMAGE_COLUMNS):
+            return "there are no such images"
         return ""
 
 

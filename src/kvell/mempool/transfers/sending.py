@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvell.memory import Images
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, Roomed, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
@@ -72,10 +73,12 @@ class Sending:
         model: str = "",
         inserts: bool = True,
         private: bytes = b"",
+        images: Images | None = None,
     ) -> tuple[Transfer, list[Action]]:
         """Announce the first ``computed`` tokens of a text, computed already or not.
 
         :param tokens: int32, maybe more of them.
+        :param images: int32 [n, 3] of it, which come with it; None without any.
         """
         self._number += 1
         transfer = Transfer(self._instance, self._incarnation, self._number)
@@ -90,6 +93,7 @@ class Sending:
             deadline - now,
             inserts,
             private,
+            b"" if images is None else images.astype("<i4").tobytes(),
         )
         return transfer, [Send(target, prepare)]
 

@@ -1,4 +1,4 @@
-"""What two instances on one host tell each other first, with the descriptors of their memory."""
+"""What two instances tell each other first; on one host, with descriptors of their memory."""
 
 import array
 import hmac
@@ -8,35 +8,56 @@ import msgspec
 
 from kvell.frames import FrameReader, ProtocolError, framed
 
-VERSION = 1
+VERSION = 2
 GREETING_BYTES = 4096
 """Most bytes of a greeting."""
+GREETING_SECONDS = 5.0
+"""A peer must say who it is within this time."""
 DESCRIPTORS = 2
 
 
 class Greeting(msgspec.Struct, frozen=True):
     """Who this is.
 
-    :param proof: of the cluster's secret, over the rest.
-    :param pool_bytes: of the memory that its first descriptor is; the second is its table of
-        rights.
+    :param pool_bytes: of its memory.  On one host that is the first descriptor that comes along;
+        the second is its table of rights.
+    :param port: at which it listens for TCP; 0: nowhere.
+    :param proof: of the cluster's secret, over the rest and the session that it is said in.
     """
 
-    version: int
     instance: str
     incarnation: int
     fingerprint: str
     pool_bytes: int
-    proof: str
+    port: int = 0
+    version: int = VERSION
+    proof: str = ""
 
 
-def greeting(
-    secret: bytes, instance: str, incarnation: int, fingerprint: str, pool_bytes: int
-) -> Greeting:
-    """A greeting with its proof."""
-    said = f"{VERSION} {instance} {incarnation} {fingerprint} {pool_bytes}".encode()
-    proof = hmac.new(secret, said, "sha256").hexdigest()
-    return Greeting(VERSION, instance, incarnation, fingerprint, pool_bytes, proof)
+def proven(told: Greeting, secret: bytes, session: bytes = b"") -> Greeting:
+    """A greeting with its proof.
+
+    :param session: makes the proof worthless elsewhere; nothing where only processes of this user
+        can hear it.
+    """
+    return msgspec.structs.replace(told, proof=_proof(told, secret, session))
+
+
+def checked(body: bytes, secret: bytes, session: bytes = b"") -> Greeting:
+    """Read a greeting.
+
+    :raises ProtocolError: when it is none, or does not know the secret.
+    """
+    try:
+        told = msgspec.msgpack.decode(body, type=Greeting)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"malformed greeting: {error}") from error
+    if told.version != VERSION:
+        raise ProtocolError(f"the peer speaks version {told.version}, not {VERSION}")
+    right = _proof(told, secret, session)
+    if not hmac.compare_digest(right.encode(), told.proof.encode()):
+        raise ProtocolError("the peer does not know the cluster's secret")
+    return told
 
 
 def say(sock: socket.socket, told: Greeting, descriptors: tuple[int, int]) -> None:
@@ -67,7 +88,9 @@ def hear(sock: socket.socket, secret: bytes) -> tuple[Greeting, list[int]]:
             bodies = reader.feed(data)
             if reader.pending_bytes > GREETING_BYTES:
                 raise ProtocolError("a greeting is too long")
-        told = _checked(bodies, secret)
+        if len(bodies) != 1:
+            raise ProtocolError("more than a greeting came")
+        told = checked(bodies[0], secret)
         if len(fds) != DESCRIPTORS or reader.pending_bytes:
             raise ProtocolError("a greeting came without its descriptors, or with more behind it")
     except BaseException:
@@ -77,16 +100,6 @@ def hear(sock: socket.socket, secret: bytes) -> tuple[Greeting, list[int]]:
     return told, fds.tolist()
 
 
-def _checked(bodies: list[bytes], secret: bytes) -> Greeting:
-    if len(bodies) != 1:
-        raise ProtocolError("more than a greeting came")
-    try:
-        told = msgspec.msgpack.decode(bodies[0], type=Greeting)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"malformed greeting: {error}") from error
-    if told.version != VERSION:
-        raise ProtocolError(f"the peer speaks version {told.version}, not {VERSION}")
-    right = greeting(secret, told.instance, told.incarnation, told.fingerprint, told.pool_bytes)
-    if not hmac.compare_digest(right.proof, told.proof):
-        raise ProtocolError("the peer does not know the cluster's secret")
-    return told
+def _proof(told: Greeting, secret: bytes, session: bytes) -> str:
+    said = msgspec.msgpack.encode((session, msgspec.structs.replace(told, proof="")))
+    return hmac.new(secret, said, "sha256").hexdigest()

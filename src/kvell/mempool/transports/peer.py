@@ -1,17 +1,13 @@
-"""One connected instance: its messages, and its memory mapped read-only."""
+"""One connected instance: its messages, and how its pages are read."""
 
-import mmap
-import os
 import socket
 
 import msgspec
-import numpy as np
 
 from kvell.frames import FrameReader, ProtocolError, framed
 from kvell.mempool.transfers.messages import PeerMessage
 from kvell.mempool.transports.greeting import Greeting
-from kvell.mempool.transports.page_copies import Bytes
-from kvell.mempool.transports.rights import RightsOfPeer
+from kvell.mempool.transports.source import PageSource
 
 READ_BYTES = 256 << 10
 OUTGOING_LIMIT_BYTES = 64 << 20
@@ -26,31 +22,15 @@ class PeerGone(Exception):  # noqa: N818 - how a connection may end
 
 
 class Peer:
-    """A connected peer on this host; its socket does not block.
+    """A connected peer; its socket does not block.
 
-    :param descriptors: of its pool and of its rights; they are closed here.
+    :param source: of its pages; closed with the peer.
     """
 
-    def __init__(self, sock: socket.socket, told: Greeting, descriptors: list[int]) -> None:
-        self.told, self.socket = told, sock
+    def __init__(self, sock: socket.socket, told: Greeting, source: PageSource) -> None:
+        self.told, self.socket, self.source = told, sock, source
         self._reader, self._outgoing = FrameReader(), bytearray()
-        pool, rights = descriptors
-        try:
-            if os.fstat(pool).st_size < told.pool_bytes:
-                raise PeerGone("its memory is smaller than it says")
-            self._map = mmap.mmap(pool, told.pool_bytes, prot=mmap.PROT_READ)
-            self.rights = RightsOfPeer(rights)
-        except (OSError, ValueError) as error:
-            raise PeerGone(f"its memory cannot be mapped ({error})") from error
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
         sock.setblocking(False)
-
-    @property
-    def memory(self) -> Bytes:
-        """Its pool, uint8 [pool_bytes], read-only; valid while the array lives."""
-        return np.frombuffer(self._map, np.uint8)
 
     @property
     def pending(self) -> bool:
@@ -97,5 +77,6 @@ class Peer:
             raise PeerGone(str(error)) from error
 
     def close(self) -> None:
-        """Hang up.  Its memory stays mapped while somebody still looks at it."""
+        """Hang up."""
+        self.source.close()
         self.socket.close()

@@ -34,6 +34,10 @@ class Rights:
         if self._words[number % SLOTS] == number:
             self._words[number % SLOTS] = 0
 
+    def stands(self, number: int) -> bool:
+        """Whether a transfer's receiver may read now."""
+        return bool(self._words[number % SLOTS] == number)
+
     def close(self) -> None:
         """Let go of the table; readers that have it mapped find every right gone."""
         self._words[:] = 0

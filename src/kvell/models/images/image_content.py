@@ -122,3 +122,10 @@ class ContentIds:
         while self._digests.setdefault(-1 - number, digest) != digest:
             number = (number + 1) % (1 << 31)
         return -1 - number
+
+    def digest_of(self, content: int) -> bytes:
+        """The digest of the content that has an id.
+
+        :raises KeyError: if none has it.
+        """
+        return self._digests[content]

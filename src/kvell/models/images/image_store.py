@@ -10,9 +10,18 @@ from collections.abc import Sequence
 import torch
 
 from kvell.errors import ChangeSomething
-from kvell.models.images.image_content import ContentIds, ImagePrompt, Ints, Span, Tensors
+from kvell.models.images.image_content import (
+    DIGEST_BYTES,
+    ContentIds,
+    ImagePrompt,
+    Ints,
+    Span,
+    Tensors,
+)
 from kvell.models.images.image_families import ImageFamily
 from kvell.models.images.image_tensors import require_no_films
+
+ID_BYTES = 4
 
 
 class ImageStore:
@@ -60,9 +69,35 @@ class ImageStore:
             if not self._users[content]:
                 del self._users[content], self._spans[content]
 
+    @property
+    def num_spans(self) -> int:
+        """Contents that prompts in flight use."""
+        return len(self._spans)
+
     def knows(self, contents: Sequence[int]) -> bool:
         """Whether all these ids are of spans that were taken and not yet released."""
         return all(content in self._spans for content in contents)
+
+    def contents(self, token_ids: Ints) -> bytes:
+        """What ids below 0 stand for, for :meth:`agrees` of another process's store.
+
+        :raises KeyError: if one of them stands for nothing.
+        """
+        return b"".join(
+            int(one).to_bytes(ID_BYTES, "little", signed=True) + self._ids.digest_of(int(one))
+            for one in token_ids
+        )
+
+    def agrees(self, token_ids: Ints, contents: bytes) -> bool:
+        """Whether ids below 0 stand for the same here; those that were unknown do from now on."""
+        size = ID_BYTES + DIGEST_BYTES
+        rows = [contents[at : at + size] for at in range(0, len(contents), size)]
+        told = {
+            int.from_bytes(row[:ID_BYTES], "little", signed=True): row[ID_BYTES:] for row in rows
+        }
+        if set(told) != {int(one) for one in token_ids}:
+            return False
+        return all(self._ids.id_of(digest) == one for one, digest in told.items())
 
     def span(self, content: int) -> Span:
         """Return the span that a content id stands for.

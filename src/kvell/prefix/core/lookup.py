@@ -52,6 +52,24 @@ def reach(
     }
 
 
+def known(
+    store: Store, tokens: Tokens, root: str, own: Sequence[int]
+) -> list[tuple[int, int, int, int]]:
+    """All pages of tokens and states that the index names along a text, sorted:
+    (group, position, page, tokens of the prefix that it ends)."""
+    rows = []
+    for node, length in store.tree.walk(root, tokens):
+        for index in own:
+            group = store.groups[index]
+            if not group.kind.counts_tokens and group.kind is not GroupKind.STATE:
+                continue
+            for (end, part), page in node.pages[index].items():
+                position = part if group.kind is GroupKind.STATE else (end - 1) // group.page_tokens
+                if end <= length:
+                    rows.append((index, position, page, end))
+    return sorted(rows)
+
+
 def _add_tails(store: Store, index: int, node: Node, matched: int, found: Found) -> None:
     """Pages of which a prompt shares the first tokens, where it parts from what is known."""
     group = store.groups[index]

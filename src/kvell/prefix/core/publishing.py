@@ -15,7 +15,6 @@ from kvell.prefix.groups.needs import (
     image_pages,
     kept_from,
     kept_to,
-    resumed_from,
 )
 from kvell.prefix.index.hits import image_places
 from kvell.prefix.index.radix import Place
@@ -46,49 +45,9 @@ class Publisher:
         self._publish(holder)
         self._publish_embeddings(holder)
         self._publish_states(holder)
-        self._leave_behind(holder)
+        self.leave_behind(holder)
         if before < holder.facts.prompt_tokens <= computed:
             self._drop(holder)
-
-    def cannot_receive(self, holder: Holder) -> bool:
-        """Return whether it has pages beside its hit, or some that tokens alone do not find."""
-        if holder.computed > holder.hit_tokens or holder.facts.images or self.drops(holder):
-            return True
-        for index, held in holder.own_groups():
-            group = self._store.groups[index]
-            whole = holder.hit_tokens // group.page_tokens if group.kind.counts_tokens else 0
-            if held.pages and held.end > whole:
-                return True
-        return False
-
-    def receive(self, holder: Holder, computed: int) -> None:
-        """So many tokens are computed elsewhere; what windows would have left is not needed."""
-        self.let_sources_go(holder, renew=True)
-        holder.is_receiving, holder.computed = True, computed
-        self._leave_behind(holder)
-        for index, held in holder.own_groups():
-            if not held.pages:
-                group, policy = self._store.groups[index], self._store.policies[index]
-                held.first = max(held.first, resumed_from(group, policy, holder.facts, computed))
-        if holder.lease_until is not None:
-            self._take_known(holder)
-
-    def _take_known(self, holder: Holder) -> None:
-        """Hold whole pages that the index knows behind the hit, up to the first that is missing."""
-        tree = self._store.tree
-        path = list(tree.walk(holder.root, holder.tokens_to(holder.computed)))
-        for index, held in holder.own_groups() if path else ():
-            size = self._store.groups[index].page_tokens
-            if not self._store.groups[index].kind.counts_tokens:
-                continue
-            node, known = path[-1]
-            while (held.end + 1) * size <= known:
-                page = tree.page_at(node, index, ((held.end + 1) * size, 0))
-                if page is None:
-                    break
-                self._store.pool.acquire(index, page)
-                held.pages.append(page)
-            held.published = max(held.published, held.end)
 
     def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
         """The holder uses nothing any more; ``renew`` keeps what ends with it, and unless it
@@ -288,7 +247,7 @@ class Publisher:
         for page in pages:
             self._store.pool.release(group, page, None)
 
-    def _leave_behind(self, holder: Holder) -> None:
+    def leave_behind(self, holder: Holder) -> None:
         """Pages behind a window go first, but for those that are worth resuming from."""
         for index, held in holder.own_groups():
             start = kept_from(

@@ -18,8 +18,9 @@ from kvell.prefix.core.looking import (
     snapshot_of,
     totals_of,
 )
-from kvell.prefix.core.lookup import match, reach, resume, resume_embeddings
+from kvell.prefix.core.lookup import known, match, reach, resume, resume_embeddings
 from kvell.prefix.core.publishing import Publisher
+from kvell.prefix.core.receiving import Receiver
 from kvell.prefix.core.reserving import adopt, delete, reserve
 from kvell.prefix.eviction.checkpoints import cuts, is_worth_displacing, waypoint_tokens
 from kvell.prefix.eviction.evictor import COARSE, EvictionRule, LeastRecentlyUsed
@@ -49,6 +50,7 @@ class ReferenceCore:
     def __init__(self, layout: Layout, rule: EvictionRule | None = None) -> None:
         self._store = Store(layout, rule or LeastRecentlyUsed())
         self._publisher = Publisher(self._store)
+        self._receiver = Receiver(self._store, self._publisher)
         self._compactor = Compactor(self._store)
         self._lender = Lender(self._store)
         self._holders: dict[int, Holder] = {}
@@ -94,6 +96,11 @@ class ReferenceCore:
         """See :class:`MemoryCore`."""
         facts = facts_of(len(tokens), prompt_tokens, images)
         return match(self._store, tokens, _root(model, root), facts, self._store.own(model))[0]
+
+    def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
+        """See :class:`MemoryCore`."""
+        rows = known(self._store, tokens, _root(model, root), self._store.own(model))
+        return _rows(rows, SOURCE_COLUMNS)
 
     def open(
         self,
@@ -170,9 +177,9 @@ class ReferenceCore:
         most = holder.num_tokens - (holder.lease_until is None)
         if not holder.hit_tokens <= computed <= most:
             raise ValueError(f"{computed} tokens cannot come behind {holder.hit_tokens}")
-        if holder.is_reservation or self._publisher.cannot_receive(holder):
+        if holder.is_reservation or self._receiver.cannot(holder, computed):
             raise ValueError(f"handle {handle} cannot receive what it computes")
-        self._publisher.receive(holder, computed)
+        self._receiver.receive(holder, computed)
 
     def sources(self, handle: int) -> Ints:
         """See :class:`HoldingCore`."""

@@ -8,6 +8,7 @@ from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.server.events.events_config import KvEventsConfig
 from kvell.server.front.front import ONE_MIXED
 from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.pool_settings import PoolSettings
 
 MAX_BODY_BYTES = 32 << 20
 
@@ -27,6 +28,7 @@ class ServeOptions:
         template says.  ``reasoning_parser`` likewise.
     :param instances: how many of each role to start.
     :param routing: which instance gets a request.
+    :param pool: how the instances share their memory.
     :param kv_events: where it is published what instances cache; None: nowhere.
     """
 
@@ -45,3 +47,4 @@ class ServeOptions:
     reasoning_parser: str | None = None
     otlp_traces_endpoint: str | None = None
     kv_events: KvEventsConfig | None = None
+    pool: PoolSettings = field(default_factory=PoolSettings)

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from operator import attrgetter
 
+from kvell.cluster.rebalancing import relief
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import RequestView
 from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
+from kvell.engine.protocol.messages import Cancel, Finished, Migrate, Stays, Submit, Tokens
 from kvell.errors import ChangeSomething, TryLater
+from kvell.server.front.histories import Histories
 from kvell.server.front.line import Line
 from kvell.server.front.request_log import LogEntry, RequestObserver
 from kvell.server.instance.death import InstanceDeath
@@ -31,6 +33,7 @@ class AdmissionQueue:
 
     :param max_waiting: requests that may wait for a credit.
     :param router: chooses among the instances that have room.
+    :param pulls: whether a request asks the instance that had its session for its history.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class AdmissionQueue:
         max_waiting: int,
         observer: RequestObserver | None = None,
         router: Router | None = None,
+        *,
+        pulls: bool = True,
     ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
@@ -45,6 +50,7 @@ class AdmissionQueue:
         self._decode_router = router_named(DEFAULT_ROUTING)
         self._waiting: dict[RequestId, LogEntry] = {}
         self._submitted: dict[RequestId, LogEntry] = {}
+        self._histories = Histories() if pulls else None
         self.lines: dict[str, Line] = {}
 
     @property
@@ -147,6 +153,8 @@ class AdmissionQueue:
         if entry.first_token_seconds is None:
             entry.first_token_seconds = now
         entry.last_token_seconds = now
+        if entry.early_end is not None and not entry.has_gap:
+            self.finished(entry.early_end, now)
 
     def scored(self, event: PromptLogprobs) -> None:
         """Hand on how likely a prompt is; unknown requests and old attempts are dropped."""
@@ -163,9 +171,13 @@ class AdmissionQueue:
         entry = self._submitted.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return
+        if entry.has_gap and event.reason in ("stop", "length"):
+            entry.early_end = event  # the tokens in front are on their way from another instance
+            return
         if event.reason == "moved" and self._moved(entry):
             return
         del self._submitted[event.request_id]
+        self._goes(entry, "")
         if event.embedding:  # the only sign that the prompt is computed
             self.lines[entry.line].emitted(entry, 0)
         self.lines[entry.line].remove(entry)
@@ -176,8 +188,75 @@ class AdmissionQueue:
             entry.attempt += 1
             self._waiting = {entry.request_id: entry} | self._waiting
             return
-        reason = entry.end_as if event.reason == "cancelled" else event.reason
+        reason = entry.end_as if event.reason in ("cancelled", "moved") else event.reason
         self._end(entry, replace(event, reason=reason), now)
+
+    def evacuate(self, instance_id: str) -> list[tuple[str, Migrate]]:
+        """Let others go on with all that an instance has; returns what it must be told.
+
+        What cannot move, or finds no room elsewhere, stays.
+        """
+        others = {
+            one.instance_id: 0
+            for one in self.lines.values()
+            if one.instance_id != instance_id and one.role != PREFILL and one.has_room
+        }
+        told: list[tuple[str, Migrate]] = []
+        for entry in self.line(instance_id).in_flight.values():
+            if entry.goes_to or entry.is_dropped or not others:
+                continue
+            fewest = min(others.values())
+            lines = [self.lines[one] for one, count in others.items() if count == fewest]
+            target = self._chosen(entry, lines, self._decode_router)
+            if target is not None:
+                others[target.instance_id] += 1
+                told += self.migrate(entry.request_id, target.instance_id)
+        return told
+
+    def migrate(self, request_id: RequestId, target: str) -> list[tuple[str, Migrate]]:
+        """Let another instance go on with a request; returns what the one that has it is told.
+
+        :raises ChangeSomething: if no instance has the request, or the other takes none.
+        """
+        entry, line = self._submitted.get(request_id), self.lines.get(target)
+        if entry is None:
+            raise ChangeSomething("request_id", request_id, "is not served now", "choose another")
+        if line is None or not line.is_open or entry.line == target:
+            problem = "takes no requests, or has this one"
+            raise ChangeSomething("instance_id", target, problem, "choose another")
+        if entry.goes_to:
+            return []  # it moves already
+        self._goes(entry, target)
+        return [(entry.line, Migrate(request_id, entry.attempt, target))]
+
+    def stays(self, event: Stays) -> None:
+        """A request that was to move goes on where it is."""
+        entry = self._submitted.get(event.request_id)
+        if entry is not None and entry.attempt == event.attempt:
+            self._goes(entry, "")
+
+    def rebalance(self, instance_id: str) -> list[tuple[str, Migrate]]:
+        """Let a request leave an instance that is short of memory, if another has it."""
+        line = self.line(instance_id)
+        if line.role == PREFILL or len(self.lines) < 2:
+            return []
+        others = [
+            one.memory()
+            for one in self.lines.values()
+            if one.instance_id != instance_id and one.role != PREFILL and one.has_room
+        ]
+        move = relief(line.memory(), others, line.movable())
+        return [] if move is None else self.migrate(RequestId(move[0]), move[1])
+
+    def _goes(self, entry: LogEntry, target: str) -> None:
+        """Note where a request is to go on; "" if it stays."""
+        old, new = self.lines.get(entry.goes_to), self.lines.get(target)
+        if old is not None:
+            old.coming.discard(entry.request_id)
+        if new is not None:
+            new.coming.add(entry.request_id)
+            entry.goes_to_incarnation = new.incarnation
+        entry.goes_to = target
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
         """Take back what a dead instance had: to the head of the line, or to an end.
@@ -186,12 +265,15 @@ class AdmissionQueue:
         be told what: a request may have been on its way to another.
         """
         lost = self.line(instance_id).lost()
+        for entry in self._submitted.values():
+            if entry.goes_to == instance_id:
+                self._goes(entry, "")  # it stays where it is
         again: dict[RequestId, LogEntry] = {}
         told: list[tuple[str, Cancel]] = []
         for entry in lost:
             if entry.goes_to:
                 told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
-                entry.goes_to = ""
+                self._goes(entry, "")
             del self._submitted[entry.request_id]
             end = _end_after(entry, death, sole=len(lost) == 1)
             if end is None:
@@ -219,13 +301,25 @@ class AdmissionQueue:
         ):
             lines = begins  # else nobody computes prompts, and those that decode do that too
         line = self._chosen(entry, lines, self._router)
-        entry.goes_to = ""
+        self._goes(entry, "")
         if line is not None and line.role == PREFILL:
             decodes = [one for one in self.lines.values() if one.role == DECODE and one.has_room]
             target = self._chosen(entry, decodes, self._decode_router)
             if target is not None:
-                entry.goes_to, entry.goes_to_incarnation = target.instance_id, target.incarnation
+                self._goes(entry, target.instance_id)
+        if line is not None:
+            self._remember(entry, line)
         return line
+
+    def _remember(self, entry: LogEntry, line: Line) -> None:
+        """Note where the request's text will be, and who has more of it now."""
+        live = ((one.instance_id, one.incarnation) for one in self.lines.values() if one.is_open)
+        tokens = entry.prompt_tokens + entry.emitted_tokens
+        known = self._histories
+        if known is None:
+            return
+        entry.pulls_from = known.source(entry.session, tokens, line.instance_id, live)
+        known.note(entry.session, line.instance_id, line.incarnation)
 
     def _chosen(self, entry: LogEntry, lines: list[Line], router: Router) -> Line | None:
         views = [line.view() for line in lines]
@@ -243,7 +337,9 @@ class AdmissionQueue:
         self.lines[entry.line].remove(entry)
         line.add(entry)
         line.emitted(entry, 0)  # its prompt is computed
-        entry.goes_to = ""
+        self._goes(entry, "")
+        if self._histories is not None:
+            self._histories.note(entry.session, line.instance_id, line.incarnation)
         return True
 
     def _is_full(self) -> bool:

@@ -18,8 +18,10 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     Heartbeat,
+    Migrate,
     Ready,
     Stats,
+    Stays,
     Submit,
     Tokens,
 )
@@ -39,6 +41,7 @@ from kvell.server.front.mailbox import Output
 from kvell.server.front.member import MemberStatus, Told
 from kvell.server.front.members import CLOSING, Members
 from kvell.server.front.place import Place
+from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.front.request_log import LogEntry, RequestObserver, RequestTrace
 from kvell.server.front.watch import pages_of
 from kvell.server.instance.death import InstanceDeath
@@ -60,6 +63,7 @@ class Front:
     :param place: is taken while a single instance serves, and given back while one is started.
     :param host: what the instances share.
     :param index_observer: is told what instances cache; they tell nothing if there is none.
+    :param pool: how the instances share their memory.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Front:
         place: Place | None = None,
         host: Host | None = None,
         index_observer: IndexObserver | None = None,
+        pool: PoolSettings | None = None,
     ) -> None:
         self._index_observer = index_observer
         self.routing = routing
@@ -82,7 +87,12 @@ class Front:
         self._place = place
         self._clock = clock or MonotonicClock()
         router = router_named(routing)
-        self._admission_queue = AdmissionQueue(self._limits.max_waiting, observer, router)
+        self._admission_queue = AdmissionQueue(
+            self._limits.max_waiting,
+            observer,
+            router,
+            pulls=pool is None or pool.pd_caching > 0,
+        )
         told = Told(
             self._instance_ready,
             self._instance_said,
@@ -91,7 +101,7 @@ class Front:
             self._instance_leaving,
             self._instance_gone,
         )
-        self._members = Members(command, self._limits, host or Host(), told)
+        self._members = Members(command, self._limits, host or Host(), told, pool)
         self._closing, self._started = False, False
         self._ready: Ready | None = None
 
@@ -168,7 +178,7 @@ class Front:
         self._take_place()
 
     def drain(self, instance_id: str) -> None:
-        """Take an instance out of service: it finishes what it has, or others go on with it.
+        """Take an instance out of service: others go on with what it has, or it finishes that.
 
         :raises ChangeSomething: when there is none of this id, or it is the last that serves.
         :raises InstanceDied: when the front is closing.
@@ -224,6 +234,13 @@ class Front:
     def cancel(self, request_id: str) -> None:
         """End a request that nobody waits for any more; its last output says ``cancelled``."""
         self._drop(RequestId(request_id), "cancelled")
+
+    def migrate(self, request_id: str, instance_id: str) -> None:
+        """Let another instance go on with a request in the middle of its answer, if it can.
+
+        :raises ChangeSomething: if no instance has the request, or the other takes none.
+        """
+        self._tell(self._admission_queue.migrate(RequestId(request_id), instance_id))
 
     async def stats(
         self, deadline_seconds: float = 5.0, *, with_audit: bool = False
@@ -303,6 +320,9 @@ class Front:
             self._admission_queue.scored(event)
         elif isinstance(event, Heartbeat):
             self._admission_queue.line(instance_id).heard(event)
+            self._tell(self._admission_queue.rebalance(instance_id))
+        elif isinstance(event, Stays):
+            self._admission_queue.stays(event)
         elif isinstance(event, IndexNotice) and self._index_observer is not None:
             self._index_observer.noticed(instance_id, event)
 
@@ -321,6 +341,7 @@ class Front:
 
     def _instance_leaving(self, instance_id: str) -> None:
         self._admission_queue.line(instance_id).close()
+        self._tell(self._admission_queue.evacuate(instance_id))
 
     def _instance_gone(self, instance_id: str) -> None:
         self._index_lost(instance_id)
@@ -389,13 +410,13 @@ class Front:
     def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
         self._tell(self._admission_queue.drop(request_id, end_as, self._now()))
 
-    def _tell(self, told: Sequence[tuple[str, Cancel]]) -> None:
-        for instance_id, cancel in told:
+    def _tell(self, told: Sequence[tuple[str, Cancel | Migrate]]) -> None:
+        for instance_id, command in told:
             if instance_id not in self._members:
                 continue
             supervisor = self._members[instance_id].supervisor
             if supervisor.pid is not None:
-                supervisor.send(cancel)
+                supervisor.send(command)
 
     def _pump(self) -> None:
         if self._closing:

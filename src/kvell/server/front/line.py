@@ -1,5 +1,6 @@
 """One instance as the front sees it: its credits, its requests, and the load they mean."""
 
+from kvell.cluster.rebalancing import MemoryView, MovableView
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
 from kvell.engine.protocol.messages import Heartbeat
@@ -13,6 +14,7 @@ class Line:
     :ivar in_flight: requests that the instance has and did not finish, oldest first.
     :ivar outstanding_prompt_tokens: prompt tokens that it has still to compute.
     :ivar outstanding_output_tokens: output tokens that it is expected to make yet.
+    :ivar coming: requests that others have and that will go on there.
     """
 
     def __init__(self, instance_id: str) -> None:
@@ -26,6 +28,8 @@ class Line:
         self._ramp: Ramp | None = None
         self._free_bytes = 0
         self._token_bytes = 0
+        self._pool_bytes = self._waiting = 0
+        self.coming: set[RequestId] = set()
 
     @property
     def free_credits(self) -> int:
@@ -75,6 +79,31 @@ class Line:
     def heard(self, beat: Heartbeat) -> None:
         """Take what the instance says of its memory in place of the estimate."""
         self._free_bytes = beat.free_bytes
+        self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
+
+    def memory(self) -> MemoryView:
+        """What it said of its memory, with what is on its way from it and to it."""
+        leaving = sum(1 for one in self.in_flight.values() if one.goes_to)
+        return MemoryView(
+            self.instance_id,
+            self._waiting,
+            self._free_bytes,
+            self._pool_bytes,
+            leaving,
+            len(self.coming),
+        )
+
+    def movable(self) -> list[MovableView]:
+        """Requests that decode, as far as is known, and stay; the oldest first."""
+        return [
+            MovableView(one.request_id, self.size_bytes(one))
+            for one in self.in_flight.values()
+            if not (one.goes_to or one.is_dropped or one.pending_prompt_tokens)
+        ]
+
+    def size_bytes(self, entry: LogEntry) -> int:
+        """Most bytes of a request's pages."""
+        return (entry.prompt_tokens + entry.emitted_tokens) * self._token_bytes
 
     def view(self) -> InstanceView:
         """What a router sees of it."""

@@ -8,6 +8,7 @@ from kvell.errors import ChangeSomething
 from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.host import Host
 from kvell.server.front.member import Member, Told
+from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.instance_process import LaunchPlan
 from kvell.server.instance.supervisor import Supervisor
@@ -21,10 +22,19 @@ class Members:
 
     :param command: an instance's command line; see :class:`.Front`.
     :param told: hears what happens to any of them.
+    :param pool: how they share their memory.
     """
 
-    def __init__(self, command: Sequence[str], limits: FrontLimits, host: Host, told: Told) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        limits: FrontLimits,
+        host: Host,
+        told: Told,
+        pool: PoolSettings | None = None,
+    ) -> None:
         self._command, self._limits = tuple(command), limits
+        self._pool = pool or PoolSettings()
         self._host, self._told = host, told
         self._by_id: dict[str, Member] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
@@ -149,7 +159,9 @@ class Members:
             "memory_parts": str(self._starting_at_once),
             "weights_fd": "-1",
             "instance_id": member.instance_id,
-            "pool_dir": "" if member.role == "mixed" else self._host.pool_folder(),
+            "role": member.role,
+            "pool_dir": self._host.pool_folder(),
+            **self._pool.values(),
         }
         fds: tuple[int, ...] = ()
         if len(self._by_id) > 1:

@@ -88,6 +88,7 @@ class LogEntry:
     :param line: the instance that has it, or had it last; "" before the first.
     :param goes_to: the instance that goes on with it once its prompt is computed, and that
         one's ``goes_to_incarnation``; "" if it stays.
+    :param pulls_from: the instance that is asked for its history; "" for none.
     :param pending_prompt_tokens: that the instance has still to compute, as far as is known.
     :param pending_output_tokens: that the instance is expected to make yet.
     :param scored_tokens: of the prompt, of which it was told how likely they are; never the first.
@@ -95,6 +96,8 @@ class LogEntry:
     :param is_dropped: whether the instance was told to cancel it.
     :param trace: is told that it was let in, and its end.
     :param pooling: what is wanted of the prompt in place of tokens; "" for nothing.
+    :param early: tokens that came before those in front of them: another instance, which goes on
+        with it, was heard first; and ``early_end``, the end behind them.
     """
 
     request_id: RequestId
@@ -110,6 +113,7 @@ class LogEntry:
     line: str = ""
     goes_to: str = ""
     goes_to_incarnation: int = 0
+    pulls_from: str = ""
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
     scored_tokens: int = 0
@@ -121,6 +125,8 @@ class LogEntry:
     is_dropped: bool = False
     trace: RequestTrace | None = None
     pooling: Pooling = ""
+    early: list[Tokens] = field(default_factory=list)
+    early_end: Finished | None = None
     attempts: Attempts = field(default_factory=Attempts)
     mailbox: Mailbox = field(default_factory=Mailbox)
 
@@ -133,6 +139,11 @@ class LogEntry:
     def emitted_tokens(self) -> int:
         """Tokens that went to the reader."""
         return len(self.output)
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether tokens of this attempt came before those in front of them."""
+        return any(one.attempt == self.attempt for one in self.early)
 
     @property
     def expected_output_tokens(self) -> int:
@@ -170,12 +181,25 @@ class LogEntry:
             priority=self.priority,
             pooling=self.pooling,
             goes_to=self.goes_to,
+            pulls_from=self.pulls_from,
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:
-        """The tokens of an event that were not seen yet, now emitted."""
+        """Tokens that were not seen yet and have all others in front of them, now emitted."""
         if event.attempt != self.attempt:
             return ()
+        if self.early and not self.has_gap:
+            self.early.clear()  # of an earlier attempt
+        if event.first_index > self.emitted_tokens:
+            self.early.append(event)
+            return ()
+        fresh = self._emitted(event)
+        while self.early and self.early[0].first_index <= self.emitted_tokens:
+            fresh += self._emitted(self.early.pop(0))
+        return fresh
+
+    def _emitted(self, event: Tokens) -> tuple[int, ...]:
+        """The tokens of an event that were not seen yet, now in the mailbox."""
         seen = max(0, self.emitted_tokens - event.first_index)
         fresh = event.token_ids[seen:]
         self.output.extend(fresh)

@@ -8,7 +8,9 @@ INHERITED = (
     *("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"),
     *("--processors", "{processors}", "--threads", "{threads}"),
     *("--memory-parts", "{memory_parts}", "--weights-fd", "{weights_fd}"),
-    *("--instance-id", "{instance_id}", "--pool-dir", "{pool_dir}"),
+    *("--instance-id", "{instance_id}", "--role", "{role}"),
+    *("--pool-dir", "{pool_dir}", "--pd-caching", "{pd_caching}"),
+    *("--page-transport", "{page_transport}"),
 )
 """Arguments that the front fills in at each start of an instance."""
 

@@ -37,6 +37,7 @@ class Delivery:
     """One copy of a message that has arrived.
 
     :param number: the message's position among all messages sent on its link, from 0.
+    :param size_bytes: that it takes on the link.
     """
 
     sender: str
@@ -45,6 +46,7 @@ class Delivery:
     number: int
     sent_seconds: float
     due_seconds: float
+    size_bytes: int
 
 
 @dataclass(frozen=True)

@@ -70,25 +70,38 @@ class VirtualTransport:
 
     # ------------------------------------------------------------------ messages
 
-    def send(self, sender: str, receiver: str, payload: Payload, now_seconds: float) -> None:
+    def send(
+        self,
+        sender: str,
+        receiver: str,
+        payload: Payload,
+        now_seconds: float,
+        *,
+        size_bytes: int | None = None,
+    ) -> None:
         """Hand a message to the network, which keeps a copy; it may never arrive.
 
+        :param size_bytes: that it stands for on the link, where nobody reads what they are.
         :raises ValueError: if time runs backwards.
         """
         self._move_to(now_seconds)
         state, message = self._state(sender, receiver), bytes(memoryview(payload))
+        size_bytes = len(message) if size_bytes is None else size_bytes
         number = state.counts["sent"]
         state.counts["sent"] += 1
-        state.counts["sent_bytes"] += len(message)
+        state.counts["sent_bytes"] += size_bytes
         if state.is_cut:
             state.counts["cut"] += 1
             return
         begin_seconds = max(now_seconds, state.free_seconds)
-        state.free_seconds = begin_seconds + len(message) / state.link.bandwidth_bytes
+        state.free_seconds = begin_seconds + size_bytes / state.link.bandwidth_bytes
         if self._draw(sender, receiver, number, "loss") < state.link.loss:
             state.counts["lost"] += 1
             return
-        delivery = Delivery(sender, receiver, message, number, now_seconds, state.free_seconds)
+        free_seconds = state.free_seconds
+        delivery = Delivery(
+            sender, receiver, message, number, now_seconds, free_seconds, size_bytes
+        )
         self._schedule(state, delivery, "first")
         if self._draw(sender, receiver, number, "duplication") < state.link.duplication:
             state.counts["duplicated"] += 1
@@ -163,7 +176,7 @@ class VirtualTransport:
             state.counts["cut"] += 1
             return []
         state.counts["delivered"] += 1
-        state.counts["delivered_bytes"] += len(delivery.payload)
+        state.counts["delivered_bytes"] += delivery.size_bytes
         return [delivery]
 
     def _state(self, sender: str, receiver: str) -> _LinkState:

@@ -1,9 +1,15 @@
-"""The link to host memory in virtual time: seconds of copies to the CPU buffer and back."""
+"""The link to host memory in virtual time: seconds of copies to the CPU buffer and back.
+
+What is copied before a pass and what under it is asked of the runner's own
+:func:`~kvell.engine.running.copy_order.copy_order`, so that a replay charges what a runner does.
+"""
 
 from dataclasses import dataclass
 
 from kvell.engine.cpu_buffer.swapping import moved_bytes
-from kvell.engine.requests.plan import StepPlan
+from kvell.engine.requests.plan import NewPages, StepPlan
+from kvell.engine.running.copy_order import copy_order
+from kvell.engine.running.copy_stages import stages_of
 from kvell.memory import Layout
 from kvell.simulator.replay.runner import StepTimer
 
@@ -12,21 +18,27 @@ WAITS = 0
 
 @dataclass(frozen=True)
 class WithHostLink:
-    """A machine whose steps wait for the pages that a plan moves, all at once or layer by layer.
+    """A machine whose steps copy the pages that a plan moves, as the real runner does.
 
-    Layer by layer (eLLM §4.3.2), a layer is computed while the next one's pages move, out and in
-    at the same time: a step takes the longer of computing and moving, plus one layer's move::
+    Pages that move under the pass do so stage by stage: the first stage of those that it needs
+    is waited for, the others take part of its processors and memory::
 
-        moving     1 │ 2 │ 3 │ … │ L
-        computing      1 │ 2 │ 3 │ … │ L
+        copying    1 │ 2 │ 3 │ … │ S │ pages that nobody waits for
+        computing      1 │ 2 │ 3 │ … │ S
 
-    :param bytes_per_second: of the link, one way.
-    :param streamed_layers: L; with WAITS, nothing overlaps.
+    :param bytes_per_second: of a copy by itself, one way.
+    :param on_host: the pool is host memory; on a GPU all copies are made before the pass.
+    :param slows: seconds that the pass loses for each second of copies beside it, and they for
+        each second of it: 0 where they share nothing, 1 where nothing is gained.
+    :param streamed_layers: not WAITS: what eLLM §4.3.2 assumes and no runner here does.  Each of
+        so many layers is computed while the next one's pages move, out and in at the same time.
     """
 
     machine: StepTimer
     layout: Layout
     bytes_per_second: float
+    on_host: bool = False
+    slows: float = 1.0
     streamed_layers: int = WAITS
 
     @property
@@ -36,11 +48,23 @@ class WithHostLink:
 
     def step_seconds(self, plan: StepPlan) -> float:
         """Return the seconds of a step and of the pages it moves; see :class:`StepTimer`."""
-        groups = self.layout.groups
-        out = moved_bytes(plan.offloads, groups) / self.bytes_per_second
-        back = moved_bytes(plan.fetches, groups) / self.bytes_per_second
         computing = self.machine.step_seconds(plan)
-        if self.streamed_layers == WAITS:
-            return computing + out + back
-        moving = max(out, back)
-        return max(computing, moving) + moving / self.streamed_layers
+        if not len(plan.offloads) and not len(plan.fetches):
+            return computing
+        if self.streamed_layers != WAITS:
+            moving = max(self._seconds(plan.offloads), self._seconds(plan.fetches))
+            return max(computing, moving) + moving / self.streamed_layers
+        groups = self.layout.groups
+        order = copy_order(plan, groups, on_host=self.on_host)
+        before = self._seconds(order.first_out) + self._seconds(order.first_in)
+        if not order.is_under_pass:
+            return before + computing
+        needed = self._seconds(order.layered_out) + self._seconds(order.layered_in)
+        stages = max(1, *(len(stages_of(groups, work.model)) for work in plan.work))
+        waited = needed / stages
+        beside = needed - waited + self._seconds(order.last_out)
+        together = max(computing + self.slows * beside, beside + self.slows * computing)
+        return before + waited + together
+
+    def _seconds(self, rows: NewPages) -> float:
+        return moved_bytes(rows, self.layout.groups) / self.bytes_per_second

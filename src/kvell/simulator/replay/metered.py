@@ -72,6 +72,10 @@ class MeteredCore:
             self._core.peek, tokens, root, images=images, prompt_tokens=prompt_tokens, model=model
         )
 
+    def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
+        """Passed on."""
+        return self._timed(self._core.known, tokens, root, model=model)
+
     def open(
         self,
         tokens: Tokens,
@@ -116,6 +120,10 @@ class MeteredCore:
         """Passed on."""
         self._timed(self._core.receive, handle, computed)
         self._watched[handle] = replace(self._watched[handle], computed=computed)
+
+    def sources(self, handle: int) -> Ints:
+        """Passed on."""
+        return self._timed(self._core.sources, handle)
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """Passed on."""

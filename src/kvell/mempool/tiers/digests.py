@@ -23,6 +23,7 @@ class PrefixDigests:
         begun = hashlib.blake2b(digest_size=SIZE_BYTES)
         begun.update(f"{len(root)}:{root}".encode())
         self._begun = [begun]
+        self._known: dict[int, Digest] = {}
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -34,6 +35,11 @@ class PrefixDigests:
         """
         if not 0 <= length <= len(self._tokens):
             raise ValueError(f"a text of {len(self._tokens)} tokens has no {length} first ones")
+        if length not in self._known:
+            self._known[length] = self._digest(length)
+        return self._known[length]
+
+    def _digest(self, length: int) -> Digest:
         place = length // EVERY_TOKENS
         while len(self._begun) <= place:
             start = (len(self._begun) - 1) * EVERY_TOKENS

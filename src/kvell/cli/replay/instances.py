@@ -1,0 +1,177 @@
+"""``kvell replay --instances``: several instances behind a front, in virtual time."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvell.cli.terminal.sizes import SIZE
+from kvell.cluster.instances import check_pd_caching, check_start, parse_instances
+from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
+from kvell.errors import ChangeSomething
+from kvell.mempool.place import DEFAULT_PD_CACHING, PD_CACHINGS, PdCaching
+
+if TYPE_CHECKING:
+    from kvell.simulator.clock.links import Link
+    from kvell.simulator.cluster.cluster import ClusterSpec
+    from kvell.simulator.replay.runner import StepTimer
+    from kvell.simulator.traces.rows import TraceRow
+
+LINKS = {
+    "a100": "nvlink-a100",
+    "h100": "nvlink-h100",
+    "h200": "nvlink-h100",
+    "h800": "nvlink-h800",
+    "l4": "pcie-4",
+    "l40s": "pcie-4",
+}
+"""How devices of a kind are connected in one machine, by the first part of a profile's name."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """The flags of several instances.
+
+    :param link: a name or a file, and ``link_bandwidth`` bytes per second; None as usual for the
+        hardware.
+    """
+
+    instances: str | None = None
+    routing: str = DEFAULT_ROUTING
+    pd_caching: str | None = None
+    link: str | None = None
+    link_bandwidth: int | None = None
+
+    def counts(self) -> dict[str, int] | None:
+        """Return the number of instances of each role; None without the flag.
+
+        :raises ChangeSomething: if they could not serve requests together, or other flags are
+            given without it.
+        """
+        if self.instances is None:
+            alone = {"--pd-caching": self.pd_caching, "--link": self.link}
+            for flag, value in (alone | {"--link-bandwidth": self.link_bandwidth}).items():
+                if value is not None:
+                    problem = "is about several instances"
+                    remedy = "add --instances prefill=1,decode=1"
+                    raise ChangeSomething(flag, value, problem, remedy)
+            return None
+        counts = parse_instances(self.instances)
+        check_start(counts)
+        if self.pd_caching is not None:
+            check_pd_caching(counts, self.pd_caching, "--pd-caching")
+        return counts
+
+    @property
+    def caching(self) -> PdCaching:
+        """Which instances cache what."""
+        return DEFAULT_PD_CACHING if self.pd_caching is None else PD_CACHINGS[int(self.pd_caching)]
+
+    def pages_link(self, hardware: str, machine: "StepTimer") -> "Link":
+        """Return what pages cross between two instances.
+
+        :raises ChangeSomething: if there is no such link, or none is usual for the hardware.
+        """
+        from kvell.simulator.clock.links import Link
+        from kvell.simulator.hardware.profiles import load_link
+        from kvell.simulator.replay.runner import CalibratedMachine
+
+        usual = LINKS.get(Path(hardware).stem.partition("-")[0])
+        name = self.link or usual
+        if self.link is None and isinstance(machine, CalibratedMachine):
+            rate = machine.calibration.copy_bytes_per_second
+            return Link(bandwidth_bytes=float(self.link_bandwidth or rate))
+        if name is None and self.link_bandwidth is None:
+            problem = "does not say how its devices are connected"
+            remedy = "use --link nvlink-h100, or --link-bandwidth 25GB"
+            raise ChangeSomething("--hardware", hardware, problem, remedy)
+        if name is None:
+            return Link(bandwidth_bytes=float(self.link_bandwidth or 0))
+        profile = load_link(name)
+        rate = self.link_bandwidth or profile.bytes_per_second
+        return Link(profile.latency_seconds, float(rate))
+
+
+def instances_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags; the command gets them as ``together``."""
+
+    @functools.wraps(command)
+    def gathered(
+        *args: Any,
+        instances: str | None,
+        routing: str,
+        pd_caching: str | None,
+        link: str | None,
+        link_bandwidth: int | None,
+        **given: Any,
+    ) -> Any:
+        together = Together(instances, routing, pd_caching, link, link_bandwidth)
+        return command(*args, together=together, **given)
+
+    options = (
+        click.option(
+            "--instances",
+            metavar="ROLE=N,…",
+            help="Several instances behind a front, like prefill=1,decode=2 or mixed=3.",
+        ),
+        click.option(
+            "--routing",
+            type=click.Choice(ROUTINGS),
+            default=DEFAULT_ROUTING,
+            show_default=True,
+            help="Which instance gets a request.",
+        ),
+        click.option(
+            "--pd-caching",
+            type=click.Choice([str(one) for one in PD_CACHINGS]),
+            help="Who caches what: 0 nobody, 1 prefill instances, 2 decode instances too, 3 and"
+            " prefill instances get the answers.  [default: 3]",
+        ),
+        click.option(
+            "--link",
+            metavar="LINK",
+            help="Between two instances: a name like nvlink-h100, or a TOML file."
+            "  [default: as usual for the hardware]",
+        ),
+        click.option(
+            "--link-bandwidth",
+            type=SIZE,
+            metavar="SIZE",
+            help="Bytes per second in one direction, like 25GB, in place of the link's.",
+        ),
+    )
+    for option in reversed(options):
+        gathered = option(gathered)
+    return gathered
+
+
+def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:
+    """Check what several instances cannot replay.
+
+    :raises ChangeSomething: with the flag to change.
+    """
+    if arrivals != "trace":
+        problem = "does not say when requests come to the front"
+        raise ChangeSomething("--arrivals", arrivals, problem, "use --arrivals trace, or --rate R")
+    if any(row.images for row in rows):
+        problem = "has images, which several instances do not replay"
+        raise ChangeSomething("--trace", "rows", problem, "leave --instances out")
+
+
+def replay_together(
+    spec: "ClusterSpec",
+    rows: Sequence["TraceRow"],
+    *,
+    sessions: bool,
+    progress: Callable[[float], None],
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return the figures of a run, and those of each request."""
+    from kvell.simulator.cluster.cluster import VirtualCluster
+    from kvell.simulator.cluster.figures import cluster_figures
+
+    cluster = VirtualCluster(spec, rows, sessions=sessions)
+    cluster.run(progress)
+    return cluster_figures(cluster), cluster.front.requests

@@ -1,0 +1,13 @@
+"""Where a request's prefix is cached at the instance that goes on with it."""
+
+from kvell.engine.requests.cache_roots import RESERVED
+from kvell.mempool.place import PdCaching
+
+
+def handed_over_root(root: str, pd_caching: PdCaching, unique: str) -> str:
+    """Return the cache root of a request at the instance that goes on with it.
+
+    :param root: where its prompt is computed.
+    :param unique: names the request among all instances.
+    """
+    return root if pd_caching >= 2 else f"{RESERVED}moved {unique}"

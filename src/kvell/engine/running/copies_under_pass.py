@@ -1,0 +1,185 @@
+"""Copies between pool and CPU buffer on a thread beside the pass, stage by stage.
+
+::
+
+    copier   layers 0–3: out, in │ 4–7: out, in │ …          │ pages out that nobody writes │
+    pass                         │ layers 0–3   │ layers 4–7 │ …  logits, tokens            │ result
+
+A pass waits behind a layer for what the next one needs, and for nothing else.  Copies are over
+when a step is, even if its pass failed: between steps memory lies still.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+import torch
+
+from kvell.engine.cpu_buffer.swapping import moved_bytes
+from kvell.engine.requests.plan import StepPlan
+from kvell.engine.running.copy_order import CopyOrder, copy_order
+from kvell.engine.running.copy_stages import Stage, stages_of
+from kvell.engine.running.page_mover import PageMover
+from kvell.memory import GroupSpec
+from kvell.models.forward.segments import LayerCallbacks
+
+
+@dataclass
+class CopyCounts:
+    """Bytes between pool and buffer so far, by when they were copied, and what steps waited for.
+
+    :ivar waits: how often a pass found a stage's pages not copied yet.
+    """
+
+    before_bytes: int = 0
+    under_bytes: int = 0
+    waits: int = 0
+
+
+class Copier:
+    """Makes the copies of plans: before their passes, or under them where that cannot be told.
+
+    :param models: names, in the order of their passes in a step.
+    :param takes_images: whether one of them does.
+    :ivar counts: since the start.
+    """
+
+    def __init__(
+        self,
+        mover: PageMover,
+        groups: Sequence[GroupSpec],
+        models: Sequence[str],
+        *,
+        on_host: bool,
+        takes_images: bool = False,
+    ) -> None:
+        self.counts = CopyCounts()
+        self._mover, self._groups = mover, groups
+        self._on_host, self._takes_images = on_host, takes_images
+        self._stages = {name: stages_of(groups, name) for name in models}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, plan: StepPlan) -> "StepCopies":
+        """Make the copies that must be before the pass, and begin the others."""
+        if not len(plan.offloads) and not len(plan.fetches):
+            self._mover.copy(plan.copies)
+            return StepCopies(self.counts)
+        on_host, takes_images = self._on_host, self._takes_images
+        order = copy_order(plan, self._groups, on_host=on_host, takes_images=takes_images)
+        self._count(order)
+        self._mover.offload(order.first_out)
+        self._mover.fetch(order.first_in)
+        self._mover.copy(plan.copies)
+        if not order.is_under_pass:
+            return StepCopies(self.counts)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-copies")
+        computing = {work.model for work in plan.work}
+        stages = {name: some for name, some in self._stages.items() if name in computing}
+        return _Under(self.counts, self._mover, order, stages, self._thread)
+
+    def _count(self, order: CopyOrder) -> None:
+        before = (order.first_out, order.first_in)
+        under = (order.layered_out, order.layered_in, order.last_out)
+        self.counts.before_bytes += sum(moved_bytes(rows, self._groups) for rows in before)
+        self.counts.under_bytes += sum(moved_bytes(rows, self._groups) for rows in under)
+
+
+class StepCopies:
+    """The copies of a step that has none under its passes; a context that ends with the step."""
+
+    def __init__(self, counts: CopyCounts) -> None:
+        self.counts = counts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until all copies are made."""
+
+    def seams(self, model: str) -> LayerCallbacks | None:
+        """Wait until a model's pass may begin; returns what must be called at its seams."""
+        return None
+
+
+class _Under(StepCopies):
+    """The copies of a step that has some under its passes."""
+
+    def __init__(
+        self,
+        counts: CopyCounts,
+        mover: PageMover,
+        order: CopyOrder,
+        stages: Mapping[str, Sequence[Stage]],
+        thread: ThreadPoolExecutor,
+    ) -> None:
+        super().__init__(counts)
+        self._mover, self._stages = mover, stages
+        self._out = mover.pieces(order.layered_out, is_out=True)
+        self._in = mover.pieces(order.layered_in, is_out=False)
+        self._last = order.last_out
+        self._has_failed = False
+        self._copied = {name: [threading.Event() for _ in some] for name, some in stages.items()}
+        self._made: Future[None] = thread.submit(self._make)
+
+    def __exit__(self, *_: object) -> None:
+        self._made.result()
+
+    def seams(self, model: str) -> LayerCallbacks | None:
+        stages = self._stages[model]
+        if not stages or not (self._out or self._in):
+            return None
+        seams = _Seams(self, model, [stage.after_layer for stage in stages])
+        seams.wait(0)
+        return seams
+
+    def wait_for(self, model: str, stage: int) -> None:
+        """Wait until a stage of a model is copied.
+
+        :raises RuntimeError: if a copy failed.
+        """
+        copied = self._copied[model][stage]
+        if not copied.is_set():
+            self.counts.waits += 1
+            copied.wait()
+        if self._has_failed:
+            raise RuntimeError("pages that the pass needs were not copied")
+
+    def _make(self) -> None:
+        try:
+            for name, stages in self._stages.items():
+                for stage, copied in zip(stages, self._copied[name], strict=True):
+                    self._mover.move_parts(self._out, stage.parts, is_out=True)
+                    self._mover.move_parts(self._in, stage.parts, is_out=False)
+                    copied.set()
+            self._mover.offload(self._last)
+        except BaseException:
+            self._has_failed = True
+            for copied in chain.from_iterable(self._copied.values()):
+                copied.set()  # whoever waits is told
+            raise
+
+
+class _Seams:
+    """Waits at the seams of one model's pass."""
+
+    def __init__(self, copies: _Under, model: str, after_layers: Sequence[int]) -> None:
+        self._copies, self._model, self._after_layers = copies, model, after_layers
+
+    def after_kv_write(self, layer: int) -> None:
+        """See :class:`LayerCallbacks`."""
+
+    def before_attend(self, layer: int, query: torch.Tensor) -> None:
+        """See :class:`LayerCallbacks`."""
+
+    def after_attend(self, layer: int, output: torch.Tensor) -> None:
+        """Wait for what the next layer needs."""
+        self.wait(bisect_right(self._after_layers, layer) - 1)
+
+    def wait(self, stage: int) -> None:
+        """Wait until a stage is copied."""
+        self._copies.wait_for(self._model, stage)

@@ -1,0 +1,59 @@
+"""The stages of copies under a pass: runs of layers whose parts of pages move together; pure.
+
+One stage for each layer would wait least before the first, but a layer of a small model is
+some KiB of a page, and beginning a copy costs more than copying that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvell.engine.running.copy_order import BY_LAYER
+from kvell.memory import GroupSpec
+
+MOST_STAGES = 8
+"""Of a model: an eighth of what comes in is waited for before the first layer."""
+BEFORE_ALL = -1
+
+Part = tuple[int, int]
+"""First byte of a part of a page, and the byte behind it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers whose parts of pages move together.
+
+    :param after_layer: the layer behind which a pass needs them; BEFORE_ALL for the first.
+    :param parts: by group.
+    """
+
+    after_layer: int
+    parts: Mapping[int, Part]
+
+
+def stages_of(
+    groups: Sequence[GroupSpec], model: str = "", most: int = MOST_STAGES
+) -> tuple[Stage, ...]:
+    """Cut a model's layers into stages, in the order in which it computes them.
+
+    :param groups: of the pool.
+    """
+    own = [i for i, g in enumerate(groups) if g.model == model and g.kind in BY_LAYER]
+    layers = sorted({layer for index in own for layer in groups[index].layers})
+    count = min(most, len(layers))
+    edges = [len(layers) * number // count for number in range(count)] if count else []
+    return tuple(
+        Stage(
+            layers[begin - 1] if begin else BEFORE_ALL,
+            {i: part for i in own if (part := _part(groups[i], layers[begin:end])) is not None},
+        )
+        for begin, end in pairwise([*edges, len(layers)])
+    )
+
+
+def _part(group: GroupSpec, layers: Sequence[int]) -> Part | None:
+    """The bytes of consecutive layers of the model inside a page; None if it has none of them."""
+    places = [place for place, layer in enumerate(group.layers) if layer in layers]
+    if not places:
+        return None
+    return places[0] * group.layer_page_bytes, (places[-1] + 1) * group.layer_page_bytes

@@ -1,0 +1,144 @@
+"""What messages between instances need for the images in their texts.
+
+::
+
+    Prepare, Ask ──outgoing──► with what its ids of images stand for, and with the tensors of a
+                               request that moves
+    ──incoming──► the same ids stand for the same images here, and the store has the tensors until
+                  the request ends, or does not come
+
+An id that stands for images is made from what they show, but is shorter: two contents may want the
+same one, and then it depends on which came first.  So an instance checks what the ids of a text
+mean before it takes or gives a page of it.  The engine's core sees neither contents nor tensors.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.running.sent_images import Attempt, SentImages, Taken
+from kvell.errors import ChangeSomething
+from kvell.mempool.agent import Agent
+from kvell.mempool.entries import Heard, PeerEntry
+from kvell.mempool.transfers.actions import Action, Send
+from kvell.mempool.transfers.messages import Abandon, Ask, Declined, Prepare, Prepared, Transfer
+from kvell.models.images.image_store import ImageStore
+from kvell.vocabulary import RequestId
+
+MOST_BYTES = 32 << 20
+"""Of tensors that are on their way to others and not answered: a connection takes no more."""
+
+_ATTACHED = msgspec.msgpack.Decoder(tuple[bytes, tuple[SentTensor, ...]])
+_SUBMITS = msgspec.msgpack.Decoder(Submit)
+
+
+class MovedImages:
+    """Stands between an agent and those who do its I/O.
+
+    :param sent: of the engine; keeps the tensors of its requests.
+    :param has_request: whether the engine's core has an attempt at a request.
+    """
+
+    def __init__(
+        self,
+        store: ImageStore,
+        sent: SentImages,
+        agent: Agent,
+        has_request: Callable[[RequestId, int], bool],
+    ) -> None:
+        self._store, self._sent, self._agent = store, sent, agent
+        self._has_request = has_request
+        self._coming: dict[Transfer, tuple[Attempt, Taken]] = {}
+        self._going: dict[Transfer, int] = {}
+
+    def outgoing(self, action: Action) -> Action | Heard:
+        """The action with what its images need, or what the core is to hear as its answer."""
+        if not isinstance(action, Send) or not isinstance(action.message, Prepare | Ask):
+            return action
+        message = action.message
+        ids = _ids_of_images(message)
+        if not len(ids):
+            return action
+        contents = self._store.contents(ids)
+        if isinstance(message, Ask) or not message.images:
+            return Send(action.instance, msgspec.structs.replace(message, contents=contents))
+        command = _SUBMITS.decode(message.private)
+        taken = self._sent.of((command.request_id, command.attempt))
+        size_bytes = sum(len(one.data) for one in taken.tensors) if taken is not None else 0
+        if problem := self._problem(taken, size_bytes):
+            return Heard(action.instance, Abandon(message.transfer, problem))
+        assert taken is not None
+        self._going[message.transfer] = size_bytes
+        attached = msgspec.msgpack.encode((taken.prompt, taken.tensors))
+        told = msgspec.structs.replace(message, contents=contents, attached=attached)
+        return Send(action.instance, told)
+
+    def incoming(self, entry: PeerEntry) -> PeerEntry | Send:
+        """The entry as the core is to hear it, or the answer if it need not."""
+        if not isinstance(entry, Heard):
+            return entry
+        message = entry.message
+        if isinstance(message, Prepared | Abandon):
+            self._going.pop(message.transfer, None)
+        if not isinstance(message, Prepare | Ask):
+            return entry
+        ids = _ids_of_images(message)
+        problem = ""
+        if len(ids) and not self._store.agrees(ids, message.contents):
+            problem = "an id in the text stands for another image here"
+        elif isinstance(message, Prepare) and message.images and not message.inserts:
+            problem = self._take(message)
+        if not problem:
+            cleared = {"attached": b""} if isinstance(message, Prepare) else {}
+            return Heard(entry.peer, msgspec.structs.replace(message, contents=b"", **cleared))
+        if isinstance(message, Ask):
+            return Send(entry.peer, Declined(message.incarnation, message.number, problem))
+        return Send(entry.peer, Abandon(message.transfer, problem))
+
+    def settle(self) -> None:
+        """The core has heard everything so far: images of what will not come are released."""
+        for transfer in [one for one in self._coming if one not in self._agent.receiving]:
+            attempt, taken = self._coming.pop(transfer)
+            if self._has_request(*attempt) and self._sent.of(attempt) is None:
+                self._sent.keep(attempt, taken)
+            else:
+                self._sent.release(taken)
+        for transfer in [one for one in self._going if one not in self._agent.sending]:
+            del self._going[transfer]
+
+    def _problem(self, taken: Taken | None, size_bytes: int) -> str:
+        """Why images cannot be sent along; "" if they can."""
+        if taken is None or not taken.tensors:
+            return "its images did not come with it"
+        if size_bytes > MOST_BYTES:
+            return f"its images have more than {MOST_BYTES} bytes"
+        if size_bytes + sum(self._going.values()) > MOST_BYTES:
+            return "too many images are on their way"
+        return ""
+
+    def _take(self, message: Prepare) -> str:
+        """Put the images of a request that is to come into the store; returns why it may not."""
+        if message.transfer in self._coming:
+            return ""
+        try:
+            command = _SUBMITS.decode(message.private)
+            taken = self._sent.read(*_ATTACHED.decode(message.attached))
+        except (msgspec.DecodeError, ChangeSomething) as error:
+            return f"its images cannot be read ({error})"
+        told = taken.told
+        is_it = told.token_ids.astype("<i4").tobytes() == command.prompt
+        if not is_it or told.images != command.images:
+            self._sent.release(taken)
+            return "its images are not those of its prompt"
+        self._coming[message.transfer] = (command.request_id, command.attempt), taken
+        return ""
+
+
+def _ids_of_images(message: Prepare | Ask) -> npt.NDArray[np.int32]:
+    """Each id of images in a message's text, once."""
+    tokens = np.frombuffer(message.tokens[: len(message.tokens) // 4 * 4], "<i4")
+    return np.unique(tokens[tokens < 0]).astype(np.int32)

@@ -1,0 +1,243 @@
+"""Host memory behind the pool of a library: texts that are swapped out and in, and found in both.
+
+::
+
+             swap_out: copied, and the pool's pages given back if nobody else has them
+    pool  ◄────────────────────────────────────────────────────────────────────────►  buffer
+             swap_in: what the pool lacks is copied and cached there; it stays here too
+
+All on the thread that has the memory core.  Between two instances only pages of pools travel.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.elastic.page_buffer import PageBuffer
+from kvell.errors import ChangeSomething, TryLater
+from kvell.memory import HoldingCore, Tokens
+from kvell.mempool.addresses import Medium
+from kvell.mempool.holds import Hold, Holds
+from kvell.mempool.owners import Owner, Tick
+from kvell.mempool.tiers.buffered import BufferedPages, Key
+from kvell.mempool.tiers.digests import Digest, PrefixDigests
+from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
+from kvell.mempool.transfers.copies import NO_TOKEN
+from kvell.mempool.transports.page_copies import Bytes
+
+Media = Literal["device", "host", "mixed"]
+"""Where a text is looked for: in the pool, in the buffer, or in both together."""
+MEDIA: tuple[Media, ...] = get_args(Media)
+
+FoundPage = tuple[Medium, int, int, int]
+"""Medium, group, position, page there."""
+
+
+@dataclass(frozen=True)
+class _Tiered:
+    """What is held of both tiers: pages of the pool under a handle, and keys that are pinned."""
+
+    handle: int
+    keys: tuple[Key, ...]
+
+
+class HostBuffer:
+    """The buffer of one pool.
+
+    :param holds: of the pool, whose deadlines count here too.
+    :param pool: bytes of the pool, uint8.
+    :param size_bytes: of host memory; whole large pages of it are used.
+    :raises ChangeSomething: if it is less than a large page.
+    """
+
+    def __init__(self, core: HoldingCore, holds: Holds, pool: Bytes, size_bytes: int) -> None:
+        layout = core.layout
+        num_large = size_bytes // layout.large_page_bytes
+        if num_large < 1:
+            problem = f"is less than a large page of {layout.large_page_bytes} bytes"
+            remedy = f"use at least {layout.large_page_bytes}"
+            raise ChangeSomething("cpu_buffer_bytes", size_bytes, problem, remedy)
+        self.memory: Bytes = np.empty(num_large * layout.large_page_bytes, np.uint8)
+        self.ledger = PageBuffer(layout.groups, num_large)
+        self.pages = BufferedPages(layout.groups, self.ledger)
+        self._core, self._holds, self._pool = core, holds, pool
+        self._tiered: dict[Owner, _Tiered] = {}
+        self._texts: dict[Digest, tuple[Key, ...]] = {}  # by the digest of all of a text
+        self._users: Counter[Key] = Counter()
+
+    def swap_out(self, tokens: Tokens, root: str, model: str) -> int:
+        """Copy what is cached of a text here, and give its pages of the pool back if nobody else
+        has them; returns its tokens that are here now.
+
+        :raises TryLater: if the buffer has too little room; then the text is where it was.
+        """
+        digests, tiers = self._look_up(tokens, root, model)
+        length = tiers.longest
+        if not length:
+            return 0
+        places = list(tiers.places(length))
+        keys = tuple(tiers.key(group, place) for group, _, place in places)
+        self.pages.touch(keys)  # none of them makes way for another
+        taken: list[Key] = []
+        for key, (group, _, place) in zip(keys, places, strict=True):
+            if key in self.pages:
+                continue
+            page, held = tiers.pool_page(group, place), self.pages.put(group, place, digests)
+            if held is None:
+                self.pages.forget(taken)
+                raise TryLater(f"host memory has too little room for {length} tokens")
+            assert page is not None, "what is found is in one tier or the other"
+            self.view(group, held)[:] = self._pool_view(group, page)
+            taken.append(key)
+        self._remember(digests.of(length), keys)
+        self.pages.touch(reversed(keys))
+        if not self._core.delete(tokens, root, model=model):
+            self._core.delete(tokens[:length], root, model=model)
+        return length
+
+    def swap_in(self, tokens: Tokens, root: str, model: str) -> int:
+        """Bring a text into the pool and cache it there; returns its tokens that are there now.
+
+        :raises TryLater: if the pool has too little room.
+        """
+        _, tiers = self._look_up(tokens, root, model)
+        handle = self._core.open(_asked(tokens), root, model=model)
+        hit, length = self._core.hit_tokens(handle), tiers.longest
+        if length <= hit:
+            self._core.close(handle, renew=False)
+            return hit
+        self._core.receive(handle, length)
+        one, until = np.asarray([handle], np.int32), np.asarray([length], np.int32)
+        served, rows = self._core.grow(one, until)
+        if not served:
+            self._core.close(handle, renew=False)
+            raise TryLater(f"the pool has too little room for {length} tokens")
+        for holder, group, source, target in self._core.copies().tolist():
+            if holder == handle:
+                self._pool_view(group, target)[:] = self._pool_view(group, source)
+        given = {(group, position): page for _, group, position, page in rows.tolist()}
+        for group, position in map(tuple, self._core.sources(handle)[:, :2].tolist()):
+            given.pop((group, position), None)
+        keys: list[Key] = []
+        for group, position, place in tiers.places(length):
+            page = given.get((group, position))
+            if page is not None:
+                keys.append(tiers.key(group, place))
+                self._pool_view(group, page)[:] = self.view(group, self.pages.page(keys[-1]))
+        self.pages.touch(reversed(keys))
+        self._core.advance(one, until)
+        self._core.close(handle)
+        return length
+
+    def delete(self, tokens: Tokens, root: str, model: str) -> int:
+        """Forget texts along this one that are here and not held, but for what others share with
+        them; returns the number of pages."""
+        self._begin()
+        digests, gone = PrefixDigests(tokens, _name(root, model)), 0
+        for end in range(len(tokens), 0, -1) if self._texts else ():
+            keys = self._texts.get(digests.of(end), ())
+            if not keys or any(self.pages.is_pinned(key) for key in keys):
+                continue
+            del self._texts[digests.of(end)]
+            self._users.subtract(keys)
+            gone += self.pages.forget(key for key in keys if self._users[key] <= 0)
+        self._users = +self._users
+        return gone
+
+    def hold(
+        self, owner: Owner, deadline: Tick, tokens: Tokens, root: str, model: str, media: Media
+    ) -> tuple[Hold, list[FoundPage]]:
+        """Hold the longest prefix that is found in some media, until a deadline of the pool's
+        holds; and where its pages are."""
+        _, tiers = self._look_up(tokens, root, model, in_pool=media == "mixed")
+        handle, length = 0, tiers.longest
+        if media == "mixed":
+            handle = self._core.open(_asked(tokens), root, model=model)
+            hit = self._core.hit_tokens(handle)
+            if hit >= length:
+                self._core.close(handle, renew=False)
+                hold = self._holds.hold_text(owner, deadline, _asked(tokens), root, model=model)
+                rows = self._holds.pages(owner).tolist()
+                return hold, [("device", *row) for row in rows]
+            self._core.receive(handle, length)
+        hold = self._holds.hold_text(owner, deadline, _asked(tokens[:0]), root, model=model)
+        hold.hit_tokens = length
+        in_pool = self._held(handle) if handle else {}
+        pages: list[FoundPage] = []
+        keys: list[Key] = []
+        for group, position, place in tiers.places(length):
+            page = in_pool.get((group, position))
+            if page is None:
+                keys.append(tiers.key(group, place))
+                pages.append(("host", group, position, self.pages.page(keys[-1])))
+            else:
+                pages.append(("device", group, position, page))
+        self.pages.pin(keys)
+        self.pages.touch(reversed(keys))
+        self._tiered[owner] = _Tiered(handle, tuple(keys))
+        return hold, pages
+
+    def sweep(self) -> None:
+        """Let go of what was held beside holds that are over."""
+        for owner in [owner for owner in self._tiered if owner not in self._holds]:
+            over = self._tiered.pop(owner)
+            self.pages.unpin(over.keys)
+            if over.handle:
+                self._core.close(over.handle, renew=False)
+
+    def view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a page of the buffer."""
+        size_bytes = self.pages.groups[group].page_stride_bytes
+        return self.memory[page * size_bytes : (page + 1) * size_bytes]
+
+    # ----------------------------------------------------------------------- internal
+
+    def _begin(self) -> None:
+        self.sweep()
+        self.ledger.settle()
+        self.pages.begin()
+
+    def _look_up(
+        self, tokens: Tokens, root: str, model: str, *, in_pool: bool = True
+    ) -> tuple[PrefixDigests, Tiers]:
+        """All of the tokens may be found."""
+        self._begin()
+        own = [index for index, group in enumerate(self.pages.groups) if group.model == model]
+        for group in (self.pages.groups[index] for index in own):
+            if group.kind not in SERVED_KINDS or group.is_draft:
+                problem = f"has layers whose pages stay in the pool: {group.name}"
+                raise ChangeSomething("model", model or "''", problem, "leave its texts there")
+        known = self._core.known(tokens, root, model=model)
+        digests = PrefixDigests(_asked(tokens), _name(root, model))
+        return digests, Tiers(self.pages, own, digests, known if in_pool else known[:0])
+
+    def _held(self, handle: int) -> dict[tuple[int, int], int]:
+        held = self._core.held_pages(handle)[:, 1:].tolist()
+        sources = self._core.sources(handle)[:, :3].tolist()
+        return {(group, position): page for group, position, page in [*held, *sources]}
+
+    def _pool_view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
+        size_bytes = self.pages.groups[group].page_stride_bytes
+        return self._pool[page * size_bytes : (page + 1) * size_bytes]
+
+    def _remember(self, text: Digest, keys: tuple[Key, ...]) -> None:
+        if text not in self._texts:
+            self._texts[text] = keys
+            self._users.update(keys)
+        if len(self._texts) > len(self.pages):
+            for gone in [
+                t for t, some in self._texts.items() if not any(k in self.pages for k in some)
+            ]:
+                self._users.subtract(self._texts.pop(gone))
+            self._users = +self._users
+
+
+def _asked(tokens: Tokens) -> Tokens:
+    return np.append(tokens, np.int32(NO_TOKEN))
+
+
+def _name(root: str, model: str) -> str:
+    return f"{len(model)}:{model}{root}"

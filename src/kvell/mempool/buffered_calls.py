@@ -1,0 +1,104 @@
+"""The pool's calls on host memory behind it: swaps, and matches of any medium."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.errors import ChangeSomething
+from kvell.memory import Layout
+from kvell.mempool.addresses import Address, Lease
+from kvell.mempool.agent import Agent
+from kvell.mempool.buffer import MEDIA, HostBuffer, Media
+from kvell.mempool.node import Node
+from kvell.mempool.owners import HoldKind, Owner, Tick
+
+
+class _Pool(Protocol):
+    """What these calls need of the pool."""
+
+    layout: Layout
+    instance: str
+    incarnation: int
+    _agent: Agent
+    _node: Node
+    _buffer: HostBuffer | None
+
+    def _owner(self, kind: HoldKind) -> Owner: ...
+
+    def _deadline(self, seconds: float) -> Tick: ...
+
+
+class BufferedCalls:
+    """Part of :class:`.pool.MemPool`; every call runs on the node's thread."""
+
+    def swap_out(self: _Pool, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
+        """Copy what is cached of a text to host memory, and give its pages of the pool back if
+        nobody else has them.
+
+        :returns: tokens that can be swapped in again.
+        :raises ChangeSomething: without ``cpu_buffer_bytes``, or for layers with images or drafts.
+        :raises TryLater: if host memory has too little room; then the text is where it was.
+        """
+        text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
+        return self._node.ask(lambda: buffer.swap_out(text, root, model))
+
+    def swap_in(self: _Pool, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
+        """Bring a text into the pool, as far as it is not there, and cache it.
+
+        What host memory has of it stays there too, until others need the room.
+
+        :returns: tokens that the pool has now.
+        :raises ChangeSomething: as :meth:`swap_out`.
+        :raises TryLater: if the pool has too little room, its cached pages included.
+        """
+        text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
+        return self._node.ask(lambda: buffer.swap_in(text, root, model))
+
+    def _match_tiers(
+        self: _Pool, tokens: Sequence[int], root: str, model: str, seconds: float, media: Media
+    ) -> Lease:
+        if media not in MEDIA:
+            raise ChangeSomething("media", media, "is no place to look", f"use {', '.join(MEDIA)}")
+        text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
+        groups = self.layout.groups
+
+        def matched() -> Lease:
+            owner, deadline = self._owner("match"), self._deadline(seconds)
+            hold, pages = buffer.hold(owner, deadline, text, root, model, media)
+            addresses = tuple(
+                Address(
+                    self.instance,
+                    self.incarnation,
+                    group,
+                    position,
+                    page,
+                    page * groups[group].page_stride_bytes,
+                    medium,
+                )
+                for medium, group, position, page in pages
+            )
+            self._node.wake_at(self._agent.next_deadline)
+            return Lease(owner, deadline, addresses, hold.hit_tokens)
+
+        return self._node.ask(matched)
+
+    def _host_view(self: _Pool, address: Address) -> npt.NDArray[np.uint8]:
+        return buffer_of(self._buffer).view(address.group, address.page)
+
+    def _bring_in(self: _Pool, tokens: Sequence[int], root: str, model: str) -> None:
+        """What host memory has of a text is to be sent; on the node's thread."""
+        if self._buffer is not None:
+            self._buffer.swap_in(np.asarray(tokens, np.int32), root, model)
+
+
+def buffer_of(buffer: HostBuffer | None) -> HostBuffer:
+    """The pool's host memory.
+
+    :raises ChangeSomething: if it has none.
+    """
+    if buffer is None:
+        problem, remedy = "gives no host memory to swap to", "give the MemPool some bytes of it"
+        raise ChangeSomething("cpu_buffer_bytes", 0, problem, remedy)
+    return buffer

@@ -1,0 +1,258 @@
+"""The pool's calls between instances: texts that are sent, and texts that are asked for."""
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.errors import ChangeSomething, TryLater
+from kvell.memory import HoldingCore, Ints, Layout
+from kvell.mempool.addresses import Address, Lease
+from kvell.mempool.agent import Agent
+from kvell.mempool.buffer import HostBuffer
+from kvell.mempool.buffered_calls import BufferedCalls
+from kvell.mempool.holds import Hold
+from kvell.mempool.node import News, Node
+from kvell.mempool.owners import HoldKind, Owner
+from kvell.mempool.transfers.actions import Arrived, Ended, Fetched
+from kvell.mempool.transfers.asking import NOTHING_MORE
+from kvell.mempool.transfers.copies import NO_TOKEN
+from kvell.mempool.transfers.messages import Transfer
+from kvell.mempool.transfers.receiving import owner_of
+from kvell.mempool.transports.endpoints import Endpoint
+
+LEASE_SECONDS = 30.0
+TRANSFER_SECONDS = 30.0
+
+
+class MovingCalls(BufferedCalls):
+    """Part of :class:`.pool.MemPool`, which makes what is used here."""
+
+    layout: Layout
+    instance: str
+    incarnation: int
+    core: HoldingCore
+    _agent: Agent
+    _node: Node
+    _buffer: HostBuffer | None
+    _arrivals: "queue.SimpleQueue[Arrived]"
+    _sent: dict[Transfer, tuple[Owner, Future[None]]]
+    _fetching: dict[int, Future[Fetched]]
+    _operation: int
+
+    @property
+    def address(self) -> Endpoint | None:
+        """Where others connect to; with the port that was free."""
+        return self._node.address
+
+    def connect(self, address: Endpoint) -> str:
+        """Connect to another instance; returns its name.
+
+        :param address: as it says in its own ``address``.
+        :raises TryLater: when nobody answers there.
+        :raises ChangeSomething: when it is no instance of this cluster.
+        """
+        return self._node.connect(address)
+
+    def peers(self) -> list[str]:
+        """Instances that are connected."""
+        return self._node.peers()
+
+    def transfer(
+        self,
+        instance: str,
+        tokens: Sequence[int],
+        *,
+        root: str = "",
+        model: str = "",
+        private: bytes = b"",
+        seconds: float = TRANSFER_SECONDS,
+    ) -> int:
+        """Send what is cached of a text; the receiver's user gets it from :meth:`next_arrival`.
+
+        The receiver takes what it has itself and allocates the rest; only that crosses.
+
+        :returns: tokens that it has now.
+        :raises ChangeSomething: if nothing of the text is cached here.
+        :raises TryLater: if the receiver is not connected, has no room, or gave up.
+        """
+        return self._transfer(instance, tokens, root, model, private, seconds, inserts=False)
+
+    def transfer_with_insert(
+        self,
+        instance: str,
+        tokens: Sequence[int],
+        *,
+        root: str = "",
+        model: str = "",
+        private: bytes = b"",
+        seconds: float = TRANSFER_SECONDS,
+    ) -> int:
+        """Send what is cached of a text; the receiver caches it too.  See :meth:`transfer`."""
+        return self._transfer(instance, tokens, root, model, private, seconds, inserts=True)
+
+    def fetch(
+        self,
+        instance: str,
+        tokens: Sequence[int],
+        *,
+        root: str = "",
+        model: str = "",
+        seconds: float = TRANSFER_SECONDS,
+    ) -> int:
+        """Ask an instance for what it has of a text beyond what is cached here, and cache it.
+
+        :returns: tokens that are cached here then; the same as before if it has no more.
+        :raises TryLater: if it is not connected, or does not send it in time.
+        """
+        text = np.asarray(tokens, np.int32)
+
+        def asked() -> tuple[Future[Fetched], int]:
+            self._bring_in(tokens, root, model)
+            known = self.core.peek(asked_tokens(tokens), root, model=model)
+            number, actions = self._agent.asking.ask(
+                instance,
+                text,
+                self._node.now(),
+                self._deadline(seconds),
+                root=root,
+                model=model,
+                beyond=known,
+            )
+            done = self._fetching[number] = Future()
+            self._node.act(actions)
+            self._node.wake_at(self._agent.next_deadline)
+            return done, known
+
+        done, known = self._node.ask(asked)
+        fetched = done.result()
+        if fetched.problem and fetched.problem != NOTHING_MORE:
+            raise TryLater(f"{instance} does not send it: {fetched.problem}")
+        return max(known, fetched.computed)
+
+    def next_arrival(
+        self, seconds: float, lease_seconds: float = LEASE_SECONDS
+    ) -> tuple[Lease, bytes]:
+        """Wait for a text that was sent without insertion; returns its pages and what came along.
+
+        :raises TryLater: if none comes in time.
+        """
+        ends = self._deadline(seconds)
+
+        def leased(arrived: Arrived) -> Lease | None:
+            owner = owner_of(arrived.transfer)
+            if owner not in self._agent.holds:
+                return None  # nobody asked for it in time
+            hold = self._agent.holds[owner]
+            hold.deadline = self._deadline(lease_seconds)
+            hold.hit_tokens = arrived.computed
+            return self._lease(hold)
+
+        while True:
+            left_seconds = max(0.0, (ends - self._node.now()) / 1000)
+            try:
+                arrived = self._arrivals.get(timeout=left_seconds)
+            except queue.Empty:
+                raise TryLater(f"no text came within {seconds:g} s") from None
+            lease = self._node.ask(partial(leased, arrived))
+            if lease is not None:
+                return lease, arrived.announced
+
+    # ------------------------------------------------------------------- private
+
+    def _transfer(
+        self,
+        instance: str,
+        tokens: Sequence[int],
+        root: str,
+        model: str,
+        private: bytes,
+        seconds: float,
+        *,
+        inserts: bool,
+    ) -> int:
+        def begun() -> tuple[Future[None], int]:
+            self._bring_in(tokens, root, model)
+            owner, now = self._owner("departure"), self._node.now()
+            deadline = self._deadline(seconds)
+            hold = self._agent.holds.hold_text(
+                owner, deadline, asked_tokens(tokens), root, model=model
+            )
+            if not hold.hit_tokens:
+                self._agent.holds.release(owner)
+                remedy = "insert it first"
+                raise ChangeSomething("tokens", f"{len(tokens)} tokens", "are not cached", remedy)
+            sending = self._agent.sending
+            transfer, actions = sending.begin(
+                instance,
+                hold.tokens,
+                hold.hit_tokens,
+                now,
+                deadline,
+                root=root,
+                model=model,
+                inserts=inserts,
+                private=private,
+            )
+            done: Future[None] = Future()
+            self._sent[transfer] = owner, done
+            actions += sending.ready(transfer, self._agent.holds.places(owner))
+            self._node.act(actions)
+            self._node.wake_at(self._agent.next_deadline)
+            return done, hold.hit_tokens
+
+        done, computed = self._node.ask(begun)
+        done.result()
+        return computed
+
+    def _told(self, news: News) -> None:
+        if isinstance(news, Fetched):
+            self._fetching.pop(news.number).set_result(news)
+        elif isinstance(news, Arrived):
+            if owner_of(news.transfer) in self._agent.holds:
+                self._arrivals.put(news)
+        elif isinstance(news, Ended):
+            if news.transfer not in self._sent:
+                return  # it answered what another instance asked for
+            owner, done = self._sent.pop(news.transfer)
+            self._agent.holds.release(owner)
+            if news.problem:
+                done.set_exception(TryLater(f"the transfer ended: {news.problem}"))
+            else:
+                done.set_result(None)
+
+    def _sweep(self) -> None:
+        if self._buffer is not None:
+            self._buffer.sweep()
+
+    def _owner(self, kind: HoldKind) -> Owner:
+        self._operation += 1
+        return Owner(kind, self.instance, self.incarnation, self._operation)
+
+    def _deadline(self, seconds: float) -> int:
+        return self._node.now() + int(seconds * 1000)
+
+    def _lease(self, hold: Hold, firsts: Ints | None = None) -> Lease:
+        self._node.wake_at(self._agent.next_deadline)
+        groups = self.layout.groups
+        before = [0] * len(groups) if firsts is None else firsts.tolist()
+        addresses = tuple(
+            Address(
+                self.instance,
+                self.incarnation,
+                group,
+                before[group] + position,
+                page,
+                page * groups[group].page_stride_bytes,
+            )
+            for group, position, page in self._agent.holds.pages(hold.owner).tolist()
+        )
+        return Lease(hold.owner, hold.deadline, addresses, hold.hit_tokens)
+
+
+def asked_tokens(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+    """A text all of whose tokens may be found, int32."""
+    return np.append(np.asarray(tokens, np.int32), np.int32(NO_TOKEN))

@@ -1,0 +1,152 @@
+"""Texts that an instance asks another one for, without I/O.
+
+::
+
+    asker                                    owner
+      │ ── Ask(text) ───────────────────────► │  begins to copy what it has of it
+      │ ◄── a transfer, see messages ──────── │
+      │ ◄── Declined ──────────────────────── │  or it has nothing more than the asker
+
+Source: MemServe §6.2, where an instance pulls what a third one has of a prompt.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Send
+from kvell.mempool.transfers.copies import Copies
+from kvell.mempool.transfers.messages import Ask, Declined, Transfer
+
+NOTHING_MORE = "no more of it is cached"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A text that somebody was asked for."""
+
+    owner: str
+    deadline: Tick
+
+
+class Asking:
+    """Both sides of the asks of one incarnation of an instance.
+
+    :param copies: of the instance, which answer the asks of others.
+    """
+
+    def __init__(self, incarnation: int, fingerprint: str, copies: Copies) -> None:
+        self._incarnation, self._fingerprint, self._copies = incarnation, fingerprint, copies
+        self._asked: dict[int, _Asked] = {}
+        self._answers: dict[Transfer, tuple[str, Ask]] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """When the next ask is given up; None if there is none."""
+        return min((one.deadline for one in self._asked.values()), default=None)
+
+    def ask(
+        self,
+        owner: str,
+        tokens: npt.NDArray[np.int32],
+        now: Tick,
+        deadline: Tick,
+        *,
+        root: str = "",
+        model: str = "",
+        beyond: int = 0,
+    ) -> tuple[int, list[Action]]:
+        """Ask an instance for what it has of a text; :class:`.Fetched` says how it ended.
+
+        :param tokens: int32; at most all of them come.
+        :param beyond: tokens that are here already.
+        """
+        self._number += 1
+        self._asked[self._number] = _Asked(owner, deadline)
+        ask = Ask(
+            self._incarnation,
+            self._number,
+            self._fingerprint,
+            tokens.astype("<i4").tobytes(),
+            root,
+            model,
+            beyond,
+            deadline - now,
+        )
+        return self._number, [Send(owner, ask)]
+
+    def answer(self, asker: str, message: Ask, now: Tick) -> list[Action]:
+        """Copy what is cached here to the asker, or decline."""
+        if message.fingerprint != self._fingerprint:
+            return [_declined(asker, message, "the layouts of the two instances differ")]
+        if len(message.tokens) % 4 or message.ticks_left <= 0:
+            return [_declined(asker, message, "there are no such tokens")]
+        tokens = np.frombuffer(message.tokens, "<i4").astype(np.int32)
+        transfer, actions = self._copies.begin(
+            asker,
+            tokens,
+            now,
+            now + message.ticks_left,
+            root=message.root,
+            model=message.model,
+            beyond=message.beyond,
+            private=_named(message.incarnation, message.number),
+        )
+        if transfer is None:
+            return [_declined(asker, message, NOTHING_MORE)]
+        self._answers[transfer] = asker, message
+        return actions
+
+    def declined(self, owner: str, message: Declined) -> list[Action]:
+        """An instance does not send what it was asked for."""
+        asked = self._asked.get(message.number)
+        is_mine = message.incarnation == self._incarnation
+        if asked is None or asked.owner != owner or not is_mine:
+            return []
+        return self._over(message.number, message.why)
+
+    def arrived(self, action: Arrived) -> list[Action]:
+        """A text has come; whether it was asked for is in what came with it."""
+        for number, asked in self._asked.items():
+            is_it = action.announced == _named(self._incarnation, number)
+            if is_it and action.transfer.sender == asked.owner:
+                del self._asked[number]
+                return [Fetched(number, action.computed, "")]
+        return []
+
+    def ended(self, action: Ended) -> list[Action]:
+        """A transfer from here is over; the asker of one that failed need not wait."""
+        answered = self._answers.pop(action.transfer, None)
+        if answered is None or not action.problem:
+            return []
+        return [_declined(*answered, action.problem)]
+
+    def tick(self, now: Tick) -> list[Action]:
+        """Give up what has passed its deadline."""
+        late = [number for number, one in self._asked.items() if one.deadline <= now]
+        return [action for number in late for action in self._over(number, "it took too long")]
+
+    def instance_died(self, instance: str) -> list[Action]:
+        """Nothing comes any more from an instance that is no more."""
+        gone = [number for number, one in self._asked.items() if one.owner == instance]
+        return [a for number in gone for a in self._over(number, f"{instance} died")]
+
+    def _over(self, number: int, why: str) -> list[Action]:
+        del self._asked[number]
+        return [Fetched(number, 0, why)]
+
+
+def _named(incarnation: int, number: int) -> bytes:
+    """What comes with the text of an ask."""
+    return msgspec.msgpack.encode(("asked", incarnation, number))
+
+
+def _declined(asker: str, ask: Ask, why: str) -> Send:
+    return Send(asker, Declined(ask.incarnation, ask.number, why))

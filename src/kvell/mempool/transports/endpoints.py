@@ -1,0 +1,107 @@
+"""Where instances listen: a path for a socket of this host, or ``tcp://host:port``."""
+
+import contextlib
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kvell.errors import ChangeSomething
+
+Endpoint = Path | str
+BACKLOG = 64
+SILENCE_SECONDS = 25
+"""A host that answers nothing for so long is gone: its TCP connections end."""
+
+
+def listen_at(endpoint: Endpoint) -> socket.socket:
+    """A socket that listens and does not block.
+
+    :raises ChangeSomething: when the address is none, or cannot be bound.
+    """
+    try:
+        if isinstance(endpoint, Path):
+            listener = _listen_on_host(endpoint)
+        else:
+            host, port = _parsed(endpoint, "address")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        remedy = "give another path" if isinstance(endpoint, Path) else "give another host or port"
+        raise ChangeSomething("address", endpoint, f"cannot be bound ({error})", remedy) from error
+    listener.setblocking(False)
+    return listener
+
+
+def connect_to(endpoint: Endpoint, seconds: float) -> socket.socket:
+    """A connected socket, with a timeout for its next calls.
+
+    :raises ChangeSomething: when the address is none.
+    :raises OSError: when nobody answers there in time.
+    """
+    if isinstance(endpoint, str):
+        sock = socket.create_connection(_parsed(endpoint, "peer"), seconds)
+        keep(sock)
+        return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(seconds)
+        sock.connect(str(endpoint))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def endpoint_of(listener: socket.socket) -> Endpoint:
+    """Where a socket listens."""
+    if listener.family == socket.AF_UNIX:
+        return Path(listener.getsockname())
+    return tcp_endpoint(*listener.getsockname()[:2])
+
+
+def tcp_endpoint(host: str, port: int) -> str:
+    """An address as it is written."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def keep(sock: socket.socket) -> None:
+    """Send what is said at once, and notice when the other host is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000)
+
+
+def _parsed(text: str, field: str) -> tuple[str, int]:
+    remedy = "write it like tcp://127.0.0.1:5000, or give a Path for a socket of this host"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ChangeSomething(field, text, f"is no address ({error})", remedy) from error
+    more = parts.path or parts.query or parts.fragment or parts.username or parts.password
+    if parts.scheme != "tcp" or not host or port is None or more:
+        raise ChangeSomething(field, text, "is no address", remedy)
+    return host, port
+
+
+def _listen_on_host(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    _unlink_dead(path)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _unlink_dead(path: Path) -> None:
+    """Remove the socket of an incarnation that is no more."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()

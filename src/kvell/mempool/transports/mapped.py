@@ -1,0 +1,55 @@
+"""Pages of a peer on this host: its memory and its rights, mapped read-only."""
+
+import mmap
+import os
+import threading
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from kvell.frames import ProtocolError
+from kvell.mempool.transports.page_copies import Bytes, Piece, copy_pieces
+from kvell.mempool.transports.rights import RightsOfPeer
+from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
+
+BATCH_PIECES = 64
+"""Pieces between two looks whether to stop."""
+
+
+class MappedPages:
+    """A :class:`.PageSource`; copies of all peers take turns, since each is as fast as memory.
+
+    :param descriptors: of the peer's pool and of its rights; they are closed here.
+    :raises ProtocolError: when they are not what they should be.
+    """
+
+    lane: Hashable = "mapped"
+
+    def __init__(self, pool_bytes: int, descriptors: Sequence[int]) -> None:
+        pool, rights = descriptors
+        try:
+            if os.fstat(pool).st_size < pool_bytes:
+                raise ProtocolError("its memory is smaller than it says")
+            self._map = mmap.mmap(pool, pool_bytes, prot=mmap.PROT_READ)
+            self._rights = RightsOfPeer(rights)
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"its memory cannot be mapped ({error})") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def bring(
+        self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
+    ) -> str:
+        """See :class:`.PageSource`."""
+        source = np.frombuffer(self._map, np.uint8)
+        if any(one.source < 0 or one.source + one.size_bytes > len(source) for one in pieces):
+            return "pages beyond the sender's memory were offered"
+        for start in range(0, len(pieces), BATCH_PIECES):
+            if stop.is_set():
+                return STOPPED
+            copy_pieces(pieces[start : start + BATCH_PIECES], source, target)
+        return "" if self._rights.stands(number) else RIGHT_GONE
+
+    def close(self) -> None:
+        """Its memory stays mapped while somebody still looks at it."""

@@ -1,0 +1,1 @@
+"""Messages and pages between hosts: authenticated, checked, and not encrypted."""

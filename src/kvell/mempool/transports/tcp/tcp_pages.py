@@ -1,0 +1,123 @@
+"""Pages of a peer that come over a TCP connection of their own."""
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+
+import msgspec
+
+from kvell.errors import KvellError
+from kvell.frames import ProtocolError
+from kvell.mempool.transports.page_copies import Bytes, Piece
+from kvell.mempool.transports.source import STOPPED
+from kvell.mempool.transports.tcp.channel import Channel, Look, Stopped, unless, within
+from kvell.mempool.transports.tcp.reading import (
+    MOST_EXTENTS,
+    REPLY_BYTES,
+    PieceHead,
+    ReadEnded,
+    ReadPages,
+    Reply,
+    checksum,
+    in_pieces,
+    packed,
+)
+
+REQUEST_SECONDS = 10.0
+"""The owner takes a request within this time."""
+
+_REPLIES: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
+
+
+class TcpPages:
+    """A :class:`.PageSource`; it connects at its first pull, and again after one that failed.
+
+    :param opens: a proven connection to the peer, for pages.
+    """
+
+    def __init__(self, opens: Callable[[], Channel]) -> None:
+        self.lane: Hashable = object()
+        self._opens = opens
+        self._channel: Channel | None = None
+        self._reading = threading.Lock()
+        self._is_closed = False
+
+    def bring(
+        self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
+    ) -> str:
+        """See :class:`.PageSource`."""
+        with self._reading:
+            try:
+                return self._brought(number, pieces, target, unless(stop))
+            except Stopped:
+                self._let_go()
+                return STOPPED
+            except (OSError, KvellError) as error:
+                self._let_go()
+                return f"its pages did not come: {error}"
+            finally:
+                if self._is_closed:
+                    self._let_go()
+
+    def close(self) -> None:
+        """See :class:`.PageSource`."""
+        self._is_closed = True
+        channel = self._channel
+        if channel is not None:
+            channel.hang_up()
+        if self._reading.acquire(blocking=False):  # else whoever reads lets go
+            self._let_go()
+            self._reading.release()
+
+    def _let_go(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _brought(self, number: int, pieces: Sequence[Piece], target: Bytes, look: Look) -> str:
+        if self._channel is None and not self._is_closed:
+            self._channel = self._opens()
+        if self._channel is None or self._is_closed:
+            raise ProtocolError("it is not connected any more")
+        memory = target.data
+        for start in range(0, len(pieces), MOST_EXTENTS):
+            some = pieces[start : start + MOST_EXTENTS]
+            problem = self._read(self._channel, number, some, memory, look)
+            if problem:
+                return problem
+        return ""
+
+    def _read(
+        self,
+        channel: Channel,
+        number: int,
+        pieces: Sequence[Piece],
+        memory: memoryview,
+        look: Look,
+    ) -> str:
+        """One request; the owner's reason why it does not count, or ""."""
+        extents = packed((one.source, one.size_bytes) for one in pieces)
+        channel.say(ReadPages(number, extents), within(REQUEST_SECONDS))
+        for parts in in_pieces((one.target, one.size_bytes) for one in pieces):
+            head = channel.hear(_REPLIES, REPLY_BYTES, look)
+            if isinstance(head, ReadEnded):
+                return head.problem or "it ended before all had come"
+            views = [memory[offset : offset + size_bytes] for offset, size_bytes in parts]
+            if head.size_bytes != sum(view.nbytes for view in views):
+                raise ProtocolError("a piece of another size came")
+            channel.receive(views, look)
+            if checksum(views) != head.checksum:
+                return _why_damaged(channel.hear(_REPLIES, REPLY_BYTES, look))
+        end = channel.hear(_REPLIES, REPLY_BYTES, look)
+        if isinstance(end, PieceHead):
+            raise ProtocolError("more came than was asked for")
+        return end.problem
+
+
+def _why_damaged(following: Reply) -> str:
+    """What the owner says next: others may have written the pages, once the right had gone.
+
+    :raises ProtocolError: when the right stood, so that the bytes were changed on their way.
+    """
+    if isinstance(following, ReadEnded) and following.problem:
+        return following.problem
+    raise ProtocolError("a piece was damaged on its way: its checksum differs")

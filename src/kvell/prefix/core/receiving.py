@@ -1,0 +1,109 @@
+"""Holders whose computed tokens come from elsewhere: what they hold of the index, and what not."""
+
+from kvell.pages.layout import GroupKind, GroupSpec
+from kvell.prefix.core.publishing import Publisher
+from kvell.prefix.groups.facts import Facts
+from kvell.prefix.groups.needs import resumed_from
+from kvell.prefix.index.hits import image_places
+from kvell.prefix.index.radix import Node
+from kvell.prefix.placement.holders import GroupPages, Holder
+from kvell.prefix.placement.store import Store
+
+
+class Receiver:
+    """Lets holders resume behind tokens that come."""
+
+    def __init__(self, store: Store, publisher: Publisher) -> None:
+        self._store, self._publisher = store, publisher
+
+    def cannot(self, holder: Holder, computed: int) -> bool:
+        """Return whether it has pages beside its hit, or some that no position tells, or an image
+        would come in part."""
+        cuts = holder.facts.cuts_image(computed)
+        if cuts or holder.computed > holder.hit_tokens or not self._publisher.publishes(holder):
+            return True
+        for index, held in holder.own_groups():
+            group = self._store.groups[index]
+            if held.pages and held.end > _pages_of(group, holder.facts, holder.hit_tokens, held):
+                return True
+        return False
+
+    def receive(self, holder: Holder, computed: int) -> None:
+        """So many tokens are computed elsewhere; what windows would have left, and embeddings that
+        were read, are not needed."""
+        self._publisher.let_sources_go(holder, renew=True)
+        holder.is_receiving, holder.computed = True, computed
+        self._publisher.leave_behind(holder)
+        for index, held in holder.own_groups():
+            if not held.pages:
+                group, policy = self._store.groups[index], self._store.policies[index]
+                held.first = max(held.first, resumed_from(group, policy, holder.facts, computed))
+        self._take_known(holder)
+
+    def _take_known(self, holder: Holder) -> None:
+        """Hold what the index knows behind the hit.
+
+        Whole pages, and pages of images, up to the first that is missing are the holder's; a
+        request also keeps pages of tokens behind that, and what ends with the computed tokens, to
+        copy it to its new pages.
+        """
+        path = list(self._store.tree.walk(holder.root, holder.tokens_to(holder.computed)))
+        for index, held in holder.own_groups() if path else ():
+            node, known = path[-1]
+            if self._store.groups[index].kind is GroupKind.CROSS:
+                self._take_images(holder, index, held, node, known)
+            elif self._store.groups[index].kind.counts_tokens:
+                self._take_pages(holder, index, held, node, known)
+            if holder.lease_until is None and known == holder.computed:
+                self._keep_end(holder, index, held, node)
+
+    def _take_images(
+        self, holder: Holder, index: int, held: GroupPages, node: Node, known: int
+    ) -> None:
+        places = list(image_places(self._store.groups[index], holder.facts, known))
+        for place in places[held.end :]:
+            page = self._store.tree.page_at(node, index, place)
+            if page is None:
+                break
+            self._store.pool.acquire(index, page)
+            held.pages.append(page)
+        held.published = max(held.published, held.end)
+
+    def _take_pages(
+        self, holder: Holder, index: int, held: GroupPages, node: Node, known: int
+    ) -> None:
+        tree, size = self._store.tree, self._store.groups[index].page_tokens
+        for position in range(held.end, known // size):
+            place = ((position + 1) * size, 0)
+            page = tree.page_at(node, index, place)
+            if position > held.end and holder.lease_until is not None:
+                break
+            if page is None:
+                continue
+            self._store.pool.acquire(index, page)
+            if position == held.end:
+                held.pages.append(page)
+            else:
+                held.sources[position] = (place, page)
+        held.published = max(held.published, held.end)
+
+    def _keep_end(self, holder: Holder, index: int, held: GroupPages, node: Node) -> None:
+        """The state after the computed tokens, or the page that they leave half full."""
+        group, end = self._store.groups[index], holder.computed
+        is_tail = group.kind.counts_tokens and end % group.page_tokens
+        if not is_tail and group.kind is not GroupKind.STATE:
+            return
+        for part in range(group.slices if not is_tail else 1):
+            page = self._store.tree.page_at(node, index, (end, part))
+            if page is not None:
+                self._store.pool.acquire(index, page)
+                held.sources[end // group.page_tokens if is_tail else part] = ((end, part), page)
+
+
+def _pages_of(group: GroupSpec, facts: Facts, hit_tokens: int, held: GroupPages) -> int:
+    """Position after the last page that a holder which was just opened may have."""
+    if group.kind is GroupKind.VISION:
+        return held.end
+    if group.kind is GroupKind.CROSS:
+        return sum(1 for _ in image_places(group, facts, hit_tokens))
+    return hit_tokens // group.page_tokens if group.kind.counts_tokens else 0

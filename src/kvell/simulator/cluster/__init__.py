@@ -1,0 +1,1 @@
+"""Many instances and their front in virtual time, with the engine's own deciding parts."""

@@ -1,0 +1,226 @@
+"""Instances behind a front in virtual time: their own code, with clock, device and links swapped.
+
+::
+
+    trace ─► VirtualFront ──Submit, Cancel──► VirtualInstance ◄─messages, pages─► VirtualInstance
+             AdmissionQueue ◄──── events ──── EngineCore, Agent     Network
+             router                           StepTimer, Device
+
+Everything happens in one loop, in order of virtual time, so equal runs are equal.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.protocol.messages import Cancel, Event, Migrate, Submit
+from kvell.engine.requests.limits import Limits
+from kvell.memory import Eviction, GroupKind, Implementation, Layout, create_core
+from kvell.mempool.agent import Agent
+from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.server.front.admission_queue import AdmissionQueue
+from kvell.server.instance.death import Cause, InstanceDeath
+from kvell.simulator.clock.transport import VirtualTransport
+from kvell.simulator.cluster.device import Device, TraceDevice
+from kvell.simulator.cluster.front import VirtualFront
+from kvell.simulator.cluster.instance import Record, VirtualInstance
+from kvell.simulator.cluster.loop import Loop
+from kvell.simulator.cluster.network import Links, Network
+from kvell.simulator.replay.runner import StepTimer, TraceRunner
+from kvell.simulator.replay.schedule import Arrivals, Schedule
+from kvell.simulator.traces.prompts import PromptMaker
+from kvell.simulator.traces.rows import TraceRow
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """What a cluster is made of.
+
+    :param counts: instances by role, like ``{"prefill": 1, "decode": 2}``.
+    :param layout: of each instance's pool.
+    :param machine: gives each step its duration.
+    :param links: between instances.
+    :param pd_caching: which instances cache what; with 0 mixed ones cache nothing either.
+    :param max_waiting: requests that wait for a credit; None: any number.
+    :param front_seconds: of what the front and an instance say to each other, by instance; it
+        arrives in order, and is never lost.
+    :param restart_seconds: from an instance's death to the next incarnation.
+    :param seed: decides what messages are lost, late and doubled.
+    """
+
+    counts: Mapping[str, int]
+    layout: Layout
+    limits: Limits
+    machine: StepTimer
+    links: Links
+    routing: str = DEFAULT_ROUTING
+    pd_caching: PdCaching = DEFAULT_PD_CACHING
+    eviction: Eviction = "lru"
+    implementation: Implementation = "auto"
+    max_waiting: int | None = None
+    front_seconds: Mapping[str, float] = field(default_factory=dict)
+    restart_seconds: float = 1.0
+    seed: int = 0
+
+
+MakeDevice = Callable[[EngineCore], Device]
+
+
+class VirtualCluster:
+    """One run of one trace; call :meth:`run`, or :meth:`go_on` to the end.
+
+    :param rows: without images.
+    :param device: makes the pages and the model of each incarnation; by default they answer with
+        the trace's tokens.
+    :param records: whether each incarnation keeps what it was told and what it did.
+    :ivar instances: those that live, by name.
+    :ivar past: those that died, in order.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        rows: Sequence[TraceRow],
+        arrivals: Arrivals = "trace",
+        *,
+        sessions: bool = True,
+        prompts: PromptMaker | None = None,
+        device: MakeDevice | None = None,
+        records: bool = False,
+    ) -> None:
+        self.spec, self.loop = spec, Loop()
+        self.transport = VirtualTransport(spec.links.messages, spec.seed)
+        page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
+        self.network = Network(self.loop, self.transport, spec.links, page_bytes)
+        self._prompts = prompts or PromptMaker(rows)
+        self._device: MakeDevice = device or (lambda _: TraceDevice(TraceRunner(self._prompts)))
+        self._records = records
+        self.instances: dict[str, VirtualInstance] = {}
+        self.past: list[VirtualInstance] = []
+        self.on_started: Callable[[VirtualInstance], None] = lambda _: None
+        """Called with each incarnation when it begins."""
+        self._incarnations = itertools.count(1)
+        most_waiting = len(rows) if spec.max_waiting is None else spec.max_waiting
+        queue = AdmissionQueue(most_waiting, router=router_named(spec.routing))
+        schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
+        self.front = VirtualFront(
+            *(queue, rows, self._prompts, schedule, self.loop, self._tell),
+            spec.machine.request_seconds,
+        )
+        self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
+
+    def start(self) -> None:
+        """Start all instances; to be called once, before anything else happens."""
+        for name in self.names:
+            self._start(name)
+
+    def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
+        """Run until every request has ended or was refused."""
+        self.start()
+        num_requests = len(self.front.requests)
+        while self.front.num_done < num_requests and self.go_on():
+            progress(self.front.num_done / num_requests)
+        if self.front.num_done < num_requests:
+            raise RuntimeError("requests wait, and nothing will ever happen")
+
+    def go_on(self) -> bool:
+        """Let the next thing happen; False once nothing will happen any more."""
+        at_seconds = self.loop.next_seconds(self.transport)
+        if at_seconds is None:
+            return False
+        if not self.loop.advance(at_seconds):
+            self.network.deliver()
+        return True
+
+    # --------------------------------------------------------------------- faults
+
+    def crash(self, name: str, cause: Cause = "killed") -> None:
+        """Let an instance die, and another incarnation start after a while."""
+        dead = self.instances.pop(name, None)
+        if dead is None:
+            return
+        dead.die()
+        self.past.append(dead)
+        self.network.leave(dead)
+        death = InstanceDeath(f"{name} ended unexpectedly", cause)
+        self.loop.after(self._front_seconds(name), partial(self.front.lost, name, death))
+        # Not before the others have seen the death, as a new connection would make them.
+        pause_seconds = max(self.spec.restart_seconds, self.spec.links.hang_up_seconds)
+        self.loop.after(pause_seconds, partial(self._start, name))
+
+    def partition(self, side: Collection[str], other: Collection[str]) -> None:
+        """Cut instances off from each other, not from the front, until :meth:`heal`."""
+        self.network.partition(side, other)
+
+    def heal(self) -> None:
+        """Let all instances reach each other again."""
+        self.network.heal()
+
+    # -------------------------------------------------------------------- instances
+
+    def fresh_core(self, name: str, incarnation: int) -> tuple[EngineCore, Agent]:
+        """Return an engine core as an incarnation has it at its start."""
+        spec = self.spec
+        memory = create_core(spec.layout, spec.implementation, eviction=spec.eviction)
+        agent = Agent(memory, name, incarnation, "virtual")
+        core = EngineCore(
+            memory,
+            spec.limits,
+            frozenset(),
+            incarnation,
+            agent=agent,
+            pd_caching=spec.pd_caching,
+        )
+        return core, agent
+
+    def _start(self, name: str) -> None:
+        incarnation = next(self._incarnations)
+        core, agent = self.fresh_core(name, incarnation)
+        instance = VirtualInstance(
+            *(core, agent, self._device(core), self.spec.machine, self.loop, self.network),
+            partial(self._say, name),
+            Record() if self._records else None,
+        )
+        self.instances[name] = instance
+        self.network.enter(instance)
+        self.on_started(instance)
+        is_first = incarnation <= len(self.names)
+        ready = partial(
+            self.front.ready,
+            name,
+            incarnation,
+            free_bytes=self.spec.layout.pool_bytes,
+            token_bytes=_token_bytes(self.spec.layout),
+            joins_others=not is_first,
+        )
+        if is_first:  # a front takes requests once all of these are ready
+            ready()
+        else:
+            self.loop.after(self._front_seconds(name), ready)
+
+    def _say(self, name: str, events: Sequence[Event]) -> None:
+        self.loop.after(self._front_seconds(name), partial(self.front.said, name, events))
+
+    def _tell(self, name: str, command: Submit | Cancel | Migrate) -> None:
+        """Send a command to the incarnation that there is now."""
+        instance = self.instances.get(name)
+        if instance is not None:
+            self.loop.after(self._front_seconds(name), partial(instance.tell, command))
+
+    def _front_seconds(self, name: str) -> float:
+        return self.spec.front_seconds.get(name, 0.0)
+
+    def _is_served(self, rows: Sequence[TraceRow], index: int) -> bool:
+        return rows[index].num_tokens <= self.spec.limits.max_model_len
+
+
+def _token_bytes(layout: Layout) -> int:
+    """Return what a token takes of the pool, at most."""
+    return sum(
+        group.page_stride_bytes // group.page_tokens
+        for group in layout.groups
+        if group.kind is not GroupKind.STATE
+    )

@@ -1,0 +1,204 @@
+"""The front in virtual time: its own queue, log, lines and router; no sockets, no coroutines."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    Heartbeat,
+    Migrate,
+    Submit,
+    Tokens,
+)
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething, TryLater
+from kvell.server.front.admission_queue import AdmissionQueue
+from kvell.server.front.request_log import EndedRequest, LogEntry
+from kvell.server.instance.death import InstanceDeath
+from kvell.simulator.cluster.loop import Loop
+from kvell.simulator.replay.replay import RequestFigures
+from kvell.simulator.replay.schedule import Schedule
+from kvell.simulator.traces.prompts import PromptMaker
+from kvell.simulator.traces.rows import TraceRow
+from kvell.vocabulary import RequestId
+
+CREDITS = 1024
+"""Requests that an instance takes at once, as an engine says it at its start."""
+
+Tell = Callable[[str, Submit | Cancel | Migrate], None]
+"""Sends a command to an instance."""
+
+
+class VirtualFront:
+    """Lets a trace's requests in, and gives each to instances until it has ended.
+
+    :param request_seconds: that serving adds to each answer; see :class:`.StepTimer`.
+    :param tell: sends a command to an instance.
+    :ivar ends: how each request ended that was let in, by index.
+    :ivar outputs: the tokens that each request's reader got, by index.
+    """
+
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        rows: Sequence[TraceRow],
+        prompts: PromptMaker,
+        schedule: Schedule,
+        loop: Loop,
+        tell: Tell,
+        request_seconds: float = 0.0,
+    ) -> None:
+        self.queue = queue
+        self.requests = [RequestFigures(i, row.prompt_tokens) for i, row in enumerate(rows)]
+        self.ends: dict[int, Finished] = {}
+        self.outputs: dict[int, Sequence[int]] = {}
+        self.moved = 0
+        self._rows, self._prompts, self._schedule = rows, prompts, schedule
+        self._loop, self._tell, self._request_seconds = loop, tell, request_seconds
+        self._looks_at: float | None = None
+        self._look_ahead()
+
+    @property
+    def num_done(self) -> int:
+        """Requests that have ended or were refused."""
+        return len(self.ends) + len(self._schedule.refused)
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that could not be served at all, or not let in."""
+        return len(self._schedule.refused)
+
+    def drop(self, index: int) -> None:
+        """A request's client leaves; nothing if the request has not come or has ended."""
+        now_seconds = self._loop.now_seconds
+        self._tell_all(self.queue.drop(RequestId(str(index)), "cancelled", now_seconds))
+        self._pump()
+
+    def migrate(self, index: int, target: str) -> None:
+        """Let another instance go on with a request, if it is served and the other may have it."""
+        with contextlib.suppress(ChangeSomething):
+            self._tell_all(self.queue.migrate(RequestId(str(index)), target))
+
+    def evacuate(self, instance_id: str) -> None:
+        """Let others go on with all that an instance has and that can move."""
+        self._tell_all(self.queue.evacuate(instance_id))
+
+    # ------------------------------------------------------------------ instances
+
+    def ready(
+        self,
+        instance_id: str,
+        incarnation: int,
+        *,
+        free_bytes: int,
+        token_bytes: int,
+        joins_others: bool,
+    ) -> None:
+        """An incarnation serves; see :meth:`.Line.open`."""
+        self.queue.line(instance_id).open(
+            CREDITS,
+            incarnation,
+            free_bytes=free_bytes,
+            token_bytes=token_bytes,
+            joins_others=joins_others,
+        )
+        self._pump()
+
+    def said(self, instance_id: str, events: Sequence[Event]) -> None:
+        """Take in what an instance says."""
+        now_seconds = self._loop.now_seconds
+        for event in events:
+            if isinstance(event, Tokens):
+                self._note_first(event)
+                self.queue.tokens(event, now_seconds)
+            elif isinstance(event, Finished):
+                self.moved += event.reason == "moved"
+                self.queue.finished(event, now_seconds)
+            elif isinstance(event, Heartbeat):
+                self.queue.line(instance_id).heard(event)
+        self._pump()
+
+    def lost(self, instance_id: str, death: InstanceDeath) -> None:
+        """An incarnation is no more: others go on with what it had."""
+        self._tell_all(self.queue.lost(instance_id, death, self._loop.now_seconds))
+        self._pump()
+
+    # ------------------------------------------------------------------- requests
+
+    def _look_ahead(self) -> None:
+        """Let the next request of the trace arrive at its time."""
+        at_seconds = self._schedule.next_seconds()
+        if at_seconds is None or (self._looks_at is not None and self._looks_at <= at_seconds):
+            return
+        self._looks_at = at_seconds
+        self._loop.at(at_seconds, partial(self._arrive, at_seconds))
+
+    def _arrive(self, looked_at: float) -> None:
+        if self._looks_at != looked_at:
+            return  # another one came to be due before
+        self._looks_at = None
+        while True:
+            at_seconds = self._schedule.next_seconds()
+            if at_seconds is None or at_seconds > self._loop.now_seconds:
+                break
+            self._submit(self._schedule.pop())
+        self._pump()
+        self._look_ahead()
+
+    def _submit(self, index: int) -> None:
+        row, now_seconds = self._rows[index], self._loop.now_seconds
+        self.requests[index].came_seconds = self._schedule.came_seconds(index)
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=row.output_tokens,
+            ignore_eos=True,
+            will_return=row.will_return,
+        )
+        prompt = self._prompts.prompt(index).astype("<i4", copy=False).tobytes()
+        entry = LogEntry(
+            RequestId(str(index)), prompt, sampling, "", now_seconds, session=row.session or ""
+        )
+        entry.trace = _Trace(partial(self._ended, index, entry))
+        try:
+            self.queue.add(entry)
+        except TryLater:
+            self._schedule.refuse(index, now_seconds)
+
+    def _note_first(self, event: Tokens) -> None:
+        figures = self.requests[int(event.request_id)]
+        if event.first_index == 0 and figures.first_token_seconds is None:
+            figures.first_token_seconds = self._loop.now_seconds + self._request_seconds
+
+    def _ended(self, index: int, entry: LogEntry, ended: EndedRequest) -> None:
+        self.ends[index], self.outputs[index] = ended.finished, entry.output
+        figures, now_seconds = self.requests[index], self._loop.now_seconds
+        if ended.finished.reason in ("stop", "length"):
+            figures.hit_tokens = ended.finished.cached_tokens
+            figures.finish_seconds = now_seconds + self._request_seconds
+        self._schedule.ended(index, now_seconds)
+        self._look_ahead()
+
+    def _tell_all(self, told: Sequence[tuple[str, Cancel | Migrate]]) -> None:
+        for instance_id, command in told:
+            self._tell(instance_id, command)
+
+    def _pump(self) -> None:
+        for instance_id, submission in self.queue.due(self._loop.now_seconds):
+            self._tell(instance_id, submission)
+
+
+class _Trace:
+    """Hears of a request's end."""
+
+    def __init__(self, ended: Callable[[EndedRequest], None]) -> None:
+        self._ended = ended
+
+    def admitted(self) -> None:
+        """Not needed."""
+
+    def ended(self, request: EndedRequest) -> None:
+        """Pass it on."""
+        self._ended(request)

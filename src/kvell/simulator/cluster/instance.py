@@ -1,0 +1,252 @@
+"""One incarnation of an instance in virtual time: the engine's core and agent, and what they ask.
+
+::
+
+    inbox ──► JournaledCore ──► actions ──► Network
+                  │   ▲ └─────► events ───► the front
+             plan ▼   │ commit, after the step's seconds
+                  Device
+
+As in an instance's process, what happens during a step is taken in behind it, and the right to
+read a page is changed before the next step is planned.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.journal import Journal, JournaledCore
+from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Migrate, Submit
+from kvell.engine.requests.plan import StepPlan
+from kvell.mempool.agent import Agent
+from kvell.mempool.entries import PeerEntry, Ticked
+from kvell.mempool.node import TICK_MILLISECONDS
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
+from kvell.mempool.transfers.messages import Prepared
+from kvell.mempool.transfers.receiving import owner_of
+from kvell.simulator.cluster.device import Device
+from kvell.simulator.cluster.loop import Loop
+from kvell.simulator.cluster.network import Network
+from kvell.simulator.replay.runner import StepTimer
+
+LATEST_TICK: Tick = 1 << 50
+"""Deadlines behind it are none."""
+
+Command = Submit | Cancel | Migrate
+Input = Command | PeerEntry
+
+
+@dataclass
+class Counts:
+    """What an incarnation has done.
+
+    :ivar arriving_tokens: of texts that were announced to it.
+    :ivar arriving_hits: of these the ones that were there already.
+    """
+
+    steps: int = 0
+    busy_seconds: float = 0.0
+    computed_tokens: int = 0
+    pulls: int = 0
+    arriving_tokens: int = 0
+    arriving_hits: int = 0
+
+
+@dataclass
+class Record:
+    """Everything that an incarnation was told, and what it did: for a replay."""
+
+    journal: Journal = field(default_factory=Journal)
+    plans: list[StepPlan] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+
+Say = Callable[[Sequence[Event]], None]
+
+
+def _nothing() -> None:
+    """Do nothing: the default of :attr:`VirtualInstance.watch`."""
+
+
+class VirtualInstance:
+    """An incarnation of an instance, from its start to its death.
+
+    :param core: with ``agent``.
+    :param says: takes its events to the front.
+    :param record: is filled, if given.
+    :ivar watch: called after each input and each step.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        agent: Agent,
+        device: Device,
+        machine: StepTimer,
+        loop: Loop,
+        network: Network,
+        says: Say,
+        record: Record | None = None,
+    ) -> None:
+        self.core, self.agent, self.device = core, agent, device
+        self.name, self.incarnation = agent.instance, agent.incarnation
+        self.rights: set[int] = set()
+        self.counts = Counts()
+        self.record = record
+        self.watch: Callable[[], None] = _nothing
+        self.is_dead = False
+        self._told = JournaledCore(core, record.journal if record else None)
+        self._machine, self._loop, self._network, self._says = machine, loop, network, says
+        self._inbox: deque[Input] = deque()
+        self._is_busy = False
+        self._ticked: Tick = -TICK_MILLISECONDS
+        self._wakes_at: Tick = LATEST_TICK
+        self._beat_seconds = -math.inf
+
+    @property
+    def role(self) -> str:
+        """What it does."""
+        return self.name.rpartition("-")[0]
+
+    def hear(self, entry: PeerEntry) -> None:
+        """Take in what other instances and copies bring."""
+        self._take(entry)
+
+    def tell(self, command: Command) -> None:
+        """Take a command of the front."""
+        self._take(command)
+
+    def die(self) -> None:
+        """Nothing reaches it or comes from it any more."""
+        self.is_dead = True
+        self._inbox.clear()
+
+    # ----------------------------------------------------------------------- loop
+
+    def _take(self, one: Input) -> None:
+        if not self.is_dead:
+            self._inbox.append(one)
+            self._run()
+
+    def _run(self) -> None:
+        """Take in all that waits, and begin a step if there is anything to compute."""
+        if self._is_busy or self.is_dead:
+            return
+        self._is_busy = True  # what comes of this is taken in here
+        while self._inbox:
+            self._handle(self._inbox.popleft())
+        self._tick()
+        self._is_busy = False
+        if self.core.has_work:
+            self._begin()
+        self._wake_at(self._deadline())
+
+    def _handle(self, one: Input) -> None:
+        if not isinstance(one, Cancel):
+            self._tell_time()  # deadlines count from now
+        if isinstance(one, Submit | Cancel | Migrate):
+            self._done(self._told.tell(one))
+        else:
+            self._heard(one)
+
+    def _heard(self, entry: PeerEntry) -> None:
+        if isinstance(entry, Ticked):
+            self._ticked = entry.now
+        self._done(self._told.heard(entry))
+
+    def _tell_time(self) -> None:
+        """Say what time it is, unless the core knows."""
+        now = self._now()
+        if now - self._ticked >= TICK_MILLISECONDS:
+            self._heard(Ticked(now))
+
+    def _tick(self) -> None:
+        """Say what time it is at a deadline."""
+        deadline, now = self._deadline(), self._now()
+        if deadline is not None and deadline <= now:
+            self._heard(Ticked(now))
+
+    def _deadline(self) -> Tick | None:
+        return None if self.core.handovers is None else self.core.handovers.next_deadline
+
+    def _begin(self) -> None:
+        self._is_busy = True
+        plan = self._told.plan()
+        seconds = self._machine.step_seconds(plan)
+        self.counts.steps += 1
+        self.counts.busy_seconds += seconds
+        self.counts.computed_tokens += plan.num_tokens
+        if self.record is not None:
+            self.record.plans.append(plan)
+        result = self.device.run(plan)
+
+        def end() -> None:
+            if not self.is_dead:
+                self._tell_time()
+                self._done([*self._told.commit(result), *self._pulse()])
+                self._is_busy = False
+                self._run()
+
+        self._loop.after(seconds, end)
+
+    def _pulse(self) -> list[Event]:
+        now_seconds = self._loop.now_seconds
+        if now_seconds - self._beat_seconds < HEARTBEAT_SECONDS:
+            return []
+        self._beat_seconds = now_seconds
+        return [self.core.pulse()]
+
+    # ------------------------------------------------------------------------ I/O
+
+    def _done(self, events: Sequence[Event]) -> None:
+        """An input has been taken in: do what the agent asks for, and tell the front."""
+        actions = self.core.take_actions()
+        if self.record is not None:
+            self.record.actions += actions
+        for action in actions:
+            self._act(action)
+        if events:
+            self._says(events)
+        self.watch()
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Send):
+            if isinstance(action.message, Prepared):
+                self._count_arriving(action.message)
+            self._network.send(self, action.instance, action.message)
+        elif isinstance(action, Pull):
+            self.counts.pulls += 1
+            self._network.pull(self, action)
+        elif isinstance(action, StopPull):
+            self._network.stop(self, action.transfer)
+        elif isinstance(action, Grant):
+            self.rights.add(action.transfer.number)
+        elif isinstance(action, Revoke):
+            self.rights.remove(action.transfer.number)
+
+    def _count_arriving(self, message: Prepared) -> None:
+        owner = owner_of(message.transfer)
+        if owner in self.agent.holds:
+            hold = self.agent.holds[owner]
+            self.counts.arriving_tokens += len(hold.tokens)
+            self.counts.arriving_hits += hold.hit_tokens
+
+    def _now(self) -> Tick:
+        return int(self._loop.now_seconds * 1000)
+
+    def _wake_at(self, deadline: Tick | None) -> None:
+        """Look at the time at a deadline, unless that is done earlier anyway."""
+        if deadline is None or deadline >= min(self._wakes_at, LATEST_TICK):
+            return
+        self._wakes_at = deadline
+
+        def wake() -> None:
+            if self._wakes_at == deadline:
+                self._wakes_at = LATEST_TICK
+                self._run()
+
+        # The clock's whole milliseconds reach the deadline just behind it.
+        self._loop.at((deadline + 0.5) / 1000, wake)

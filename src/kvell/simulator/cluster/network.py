@@ -1,0 +1,254 @@
+"""What instances say to each other and read of each other's pages, in virtual time.
+
+Messages and pages take different ways between two instances, as they do between processes.  An
+endpoint is one incarnation: what was meant for one that is no more reaches nobody.
+
+A pull ends once and in one of three ways: all bytes have crossed, it is stopped, or its source
+cannot be reached.  Whether it counts is decided when it ends, by the right to read.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from kvell.memory import Ints
+from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded
+from kvell.mempool.transfers.actions import Pull
+from kvell.mempool.transfers.messages import PeerMessage, Transfer
+from kvell.simulator.clock.links import Link
+from kvell.simulator.clock.transport import VirtualTransport
+from kvell.simulator.cluster.device import Device
+from kvell.simulator.cluster.loop import Loop
+
+MESSAGE_SECONDS = 1e-4
+"""Of a message between two processes of one host, with what it takes to wake the other."""
+UNREACHED = "its pages cannot be reached"
+REVOKED = "the right to read was gone"
+STOPPED = "it was stopped"
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(PeerMessage)
+
+
+@dataclass(frozen=True)
+class Links:
+    """How instances are connected, in each direction.
+
+    :param pages: without loss: what is read arrives, or the reader is told.
+    :param hang_up_seconds: until others see that an instance has died.
+    :param unreached_seconds: until others see that one cannot be reached.
+    :param stop_seconds: until a pull that is stopped writes no more.
+    """
+
+    pages: Link
+    messages: Link = field(default_factory=lambda: Link(MESSAGE_SECONDS))
+    hang_up_seconds: float = MESSAGE_SECONDS
+    unreached_seconds: float = 5.0
+    stop_seconds: float = 1e-3
+
+
+class Endpoint(Protocol):
+    """One incarnation of an instance."""
+
+    @property
+    def name(self) -> str:
+        """The instance."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Which start of it this is; no other has the same."""
+        ...
+
+    @property
+    def device(self) -> Device:
+        """Its pages."""
+        ...
+
+    @property
+    def rights(self) -> Collection[int]:
+        """Numbers of its transfers whose receivers may read now."""
+        ...
+
+    def hear(self, entry: PeerEntry) -> None:
+        """Take in what happens, between two steps."""
+        ...
+
+
+@dataclass(eq=False)
+class _Copy:
+    """A pull under way.
+
+    :ivar left: rows that are read at its end; the others were read at its begin.
+    """
+
+    reader: Endpoint
+    source: Endpoint
+    transfer: Transfer
+    left: Ints
+
+
+class Network:
+    """All instances that live, and what crosses between them.
+
+    :param page_bytes: of each group.
+    """
+
+    def __init__(
+        self, loop: Loop, transport: VirtualTransport, links: Links, page_bytes: list[int]
+    ) -> None:
+        self._loop, self._transport, self._links = loop, transport, links
+        self._page_bytes = page_bytes
+        self._alive: dict[str, Endpoint] = {}
+        self._cut: set[frozenset[str]] = set()
+        self._copies: dict[bytes, _Copy] = {}
+        self.pulled_bytes: dict[str, int] = {}
+        """Bytes that were asked for, by the instance that reads."""
+
+    def enter(self, endpoint: Endpoint) -> None:
+        """An instance has started."""
+        for other in self._alive.values():
+            for source, reader in ((endpoint, other), (other, endpoint)):
+                self._transport.set_link(_pages(source), _pages(reader), self._links.pages)
+        self._alive[endpoint.name] = endpoint
+        for pair in self._cut:
+            self._cut_ways(pair)
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """An instance has died: the others see it soon."""
+        del self._alive[endpoint.name]
+        for key, copy in list(self._copies.items()):
+            if copy.reader is endpoint:
+                del self._copies[key]
+            elif copy.source is endpoint:
+                self._break(key, self._links.hang_up_seconds)
+        lost = PeerLost(endpoint.name, endpoint.incarnation)
+        for other in self._alive.values():
+            for way in ((endpoint, other), (other, endpoint)):
+                self._transport.cut(*map(_address, way))
+            self._tell(other, lost, self._links.hang_up_seconds)
+
+    def send(self, sender: Endpoint, target: str, message: PeerMessage) -> None:
+        """Send a message; whoever cannot reach the other is told so."""
+        other = self._alive.get(target)
+        if other is None:
+            self._tell(sender, PeerLost(target, 0), self._links.hang_up_seconds)
+            return
+        body = _ENCODER.encode(message)
+        self._transport.send(_address(sender), _address(other), body, self._loop.now_seconds)
+        if self._is_cut(sender.name, target):
+            self._loop.after(self._links.unreached_seconds, lambda: self._give_up(sender, target))
+
+    def pull(self, reader: Endpoint, action: Pull) -> None:
+        """Begin to read pages of another instance."""
+        transfer, rows = action.transfer, action.rows
+        source = self._alive.get(transfer.sender)
+        is_there = source is not None and source.incarnation == transfer.incarnation
+        if source is None or not is_there:
+            self._tell(reader, PullEnded(transfer, UNREACHED), self._links.hang_up_seconds)
+            return
+        early = len(rows) // 2
+        reader.device.read(source.device, rows[:early])
+        key = _ENCODER.encode((reader.name, reader.incarnation, transfer))
+        self._copies[key] = _Copy(reader, source, transfer, rows[early:])
+        size_bytes = sum(self._page_bytes[group] for group in rows[:, 0].tolist())
+        self.pulled_bytes[reader.name] = self.pulled_bytes.get(reader.name, 0) + size_bytes
+        way = _pages(source), _pages(reader)
+        self._transport.send(*way, key, self._loop.now_seconds, size_bytes=size_bytes)
+        if self._is_cut(reader.name, source.name):
+            self._break(key, self._links.unreached_seconds)
+
+    def stop(self, reader: Endpoint, transfer: Transfer) -> None:
+        """End a pull as soon as may be: what is being read just now is still written."""
+        key = _ENCODER.encode((reader.name, reader.incarnation, transfer))
+        self._loop.after(self._links.stop_seconds, lambda: self._end(key, STOPPED))
+
+    def deliver(self) -> bool:
+        """Hand over what has arrived by now; whether anything has."""
+        arrived = self._transport.due(self._loop.now_seconds)
+        for one in arrived:
+            if one.payload in self._copies:
+                self._end(one.payload, "")
+                continue
+            for target in self._alive.values():
+                if _address(target) == one.receiver:
+                    target.hear(Heard(one.sender.rpartition("#")[0], _DECODER.decode(one.payload)))
+        return bool(arrived)
+
+    # ---------------------------------------------------------------------- cuts
+
+    def partition(self, side: Collection[str], other: Collection[str]) -> None:
+        """Cut one side off from the other until :meth:`heal`; both see it after a while."""
+        pairs = {frozenset((a, b)) for a in side for b in other if a != b} - self._cut
+        self._cut |= pairs
+        for pair in sorted(pairs, key=sorted):
+            self._cut_ways(pair)
+            a, b = sorted(pair)
+            for key, copy in self._copies.items():
+                if {copy.reader.name, copy.source.name} == pair:
+                    self._break(key, self._links.unreached_seconds)
+            for one, another in ((a, b), (b, a)):
+                self._notice(one, another)
+
+    def heal(self) -> None:
+        """All can reach each other again."""
+        self._cut.clear()
+        self._transport.heal()
+
+    def _notice(self, name: str, lost: str) -> None:
+        """An instance sees after a while that another one does not answer."""
+        me, other = self._alive.get(name), self._alive.get(lost)
+        if me is None or other is None:
+            return
+        entry = PeerLost(lost, other.incarnation)
+
+        def told() -> None:
+            if self._is_cut(name, lost):
+                me.hear(entry)
+
+        self._loop.after(self._links.unreached_seconds, told)
+
+    def _give_up(self, sender: Endpoint, target: str) -> None:
+        if self._is_cut(sender.name, target):
+            sender.hear(PeerLost(target, 0))
+
+    def _is_cut(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) in self._cut
+
+    def _cut_ways(self, pair: frozenset[str]) -> None:
+        ends = [self._alive[name] for name in pair if name in self._alive]
+        if len(ends) == 2:
+            for spell in (_address, _pages):
+                one, other = map(spell, ends)
+                self._transport.partition([one], [other])
+
+    # --------------------------------------------------------------------- copies
+
+    def _break(self, key: bytes, seconds: float) -> None:
+        """Pages cannot be reached any more, which the reader sees after a while."""
+        self._loop.after(seconds, lambda: self._end(key, UNREACHED))
+
+    def _end(self, key: bytes, problem: str) -> None:
+        copy = self._copies.pop(key, None)
+        if copy is None:
+            return
+        if problem != UNREACHED:
+            copy.reader.device.read(copy.source.device, copy.left)
+        if not problem and copy.transfer.number not in copy.source.rights:
+            problem = REVOKED
+        copy.reader.hear(PullEnded(copy.transfer, problem))
+
+    def _tell(self, endpoint: Endpoint, entry: PeerEntry, seconds: float) -> None:
+        self._loop.after(seconds, lambda: endpoint.hear(entry))
+
+
+def _address(endpoint: Endpoint) -> str:
+    """Where messages for an incarnation go."""
+    return f"{endpoint.name}#{endpoint.incarnation}"
+
+
+def _pages(endpoint: Endpoint) -> str:
+    """Where its pages are read, and where it reads others'."""
+    return f"{_address(endpoint)}/pages"

@@ -1,0 +1,262 @@
+"""Faults of prefill and decode instances while requests move between them, each proven."""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvell.async_engine import AsyncEngine
+from kvell.errors import InstanceDied, TryLater
+from kvell.server.front.member import MemberStatus
+from kvell.server.front.request_log import LogEntry
+from kvell.server.text.text_stream import RequestFailed
+from tests.async_engine.faults import Job, serving
+from tests.server.front.scenarios import is_gone, until
+
+MOST_PAUSE_SECONDS = 0.5
+MOST_DELAY_SECONDS = 0.02
+"""A transfer takes about as long."""
+LOOK_SECONDS = 0.001
+"""Between two looks for a transfer."""
+MOST_STOPPED_SECONDS = 0.5
+"""Far less than the silence after which the front gives an instance up."""
+
+Victims = tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    """What a run under faults came to.
+
+    :ivar faults: by kind, those that were proven.
+    :ivar struck: by kind, requests whose transfer a fault has prevented or held up.
+    :ivar aborted: requests that their reader ended while an instance was stopped.
+    :ivar wrong: answers that differ from the undisturbed ones, as far as they go.
+    """
+
+    faults: Counter[str] = field(default_factory=Counter)
+    struck: Counter[str] = field(default_factory=Counter)
+    answered: int = 0
+    aborted: int = 0
+    turned_away: int = 0
+    refused: list[str] = field(default_factory=list)
+    wrong: list[tuple[Job, list[int]]] = field(default_factory=list)
+
+
+def moving(engine: AsyncEngine) -> list[LogEntry]:
+    """Requests with a computed prompt that go from one instance that serves to another."""
+    names = {one.instance_id for one in serving(engine)}
+    submitted, _ = engine._front.entries()
+    return [
+        entry
+        for entry in submitted
+        if entry.line.startswith("prefill")
+        and {entry.line, entry.goes_to} <= names
+        and not entry.pending_prompt_tokens
+    ]
+
+
+def state_of(pid: int) -> str:
+    """A process's state as Linux says it: T is stopped; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+class Faults:
+    """Lets instances of one engine fail.
+
+    :param engine: with prefill and decode instances.
+    :param most_delay_seconds: from when a transfer is seen to a fault in it, at most.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        chance: random.Random,
+        outcome: Outcome,
+        most_delay_seconds: float = MOST_DELAY_SECONDS,
+    ) -> None:
+        self._engine, self._chance, self._outcome = engine, chance, outcome
+        self._most_delay_seconds = most_delay_seconds
+
+    async def strike(self, kind: str) -> None:
+        """Wait for a transfer, let one or both of its sides fail, and wait for the proof.
+
+        :param kind: of :data:`KINDS`.
+        """
+        prefill, decode, entries = await self._transfer()
+        act, victims = KINDS[kind]
+        sides = {"prefill": (prefill,), "decode": (decode,), "both": (prefill, decode)}[victims]
+        attempts = {entry.request_id: entry.attempt for entry in entries}
+        held_up = await act(self, sides, (prefill, decode), entries)
+        prevented = sum(
+            1
+            for entry in entries
+            if entry.attempt > attempts[entry.request_id] or entry.line == prefill  # it stayed
+        )
+        self._outcome.faults[kind] += 1
+        self._outcome.struck[kind] += max(held_up, prevented)
+
+    async def kill(self, sides: Victims, _pair: Victims, _entries: list[LogEntry]) -> int:
+        """SIGKILL."""
+        await self._fail(sides, signal.SIGKILL)
+        return 0
+
+    async def hang(self, sides: Victims, _pair: Victims, _entries: list[LogEntry]) -> int:
+        """SIGSTOP, until the front gives them up."""
+        await self._fail(sides, signal.SIGSTOP)
+        return 0
+
+    async def pause(self, sides: Victims, pair: Victims, entries: list[LogEntry]) -> int:
+        """SIGSTOP; a reader gives its request up meanwhile; then they wake."""
+        pids = [self._status(side).pid for side in sides]
+        await self._stop(pids)
+        self._abort_one(entries)
+        await asyncio.sleep(self._chance.uniform(0, MOST_STOPPED_SECONDS))
+        held_up = sum(1 for entry in entries if entry.line == pair[0])
+        await self._wake(pids)
+        return held_up
+
+    async def orphan(self, sides: Victims, pair: Victims, entries: list[LogEntry]) -> int:
+        """SIGSTOP of one; the other dies; then the first wakes, and its peer is no more."""
+        [stopped] = sides
+        pids = [self._status(stopped).pid]
+        await self._stop(pids)
+        self._abort_one(entries)
+        await self._fail([one for one in pair if one != stopped], signal.SIGKILL)
+        await self._wake(pids)
+        return 0
+
+    async def _transfer(self) -> tuple[str, str, list[LogEntry]]:
+        """The two sides of a transfer that is under way, at a random moment of it."""
+        while True:
+            while not moving(self._engine):
+                await asyncio.sleep(LOOK_SECONDS)
+            if self._most_delay_seconds:
+                await asyncio.sleep(self._chance.uniform(0, self._most_delay_seconds))
+            if found := moving(self._engine):
+                chosen = self._chance.choice(found)
+                pair = chosen.line, chosen.goes_to
+                return *pair, [one for one in found if (one.line, one.goes_to) == pair]
+
+    async def _fail(self, names: Sequence[str], number: signal.Signals) -> None:
+        """Send a signal to all of them at once; they are gone and started again after this."""
+        before = [self._status(name) for name in names]
+        for one in before:
+            assert one.pid is not None
+            os.kill(one.pid, number)
+        for one in before:
+            await until(lambda one=one: is_gone(one.pid))  # type: ignore[misc]
+            await until(lambda one=one: self._status(one.instance_id).restarts > one.restarts)  # type: ignore[misc]
+
+    async def _stop(self, pids: Sequence[int | None]) -> None:
+        for pid in pids:
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await until(lambda pid=pid: state_of(pid) == "T")  # type: ignore[misc]
+
+    async def _wake(self, pids: Sequence[int | None]) -> None:
+        for pid in pids:
+            assert pid is not None and state_of(pid) == "T", "it was given up"
+            os.kill(pid, signal.SIGCONT)
+            await until(lambda pid=pid: state_of(pid) != "T")  # type: ignore[misc]
+
+    def _abort_one(self, entries: list[LogEntry]) -> None:
+        """The reader of one request ends it: its transfer is over for one side only."""
+        if self._chance.random() < 0.5:
+            self._engine.abort(str(self._chance.choice(entries).request_id))
+
+    def _status(self, name: str) -> MemberStatus:
+        [one] = [one for one in self._engine.instances() if one.instance_id == name]
+        return one
+
+
+Act = Callable[[Faults, Victims, Victims, list[LogEntry]], Awaitable[int]]
+KINDS: dict[str, tuple[Act, str]] = {
+    "kill prefill": (Faults.kill, "prefill"),
+    "kill decode": (Faults.kill, "decode"),
+    "kill both": (Faults.kill, "both"),
+    "hang prefill": (Faults.hang, "prefill"),
+    "hang decode": (Faults.hang, "decode"),
+    "hang both": (Faults.hang, "both"),
+    "pause prefill": (Faults.pause, "prefill"),
+    "pause decode": (Faults.pause, "decode"),
+    "pause both": (Faults.pause, "both"),
+    "orphaned prefill": (Faults.orphan, "prefill"),
+    "orphaned decode": (Faults.orphan, "decode"),
+}
+"""What happens, and to which side of a transfer."""
+
+
+async def disturbed(
+    engine: AsyncEngine, jobs: Sequence[Job], kinds: Sequence[str], streams: int, seed: int
+) -> Outcome:
+    """Keep so many streams busy while faults of these kinds happen, at random moments."""
+    outcome, chance, over = Outcome(), random.Random(seed), asyncio.Event()
+    faults = Faults(engine, chance, outcome)
+
+    async def stream(number: int) -> None:
+        own = random.Random(f"{seed}-{number}")
+        while not over.is_set():
+            await _one(engine, own.choice(jobs), outcome)
+
+    async with asyncio.TaskGroup() as running:
+        for number in range(streams):
+            running.create_task(stream(number))
+        for kind in kinds:
+            await asyncio.sleep(chance.uniform(0, MOST_PAUSE_SECONDS))
+            await faults.strike(kind)
+            await audited(engine)
+        over.set()
+    await until(lambda: len(serving(engine)) == len(engine.instances()))
+    return outcome
+
+
+async def audited(engine: AsyncEngine) -> None:
+    """No instance that serves contradicts itself."""
+    while serving(engine):
+        try:
+            told = await engine.stats(with_audit=True)
+        except (InstanceDied, TryLater):
+            continue  # it is just ending, or was just woken
+        assert {name: one.problems for name, one in told.items()} == dict.fromkeys(told, ())
+        return
+
+
+async def rested(engine: AsyncEngine) -> None:
+    """Wait until no instance has a request or holds a page; what is cached stays."""
+    while True:
+        told = await engine.stats(with_audit=True)
+        used = [group.used_pages for one in told.values() for group in one.groups]
+        if not any(used) and not any(one.running + one.waiting for one in told.values()):
+            assert set(told) == {one.instance_id for one in engine.instances()}
+            assert all(one.problems == () for one in told.values())
+            return
+        await asyncio.sleep(0.01)
+
+
+async def _one(engine: AsyncEngine, job: Job, outcome: Outcome) -> None:
+    """Ask once, and count what comes of it."""
+    tokens, reason = list[int](), ""
+    try:
+        async for output in engine.generate(job.prompt, job.sampling):
+            assert output.token_ids[: len(tokens)] == tokens
+            tokens, reason = output.token_ids, output.finish_reason or ""
+    except RequestFailed as error:
+        outcome.refused.append(str(error))
+    except InstanceDied:  # not accepted: all instances are down at once
+        outcome.turned_away += 1
+        await until(lambda: bool(serving(engine)))
+        return
+    is_aborted = reason == "stop"
+    outcome.aborted += is_aborted
+    outcome.answered += reason == "length"
+    right = job.tokens if reason == "length" else job.tokens[: len(tokens)]
+    if tokens != right:
+        outcome.wrong.append((job, tokens))

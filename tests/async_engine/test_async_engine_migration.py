@@ -1,0 +1,131 @@
+"""Requests that leave a real instance in the middle of their answers."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvell import AsyncEngine, SamplingParams
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.server.front.front_limits import FrontLimits
+from kvell.vocabulary import MIB
+from tests.server.front.scenarios import run
+
+SECONDS = 240.0
+LONG = SamplingParams(
+    temperature=1.0, seed=3, max_tokens=200, ignore_eos=True, frequency_penalty=0.1
+)
+FORM = SamplingParams(
+    temperature=1.0,
+    seed=4,
+    max_tokens=200,
+    structured_outputs=StructuredOutputs(regex="([a-z]{3,8} ){40}end"),
+)
+Asked = dict[str, tuple[str, SamplingParams]]
+ASKED: Asked = {f"r{number}": (f"Tell me of {number}.", LONG) for number in range(5)}
+ASKED["form"] = ("Name some words.", FORM)
+
+
+def engine_of(cache_dir: Path, instances: str, kv_mib: int = 128) -> AsyncEngine:
+    return AsyncEngine(
+        "smollm2",
+        instances=instances,
+        limits=FrontLimits(drain_seconds=SECONDS),
+        cache_dir=cache_dir,
+        dtype="float32",
+        kv_memory_bytes=kv_mib * MIB,
+        max_model_len=512,
+    )
+
+
+class Streams:
+    """Requests that are read, and what they have so far."""
+
+    def __init__(self, engine: AsyncEngine, asked: Asked = ASKED) -> None:
+        self._engine, self._asked = engine, asked
+        self.tokens: dict[str, list[int]] = {}
+        self.tasks = {name: asyncio.create_task(self._read(name)) for name in asked}
+        self._began: set[str] = set()
+
+    def note(self) -> None:
+        """Note which requests have tokens by now."""
+        self._began = set(self.tokens)
+
+    def began_before(self, name: str) -> bool:
+        """Whether a request had tokens when that was noted."""
+        return name in self._began
+
+    async def _read(self, name: str) -> None:
+        prompt, params = self._asked[name]
+        async for output in self._engine.generate(prompt, params, request_id=name):
+            self.tokens[name] = output.token_ids
+
+    def ended(self) -> int:
+        return sum(task.done() for task in self.tasks.values())
+
+    async def end(self) -> dict[str, list[int]]:
+        await asyncio.gather(*self.tasks.values())
+        return self.tokens
+
+
+def attempts(engine: AsyncEngine) -> dict[str, int]:
+    """How often each request was begun again, of those that go on."""
+    submitted, waiting = engine._front.entries()
+    return {entry.request_id: entry.attempt for entry in (*submitted, *waiting)}
+
+
+async def until(condition: object) -> None:
+    while not condition():  # type: ignore[operator]
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("instances", ["mixed=2", "prefill=1,decode=2"])
+def test_an_instance_that_drains_hands_on_what_runs(smollm2_path: Path, instances: str) -> None:
+    """It is gone long before its answers would have ended, and nothing is computed again."""
+
+    async def scenario() -> None:
+        async with engine_of(smollm2_path.parent, "mixed=1") as engine:
+            alone = await Streams(engine).end()
+        leaves = "mixed-0" if instances == "mixed=2" else "decode-0"
+        async with engine_of(smollm2_path.parent, instances) as engine:
+            streams = Streams(engine)
+            lines = engine._front._admission_queue.lines
+            await until(lambda: len(lines[leaves].movable()) >= 2)
+            await until(lambda: all(len(streams.tokens.get(n, ())) > 5 for n in ASKED))
+            engine.drain(leaves)
+            await until(lambda: leaves not in {one.instance_id for one in engine.instances()})
+            assert streams.ended() == 0
+            assert attempts(engine) == dict.fromkeys(ASKED, 0)
+            assert await streams.end() == alone
+            for stats in (await engine.stats(with_audit=True)).values():
+                assert stats.problems == ()
+
+    run(scenario(), SECONDS)
+
+
+def test_memory_that_runs_short_is_relieved_by_another_instance(smollm2_path: Path) -> None:
+    """Requests wait for memory until an instance joins, to which one after the other goes."""
+    asked = {f"r{number}": (f"Tell me of {number}.", LONG) for number in range(10)}
+
+    async def scenario() -> None:
+        async with engine_of(smollm2_path.parent, "mixed=1") as engine:
+            alone = await Streams(engine, asked).end()
+        async with engine_of(smollm2_path.parent, "mixed=1", 48) as engine:
+            queue, moved = engine._front._admission_queue, set[str]()
+            streams = Streams(engine, asked)
+            engine.scale("mixed=2")
+
+            def has_moved() -> bool:
+                for entry in queue.entries()[0]:
+                    if entry.line == "mixed-1" and streams.began_before(entry.request_id):
+                        moved.add(entry.request_id)
+                return bool(moved)
+
+            await until(lambda: "mixed-1" in queue.lines and queue.lines["mixed-1"].is_open)
+            streams.note()
+            await until(has_moved)
+            assert await streams.end() == alone
+            for stats in (await engine.stats(with_audit=True)).values():
+                assert stats.problems == ()
+
+    run(scenario(), SECONDS)

@@ -1,0 +1,360 @@
+"""Requests with images that move between two real engines, over every family of image models."""
+
+import copy
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.attention.choice import choose_kernels
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.engine import Engine
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.running import moved_images
+from kvell.engine.running.sent_images import sent
+from kvell.memory import GroupKind, audit, pool_bytes_for
+from kvell.mempool.place import PoolPlace, make_folder
+from kvell.models.images.image_store import ImageStore
+from kvell.models.loading.loading import describe_as
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import MIB, RequestId
+from tests.models.pictures import (
+    CROSS,
+    EVERY,
+    GRIDS,
+    IN_TEXT,
+    PATCHES,
+    PREFIX,
+    Prompt,
+    picture_module,
+    pictured,
+    text,
+)
+
+PATIENCE_SECONDS = 60.0
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SEEDED = SamplingParams(
+    temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, presence_penalty=1.0
+)
+every_family = pytest.mark.parametrize("architecture", EVERY)
+
+
+def some_prompts(architecture: str) -> dict[str, Prompt]:
+    """Long and short ones, with pictures and without."""
+    return {
+        "first": pictured(architecture, 0, text(9)),
+        "text": pictured(architecture, text(33, 1)),
+        "before": pictured(architecture, text(13, 2), 1, text(21, 2)),
+        "at the end": pictured(architecture, text(30, 4), 2),
+        "two": pictured(architecture, text(5, 5), 3, text(8, 5), 4, text(6, 5)),
+    }
+
+
+def engine_of(architecture: str, kv_bytes: int = 8 * MIB, **more: Any) -> Engine:
+    module = copy.deepcopy(picture_module(architecture))
+    description = describe_as(module.config, torch.float32, torch.float32)
+    model = PagedModel(module, description, choose_kernels(torch.device("cpu")), torch.float32)
+    options = EngineOptions(kv_bytes, more.pop("max_model_len", 256), 256, **more)
+    return build_engine(model, architecture, options)
+
+
+def submit_of(name: str, prompt: Prompt, params: SamplingParams, **more: Any) -> Submit:
+    tensors = tuple(sent(key, tensor) for key, tensor in prompt.tensors.items())
+    ids = np.asarray(prompt.token_ids, "<i4").tobytes()
+    return Submit(RequestId(name), ids, params, tensors=tensors, **more)
+
+
+class Pair:
+    """Two engines, and what either said of each request."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = engines
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, Finished] = {}
+        self.moved: set[str] = set()
+
+    def submit(self, name: str, prompt: Prompt, at: int, params: SamplingParams) -> None:
+        """Give a request to one engine, which hands it to the other."""
+        self.tokens[name] = []
+        command = submit_of(name, prompt, params, goes_to="ab"[1 - at])
+        self.take(self.engines[at].handle(command))
+
+    def take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Tokens):
+                assert event.first_index == len(self.tokens[event.request_id])
+                self.tokens[event.request_id].extend(event.token_ids)
+            elif isinstance(event, Finished) and event.reason == "moved":
+                self.moved.add(event.request_id)
+            elif isinstance(event, Finished):
+                assert event.request_id not in self.ends
+                self.ends[event.request_id] = event
+
+    def turn(self) -> None:
+        """Each engine hears what has come, and takes a step if it has work."""
+        works = False
+        for engine in self.engines:
+            self.take(engine.woken())
+            if engine.has_work():
+                works = True
+                self.take(engine.step())
+            memory = engine.core.memory
+            assert audit(memory.layout, memory.snapshot()) == []
+        if not works:
+            wakes = [engine.wakes() for engine in self.engines]
+            select.select([one for one in wakes if one is not None], [], [], 1.0)
+
+    def run(self) -> None:
+        """Go on until all requests have ended, and nothing is held or sent."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(self.ends) < len(self.tokens) or any(map(is_busy, self.engines)):
+            assert time.monotonic() < deadline, (self.ends, self.moved)
+            self.turn()
+
+    def check_clean(self) -> None:
+        for engine in self.engines:
+            assert not any(engine.core.memory.snapshot().used)
+            assert not engine.has_work()
+            assert store_of(engine).num_spans == 0
+
+
+def store_of(engine: Engine) -> ImageStore:
+    assert engine.images is not None
+    return engine.images
+
+
+def is_busy(engine: Engine) -> bool:
+    handovers = engine.core.handovers
+    assert handovers is not None
+    return engine.has_work() or handovers.holds_pages or bool(store_of(engine).num_spans)
+
+
+@contextmanager
+def pair_of(
+    architecture: str, folder: Path, sizes: Sequence[int] = (8 * MIB, 8 * MIB), **more: Any
+) -> Iterator[Pair]:
+    make_folder(folder)
+    engines = [
+        engine_of(architecture, size, pool_place=PoolPlace(name, folder), **more)
+        for name, size in zip("ab", sizes, strict=True)
+    ]
+    try:
+        yield Pair(engines)
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def alone(
+    architecture: str, prompts: Mapping[str, Prompt], params: SamplingParams, **more: Any
+) -> dict[str, list[int]]:
+    """Answers of one engine."""
+    engine = engine_of(architecture, **more)
+    found: dict[str, list[int]] = {name: [] for name in prompts}
+    for name, prompt in prompts.items():
+        assert engine.handle(submit_of(name, prompt, params)) == []
+    while engine.has_work():
+        for event in engine.step():
+            if isinstance(event, Tokens):
+                found[event.request_id].extend(event.token_ids)
+    return found
+
+
+@every_family
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_answers_are_those_of_one_engine(
+    architecture: str, params: SamplingParams, tmp_path: Path
+) -> None:
+    """In both directions at once; the second round finds the first one's pages on both sides."""
+    prompts = some_prompts(architecture)
+    expected = alone(architecture, prompts, params)
+    with pair_of(architecture, tmp_path) as pair:
+        encoded = []
+        for turn in range(2):
+            for at, (name, prompt) in enumerate(prompts.items()):
+                pair.submit(f"{name}/{turn}", prompt, at % 2, params)
+            pair.run()
+            assert {name: pair.tokens[f"{name}/{turn}"] for name in prompts} == expected
+            encoded.append([store_of(engine).encoder_runs for engine in pair.engines])
+        assert pair.moved == set(pair.tokens)
+        pair.check_clean()
+        cached = {name: pair.ends[f"{name}/1"].cached_tokens for name in prompts}
+    assert sum(encoded[0]) == 5, "each image once, where its prompt is computed"
+    assert cached["text"] > 0
+    if architecture in (*IN_TEXT, CROSS):
+        assert min(cached.values()) > 0
+        # One that ends with the only token of its image attends to it once more.
+        again = 1 if architecture == CROSS else 0
+        assert sum(encoded[1]) == sum(encoded[0]) + again, "the second round is hit"
+
+
+@every_family
+def test_a_preemption_where_it_goes_on(architecture: str, tmp_path: Path) -> None:
+    """The pool there is small: what has come is computed again, images too, exactly."""
+    params = replace(GREEDY, max_tokens=60)
+    prompts = {
+        f"q{index}": pictured(architecture, text(6 + index, index), index, text(6, index))
+        for index in range(8)
+    }
+    expected = alone(architecture, prompts, params, max_model_len=112)
+    layout = engine_of(architecture).core.memory.layout
+    small = pool_bytes_for(layout, 128, 64) * 7 // 4
+    # Where the large page depends on the pool's size, pools must be equal.
+    here = small if architecture == PREFIX else 8 * MIB
+    with pair_of(architecture, tmp_path, (here, small), max_model_len=112) as pair:
+        for name, prompt in prompts.items():
+            pair.submit(name, prompt, 0, params)
+        pair.run()
+        assert pair.tokens == expected
+        there = pair.engines[1]
+        assert len(pair.moved) > 1 and there.core.stats().preemptions
+        assert store_of(there).encoder_runs, "an image was computed again there"
+        pair.check_clean()
+
+
+@every_family
+def test_a_request_that_is_cancelled_on_its_way_leaves_nothing(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Before it has moved, and after."""
+    prompt = pictured(architecture, text(13, 2), 1, text(21, 2))
+    with pair_of(architecture, tmp_path) as pair:
+        pair.submit("early", prompt, 0, GREEDY)
+        pair.take(pair.engines[0].handle(Cancel(RequestId("early"))))
+        pair.run()
+        assert pair.ends["early"].reason == "cancelled" and not pair.moved
+        pair.submit("late", prompt, 0, replace(GREEDY, max_tokens=200))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(pair.tokens["late"]) < 3 or not pair.moved:
+            assert time.monotonic() < deadline
+            pair.turn()
+        assert pair.moved == {"late"}
+        assert store_of(pair.engines[1]).num_spans
+        pair.take(pair.engines[1].handle(Cancel(RequestId("late"))))
+        pair.run()
+        assert pair.ends["late"].reason == "cancelled"
+        pair.check_clean()
+
+
+@pytest.mark.parametrize("architecture", [PATCHES, CROSS])
+def test_an_id_that_stands_for_another_image_there_stays(architecture: str, tmp_path: Path) -> None:
+    """It would hit pages of the other image: so the request is served where it is."""
+    prompts = {"one": pictured(architecture, text(9, 1), 1, text(21, 2))}
+    expected = alone(architecture, prompts, GREEDY)
+    with pair_of(architecture, tmp_path) as pair:
+        here, there = (store_of(engine) for engine in pair.engines)
+        ids = np.asarray(prompts["one"].token_ids, np.int32)
+        told = here.take(ids, prompts["one"].tensors)
+        here.release(told)
+        content = int(told.token_ids[told.images[0][0]])
+        another = (-1 - content << 1).to_bytes(4, "little") + bytes(12)
+        assert there._ids.id_of(another) == content  # as of an image whose digest begins alike
+        pair.submit("one", prompts["one"], 0, GREEDY)
+        pair.run()
+        assert pair.tokens == expected and not pair.moved
+        other = {"other": pictured(architecture, text(9, 1), 3, text(21, 2))}
+        pair.submit("other", other["other"], 0, GREEDY)
+        pair.run()
+        assert pair.moved == {"other"}
+        assert pair.tokens["other"] == alone(architecture, other, GREEDY)["other"]
+        pair.check_clean()
+
+
+def test_images_too_large_to_be_sent_along_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = some_prompts(GRIDS)
+    expected = alone(GRIDS, prompts, GREEDY)
+    size = sum(
+        tensor.numel() * tensor.element_size() for tensor in prompts["first"].tensors.values()
+    )
+    monkeypatch.setattr(moved_images, "MOST_BYTES", size)
+    with pair_of(GRIDS, tmp_path) as pair:
+        for name, prompt in prompts.items():
+            pair.submit(name, prompt, 0, GREEDY)
+            pair.run()
+        assert pair.tokens == expected
+        assert {"first", "text"} <= pair.moved and "two" not in pair.moved
+        for name, prompt in prompts.items():  # together: what would be too much stays
+            pair.submit(f"{name}/2", prompt, 0, GREEDY)
+        pair.run()
+        assert {name: pair.tokens[f"{name}/2"] for name in prompts} == expected
+        pair.check_clean()
+
+
+@pytest.mark.parametrize("architecture", [PATCHES, CROSS])
+def test_only_pages_of_cross_groups_move_beside_those_of_text(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Embeddings have been read by then: the receiver gets no page for them."""
+    prompt = pictured(architecture, text(13, 2), 1, text(21, 2))
+    with pair_of(architecture, tmp_path) as pair:
+        there = pair.engines[1].core.memory
+        pair.submit("one", prompt, 0, replace(GREEDY, max_tokens=60))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(pair.tokens["one"]) < 2:
+            assert time.monotonic() < deadline
+            pair.turn()
+        [holder] = [h for h in there.snapshot().holders if not h.is_lease]
+        kinds = [group.kind for group in there.layout.groups]
+        held = {kind: len(pages) for kind, (_, pages) in zip(kinds, holder.groups, strict=True)}
+        assert held.get(GroupKind.VISION, 0) == 0
+        assert (held.get(GroupKind.CROSS, 0) > 0) == (architecture == CROSS)
+        pair.run()
+        assert store_of(pair.engines[1]).encoder_runs == 0
+        pair.check_clean()
+
+
+@every_family
+def test_a_request_leaves_in_the_middle_of_its_answer(architecture: str, tmp_path: Path) -> None:
+    """Its text is copied while it goes on; pages of images come with what is left."""
+    prompts = {"one": pictured(architecture, text(13, 2), 1, text(21, 2))}
+    params = replace(GREEDY, max_tokens=100)
+    expected = alone(architecture, prompts, params)
+    with pair_of(architecture, tmp_path) as pair:
+        here, there = pair.engines
+        pair.tokens["one"] = []
+        pair.take(here.handle(submit_of("one", prompts["one"], params)))
+        while len(pair.tokens["one"]) < 5:
+            pair.turn()
+        pair.take(here.handle(Migrate(RequestId("one"), 0, "b")))
+        pair.run()
+        assert pair.moved == {"one"} and pair.tokens == expected
+        assert there.core.stats().output_tokens > 20
+        assert store_of(there).encoder_runs == 0
+        pair.check_clean()
+
+
+@every_family
+def test_what_another_instance_has_of_a_prompt_is_fetched(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Text up to the image is no image's; what shows it is told by its ids on both sides."""
+    prompts = {"one": pictured(architecture, text(40, 2), 1, text(31, 2))}
+    expected = alone(architecture, prompts, GREEDY)
+    with pair_of(architecture, tmp_path) as pair:
+        first, second = pair.engines
+        pair.tokens = {"one": [], "again": []}
+        pair.take(first.handle(submit_of("one", prompts["one"], GREEDY)))
+        while not pair.ends:
+            pair.turn()
+        pair.take(second.handle(submit_of("again", prompts["one"], GREEDY, pulls_from="a")))
+        pair.run()
+        assert pair.tokens["one"] == pair.tokens["again"] == expected["one"]
+        cached = pair.ends["again"].cached_tokens
+        length = len(prompts["one"].token_ids)
+        if architecture in IN_TEXT:
+            assert cached == length - 1 and store_of(second).encoder_runs == 0
+        elif architecture == CROSS:
+            assert cached == 40, "pages of images are not copied to be cached"
+        else:
+            assert cached == 0, "a prompt that reads itself in both directions"
+        pair.check_clean()

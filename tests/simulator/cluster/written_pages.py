@@ -1,0 +1,136 @@
+"""A device whose pages say what is in them, and that checks whatever a step reads."""
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.memory import GroupKind, GroupSpec, Ints, Layout
+from kvell.simulator.replay.runner import TraceRunner
+from kvell.simulator.traces.prompts import PromptMaker
+from kvell.simulator.traces.rows import TraceRow
+
+MASK = (1 << 62) - 1
+Digests = list[int]
+Pages = npt.NDArray[np.int64]
+
+
+def extend(digest: int, token: int) -> int:
+    """The digest of a prefix with one more token."""
+    return (digest * 6364136223846793005 + token + 1442695040888963407) & MASK
+
+
+class Texts:
+    """What every prefix of every request's text is called: equal texts have equal names."""
+
+    def __init__(self, rows: list[TraceRow]) -> None:
+        self.rows, self.prompts = rows, PromptMaker(rows)
+        self._digests: dict[int, Digests] = {}
+
+    def tokens(self, index: int) -> list[int]:
+        """Prompt and output."""
+        output = [
+            self.prompts.output_token(index, i) for i in range(self.rows[index].output_tokens)
+        ]
+        return [*self.prompts.prompt(index).tolist(), *output]
+
+    def digests(self, index: int) -> Digests:
+        """By length of the prefix."""
+        if index not in self._digests:
+            digests = [0]
+            for token in self.tokens(index):
+                digests.append(
+                    (digests[-1] * 6364136223846793005 + token + 1442695040888963407) & MASK
+                )
+            self._digests[index] = digests
+        return self._digests[index]
+
+
+def readable_from(spec: GroupSpec, end: int) -> int:
+    """The first position that the token at ``end`` reads."""
+    if spec.kind is GroupKind.SLIDING:
+        return max(0, end - spec.window_tokens + 1)
+    if spec.kind is GroupKind.CHUNKED:
+        return end // spec.window_tokens * spec.window_tokens
+    return 0
+
+
+class WrittenPages:
+    """Pages of digests: of a token the one of all tokens up to it, of a state its prefix's.
+
+    A page that was evicted, shared, copied too late or written by a stale copy cannot pass.
+    """
+
+    def __init__(self, layout: Layout, texts: Texts) -> None:
+        self._layout, self._texts = layout, texts
+        self._runner = TraceRunner(texts.prompts)
+        self._places: dict[int, dict[tuple[int, int], int]] = {}
+        self.tokens_computed = 0
+
+    @cached_property
+    def memory(self) -> list[Pages]:
+        """By group [pages, slots]."""
+        return [
+            np.full((self._layout.num_large_pages * g.pages_per_large, slots_of(g)), -1, np.int64)
+            for g in self._layout.groups
+        ]
+
+    def read(self, source: "WrittenPages", rows: Ints) -> None:
+        for group, page, own in rows.tolist():
+            self.memory[group][own] = source.memory[group][page]
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for handle in plan.released:
+            self._places.pop(handle, None)
+        for copy in plan.copies:
+            self.memory[copy.group][copy.target] = self.memory[copy.group][copy.source]
+        for handle, group, position, page in plan.new_pages.tolist():
+            self._places.setdefault(handle, {})[group, position] = page
+        for work in plan.work:
+            self._check(work)
+        for work in plan.work:
+            self._write(work)
+        for handle, group, tokens, _, page in plan.checkpoints.tolist():
+            work = next(one for one in plan.work if one.handle == handle)
+            self.memory[group][page] = self._texts.digests(int(work.request_id))[tokens]
+        self.tokens_computed += plan.num_tokens
+        return self._runner.run(plan)
+
+    def _check(self, work: TokenWork) -> None:
+        index = int(work.request_id)
+        known = self._texts.tokens(index)[work.start : work.start + work.count]
+        assert work.token_ids.tolist() == known, f"request {index} computes another text"
+        digests, places = self._texts.digests(index), self._places[work.handle]
+        for group, spec in enumerate(self._layout.groups):
+            memory = self.memory[group]
+            if spec.kind is GroupKind.STATE:
+                for state in range(spec.slices if work.start else 0):
+                    found = memory[places[group, state], 0]
+                    assert found == digests[work.start], f"group {group} has another state"
+                continue
+            for position in range(readable_from(spec, work.start), work.start):
+                page = places[group, position // spec.page_tokens]
+                found = memory[page, position % spec.page_tokens]
+                assert found == digests[position + 1], f"group {group} lost token {position}"
+
+    def _write(self, work: TokenWork) -> None:
+        digests, places = self._texts.digests(int(work.request_id)), self._places[work.handle]
+        end = work.start + work.count
+        for group, spec in enumerate(self._layout.groups):
+            memory = self.memory[group]
+            if spec.kind is GroupKind.STATE:
+                for state in range(spec.slices):
+                    memory[places[group, state]] = digests[end]
+                continue
+            for position in range(work.start, end):
+                page = places.get((group, position // spec.page_tokens))
+                if page is None:  # behind the window already
+                    assert position < readable_from(spec, end), "a page was never allocated"
+                    continue
+                memory[page, position % spec.page_tokens] = digests[position + 1]
+
+
+def slots_of(spec: GroupSpec) -> int:
+    """Slots of a page that are told apart."""
+    return 1 if spec.kind is GroupKind.STATE else spec.page_tokens
