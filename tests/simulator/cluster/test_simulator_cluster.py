@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.planning.journal import PlanAsked
+from kvell.engine.protocol.messages import Cancel
 from kvell.mempool.entries import PeerLost, PullEnded
 from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.messages import Transfer
@@ -18,6 +19,7 @@ from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
 from kvell.simulator.cluster.network import REVOKED, STOPPED, UNREACHED, Links
 from kvell.simulator.traces.rows import TraceRow
+from kvell.vocabulary import RequestId
 from tests.simulator.cluster.schedules import Fault, Run, Scenario
 from tests.simulator.cluster.schedules import row as drawn_row
 from tests.simulator.cluster.written_pages import Texts, WrittenPages
@@ -267,7 +269,7 @@ def test_a_copy_that_outlives_its_right_does_not_count() -> None:
         assert cluster.go_on()
     late = Link(latency_seconds=20.0)
     cluster.transport.set_link("prefill-0#1", "decode-0#2", late)
-    cluster.front.drop(0)
+    cluster.instances["prefill-0"].tell(Cancel(RequestId("0")))
     while cluster.go_on():
         pass
     assert ends_of_pulls(run) == [REVOKED]

@@ -118,20 +118,23 @@ class _Under(StepCopies):
         thread: ThreadPoolExecutor,
     ) -> None:
         super().__init__(counts)
-        self._mover, self._stages = mover, stages
+        self._mover = mover
         self._out = mover.pieces(order.layered_out, is_out=True)
         self._in = mover.pieces(order.layered_in, is_out=False)
+        self._stages = stages if self._out or self._in else {}
         self._last = order.last_out
         self._has_failed = False
-        self._copied = {name: [threading.Event() for _ in some] for name, some in stages.items()}
+        self._copied = {
+            name: [threading.Event() for _ in some] for name, some in self._stages.items()
+        }
         self._made: Future[None] = thread.submit(self._make)
 
     def __exit__(self, *_: object) -> None:
         self._made.result()
 
     def seams(self, model: str) -> LayerCallbacks | None:
-        stages = self._stages[model]
-        if not stages or not (self._out or self._in):
+        stages = self._stages.get(model)
+        if not stages:
             return None
         seams = _Seams(self, model, [stage.after_layer for stage in stages])
         seams.wait(0)

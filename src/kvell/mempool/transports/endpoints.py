@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from kvell.errors import ChangeSomething
 
 Endpoint = Path | str
+"""A path for a socket of this host, or ``tcp://host:port``."""
 BACKLOG = 64
 SILENCE_SECONDS = 25
 """A host that answers nothing for so long is gone: its TCP connections end."""

@@ -104,7 +104,8 @@ class VirtualCluster:
         """Called with each incarnation when it begins."""
         self._incarnations = itertools.count(1)
         most_waiting = len(rows) if spec.max_waiting is None else spec.max_waiting
-        queue = AdmissionQueue(most_waiting, router=router_named(spec.routing))
+        router = router_named(spec.routing)
+        queue = AdmissionQueue(most_waiting, router=router, pulls=spec.pd_caching > 0)
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.front = VirtualFront(
             *(queue, rows, self._prompts, schedule, self.loop, self._tell),

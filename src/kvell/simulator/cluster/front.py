@@ -10,6 +10,7 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Migrate,
+    Stays,
     Submit,
     Tokens,
 )
@@ -119,6 +120,9 @@ class VirtualFront:
                 self.queue.finished(event, now_seconds)
             elif isinstance(event, Heartbeat):
                 self.queue.line(instance_id).heard(event)
+                self._tell_all(self.queue.rebalance(instance_id))
+            elif isinstance(event, Stays):
+                self.queue.stays(event)
         self._pump()
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:
