@@ -257,7 +257,7 @@ class Engine:
         return self.core.has_work
 
     def has_requests(self) -> bool:
-        """Whether any request has not ended: it waits, runs, or is on its way to another instance."""
+        """Whether any request has not ended: it waits, runs, or is about to move."""
         return self.core.has_requests
 
     def step(self) -> list[Event]:
