@@ -21,7 +21,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
 from kvell.engine.running.sent_images import sent
 from kvell.memory import GroupKind, audit, pool_bytes_for
-from kvell.mempool.place import PoolPlace, make_folder
+from kvell.mempool.place import PD_CACHINGS, PageTransport, PdCaching, PoolPlace, make_folder
 from kvell.models.images.image_store import ImageStore
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
@@ -139,12 +139,18 @@ def is_busy(engine: Engine) -> bool:
 
 @contextmanager
 def pair_of(
-    architecture: str, folder: Path, sizes: Sequence[int] = (8 * MIB, 8 * MIB), **more: Any
+    architecture: str,
+    folder: Path,
+    sizes: Sequence[int] = (8 * MIB, 8 * MIB),
+    transport: PageTransport = "memory",
+    pd_caching: PdCaching = 3,
+    **more: Any,
 ) -> Iterator[Pair]:
     make_folder(folder)
+    places = [PoolPlace(name, folder, pd_caching=pd_caching, transport=transport) for name in "ab"]
     engines = [
-        engine_of(architecture, size, pool_place=PoolPlace(name, folder), **more)
-        for name, size in zip("ab", sizes, strict=True)
+        engine_of(architecture, size, pool_place=place, **more)
+        for place, size in zip(places, sizes, strict=True)
     ]
     try:
         yield Pair(engines)
@@ -194,6 +200,25 @@ def test_answers_are_those_of_one_engine(
         # One that ends with the only token of its image attends to it once more.
         again = 1 if architecture == CROSS else 0
         assert sum(encoded[1]) == sum(encoded[0]) + again, "the second round is hit"
+
+
+@every_family
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+@pytest.mark.parametrize("pd_caching", PD_CACHINGS)
+def test_in_every_mode_over_every_transport(
+    architecture: str, pd_caching: PdCaching, transport: PageTransport, tmp_path: Path
+) -> None:
+    prompts = some_prompts(architecture)
+    expected = alone(architecture, prompts, GREEDY)
+    with pair_of(architecture, tmp_path, transport=transport, pd_caching=pd_caching) as pair:
+        for turn in range(2):
+            for name, prompt in prompts.items():
+                pair.submit(f"{name}/{turn}", prompt, 0, GREEDY)
+            pair.run()
+            assert {name: pair.tokens[f"{name}/{turn}"] for name in prompts} == expected
+        assert pair.moved == set(pair.tokens)
+        assert (pair.ends["text/1"].cached_tokens > 0) == (pd_caching > 0)
+        pair.check_clean()
 
 
 @every_family
