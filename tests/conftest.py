@@ -1,5 +1,6 @@
 """What tests of several rooms share: the packaged model, converted once."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from hypothesis import settings
 
 from kvell.models.sources.packaged import packaged_model
 from tests.server.metrics.exported import Exported, exported_by_a_server
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read where Triton is first imported
 
 # A busy machine is slow; no test fails for that.
 settings.register_profile("kvell", deadline=None)

@@ -45,15 +45,6 @@ class Streams:
         self._engine, self._asked = engine, asked
         self.tokens: dict[str, list[int]] = {}
         self.tasks = {name: asyncio.create_task(self._read(name)) for name in asked}
-        self._began: set[str] = set()
-
-    def note(self) -> None:
-        """Note which requests have tokens by now."""
-        self._began = set(self.tokens)
-
-    def began_before(self, name: str) -> bool:
-        """Whether a request had tokens when that was noted."""
-        return name in self._began
 
     async def _read(self, name: str) -> None:
         prompt, params = self._asked[name]
@@ -104,27 +95,34 @@ def test_an_instance_that_drains_hands_on_what_runs(smollm2_path: Path, instance
 
 
 def test_memory_that_runs_short_is_relieved_by_another_instance(smollm2_path: Path) -> None:
-    """Requests wait for memory until an instance joins, to which one after the other goes."""
+    """Requests wait for memory until an instance joins, to which one of them goes."""
     asked = {f"r{number}": (f"Tell me of {number}.", LONG) for number in range(10)}
 
     async def scenario() -> None:
         async with engine_of(smollm2_path.parent, "mixed=1") as engine:
             alone = await Streams(engine, asked).end()
         async with engine_of(smollm2_path.parent, "mixed=1", 48) as engine:
-            queue, moved = engine._front._admission_queue, set[str]()
-            streams = Streams(engine, asked)
-            engine.scale("mixed=2")
+            first_lines, over = dict[str, str](), asyncio.Event()
+
+            async def repeat(number: int) -> None:
+                while not over.is_set():
+                    prompt, params = asked[f"r{number}"]
+                    outputs = [one async for one in engine.generate(prompt, params)]
+                    assert outputs[-1].token_ids == alone[f"r{number}"]
 
             def has_moved() -> bool:
-                for entry in queue.entries()[0]:
-                    if entry.line == "mixed-1" and streams.began_before(entry.request_id):
-                        moved.add(entry.request_id)
-                return bool(moved)
+                assert not any(task.done() for task in streams)
+                for one in engine._front.entries()[0]:
+                    first = first_lines.setdefault(one.request_id, one.line)
+                    if one.line != first and not one.attempt:
+                        return True
+                return False
 
-            await until(lambda: "mixed-1" in queue.lines and queue.lines["mixed-1"].is_open)
-            streams.note()
+            streams = [asyncio.create_task(repeat(number)) for number in range(len(asked))]
+            engine.scale("mixed=2")
             await until(has_moved)
-            assert await streams.end() == alone
+            over.set()
+            await asyncio.gather(*streams)
             for stats in (await engine.stats(with_audit=True)).values():
                 assert stats.problems == ()
 

@@ -1,13 +1,9 @@
 """Every implementation of the contract that this machine can run."""
 
-import os
-
 import pytest
 
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read where kernels are first imported
 
 
 def implementations() -> list[AttentionKernels]:

@@ -258,6 +258,24 @@ TestLongCompiledHolds.settings = MANY
 
 
 @pytest.mark.parametrize("implementation", ["python", "compiled"])
+def test_what_is_here_is_not_received_anew(implementation: Implementation) -> None:
+    """Its half-full page stays held, and so cached, whatever others evict."""
+    core = create_core(pool_of(4, group(4, 2)), implementation)
+    holds, first, again = Holds(core), Owner("arrival", "a", 1, 1), Owner("arrival", "a", 1, 2)
+    holds.hold_text(first, 9, ints(2, 10, 11))
+    missing = holds.receive(first, 1)
+    assert missing is not None and len(missing) == 1
+    holds.insert(first, 1)
+    assert holds.hold_text(again, 9, ints(2, 10)).hit_tokens == 1
+    missing = holds.receive(again, 1)
+    assert missing is not None and not len(missing)
+    alone = core.open(ints(0), "", reuse=False)  # evicts all that nobody holds
+    core.close(alone)
+    holds.insert(again, 1)
+    assert core.peek(ints(2, 999), "") == 1
+
+
+@pytest.mark.parametrize("implementation", ["python", "compiled"])
 def test_pages_without_a_text_become_one(implementation: Implementation) -> None:
     core = create_core(pool_of(20, group(4, 2)), implementation)
     holds, owner = Holds(core), Owner("alloc", "a", 1, 1)

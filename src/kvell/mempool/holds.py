@@ -113,7 +113,11 @@ class Holds:
         :raises ValueError: if the text cannot come in pages (a part of an image, tokens that are
             dropped).
         """
-        handle = self._holds[owner].handle
+        hold = self._holds[owner]
+        if computed <= hold.hit_tokens:
+            # Nothing comes.  Its last page would be taken anew, while others may evict this one.
+            return np.empty((0, 3), np.int32)
+        handle = hold.handle
         self._core.receive(handle, computed)
         one, until = np.asarray([handle], np.int32), np.asarray([computed], np.int32)
         served, rows = self._core.grow(one, until)

@@ -85,3 +85,19 @@ class Beating(RuleBasedStateMachine):
 
 
 TestBeating = Beating.TestCase
+
+
+def test_after_a_beat_in_its_place_the_loop_says_what_is_new() -> None:
+    """Else a loop whose steps are short would be overtaken at each beat, and never tell."""
+    rhythm = Rhythm(0.5, 600.0)
+    rhythm.beats(0.0)
+    for beat in range(1, 4):
+        at_seconds = 0.5 * beat + 0.02 * (beat - 1)
+        rhythm.works(at_seconds - 0.02)
+        assert not rhythm.is_due(at_seconds - 0.02)
+        assert rhythm.may_beat_alone(at_seconds)
+        rhythm.beats(at_seconds, alone=True)
+        assert not rhythm.may_beat_alone(at_seconds + 0.01)
+        assert rhythm.is_due(at_seconds + 0.02)
+        rhythm.beats(at_seconds + 0.02)
+        assert not rhythm.is_due(at_seconds + 0.03)

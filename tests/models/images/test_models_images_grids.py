@@ -10,6 +10,7 @@ import torch
 
 from kvell.engine.running.batching import Ints
 from kvell.memory import pool_bytes_for
+from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.grid_positions import Grid, grid_positions
 from kvell.models.images.image_families import FAMILIES
 from kvell.models.paged_model import ForwardBatch
@@ -98,12 +99,12 @@ class Watched(ServedPictures):
         self.positions: list[Ints] = []
         forward = self.recorder.model.forward
 
-        def watching(batch: ForwardBatch) -> torch.Tensor:
+        def watching(batch: ForwardBatch, *seams: LayerCallbacks | None) -> torch.Tensor:
             given = batch.images.positions if batch.images is not None else None
             self.positions.append(
                 (batch.positions.expand(3, -1) if given is None else given).numpy()
             )
-            return forward(batch)
+            return forward(batch, *seams)
 
         self.recorder.model.forward = watching  # type: ignore[method-assign,assignment]
 

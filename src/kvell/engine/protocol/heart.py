@@ -89,5 +89,5 @@ class Heart:
         with self._channel.lock:
             now_seconds = self._clock.now_seconds()
             if self._rhythm.may_beat_alone(now_seconds):
-                self._rhythm.beats(now_seconds)
+                self._rhythm.beats(now_seconds, alone=True)
                 self._channel.offer_frame(self._frame)

@@ -12,7 +12,8 @@ class Rhythm:
 
     A resting loop waits for its peer, and wakes by itself when a beat is due.  A working loop
     beats between its steps; during a step somebody else beats in its place, but not for ever: a
-    turn that takes too long is a loop that hangs, and nobody may say of it that it lives.
+    turn that takes too long is a loop that hangs, and nobody may say of it that it lives.  Who
+    beats in its place knows only what was last said: the loop says what is new at its next turn.
 
     All times are seconds of one clock that never runs backwards.
     """
@@ -25,6 +26,7 @@ class Rhythm:
         self._longest_turn_seconds = longest_turn_seconds
         self._next_beat_seconds = -math.inf
         self._working_since_seconds: float | None = None
+        self._owes_news = False
 
     def works(self, now_seconds: float) -> None:
         """Note that the loop begins a turn."""
@@ -34,18 +36,19 @@ class Rhythm:
         """Note that the loop waits for its peer."""
         self._working_since_seconds = None
 
-    def beats(self, now_seconds: float) -> None:
-        """Note that a beat is sent."""
+    def beats(self, now_seconds: float, *, alone: bool = False) -> None:
+        """Note that a beat is sent; ``alone``: in the place of the loop."""
         self._next_beat_seconds = now_seconds + self.beat_seconds
+        self._owes_news = alone
 
     def is_due(self, now_seconds: float) -> bool:
-        """Whether it is time for a beat; so it is before the first."""
-        return now_seconds >= self._next_beat_seconds
+        """Whether the loop should beat: it is time, or somebody else has; so it is at first."""
+        return self._owes_news or now_seconds >= self._next_beat_seconds
 
     def may_beat_alone(self, now_seconds: float) -> bool:
         """Whether a beat is due and may be sent in the place of a loop that is busy."""
         since_seconds = self._working_since_seconds  # read once: the loop's thread may change it
-        if since_seconds is None or not self.is_due(now_seconds):
+        if since_seconds is None or now_seconds < self._next_beat_seconds:
             return False
         return now_seconds - since_seconds <= self._longest_turn_seconds
 
