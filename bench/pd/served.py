@@ -30,6 +30,7 @@ from kvell.load.http.wire import Wire
 from kvell.load.prompts import id_prompts
 from kvell.load.report import Objectives, summary
 from kvell.load.run import measure
+from kvell.mempool.place import PdCaching
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow, predecessors
 
@@ -41,7 +42,7 @@ SHAPES: Mapping[int, tuple[str, ...]] = {
     3: ("mixed=3", "prefill=1,decode=2", "prefill=2,decode=1"),
 }
 """By number of instances; the first of each is what the others are compared with."""
-CACHINGS = (0, 3)
+CACHINGS: tuple[PdCaching, ...] = (0, 3)
 START_SECONDS = 180.0
 KVELL = [sys.executable, "-m", "kvell.cli.main"]
 FIGURES = {"jct": "e2e_seconds", "ttft": "ttft_seconds", "tpot": "tpot_seconds"}
@@ -56,7 +57,7 @@ class System:
     """
 
     instances: str
-    caching: int | None = None
+    caching: PdCaching | None = None
 
     @property
     def name(self) -> str:
@@ -76,7 +77,7 @@ class System:
         return [f"--instances={self.instances}", *own]
 
 
-def systems_of(counts: Sequence[int], cachings: Sequence[int]) -> list[System]:
+def systems_of(counts: Sequence[int], cachings: Sequence[PdCaching]) -> list[System]:
     """All systems with so many instances; what others are compared with is first of its count."""
     found = []
     for shape in (shape for count in counts for shape in SHAPES[count]):

@@ -10,14 +10,14 @@ What ``kvell serve`` does behind its HTTP face, with vLLM's call signatures::
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.cluster.instances import check_pd_caching, check_start, checked_counts, parse_instances
+from kvell.cluster.instances import check_start, checked_counts, chosen_pd_caching, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Stats
@@ -108,10 +108,8 @@ class AsyncEngine:
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
-        pool = PoolSettings(page_transport=page_transport)
-        if pd_caching is not None:
-            check_pd_caching(counts, pd_caching, "pd_caching")
-            pool = replace(pool, pd_caching=pd_caching)
+        caching = chosen_pd_caching(counts, pd_caching, "pd_caching")
+        pool = PoolSettings(caching, page_transport)
         chosen = EngineSettings(model, beside=tuple(beside), **settings)
         self._texts = texts_of(
             (model, *beside), cache_dir or Path.home() / ".cache" / "kvell", progress

@@ -19,7 +19,7 @@ from bench.pd.served import (
     shortened,
     systems_of,
 )
-from kvell.cluster.instances import check_pd_caching, check_start, parse_instances
+from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import ideal_hit_rate, predecessors
 
@@ -69,7 +69,7 @@ def test_systems_can_be_started(counts: list[int]) -> None:
         parsed = parse_instances(system.instances)
         check_start(parsed)
         if system.caching is not None:
-            check_pd_caching(parsed, system.caching, "--pd-caching")
+            chosen_pd_caching(parsed, system.caching, "--pd-caching")
             assert f"--pd-caching={system.caching}" in system.flags()
         assert system.count in counts
 

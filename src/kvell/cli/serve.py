@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, get_args
 
 import click
@@ -13,12 +12,12 @@ import click
 from kvell.cli.serve_options import access_options, answer_options, events_option, log_options
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
+from kvell.cli.terminal.pool_options import pd_caching_option, routing_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
-from kvell.cluster.instances import check_pd_caching, check_start, parse_instances
-from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
+from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.place import PD_CACHINGS, PageTransport
+from kvell.mempool.place import PageTransport, PdCaching
 from kvell.server.answers.named import check_parsers
 from kvell.server.events.events_config import parse_events_config
 from kvell.server.front.pool_settings import PoolSettings
@@ -47,19 +46,8 @@ logger = logging.getLogger(__name__)
     show_default=True,
     help="Engines behind this server, each with its own KV pool.",
 )
-@click.option(
-    "--routing",
-    type=click.Choice(ROUTINGS),
-    default=DEFAULT_ROUTING,
-    show_default=True,
-    help="Which instance gets a request.",
-)
-@click.option(
-    "--pd-caching",
-    type=click.Choice([str(one) for one in PD_CACHINGS]),
-    help="Who caches what: 0 nobody, 1 prefill instances, 2 decode instances too, 3 and prefill"
-    " instances get the answers.  [default: 3]",
-)
+@routing_option
+@pd_caching_option
 @click.option(
     "--page-transport",
     type=click.Choice(get_args(PageTransport)),
@@ -83,7 +71,7 @@ def serve(
     otlp_traces_endpoint: str | None,
     instances: str,
     routing: str,
-    pd_caching: str | None,
+    pd_caching: PdCaching | None,
     page_transport: PageTransport,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
@@ -93,10 +81,8 @@ def serve(
     """Serve the OpenAI API over HTTP."""
     counts = parse_instances(instances)
     check_start(counts)
-    pool = PoolSettings(page_transport=page_transport)
-    if pd_caching is not None:
-        check_pd_caching(counts, pd_caching, "--pd-caching")
-        pool = replace(pool, pd_caching=PD_CACHINGS[int(pd_caching)])
+    caching = chosen_pd_caching(counts, pd_caching, "--pd-caching")
+    pool = PoolSettings(caching, page_transport)
     check_parsers(tool_call_parser, reasoning_parser)
     if otlp_traces_endpoint is not None:
         from kvell.server.tracing.opening import checked_endpoint

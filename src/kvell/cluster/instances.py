@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from kvell.errors import ChangeSomething
+from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
 
 ROLES = ("mixed", "prefill", "decode")
 """What instances do: everything, compute prompts, or go on with requests behind their prompts."""
@@ -58,15 +59,18 @@ def check_start(counts: Mapping[str, int], field: str = "--instances") -> None:
             raise ChangeSomething(field, text, f"has {role} instances without {other} ones", remedy)
 
 
-def check_pd_caching(counts: Mapping[str, int], value: object, field: str) -> None:
-    """Check that there are instances which the choice of who caches what concerns.
+def chosen_pd_caching(counts: Mapping[str, int], value: PdCaching | None, field: str) -> PdCaching:
+    """Who caches what; the default where nobody chose.
 
-    :raises ChangeSomething: if every instance computes prompts and answers.
+    :raises ChangeSomething: for a choice where every instance computes prompts and answers.
     """
+    if value is None:
+        return DEFAULT_PD_CACHING
     if "prefill" not in counts:
         problem = "says what prefill and decode instances cache, and there are none"
         remedy = "leave it out, or use --instances prefill=1,decode=1"
         raise ChangeSomething(field, value, problem, remedy)
+    return value
 
 
 def _parsed(part: str, text: str, field: str) -> tuple[str, int]:

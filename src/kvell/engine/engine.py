@@ -23,6 +23,7 @@ from kvell.engine.planning.journal import Journal, JournaledCore
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.page_map import PageMap
 from kvell.engine.protocol.messages import (
+    CREDITS,
     SCHEMA_VERSION,
     AskStats,
     Cancel,
@@ -56,9 +57,6 @@ from kvell.models.images.image_store import ImageStore
 
 WARMING_SECONDS = 0.5
 """Longest wait of a step that has nothing to compute while the pool is still being committed."""
-
-CREDITS = 1024
-"""Most unfinished requests of a front."""
 
 
 class Engine:
@@ -240,10 +238,11 @@ class Engine:
 
     def _ticked(self) -> list[Event]:
         """Tell the core the time, where it deals with other instances, unless it knows."""
-        if self._link is None or self._link.now() - self._tick < TICK_MILLISECONDS:
+        now = 0 if self._link is None else self._link.now()
+        if self._link is None or now - self._tick < TICK_MILLISECONDS:
             return []
-        self._tick = self._link.now()
-        events = self._told.heard(Ticked(self._tick))
+        self._tick = now
+        events = self._told.heard(Ticked(now))
         self._do_actions()
         return events
 

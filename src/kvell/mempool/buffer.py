@@ -20,12 +20,12 @@ from kvell.elastic.page_buffer import PageBuffer
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import HoldingCore, Tokens
 from kvell.mempool.addresses import Medium
-from kvell.mempool.holds import Hold, Holds
+from kvell.mempool.holds import Hold, Holds, places_held
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.tiers.buffered import BufferedPages, Key
 from kvell.mempool.tiers.digests import Digest, PrefixDigests
 from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
-from kvell.mempool.transfers.copies import NO_TOKEN
+from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transports.page_copies import Bytes
 
 Media = Literal["device", "host", "mixed"]
@@ -104,7 +104,7 @@ class HostBuffer:
         :raises TryLater: if the pool has too little room.
         """
         _, tiers = self._look_up(tokens, root, model)
-        handle = self._core.open(_asked(tokens), root, model=model)
+        handle = self._core.open(whole(tokens), root, model=model)
         hit, length = self._core.hit_tokens(handle), tiers.longest
         if length <= hit:
             self._core.close(handle, renew=False)
@@ -155,17 +155,17 @@ class HostBuffer:
         _, tiers = self._look_up(tokens, root, model, in_pool=media == "mixed")
         handle, length = 0, tiers.longest
         if media == "mixed":
-            handle = self._core.open(_asked(tokens), root, model=model)
+            handle = self._core.open(whole(tokens), root, model=model)
             hit = self._core.hit_tokens(handle)
             if hit >= length:
                 self._core.close(handle, renew=False)
-                hold = self._holds.hold_text(owner, deadline, _asked(tokens), root, model=model)
+                hold = self._holds.hold_text(owner, deadline, whole(tokens), root, model=model)
                 rows = self._holds.pages(owner).tolist()
                 return hold, [("device", *row) for row in rows]
             self._core.receive(handle, length)
-        hold = self._holds.hold_text(owner, deadline, _asked(tokens[:0]), root, model=model)
+        hold = self._holds.hold_text(owner, deadline, whole(tokens[:0]), root, model=model)
         hold.hit_tokens = length
-        in_pool = self._held(handle) if handle else {}
+        in_pool = places_held(self._core, handle) if handle else {}
         pages: list[FoundPage] = []
         keys: list[Key] = []
         for group, position, place in tiers.places(length):
@@ -211,13 +211,8 @@ class HostBuffer:
                 problem = f"has layers whose pages stay in the pool: {group.name}"
                 raise ChangeSomething("model", model or "''", problem, "leave its texts there")
         known = self._core.known(tokens, root, model=model)
-        digests = PrefixDigests(_asked(tokens), _name(root, model))
+        digests = PrefixDigests(whole(tokens), _name(root, model))
         return digests, Tiers(self.pages, own, digests, known if in_pool else known[:0])
-
-    def _held(self, handle: int) -> dict[tuple[int, int], int]:
-        held = self._core.held_pages(handle)[:, 1:].tolist()
-        sources = self._core.sources(handle)[:, :3].tolist()
-        return {(group, position): page for group, position, page in [*held, *sources]}
 
     def _pool_view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
         size_bytes = self.pages.groups[group].page_stride_bytes
@@ -233,10 +228,6 @@ class HostBuffer:
             ]:
                 self._users.subtract(self._texts.pop(gone))
             self._users = +self._users
-
-
-def _asked(tokens: Tokens) -> Tokens:
-    return np.append(tokens, np.int32(NO_TOKEN))
 
 
 def _name(root: str, model: str) -> str:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout
-from kvell.mempool.addresses import Address, Lease
+from kvell.mempool.addresses import Address, Lease, Medium
 from kvell.mempool.agent import Agent
 from kvell.mempool.buffer import MEDIA, HostBuffer, Media
 from kvell.mempool.node import Node
@@ -26,6 +26,8 @@ class _Pool(Protocol):
     _buffer: HostBuffer | None
 
     def _owner(self, kind: HoldKind) -> Owner: ...
+
+    def _address(self, medium: Medium, group: int, position: int, page: int) -> Address: ...
 
     def _deadline(self, seconds: float) -> Tick: ...
 
@@ -62,27 +64,20 @@ class BufferedCalls:
         if media not in MEDIA:
             raise ChangeSomething("media", media, "is no place to look", f"use {', '.join(MEDIA)}")
         text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
-        groups = self.layout.groups
 
         def matched() -> Lease:
             owner, deadline = self._owner("match"), self._deadline(seconds)
             hold, pages = buffer.hold(owner, deadline, text, root, model, media)
-            addresses = tuple(
-                Address(
-                    self.instance,
-                    self.incarnation,
-                    group,
-                    position,
-                    page,
-                    page * groups[group].page_stride_bytes,
-                    medium,
-                )
-                for medium, group, position, page in pages
-            )
+            addresses = tuple(self._address(*page) for page in pages)
             self._node.wake_at(self._agent.next_deadline)
             return Lease(owner, deadline, addresses, hold.hit_tokens)
 
         return self._node.ask(matched)
+
+    def _address(self: _Pool, medium: Medium, group: int, position: int, page: int) -> Address:
+        offset = page * self.layout.groups[group].page_stride_bytes
+        place = group, position, page, offset
+        return Address(self.instance, self.incarnation, *place, medium)
 
     def _host_view(self: _Pool, address: Address) -> npt.NDArray[np.uint8]:
         return buffer_of(self._buffer).view(address.group, address.page)

@@ -128,13 +128,11 @@ class Holds:
 
     def pages(self, owner: Owner) -> Ints:
         """All pages that are held [m, 3]: group, position, page; half-full ones and states too."""
-        handle = self._holds[owner].handle
-        held, sources = self._core.held_pages(handle)[:, 1:], self._core.sources(handle)[:, :3]
-        return np.concatenate([held, sources])
+        return _pages_held(self._core, self._holds[owner].handle)
 
     def places(self, owner: Owner) -> dict[tuple[int, int], int]:
         """The same as (group, position) → page."""
-        return {(group, at): page for group, at, page in self.pages(owner).tolist()}
+        return places_held(self._core, self._holds[owner].handle)
 
     def adopt(self, owner: Owner, tokens: Tokens, root: str = "") -> None:
         """Make pages without a text those of a text that is wholly computed and in them.
@@ -202,3 +200,12 @@ class Holds:
         for owner in over:
             self.release(owner)
         return over
+
+
+def places_held(core: HoldingCore, handle: int) -> dict[tuple[int, int], int]:
+    """(group, position) → page of all that a lease holds, half-full ones and states too."""
+    return {(group, at): page for group, at, page in _pages_held(core, handle).tolist()}
+
+
+def _pages_held(core: HoldingCore, handle: int) -> Ints:
+    return np.concatenate([core.held_pages(handle)[:, 1:], core.sources(handle)[:, :3]])

@@ -6,11 +6,10 @@ from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import HoldingCore, Ints, Layout
-from kvell.mempool.addresses import Address, Lease
+from kvell.mempool.addresses import Lease
 from kvell.mempool.agent import Agent
 from kvell.mempool.buffer import HostBuffer
 from kvell.mempool.buffered_calls import BufferedCalls
@@ -19,7 +18,7 @@ from kvell.mempool.node import News, Node
 from kvell.mempool.owners import HoldKind, Owner
 from kvell.mempool.transfers.actions import Arrived, Ended, Fetched
 from kvell.mempool.transfers.asking import NOTHING_MORE
-from kvell.mempool.transfers.copies import NO_TOKEN
+from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.mempool.transports.endpoints import Endpoint
@@ -39,7 +38,7 @@ class MovingCalls(BufferedCalls):
     _node: Node
     _buffer: HostBuffer | None
     _arrivals: "queue.SimpleQueue[Arrived]"
-    _sent: dict[Transfer, tuple[Owner, Future[None]]]
+    _sent: dict[Transfer, Future[None]]
     _fetching: dict[int, Future[Fetched]]
     _operation: int
 
@@ -112,7 +111,7 @@ class MovingCalls(BufferedCalls):
 
         def asked() -> tuple[Future[Fetched], int]:
             self._bring_in(tokens, root, model)
-            known = self.core.peek(asked_tokens(tokens), root, model=model)
+            known = self.core.peek(whole(tokens), root, model=model)
             number, actions = self._agent.asking.ask(
                 instance,
                 text,
@@ -176,33 +175,24 @@ class MovingCalls(BufferedCalls):
     ) -> int:
         def begun() -> tuple[Future[None], int]:
             self._bring_in(tokens, root, model)
-            owner, now = self._owner("departure"), self._node.now()
-            deadline = self._deadline(seconds)
-            hold = self._agent.holds.hold_text(
-                owner, deadline, asked_tokens(tokens), root, model=model
-            )
-            if not hold.hit_tokens:
-                self._agent.holds.release(owner)
-                remedy = "insert it first"
-                raise ChangeSomething("tokens", f"{len(tokens)} tokens", "are not cached", remedy)
-            sending = self._agent.sending
-            transfer, actions = sending.begin(
+            transfer, actions = self._agent.copies.begin(
                 instance,
-                hold.tokens,
-                hold.hit_tokens,
-                now,
-                deadline,
+                np.asarray(tokens, np.int32),
+                self._node.now(),
+                self._deadline(seconds),
                 root=root,
                 model=model,
                 inserts=inserts,
                 private=private,
             )
-            done: Future[None] = Future()
-            self._sent[transfer] = owner, done
-            actions += sending.ready(transfer, self._agent.holds.places(owner))
+            if transfer is None:
+                remedy = "insert it first"
+                raise ChangeSomething("tokens", f"{len(tokens)} tokens", "are not cached", remedy)
+            done = self._sent[transfer] = Future()
+            length = self._agent.copies.length(transfer)
             self._node.act(actions)
             self._node.wake_at(self._agent.next_deadline)
-            return done, hold.hit_tokens
+            return done, length
 
         done, computed = self._node.ask(begun)
         done.result()
@@ -217,8 +207,7 @@ class MovingCalls(BufferedCalls):
         elif isinstance(news, Ended):
             if news.transfer not in self._sent:
                 return  # it answered what another instance asked for
-            owner, done = self._sent.pop(news.transfer)
-            self._agent.holds.release(owner)
+            done = self._sent.pop(news.transfer)
             if news.problem:
                 done.set_exception(TryLater(f"the transfer ended: {news.problem}"))
             else:
@@ -237,22 +226,9 @@ class MovingCalls(BufferedCalls):
 
     def _lease(self, hold: Hold, firsts: Ints | None = None) -> Lease:
         self._node.wake_at(self._agent.next_deadline)
-        groups = self.layout.groups
-        before = [0] * len(groups) if firsts is None else firsts.tolist()
+        before = [0] * len(self.layout.groups) if firsts is None else firsts.tolist()
         addresses = tuple(
-            Address(
-                self.instance,
-                self.incarnation,
-                group,
-                before[group] + position,
-                page,
-                page * groups[group].page_stride_bytes,
-            )
+            self._address("device", group, before[group] + position, page)
             for group, position, page in self._agent.holds.pages(hold.owner).tolist()
         )
         return Lease(hold.owner, hold.deadline, addresses, hold.hit_tokens)
-
-
-def asked_tokens(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-    """A text all of whose tokens may be found, int32."""
-    return np.append(np.asarray(tokens, np.int32), np.int32(NO_TOKEN))

@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 Tick = int
 """Time in milliseconds on an instance's own clock; only differences mean anything."""
 
-HoldKind = Literal["match", "alloc", "arrival", "departure", "copy", "loan"]
+HoldKind = Literal["match", "alloc", "arrival", "departure", "loan"]
 """Why pages are held: a prefix that was matched, memory that was asked for, a text that comes or
-goes, a cached one that is copied elsewhere, memory that another instance has borrowed."""
+goes, memory that another instance has borrowed."""
 
 
 class Owner(NamedTuple):

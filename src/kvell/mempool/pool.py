@@ -34,10 +34,10 @@ from kvell.mempool.addresses import Address, Lease
 from kvell.mempool.agent import Agent
 from kvell.mempool.buffer import HostBuffer, Media
 from kvell.mempool.entries import PeerEntry
-from kvell.mempool.moving_calls import LEASE_SECONDS, MovingCalls, asked_tokens
+from kvell.mempool.moving_calls import LEASE_SECONDS, MovingCalls
 from kvell.mempool.node import Node
-from kvell.mempool.owners import Owner
 from kvell.mempool.transfers.actions import Action, Arrived, Fetched
+from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transports.endpoints import Endpoint
 from kvell.mempool.transports.page_copies import Bytes
@@ -76,7 +76,7 @@ class MemPool(MovingCalls):
         self._agent = Agent(self.core, instance, self.incarnation, content)
         self._arrivals: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         self._operation = 0
-        self._sent: dict[Transfer, tuple[Owner, Future[None]]] = {}
+        self._sent: dict[Transfer, Future[None]] = {}
         self._fetching: dict[int, Future[Fetched]] = {}
         self._buffer: HostBuffer | None = None
         try:
@@ -218,9 +218,7 @@ class MemPool(MovingCalls):
         def matched() -> Lease:
             owner, deadline = self._owner("match"), self._deadline(seconds)
             return self._lease(
-                self._agent.holds.hold_text(
-                    owner, deadline, asked_tokens(tokens), root, model=model
-                )
+                self._agent.holds.hold_text(owner, deadline, whole(tokens), root, model=model)
             )
 
         return self._node.ask(matched)

@@ -197,18 +197,23 @@ def test_a_request_moves_only_once_all_that_was_announced_is_computed(batched: i
     assert cluster.moved == 1
 
 
+def stumble(cluster: Cluster, moments: int) -> None:
+    """Go on by a message, a few pages and a step of each at a time."""
+    for moment in range(moments):
+        if cluster.messages:
+            cluster.deliver(0)
+        for name in NAMES:
+            cluster.copy(name, 0, 2 + moment % 2)
+            cluster.step(name)
+
+
 @pytest.mark.parametrize("after", range(0, 12, 2))
 @pytest.mark.parametrize("dies", ["p", "d"])
 def test_a_death_at_any_moment_loses_nothing(dies: str, after: int) -> None:
     cluster = cluster_of()
     entry = Entry(prompt_of(1, 30), 9, "")
     cluster.submit("r", entry, "p", "d")
-    for moment in range(after):
-        if cluster.messages:
-            cluster.deliver(0)
-        for name in NAMES:
-            cluster.copy(name, 0, 2 + moment % 2)
-            cluster.step(name)
+    stumble(cluster, after)
     cluster.crash(dies)
     cluster.settle()
     cluster.check_ends()
@@ -379,12 +384,7 @@ def test_a_death_during_a_migration_loses_nothing(dies: str, after: int) -> None
     for _ in range(4):
         turn(cluster)
     cluster.migrate("r", "d")
-    for moment in range(after):
-        if cluster.messages:
-            cluster.deliver(0)
-        for name in NAMES:
-            cluster.copy(name, 0, 2 + moment % 2)
-            cluster.step(name)
+    stumble(cluster, after)
     cluster.crash(dies)
     cluster.settle()
     cluster.check_ends()

@@ -13,9 +13,10 @@ from kvell.clock import VirtualClock
 from kvell.device.chunks import ChunkDevice
 from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
-from kvell.engine.engine import CREDITS, Engine
+from kvell.engine.engine import Engine
 from kvell.engine.planning.journal import Journal, PlanAsked
 from kvell.engine.protocol.messages import (
+    CREDITS,
     SCHEMA_VERSION,
     AskStats,
     Cancel,

@@ -69,7 +69,7 @@ class Instance:
         self.ended: dict[Transfer, str] = {}
         self.asked: dict[int, list[int]] = {}
         self.fetched: dict[int, Fetched] = {}
-        self.numbers = itertools.count(1)
+        self.numbers = itertools.count(1 << 20)  # none of those that copies have
 
     def owner(self, kind: str) -> Owner:
         return Owner(kind, self.name, self.incarnation, next(self.numbers))  # type: ignore[arg-type]

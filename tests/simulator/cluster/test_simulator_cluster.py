@@ -166,7 +166,7 @@ def test_a_prompt_that_can_never_be_served_is_refused() -> None:
 
 
 def test_requests_beyond_the_line_are_not_let_in() -> None:
-    from kvell.simulator.cluster.front import CREDITS
+    from kvell.engine.protocol.messages import CREDITS
 
     rows = [row(2, 1) for _ in range(CREDITS + 3)]
     cluster = run_of(spec_of({"mixed": 1}, max_waiting=1), rows)

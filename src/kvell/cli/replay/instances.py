@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvell.cli.terminal.pool_options import pd_caching_option, routing_option
 from kvell.cli.terminal.sizes import SIZE
-from kvell.cluster.instances import check_pd_caching, check_start, parse_instances
-from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
+from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
+from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.errors import ChangeSomething
-from kvell.mempool.place import DEFAULT_PD_CACHING, PD_CACHINGS, PdCaching
+from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
 
 if TYPE_CHECKING:
     from kvell.simulator.clock.links import Link
@@ -41,7 +42,7 @@ class Together:
 
     instances: str | None = None
     routing: str = DEFAULT_ROUTING
-    pd_caching: str | None = None
+    pd_caching: PdCaching | None = None
     link: str | None = None
     link_bandwidth: int | None = None
 
@@ -61,14 +62,13 @@ class Together:
             return None
         counts = parse_instances(self.instances)
         check_start(counts)
-        if self.pd_caching is not None:
-            check_pd_caching(counts, self.pd_caching, "--pd-caching")
+        chosen_pd_caching(counts, self.pd_caching, "--pd-caching")
         return counts
 
     @property
     def caching(self) -> PdCaching:
         """Which instances cache what."""
-        return DEFAULT_PD_CACHING if self.pd_caching is None else PD_CACHINGS[int(self.pd_caching)]
+        return DEFAULT_PD_CACHING if self.pd_caching is None else self.pd_caching
 
     def pages_link(self, hardware: str, machine: "StepTimer") -> "Link":
         """Return what pages cross between two instances.
@@ -103,7 +103,7 @@ def instances_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         instances: str | None,
         routing: str,
-        pd_caching: str | None,
+        pd_caching: PdCaching | None,
         link: str | None,
         link_bandwidth: int | None,
         **given: Any,
@@ -117,19 +117,8 @@ def instances_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="ROLE=N,…",
             help="Several instances behind a front, like prefill=1,decode=2 or mixed=3.",
         ),
-        click.option(
-            "--routing",
-            type=click.Choice(ROUTINGS),
-            default=DEFAULT_ROUTING,
-            show_default=True,
-            help="Which instance gets a request.",
-        ),
-        click.option(
-            "--pd-caching",
-            type=click.Choice([str(one) for one in PD_CACHINGS]),
-            help="Who caches what: 0 nobody, 1 prefill instances, 2 decode instances too, 3 and"
-            " prefill instances get the answers.  [default: 3]",
-        ),
+        routing_option,
+        pd_caching_option,
         click.option(
             "--link",
             metavar="LINK",
@@ -143,9 +132,10 @@ def instances_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Bytes per second in one direction, like 25GB, in place of the link's.",
         ),
     )
+    with_options: Callable[..., Any] = gathered
     for option in reversed(options):
-        gathered = option(gathered)
-    return gathered
+        with_options = option(with_options)
+    return with_options
 
 
 def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:

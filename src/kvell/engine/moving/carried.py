@@ -52,8 +52,7 @@ def announcement(command: Submit, request: Request) -> bytes:
 def is_cancelled(announced: bytes, command: Cancel) -> bool:
     """Whether a command means the request of an announcement."""
     told = _SUBMITS.decode(announced)
-    is_later = 0 <= command.attempt < told.attempt
-    return told.request_id == command.request_id and not is_later
+    return told.request_id == command.request_id and not command.spares(told.attempt)
 
 
 def carried(request: Request, root: str, returns_to: str) -> bytes:

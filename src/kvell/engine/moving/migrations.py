@@ -46,20 +46,21 @@ class Migrations:
     def __len__(self) -> int:
         return len(self._leaving)
 
-    def ask(self, request: Request, target: str) -> list[Action]:
+    def ask(self, request: Request, target: str) -> None:
         """Let a request leave for another instance; it stays if that has no room."""
-        self.forget(request)
         self._leaving[request.request_id] = _Leaving(request, target)
-        return self.advance(request)
 
-    def advance(self, request: Request) -> list[Action]:
-        """Begin to copy what a request has, once it decodes; to be called between steps."""
-        leaving = self._leaving.get(request.request_id)
-        if leaving is None or leaving.copy is not None or leaving.is_copied:
-            return []
-        if not _is_between_steps(request):
-            return []
-        now = self._agent.now
+    def advance(self) -> list[Action]:
+        """Begin to copy what requests have, once they decode; to be called between steps."""
+        actions: list[Action] = []
+        for leaving in self._leaving.values():
+            is_new = leaving.copy is None and not leaving.is_copied
+            if is_new and _is_between_steps(leaving.request):
+                actions += self._begun(leaving)
+        return actions
+
+    def _begun(self, leaving: _Leaving) -> list[Action]:
+        request, now = leaving.request, self._agent.now
         leaving.copy, actions = self._agent.copies.begin(
             leaving.target,
             request.tokens(0, request.settled),

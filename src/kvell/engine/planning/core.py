@@ -158,12 +158,12 @@ class EngineCore:
     def migrate(self, command: Migrate) -> list[Event]:
         """Let a request go on elsewhere if it can: copied while it goes on here, then moved."""
         request = self._requests.get(command.request_id)
-        is_it = request is not None and request.attempt == command.attempt
-        if request is not None and is_it and self.handovers is None:
+        if request is None or request.attempt != command.attempt:
+            return []
+        if self.handovers is None:
             return [Stays(command.request_id, command.attempt)]
-        if request is not None and is_it and self.handovers is not None:
-            self.handovers.migrate(request, command.goes_to)
-            self._rests = False
+        self.handovers.migrate(request, command.goes_to)
+        self._rests = False
         return self._staying()
 
     def _request_of(
@@ -244,8 +244,7 @@ class EngineCore:
         request.preemptions = come.carried.preemptions
         request.cache_root, request.returns_to = come.carried.root, come.carried.returns_to
         self._requests[request.request_id] = request
-        if self.handovers is not None and not staying_reason(request, self.memory.layout.groups):
-            self.handovers.enter(request, command)
+        self._enters_moving(request, command)
         self._scheduler.arrived.append(request)
         return events
 
@@ -267,7 +266,7 @@ class EngineCore:
         request = self._requests.get(command.request_id)
         if request is None or request.finish_reason is not None:
             return []
-        if 0 <= command.attempt < request.attempt:
+        if command.spares(request.attempt):
             return []
         request.finish_reason = "cancelled"
         self._rests = False

@@ -78,9 +78,9 @@ class Handovers:
         self._commands: dict[RequestId, Submit] = {}
         self._going: dict[Transfer, _Going] = {}
         self._transfers: dict[RequestId, Transfer] = {}
-        self._announced: set[RequestId] = set()
+        self._awaited: dict[RequestId, set[Transfer | int]] = {}
+        """Answers of others that requests are put off for: about room, and to what they asked."""
         self._fetching: dict[int, Request] = {}
-        """Requests that wait for what they asked another instance for."""
         self._moving: set[RequestId] = set()
         self._actions: list[Action] = []
         self._stays: list[Request] = []
@@ -89,8 +89,7 @@ class Handovers:
     @property
     def num_idle(self) -> int:
         """Requests that need no step: those that are put off, and those that move."""
-        fetching = {request.request_id for request in self._fetching.values()}
-        return len(self._announced | fetching) + len(self._moving)
+        return len(self._awaited) + len(self._moving)
 
     @property
     def holds_pages(self) -> bool:
@@ -115,15 +114,18 @@ class Handovers:
     def enter(self, request: Request, command: Submit) -> bool:
         """Take note of a request that can move; whether it waits until others have answered."""
         self._commands[request.request_id] = command
+        awaited: set[Transfer | int] = set()
         if command.goes_to:
             unique = f"{self._agent.instance}/{self._agent.incarnation}/{request.number}"
             root = handed_over_root(request.cache_root, self.pd_caching, unique)
             returns_to = self._agent.instance if self.pd_caching == 3 else ""
-            self._announced.add(request.request_id)
-            self._announce(command.goes_to, _Going(request, request.num_tokens, root, returns_to))
+            going = _Going(request, request.num_tokens, root, returns_to)
+            awaited.add(self._announce(command.goes_to, going))
         if command.pulls_from:
-            self._fetch(request, command.pulls_from)
-        return self._is_put_off(request)
+            awaited.add(self._fetch(request, command.pulls_from))
+        if awaited:
+            self._awaited[request.request_id] = awaited
+        return bool(awaited)
 
     def migrate(self, request: Request, target: str) -> None:
         """Let a request go on elsewhere, in the middle of its answer, unless it moves anyway."""
@@ -132,8 +134,8 @@ class Handovers:
         if request.request_id not in self._commands:
             self._stays.append(request)  # it cannot move
             return
-        self._actions += self._migrations.ask(request, target)
-        self._actions += self._switched()
+        self._migrations.ask(request, target)
+        self._actions += self._left()
 
     def _announce(self, target: str, going: _Going) -> Transfer:
         """Ask another instance for room."""
@@ -155,7 +157,7 @@ class Handovers:
         self._actions += actions
         return transfer
 
-    def _fetch(self, request: Request, source: str) -> None:
+    def _fetch(self, request: Request, source: str) -> int:
         """Ask another instance for what it has of the prompt, beyond what is here."""
         tokens = request.tokens(0, request.num_tokens)
         now = self._agent.now
@@ -170,6 +172,7 @@ class Handovers:
         )
         self._fetching[number] = request
         self._actions += actions
+        return number
 
     def send_back(self, request: Request) -> None:
         """A request has ended well: the instance that computed its prompt gets its text."""
@@ -207,15 +210,12 @@ class Handovers:
             if not request.settled == self._going[transfer].length < request.num_tokens:
                 continue
             actions += self._lifted(request, transfer)
-        if len(self._migrations):
-            for request in requests:
-                actions += self._migrations.advance(request)
-            actions += self._switched()
-        return self._sorted(actions)
+        return self._sorted(actions + self._left())
 
-    def _switched(self) -> list[Action]:
-        """Requests whose copies are elsewhere leave with what has come since."""
-        actions: list[Action] = []
+    def _left(self) -> list[Action]:
+        """Begin copies for requests that are to leave; those whose copies are elsewhere leave with
+        what has come since."""
+        actions = self._migrations.advance()
         for request, target in self._migrations.take_ready():
             going = _Going(request, request.settled, request.cache_root, request.returns_to)
             actions += self._lifted(request, self._announce(target, going))
@@ -238,12 +238,11 @@ class Handovers:
         """A request ends here, however: nobody may read its pages any more."""
         self._commands.pop(request.request_id, None)
         self._migrations.forget(request)
-        self._fetching = {n: one for n, one in self._fetching.items() if one is not request}
+        self._awaited.pop(request.request_id, None)
         transfer = self._transfers.pop(request.request_id, None)
         if transfer is None:
             return
         del self._going[transfer]
-        self._announced.discard(request.request_id)
         self._moving.discard(request.request_id)
         # Its own end is no news.
         actions = self._agent.sending.cancel(transfer, "the request has ended")
@@ -256,11 +255,11 @@ class Handovers:
         for action in actions:
             if isinstance(action, Roomed):
                 if action.transfer in self._going:
-                    self._roomed(self._going[action.transfer].request)
+                    self._answered(self._going[action.transfer].request, action.transfer)
             elif isinstance(action, Ended):
                 moved += self._ended(action)
             elif isinstance(action, Fetched):
-                self._fetched(action)
+                self._answered(self._fetching.pop(action.number), action.number)
             elif isinstance(action, Arrived):
                 if not action.is_inserted:
                     came.append(self._come(action))
@@ -268,24 +267,14 @@ class Handovers:
                 self._actions.append(action)
         return moved, came
 
-    def _is_put_off(self, request: Request) -> bool:
-        fetches = any(one is request for one in self._fetching.values())
-        return fetches or request.request_id in self._announced
-
-    def _roomed(self, request: Request) -> None:
-        """It is known whether another instance has room."""
-        if request.request_id in self._announced:
-            self._announced.remove(request.request_id)
-            self._enqueue(request)
-
-    def _fetched(self, action: Fetched) -> None:
-        """What was asked for is there, or will not come."""
-        request = self._fetching.pop(action.number, None)
-        if request is not None:
-            self._enqueue(request)
-
-    def _enqueue(self, request: Request) -> None:
-        if not self._is_put_off(request):
+    def _answered(self, request: Request, what: Transfer | int) -> None:
+        """Another instance has answered; a request waits in line once all have."""
+        awaited = self._awaited.get(request.request_id)
+        if awaited is None or what not in awaited:
+            return
+        awaited.remove(what)
+        if not awaited:
+            del self._awaited[request.request_id]
             self._scheduler.enqueue(request)
 
     def _ended(self, action: Ended) -> list[Request]:
@@ -293,11 +282,11 @@ class Handovers:
         if action.transfer not in self._going:
             stays = self._migrations.copied(action.transfer, action.problem)
             self._stays += [] if stays is None else [stays]
-            self._actions += self._switched()
+            self._actions += self._left()
             return []
         request = self._going.pop(action.transfer).request
         del self._transfers[request.request_id]
-        self._roomed(request)
+        self._answered(request, action.transfer)
         if action.problem:
             self._stays.append(request)
         if request.request_id not in self._moving:

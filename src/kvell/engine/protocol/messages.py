@@ -43,6 +43,8 @@ SCHEMA_VERSION = 10
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
+CREDITS = 1024
+"""Most unfinished requests of a front."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,10 @@ class Cancel:
 
     request_id: RequestId
     attempt: int = -1
+
+    def spares(self, attempt: int) -> bool:
+        """Whether an attempt goes on all the same."""
+        return 0 <= self.attempt < attempt
 
 
 @dataclass(frozen=True)

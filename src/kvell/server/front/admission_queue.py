@@ -16,7 +16,16 @@ from kvell.cluster.rebalancing import relief
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import RequestView
 from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Cancel, Finished, Migrate, Stays, Submit, Tokens
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    Heartbeat,
+    Migrate,
+    Stays,
+    Submit,
+    Tokens,
+)
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.histories import Histories
 from kvell.server.front.line import Line
@@ -142,6 +151,23 @@ class AdmissionQueue:
         told = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
         return [(one, Cancel(request_id, entry.attempt)) for one in told]
 
+    def heard(
+        self, instance_id: str, event: Event, now: float
+    ) -> list[tuple[str, Cancel | Migrate]]:
+        """Take in what an instance says; returns which instances must be told what."""
+        if isinstance(event, Tokens):
+            self.tokens(event, now)
+        elif isinstance(event, Finished):
+            self.finished(event, now)
+        elif isinstance(event, PromptLogprobs):
+            self.scored(event)
+        elif isinstance(event, Stays):
+            self.stays(event)
+        elif isinstance(event, Heartbeat):
+            self.line(instance_id).heard(event)
+            return [*self.rebalance(instance_id)]
+        return []
+
     def tokens(self, event: Tokens, now: float) -> None:
         """Hand new tokens to their reader; unknown requests and old attempts are dropped."""
         entry = self._submitted.get(event.request_id)
@@ -196,11 +222,7 @@ class AdmissionQueue:
 
         What cannot move, or finds no room elsewhere, stays.
         """
-        others = {
-            one.instance_id: 0
-            for one in self.lines.values()
-            if one.instance_id != instance_id and one.role != PREFILL and one.has_room
-        }
+        others = {one.instance_id: 0 for one in self._takers(instance_id)}
         told: list[tuple[str, Migrate]] = []
         for entry in self.line(instance_id).in_flight.values():
             if entry.goes_to or entry.is_dropped or not others:
@@ -240,13 +262,14 @@ class AdmissionQueue:
         line = self.line(instance_id)
         if line.role == PREFILL or len(self.lines) < 2:
             return []
-        others = [
-            one.memory()
-            for one in self.lines.values()
-            if one.instance_id != instance_id and one.role != PREFILL and one.has_room
-        ]
+        others = [one.memory() for one in self._takers(instance_id)]
         move = relief(line.memory(), others, line.movable())
         return [] if move is None else self.migrate(RequestId(move[0]), move[1])
+
+    def _takers(self, instance_id: str) -> list[Line]:
+        """Lines to other instances that may go on with requests of this one."""
+        found = (one for one in self.lines.values() if one.role != PREFILL and one.has_room)
+        return [one for one in found if one.instance_id != instance_id]
 
     def _goes(self, entry: LogEntry, target: str) -> None:
         """Note where a request is to go on; "" if it stays."""
@@ -275,7 +298,7 @@ class AdmissionQueue:
                 told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
                 self._goes(entry, "")
             del self._submitted[entry.request_id]
-            end = _end_after(entry, death, sole=len(lost) == 1)
+            end = entry.end_after(death, sole=len(lost) == 1)
             if end is None:
                 entry.attempt += 1
                 again[entry.request_id] = entry
@@ -313,11 +336,11 @@ class AdmissionQueue:
 
     def _remember(self, entry: LogEntry, line: Line) -> None:
         """Note where the request's text will be, and who has more of it now."""
-        live = ((one.instance_id, one.incarnation) for one in self.lines.values() if one.is_open)
-        tokens = entry.prompt_tokens + entry.emitted_tokens
         known = self._histories
         if known is None:
             return
+        live = ((one.instance_id, one.incarnation) for one in self.lines.values() if one.is_open)
+        tokens = entry.prompt_tokens + entry.emitted_tokens
         entry.pulls_from = known.source(entry.session, tokens, line.instance_id, live)
         known.note(entry.session, line.instance_id, line.incarnation)
 
@@ -369,13 +392,3 @@ class AdmissionQueue:
             ended = entry.ended(finished, now)
             for one in told:
                 one.ended(ended)
-
-
-def _end_after(entry: LogEntry, death: InstanceDeath, *, sole: bool) -> Finished | None:
-    """The end of a request whose instance died; None if it is tried again."""
-    if entry.is_dropped:
-        return entry.failure("", entry.end_as)
-    if death.cause == "closing":
-        return entry.failure(death.problem)
-    refusal = entry.attempts.after(death.cause, sole=sole)
-    return entry.failure(f"{death.problem}; {refusal}") if refusal else None

@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
-from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,
     Finished,
-    Heartbeat,
     Migrate,
     Ready,
     Stats,
-    Stays,
     Submit,
     Tokens,
 )
@@ -235,13 +232,6 @@ class Front:
         """End a request that nobody waits for any more; its last output says ``cancelled``."""
         self._drop(RequestId(request_id), "cancelled")
 
-    def migrate(self, request_id: str, instance_id: str) -> None:
-        """Let another instance go on with a request in the middle of its answer, if it can.
-
-        :raises ChangeSomething: if no instance has the request, or the other takes none.
-        """
-        self._tell(self._admission_queue.migrate(RequestId(request_id), instance_id))
-
     async def stats(
         self, deadline_seconds: float = 5.0, *, with_audit: bool = False
     ) -> dict[str, Stats]:
@@ -309,22 +299,16 @@ class Front:
         self._pump()
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
-        if isinstance(event, Tokens):
-            self._admission_queue.tokens(event, self._now())
-            if self._admission_queue.waiting:  # a first token may let a new instance have more
-                self._pump()
-        elif isinstance(event, Finished):
-            self._admission_queue.finished(event, self._now())
+        if isinstance(event, IndexNotice):
+            if self._index_observer is not None:
+                self._index_observer.noticed(instance_id, event)
+            return
+        self._tell(self._admission_queue.heard(instance_id, event, self._now()))
+        # A first token may let a new instance have more.
+        if isinstance(event, Finished) or (
+            isinstance(event, Tokens) and self._admission_queue.waiting
+        ):
             self._pump()
-        elif isinstance(event, PromptLogprobs):
-            self._admission_queue.scored(event)
-        elif isinstance(event, Heartbeat):
-            self._admission_queue.line(instance_id).heard(event)
-            self._tell(self._admission_queue.rebalance(instance_id))
-        elif isinstance(event, Stays):
-            self._admission_queue.stays(event)
-        elif isinstance(event, IndexNotice) and self._index_observer is not None:
-            self._index_observer.noticed(instance_id, event)
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
         """Give its requests to others, which go on behind what was emitted."""

@@ -13,6 +13,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.server.front.mailbox import Mailbox
 from kvell.server.front.retries import Attempts
+from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import FinishReason, RequestId
 
 EXPECTED_OUTPUT_TOKENS = 512
@@ -215,6 +216,18 @@ class LogEntry:
         fresh = event.logprobs[max(0, self.scored_tokens - event.first_index + 1) :]
         self.scored_tokens += len(fresh)
         self.mailbox.put_prompt(fresh)
+
+    def end_after(self, death: InstanceDeath, *, sole: bool) -> Finished | None:
+        """The end of a request whose instance died; None if it is tried again.
+
+        :param sole: whether the instance had no other.
+        """
+        if self.is_dropped:
+            return self.failure("", self.end_as)
+        if death.cause == "closing":
+            return self.failure(death.problem)
+        refusal = self.attempts.after(death.cause, sole=sole)
+        return self.failure(f"{death.problem}; {refusal}") if refusal else None
 
     def failure(self, message: str, reason: FinishReason = "error") -> Finished:
         """The end of this request when its instance cannot say it any more."""

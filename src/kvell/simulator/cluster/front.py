@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvell.engine.protocol.messages import (
+    CREDITS,
     Cancel,
     Event,
     Finished,
-    Heartbeat,
     Migrate,
-    Stays,
     Submit,
     Tokens,
 )
@@ -25,9 +24,6 @@ from kvell.simulator.replay.schedule import Schedule
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
-
-CREDITS = 1024
-"""Requests that an instance takes at once, as an engine says it at its start."""
 
 Tell = Callable[[str, Submit | Cancel | Migrate], None]
 """Sends a command to an instance."""
@@ -114,15 +110,9 @@ class VirtualFront:
         for event in events:
             if isinstance(event, Tokens):
                 self._note_first(event)
-                self.queue.tokens(event, now_seconds)
             elif isinstance(event, Finished):
                 self.moved += event.reason == "moved"
-                self.queue.finished(event, now_seconds)
-            elif isinstance(event, Heartbeat):
-                self.queue.line(instance_id).heard(event)
-                self._tell_all(self.queue.rebalance(instance_id))
-            elif isinstance(event, Stays):
-                self.queue.stays(event)
+            self._tell_all(self.queue.heard(instance_id, event, now_seconds))
         self._pump()
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:

@@ -1,0 +1,38 @@
+"""Options about several instances, which serving and replaying them share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
+from kvell.mempool.place import PD_CACHINGS, PdCaching
+
+Command = Callable[..., Any]
+
+
+def routing_option(command: Command) -> Command:
+    """``--routing``."""
+    return click.option(
+        "--routing",
+        type=click.Choice(ROUTINGS),
+        default=DEFAULT_ROUTING,
+        show_default=True,
+        help="Which instance gets a request.",
+    )(command)
+
+
+def pd_caching_option(command: Command) -> Command:
+    """``--pd-caching``, as a number or None."""
+    return click.option(
+        "--pd-caching",
+        type=click.Choice([str(one) for one in PD_CACHINGS]),
+        callback=_number,
+        help="Who caches what: 0 nobody, 1 prefill instances, 2 decode instances too, 3 and"
+        " prefill instances get the answers.  [default: 3]",
+    )(command)
+
+
+def _number(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
+    found: PdCaching | None = None if value is None else PD_CACHINGS[int(value)]
+    return found
