@@ -29,15 +29,23 @@ class Collector:
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.came = threading.Condition()
+        self._coming = 0
+
+    def comes(self) -> None:
+        """A body is read, and about to be answered."""
+        with self.came:
+            self._coming += 1
 
     def took(self, body: bytes, headers: dict[str, str]) -> None:
         with self.came:
             self.bodies.append(body)
             self.headers.append(headers)
+            self._coming -= 1
             self.came.notify_all()
 
     @property
     def spans(self) -> list[Span]:
+        self.settle()
         with self.came:
             sent = [ExportTraceServiceRequest.FromString(body) for body in self.bodies]
         return [
@@ -50,9 +58,14 @@ class Collector:
 
     @property
     def resource(self) -> dict[str, Any]:
-        self.until(lambda: bool(self.bodies))
+        self.settle()
         first = ExportTraceServiceRequest.FromString(self.bodies[0])
         return values(first.resource_spans[0].resource.attributes)
+
+    def settle(self) -> None:
+        """Wait until all that was answered is here: whoever sent it may look right after that."""
+        with self.came:
+            assert self.came.wait_for(lambda: not self._coming, DEADLINE_SECONDS)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition that holds once enough has come."""
@@ -97,6 +110,7 @@ def collecting(status: int = 200) -> Iterator[Collector]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             # Answered first: who waits for a span may end everything once it is there.
+            collector.comes()
             reply = ExportTraceServiceResponse().SerializeToString()
             self.send_response(collector.status if self.path == PATH else 404)
             self.send_header("content-type", "application/x-protobuf")
