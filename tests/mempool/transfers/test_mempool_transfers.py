@@ -8,7 +8,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvell.mempool.transfers.actions import Fetched, Send
 from kvell.mempool.transfers.fingerprint import layout_fingerprint
-from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Transfer
+from kvell.mempool.transfers.messages import (
+    Abandon,
+    Offer,
+    PeerMessage,
+    Prepare,
+    Prepared,
+    Pulled,
+    Transfer,
+)
+from kvell.mempool.transfers.repeating import FIRST_TICKS
 from kvell.pages.layout import GroupSpec
 from tests.mempool.transfers.network import Instance, Network, ints
 from tests.pages.pools import group, pool_of, state
@@ -44,7 +53,7 @@ class TransfersMachine(RuleBasedStateMachine):
         text=texts,
         more=st.integers(0, 3),
         inserts=st.booleans(),
-        ticks=st.integers(1, 30),
+        ticks=st.sampled_from([1, 10, 30, 30, 9_000]),
         fresh=st.booleans(),
         is_ready=st.booleans(),
     )
@@ -86,7 +95,7 @@ class TransfersMachine(RuleBasedStateMachine):
     def copy(self, name: str, index: int, count: int) -> None:
         self.network.copy(name, index, count)
 
-    @rule(ticks=st.integers(0, 5))
+    @rule(ticks=st.sampled_from([0, 1, 3, 5, FIRST_TICKS]))
     def pass_time(self, ticks: int) -> None:
         self.network.pass_time(ticks)
 
@@ -306,6 +315,67 @@ def test_pages_are_not_given_to_others_while_a_copy_writes_into_them() -> None:
     network.copy("b", 0, 0)
     assert not len(receiver.holds)
     network.settle()
+
+
+def run_losing_the_first(network: Network, kind: type[PeerMessage]) -> None:
+    """Run until nothing is under way but waiting; one message of a kind gets lost."""
+    (index,) = (n for n, one in enumerate(network.messages) if isinstance(one[3], kind))
+    network.deliver(index, loses=True)
+    run(network)
+
+
+@pytest.mark.parametrize("is_announced_early", [False, True])
+@pytest.mark.parametrize("kind", [Prepare, Prepared, Offer, Pulled])
+def test_what_gets_lost_is_said_again(kind: type[PeerMessage], is_announced_early: bool) -> None:
+    network, text = quiet(), list(range(20))
+    network.instances["a"].compute(text)
+    network.send("a", "b", text, True, 600_000, is_ready=not is_announced_early)
+    while not any(isinstance(one[3], kind) for one in network.messages):
+        if network.messages:
+            network.deliver(0)
+        elif not any(one.copying for one in network.instances.values()):
+            network.ready("a")
+        network.copy("b", 0, 99)
+    run_losing_the_first(network, kind)
+    assert not network.instances["a"].ended
+    network.pass_time(FIRST_TICKS)
+    run(network)
+    network.ready("a")
+    run(network)
+    assert list(network.instances["a"].ended.values()) == [""]
+    assert len(network.instances["b"].arrived) == 1
+    assert network.instances["b"].core.peek(ints([*text, 99]), "") == 20
+    assert network.instances["a"].agent.next_deadline is None
+    assert network.instances["b"].agent.next_deadline is None
+
+
+def test_a_hold_ends_soon_though_nobody_heard_that_its_transfer_is_given_up() -> None:
+    network, text = quiet(), list(range(20))
+    network.instances["a"].compute(text)
+    network.send("a", "b", text, False, 600_000, is_ready=False)
+    run(network)
+    assert len(network.instances["b"].holds) == 1
+    sender = network.instances["a"]
+    (transfer,) = sender.owners
+    network.act(sender, sender.sending.cancel(transfer, "nobody waits for it"))
+    run_losing_the_first(network, Abandon)
+    assert len(network.instances["b"].holds) == 1
+    network.pass_time(FIRST_TICKS)
+    run(network)
+    assert not len(network.instances["b"].holds)
+
+
+def test_an_answer_is_awaited_twice_as_long_each_time() -> None:
+    network, text = quiet(), list(range(20))
+    network.instances["a"].compute(text)
+    network.send("a", "b", text, True, 600_000)
+    said = []
+    for now in range(0, 32_000, 1_000):
+        while network.messages:
+            said.append(now)
+            network.deliver(0, loses=True)
+        network.pass_time(1_000)
+    assert said == [0, 2_000, 6_000, 14_000, 30_000]
 
 
 @pytest.mark.parametrize("computed", [0, 99])

@@ -69,6 +69,7 @@ class MovedImages:
         command = _SUBMITS.decode(message.private)
         taken = self._sent.of((command.request_id, command.attempt))
         size_bytes = sum(len(one.data) for one in taken.tensors) if taken is not None else 0
+        self._going.pop(message.transfer, None)  # if it is said again
         if problem := self._problem(taken, size_bytes):
             return Heard(action.instance, Abandon(message.transfer, problem))
         assert taken is not None

@@ -9,7 +9,8 @@
       │ ◄── Pulled ────────────────────────── │  the sender's pages are its own again
 
 Either side may end it with ``Abandon`` at any moment.  Messages may be lost, late or doubled: what
-belongs to no transfer is answered with ``Abandon``, and deadlines end what is never answered.
+is not answered is said again, what belongs to no transfer is answered with ``Abandon``, and
+deadlines end what is never answered.
 """
 
 from msgspec import Struct

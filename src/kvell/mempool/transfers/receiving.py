@@ -7,7 +7,8 @@
        └─ refused                                   └─ Abandon, deadline ──► ENDING ──pulled──► gone
 
 Pages that are being written are not given to others before the copying has ended.  What was copied
-counts only if the right to read it still stood afterwards, which whoever copies has to say.
+counts only if the right to read it still stood afterwards, which whoever copies has to say.  What
+the sender does not answer is said again, so a hold for a transfer that it has given up ends soon.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,12 @@ from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Pull, Send, StopPull
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
+from kvell.mempool.transfers.repeating import Repeated
 from kvell.prefix.groups.facts import IMAGE_COLUMNS
 
 FOREVER: Tick = 1 << 62
+REMEMBERED = 1024
+"""Transfers that have come are remembered, for senders who have not heard that they did."""
 NOTHING: Ints = np.empty((0, 3), np.int32)
 
 
@@ -31,6 +35,7 @@ class _Coming:
     """One transfer on its way in.
 
     :ivar missing: int32 [m, 3]: group, position, own page.
+    :ivar unanswered: what the sender is to answer with an offer.
     """
 
     sender: str
@@ -40,6 +45,7 @@ class _Coming:
     inserts: bool
     announced: bytes
     missing: Ints
+    unanswered: Repeated
     private: bytes = b""
     is_pulling: bool = False
     is_over: bool = False
@@ -58,6 +64,7 @@ class Receiving:
         self.admits: Callable[[int, int], bool] = lambda _handle, _computed: True
         """Whether a text may come: its handle, and how much of it."""
         self._coming: dict[Transfer, _Coming] = {}
+        self._came: dict[Transfer, None] = {}
 
     def __len__(self) -> int:
         return len(self._coming)
@@ -67,9 +74,11 @@ class Receiving:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When the next transfer is given up; None if there is none."""
-        waiting = (one.deadline for one in self._coming.values() if not one.is_over)
-        return min(waiting, default=None)
+        """When :meth:`tick` has something to do; None without any transfer."""
+        waiting = [one for one in self._coming.values() if not one.is_over]
+        deadlines = [one.deadline for one in waiting]
+        repeats = [one.unanswered.at for one in waiting if not one.is_pulling]
+        return min(deadlines + repeats, default=None)
 
     def owners(self) -> set[Owner]:
         """Who holds the texts that are on their way."""
@@ -78,7 +87,7 @@ class Receiving:
     def prepare(self, sender: str, message: Prepare, now: Tick) -> list[Action]:
         """Hold what is here of a text, and pages for the rest."""
         transfer = message.transfer
-        if transfer in self._coming:
+        if transfer in self._coming or transfer in self._came:
             return []
         problem = self._problem(sender, message)
         if problem:
@@ -107,6 +116,7 @@ class Receiving:
             return [Send(sender, Abandon(transfer, str(error)))]
         if missing is None:
             return [Send(sender, Abandon(transfer, "there is no room"))]
+        prepared = Prepared(transfer, missing[:, :2].astype("<i4").tobytes())
         self._coming[transfer] = _Coming(
             sender,
             owner,
@@ -115,13 +125,15 @@ class Receiving:
             message.inserts,
             message.private,
             missing,
+            Repeated.said(prepared, now),
         )
-        places = missing[:, :2].astype("<i4").tobytes()
-        return [Send(sender, Prepared(transfer, places))]
+        return [Send(sender, prepared)]
 
     def offer(self, sender: str, message: Offer) -> list[Action]:
         """Begin to pull what was missing."""
         coming = self._coming.get(message.transfer)
+        if message.transfer in self._came:
+            return [Send(sender, Pulled(message.transfer))]
         if coming is None or coming.sender != sender or coming.is_over:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
         if coming.is_pulling:
@@ -149,6 +161,9 @@ class Receiving:
             self._holds.insert(coming.owner, coming.computed)
         else:  # for its user, who must come while the sender would have waited
             self._holds[coming.owner].deadline = coming.deadline
+        self._came[transfer] = None
+        if len(self._came) > REMEMBERED:
+            del self._came[next(iter(self._came))]
         arrived = Arrived(
             transfer, coming.computed, coming.announced, coming.private, coming.inserts
         )
@@ -171,9 +186,13 @@ class Receiving:
         return [action for one in unwanted for action in self._over(one, "it is not wanted")]
 
     def tick(self, now: Tick) -> list[Action]:
-        """Give up what has passed its deadline."""
+        """Give up what has passed its deadline, and say again what is not answered."""
         late = [t for t, one in self._coming.items() if one.deadline <= now and not one.is_over]
-        return [action for one in late for action in self._over(one, "it took too long")]
+        actions = [action for one in late for action in self._over(one, "it took too long")]
+        for one in self._coming.values():
+            if not (one.is_over or one.is_pulling) and one.unanswered.is_due(now):
+                actions.append(Send(one.sender, one.unanswered.message))
+        return actions
 
     def instance_died(self, instance: str) -> list[Action]:
         """End what came from an instance that is no more."""

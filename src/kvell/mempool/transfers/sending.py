@@ -8,7 +8,7 @@
 
 Whoever begins a transfer holds the pages: from ``ready`` until it is told ``Ended``.  The right to
 read them is granted with the offer and revoked before that.  A text may be announced before it is
-computed, so that the receiver has room when it is.
+computed, so that the receiver has room when it is.  What is not answered is said again.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ from kvell.memory import Images
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, Roomed, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
+from kvell.mempool.transfers.repeating import Repeated
 
 Places = Mapping[tuple[int, int], int]
 """(group, position) → page of the sender."""
@@ -32,10 +33,12 @@ class _Sent:
 
     :ivar missing: (group, position) of the pages that the receiver lacks; None until it says so.
     :ivar ready: where the text's pages are, once they are computed, and what goes with them.
+    :ivar unanswered: what the receiver is to answer next; None while the text is computed.
     """
 
     target: str
     deadline: Tick
+    unanswered: Repeated | None
     missing: list[list[int]] | None = None
     ready: tuple[Places, bytes] | None = None
     is_offered: bool = False
@@ -49,6 +52,7 @@ class Sending:
         self._fingerprint = fingerprint
         self._sent: dict[Transfer, _Sent] = {}
         self._number = 0
+        self._now: Tick = 0
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -58,8 +62,10 @@ class Sending:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When the next transfer is given up; None if there is none."""
-        return min((one.deadline for one in self._sent.values()), default=None)
+        """When :meth:`tick` has something to do; None without any transfer."""
+        repeated = (one.unanswered for one in self._sent.values())
+        ticks = [one.deadline for one in self._sent.values()]
+        return min([*ticks, *(one.at for one in repeated if one is not None)], default=None)
 
     def begin(
         self,
@@ -82,7 +88,6 @@ class Sending:
         """
         self._number += 1
         transfer = Transfer(self._instance, self._incarnation, self._number)
-        self._sent[transfer] = _Sent(target, deadline)
         prepare = Prepare(
             transfer,
             self._fingerprint,
@@ -95,6 +100,7 @@ class Sending:
             private,
             b"" if images is None else images.astype("<i4").tobytes(),
         )
+        self._sent[transfer] = _Sent(target, deadline, Repeated.said(prepare, now))
         return transfer, [Send(target, prepare)]
 
     def ready(self, transfer: Transfer, places: Places, private: bytes = b"") -> list[Action]:
@@ -114,8 +120,9 @@ class Sending:
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
-        if sent.missing is not None:
-            return []
+        if sent.missing is not None:  # said again: an offer may have got lost
+            return [] if sent.unanswered is None else [Send(sender, sent.unanswered.message)]
+        sent.unanswered = None
         sent.missing = np.frombuffer(message.missing, "<i4").reshape(-1, 2).tolist()
         return [Roomed(message.transfer), *self._offered(message.transfer, sent)]
 
@@ -138,9 +145,14 @@ class Sending:
         return self._over(transfer, why) if transfer in self._sent else []
 
     def tick(self, now: Tick) -> list[Action]:
-        """Give up what has passed its deadline."""
+        """Give up what has passed its deadline, and say again what is not answered."""
+        self._now = now
         late = [one for one, sent in self._sent.items() if sent.deadline <= now]
-        return [action for one in late for action in self._over(one, "it took too long")]
+        actions = [action for one in late for action in self._over(one, "it took too long")]
+        for sent in self._sent.values():
+            if sent.unanswered is not None and sent.unanswered.is_due(now):
+                actions.append(Send(sent.target, sent.unanswered.message))
+        return actions
 
     def instance_died(self, instance: str) -> list[Action]:
         """End what went to an instance that is no more."""
@@ -158,6 +170,7 @@ class Sending:
             return self._over(transfer, "pages are asked for that are not there")
         sent.is_offered = True
         offer = Offer(transfer, np.asarray(pages, "<i4").tobytes(), private)
+        sent.unanswered = Repeated.said(offer, self._now)
         return [Grant(transfer), Send(sent.target, offer)]
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
