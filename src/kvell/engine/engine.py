@@ -19,6 +19,7 @@ from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.index_watch import indexed_groups
 from kvell.engine.planning.journal import Journal, JournaledCore
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.page_map import PageMap
@@ -136,6 +137,7 @@ class Engine:
             {share.model: share.max_model_len for share in self.contract.beside},
             self.contract.parts(),
             sum(group.token_bytes for group in self.contract.groups),
+            indexed_groups(self.core.memory.layout.groups),
         )
 
     def pulse(self) -> Heartbeat:
@@ -150,9 +152,10 @@ class Engine:
         if isinstance(command, AskPages | AskLargePage):
             return [self._shown(command)]
         if isinstance(command, WatchIndex):
-            if self._page_map is not None:
-                self.core.watch_index(self._page_map.index_watch())
-            return []
+            if self._page_map is None:
+                return []
+            make = partial(self._page_map.index_watch, with_tokens=command.with_tokens)
+            return self.core.watch_index(make)
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
         told: Submit | Cancel | Migrate = command

@@ -32,6 +32,7 @@ class Hold:
     :ivar handle: of the memory core.
     :ivar tokens: int32, of its text; empty for pages without one.
     :ivar hit_tokens: of these the ones that were found.
+    :ivar root: of its prefix, and ``model`` which of several.
     """
 
     owner: Owner
@@ -39,17 +40,21 @@ class Hold:
     deadline: Tick
     tokens: npt.NDArray[np.int32]
     hit_tokens: int
+    root: str = ""
+    model: str = ""
 
 
 class Holds:
     """All holds over one memory core.
 
     :param core: shared with the scheduler, which closes none of these handles.
+    :ivar watch: is told of texts that are cached now, just before.
     """
 
     def __init__(self, core: HoldingCore) -> None:
         self._core = core
         self._holds: dict[Owner, Hold] = {}
+        self.watch: Callable[[Hold], None] | None = None
 
     def __len__(self) -> int:
         return len(self._holds)
@@ -90,7 +95,8 @@ class Holds:
             tokens, root, FOR_GOOD, images=images, prompt_tokens=prompt_tokens, model=model
         )
         hit = self._core.hit_tokens(handle)
-        return self._add(Hold(owner, handle, deadline, np.array(tokens, np.int32), hit))
+        text = np.array(tokens, np.int32)
+        return self._add(Hold(owner, handle, deadline, text, hit, root, model))
 
     def hold_pages(
         self, owner: Owner, deadline: Tick, counts: Ints, *, model: str = ""
@@ -141,11 +147,13 @@ class Holds:
         """
         hold = self._holds[owner]
         self._core.adopt(hold.handle, tokens, root)
-        hold.tokens = np.array(tokens, np.int32)
+        hold.tokens, hold.root = np.array(tokens, np.int32), root
 
     def insert(self, owner: Owner, computed: int) -> None:
         """Cache the first ``computed`` tokens, whose contents have come; the hold ends."""
         hold = self._holds.pop(owner)
+        if self.watch is not None:
+            self.watch(hold)
         one, until = np.asarray([hold.handle], np.int32), np.asarray([computed], np.int32)
         self._core.advance(one, until)
         self._core.close(hold.handle)

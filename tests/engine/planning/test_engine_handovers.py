@@ -1,12 +1,19 @@
 """Requests whose prompt one instance computes and another goes on with."""
 
+from functools import partial
+from typing import cast
+
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from kvell.engine.planning.index_watch import IndexWatch, indexed_groups
+from kvell.engine.protocol.notices import IndexNotice
+from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.limits import Limits
-from kvell.memory import longest_request
+from kvell.memory import HoldingCore, longest_request
 from kvell.mempool.place import PD_CACHINGS, PdCaching
 from kvell.pages.layout import GroupSpec
 from tests.engine.planning.handing_over import Cluster, Entry
@@ -300,6 +307,31 @@ def test_what_crosses_for_a_second_turn(pd_caching: PdCaching) -> None:
     second_turn(cluster)
     whole, cached = 8, 2
     assert rows == [5, whole if pd_caching < 2 else cached]
+
+
+@pytest.mark.parametrize("mix", list(MIXES))
+def test_whoever_watches_the_index_hears_of_texts_that_came_from_elsewhere(mix: str) -> None:
+    """A router that trusted notices alone would not know of them."""
+    cluster = cluster_of(mix, pd_caching=3)
+    cores = {name: cluster.instances[name].core for name in "pd"}
+    watches = {
+        name: partial(IndexWatch, cast(HoldingCore, core.memory)) for name, core in cores.items()
+    }
+    for name, core in cores.items():
+        assert core.watch_index(watches[name]) == []
+    first = Entry(prompt_of(1, 20), 6, "")
+    cluster.submit("one", first, "p", "d")
+    cluster.settle()
+    text = np.asarray([*first.prompt, *first.emitted], np.int32)
+    for name, core in cores.items():
+        notice = core.watch_index(watches[name])[-1]
+        assert isinstance(notice, IndexNotice) and notice.is_whole
+        told = {(one.group, block) for one in notice.changes for block in one.hashes}
+        for number, spec in enumerate(indexed_groups(core.memory.layout.groups)):
+            if spec.kind == "full":
+                chain, size = BlockHashes(spec.block_tokens, "", ""), spec.block_tokens
+                ends = range(size, 25 - 25 % size + 1, size)
+                assert {(number, chain.up_to(text[:end])) for end in ends} <= told, name
 
 
 def test_a_history_goes_back_past_an_instance_that_the_request_left() -> None:

@@ -12,7 +12,13 @@ from kvell.engine.planning.block_changes import Block, BlockChanges
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.index_watch import IndexWatch
 from kvell.engine.protocol.messages import Cancel, Event
-from kvell.engine.protocol.notices import NO_BLOCK, BlocksRemoved, BlocksStored, IndexNotice
+from kvell.engine.protocol.notices import (
+    NO_BLOCK,
+    BlocksHeld,
+    BlocksRemoved,
+    BlocksStored,
+    IndexNotice,
+)
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepResult
@@ -53,6 +59,7 @@ class Follower:
                 assert event.sequence == self.sequence
                 self.sequence += 1
                 for change in event.changes:
+                    assert not isinstance(change, BlocksHeld)
                     self.take(change)
 
     def take(self, change: BlocksStored | BlocksRemoved) -> None:
@@ -84,7 +91,7 @@ class Watched:
     def __init__(self, layout: Layout) -> None:
         self.memory = ReferenceCore(layout)
         self.core = EngineCore(self.memory, LIMITS, frozenset({EOS}))
-        self.core.watch_index(IndexWatch(self.memory))
+        self.core.watch_index(lambda: IndexWatch(self.memory))
         self.follower = Follower()
 
     def step(self) -> None:
@@ -101,6 +108,14 @@ class Watched:
 
     def cancel(self, name: str) -> None:
         self.follower.follow(self.core.cancel(Cancel(RequestId(name))))
+
+    def whole(self) -> set[tuple[int, int]]:
+        """What is told to somebody who has missed something."""
+        (notice,) = self.core.watch_index(lambda: IndexWatch(self.memory))
+        assert isinstance(notice, IndexNotice) and notice.is_whole
+        assert notice.sequence == self.follower.sequence
+        self.follower.sequence += 1
+        return {(one.group, block) for one in notice.changes for block in one.hashes}
 
     def indexed(self) -> set[KnownBlock]:
         """Whole blocks that the index names; states only with all of their pages."""
@@ -170,6 +185,7 @@ def test_a_follower_knows_the_index(layout: Layout, story: list[tuple]) -> None:
             assert watched.follower.blocks == watched.indexed()
     watched.run()
     assert watched.follower.blocks == watched.indexed()
+    assert watched.whole() == watched.follower.stored
 
 
 def test_a_prompt_is_told_as_one_run_and_its_evictions_too() -> None:
@@ -236,7 +252,7 @@ def test_runs_end_where_another_group_or_branch_begins() -> None:
     changes = BlockChanges(LAYOUTS[1].groups)
     token = b"\1\0\0\0"
     for group, block, parent in [(0, 1, NO_BLOCK), (0, 2, 1), (1, 1, NO_BLOCK), (0, 3, 1)]:
-        changes.stored(Block(group, block, parent, token, ""))
+        changes.stored(Block(group, block, parent, token, "", 1))
     changes.removed(0, 2)
     changes.removed(0, 1)
     changes.removed(1, 1)

@@ -10,7 +10,7 @@ from kvell.memory import GroupSpec
 class Block:
     """A block that is stored.
 
-    :param tokens: of this block, little-endian int32.
+    :param tokens: of this block, little-endian int32; empty if nobody wants them.
     :param root: digest of its cache root.
     """
 
@@ -19,6 +19,7 @@ class Block:
     parent: int
     tokens: bytes
     root: str
+    size_tokens: int
 
 
 @dataclass
@@ -80,7 +81,7 @@ class BlockChanges:
             one.first.parent,
             tuple(one.hashes),
             bytes(one.tokens),
-            len(one.first.tokens) // 4,
+            one.first.size_tokens,
             group.window_tokens,
             one.first.root,
         )

@@ -10,7 +10,7 @@ journal relies on that, and the simulator runs this code.
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -206,7 +206,7 @@ class EngineCore:
         if self.handovers is None:
             raise RuntimeError("this engine has no part in a pool of several instances")
         self._rests = False
-        return self._handed_over(*self.handovers.heard(entry))
+        return self._handed_over(*self.handovers.heard(entry)) + self._noticed()
 
     def take_actions(self) -> list[Action]:
         """What the agent wants done, in order, before the next step is planned."""
@@ -282,12 +282,18 @@ class EngineCore:
         request = self._requests.get(request_id)
         return request is not None and request.attempt == attempt
 
-    def watch_index(self, watch: IndexWatch) -> None:
-        """Tell from now on what the prefix index names and drops.
+    def watch_index(self, make: Callable[[], IndexWatch]) -> list[Event]:
+        """Tell from now on what the prefix index names and drops; all of it, if that is done
+        already.
 
-        :param watch: over the same core.
+        :param make: a watch over the same core, which is used if there is none.
         """
-        self._index_watch = self._index_watch or watch
+        if self._index_watch is not None:
+            return [*self._noticed(), self._index_watch.whole()]
+        self._index_watch = make()
+        if self.handovers is not None:
+            self.handovers.watch_insertions(self._index_watch.computes)
+        return []
 
     @property
     def has_work(self) -> bool:

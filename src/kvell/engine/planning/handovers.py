@@ -14,11 +14,12 @@ has of its prompt, and have its text sent back when it has ended.  Pure: message
 actions go out (:mod:`kvell.mempool.transfers.actions`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvell.engine.moving.caching import handed_over_root
 from kvell.engine.moving.carried import Come, announcement, carried, come, is_cancelled, places_of
+from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, Submit
@@ -85,6 +86,10 @@ class Handovers:
         self._actions: list[Action] = []
         self._stays: list[Request] = []
         agent.receiving.admits = scheduler.has_room_for
+
+    def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
+        """Say whose handle it is when a text from another instance is cached."""
+        self._agent.holds.watch = lambda hold: computes(hold.handle, HeldText.of(hold))
 
     @property
     def num_idle(self) -> int:

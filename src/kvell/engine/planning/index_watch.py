@@ -1,13 +1,13 @@
 """Turns what a memory core's index names and drops into notices about blocks of tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvell.engine.planning.block_changes import Block, BlockChanges
-from kvell.engine.protocol.notices import IndexNotice
+from kvell.engine.protocol.notices import BlocksHeld, IndexedGroup, IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
-from kvell.engine.requests.request import Request
-from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, HoldingCore
+from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, HoldingCore, Tokens
 
 STATE_BLOCK_TOKENS = 16
 """Tokens of a block of a model that has states alone."""
@@ -21,31 +21,51 @@ KINDS = (
 """Groups whose blocks are told: pages of images are found by content, not by a prefix."""
 
 
+class Text(Protocol):
+    """Tokens that a handle computes or holds: a request, or what came from another instance."""
+
+    @property
+    def model(self) -> str:
+        """Which of several."""
+        ...
+
+    @property
+    def cache_root(self) -> str:
+        """Of its prefix."""
+        ...
+
+    def tokens(self, start: int, end: int) -> Tokens:
+        """Some of them, int32."""
+        ...
+
+
 @dataclass
 class _Holder:
-    request: Request
+    text: Text
     chains: dict[int, BlockHashes] = field(default_factory=dict)
 
     def hash_at(self, end: int, block_tokens: int) -> int:
         """The hash of the block that ends there."""
-        request = self.request
+        text = self.text
         chain = self.chains.get(block_tokens)
         if chain is None:
-            chain = BlockHashes(block_tokens, request.model, request.cache_root)
+            chain = BlockHashes(block_tokens, text.model, text.cache_root)
             self.chains[block_tokens] = chain
-        return chain.up_to(request.tokens(0, end))
+        return chain.up_to(text.tokens(0, end))
 
 
 class IndexWatch:
     """Watches one memory core.
 
+    :param with_tokens: whether blocks are told with their tokens.
+
     States that end inside a block, and pages that are not full, have no block: nothing tells of
     them.  A state counts as stored when all of its pages are.
     """
 
-    def __init__(self, core: HoldingCore) -> None:
+    def __init__(self, core: HoldingCore, *, with_tokens: bool = True) -> None:
         core.watch_index()
-        self._core = core
+        self._core, self._with_tokens = core, with_tokens
         self._sequence = 0
         self._holders: dict[int, _Holder] = {}
         self._most_holders = 64
@@ -53,10 +73,10 @@ class IndexWatch:
         self._pages_of: dict[tuple[int, int], int] = {}
         """(group, hash) → how many pages of the block are cached."""
 
-    def computes(self, handle: int, request: Request) -> None:
-        """Note whose handle it is, before a step computes it."""
+    def computes(self, handle: int, text: Text) -> None:
+        """Note whose handle it is, before a step computes it or what came is cached."""
         if handle not in self._holders:
-            self._holders[handle] = _Holder(request)
+            self._holders[handle] = _Holder(text)
 
     def notice(self, computing: Iterable[int]) -> IndexNotice | None:
         """What changed since the last call; None if nothing that is told did.
@@ -66,7 +86,7 @@ class IndexWatch:
         changes = BlockChanges(self._core.layout.groups)
         for change, group, page, end, other in self._core.index_changes().tolist():
             spec = self._core.layout.groups[group]
-            if spec.kind not in KINDS or not spec.required_for_hit:
+            if not _is_told(spec):
                 continue
             if change == NAMED:
                 self._named(changes, group, page, end, other)
@@ -81,6 +101,17 @@ class IndexWatch:
         self._sequence += 1
         return IndexNotice(self._sequence - 1, told)
 
+    def whole(self) -> IndexNotice:
+        """All that has been told and is cached still, in place of what was told before."""
+        groups = self._core.layout.groups
+        held: dict[int, list[int]] = {}
+        for (group, block), count in self._pages_of.items():
+            if count == _pages(groups[group]):
+                held.setdefault(group, []).append(block)
+        told = tuple(BlocksHeld(group, tuple(blocks)) for group, blocks in sorted(held.items()))
+        self._sequence += 1
+        return IndexNotice(self._sequence - 1, told, is_whole=True)
+
     def _named(self, changes: BlockChanges, group: int, page: int, end: int, handle: int) -> None:
         spec, holder = self._core.layout.groups[group], self._holders.get(handle)
         size = self._block_tokens(spec)
@@ -91,11 +122,12 @@ class IndexWatch:
         count = self._pages_of.get((group, block), 0) + 1
         self._pages_of[group, block] = count
         if count == _pages(spec):
-            request = holder.request
+            text, tokens = holder.text, b""
             parent = holder.hash_at(end - size, size)
-            tokens = request.tokens(end - size, end).astype("<i4").tobytes()
-            root = root_digest(request.cache_root)
-            changes.stored(Block(group, block, parent, tokens, root))
+            if self._with_tokens:
+                tokens = text.tokens(end - size, end).astype("<i4").tobytes()
+            root = root_digest(text.cache_root)
+            changes.stored(Block(group, block, parent, tokens, root, size))
 
     def _dropped(self, changes: BlockChanges, group: int, page: int) -> None:
         block = self._block_at.pop((group, page), None)
@@ -110,14 +142,7 @@ class IndexWatch:
             del self._pages_of[group, block]
 
     def _block_tokens(self, spec: GroupSpec) -> int:
-        if spec.kind is not GroupKind.STATE:
-            return spec.page_tokens
-        sizes = [
-            group.page_tokens
-            for group in self._core.layout.groups
-            if group.model == spec.model and group.kind.counts_tokens and group.required_for_hit
-        ]
-        return min(sizes, default=STATE_BLOCK_TOKENS)
+        return _block_tokens(self._core.layout.groups, spec)
 
     def _forget(self, computing: Iterable[int]) -> None:
         """Forget handles that are closed, now and then."""
@@ -125,6 +150,34 @@ class IndexWatch:
             kept = set(computing)
             self._holders = {h: one for h, one in self._holders.items() if h in kept}
             self._most_holders = 64 + 2 * len(self._holders)
+
+
+def indexed_groups(groups: Sequence[GroupSpec]) -> tuple[IndexedGroup, ...]:
+    """What notices tell of each group of a layout."""
+    return tuple(
+        IndexedGroup(
+            spec.kind.value,
+            _block_tokens(groups, spec) if _is_told(spec) else 0,
+            spec.window_tokens,
+            spec.model,
+        )
+        for spec in groups
+    )
+
+
+def _is_told(spec: GroupSpec) -> bool:
+    return spec.kind in KINDS and spec.required_for_hit
+
+
+def _block_tokens(groups: Sequence[GroupSpec], spec: GroupSpec) -> int:
+    if spec.kind is not GroupKind.STATE:
+        return spec.page_tokens
+    sizes = [
+        group.page_tokens
+        for group in groups
+        if group.model == spec.model and group.kind.counts_tokens and group.required_for_hit
+    ]
+    return min(sizes, default=STATE_BLOCK_TOKENS)
 
 
 def _pages(spec: GroupSpec) -> int:

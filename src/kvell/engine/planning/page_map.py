@@ -26,9 +26,9 @@ class PageMap:
     def __init__(self, core: EngineCore, memory: VisibleCore) -> None:
         self._core, self._memory = core, memory
 
-    def index_watch(self) -> IndexWatch:
+    def index_watch(self, *, with_tokens: bool = True) -> IndexWatch:
         """A watch of what the prefix index names and drops from now on."""
-        return IndexWatch(self._memory)
+        return IndexWatch(self._memory, with_tokens=with_tokens)
 
     def pages(self, incarnation: int) -> Pages:
         """Every large page."""

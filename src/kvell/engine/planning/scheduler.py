@@ -11,6 +11,9 @@ Pure: no clock, no I/O, no torch.  One step is planned as
    still need;
 4. draft tokens (:mod:`kvell.engine.planning.speculation`), with what is left.
 
+Without chunked prefill (:mod:`kvell.engine.planning.whole_prompts`) 2 and 3 come first, and 1
+only in a step without them.
+
 Prefixes that several requests share may be protected (:mod:`kvell.engine.planning.protected`).
 Protection is given up before a request is preempted or put off, and before one waits while none
 runs.
@@ -32,6 +35,7 @@ from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.protected import ProtectedPrefixes
 from kvell.engine.planning.speculation import Speculation
 from kvell.engine.planning.step_memory import RigidMemory, StepMemory
+from kvell.engine.planning.whole_prompts import has_budget, least_end, require_whole_prompts
 from kvell.engine.requests.cache_roots import DROPPING_ROOT
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages, PageCopy, StepPlan
@@ -84,6 +88,7 @@ class Scheduler:
         self._finished_outputs: dict[str, tuple[int, int]] = {}
         self._released: list[int] = []
         self._lends = memory is not None
+        require_whole_prompts(limits, shares_pool=self._lends, parks=parking is not None)
         self._turned_away: Request | None = None
         self._made_way_in_vain: Request | None = None
         if memory is not None and self._speculation.is_on:
@@ -115,11 +120,12 @@ class Scheduler:
         if self.swapping is not None:
             draft.offload(self.swapping.copy_out(self._wanted_large()))
         self._enter_arrived(draft)
-        self._plan_decodes(draft)
-        self._plan_prefills(draft)
+        self._plan_running(draft)
         if not draft.preempted and not self.must_settle:
             self._unpark(draft)
             self._admit(draft)
+        if not self.limits.enable_chunked_prefill and not draft.work:
+            self._plan_decodes(draft)
         self._unstick(draft)
         if self._speculation.is_on:
             self._draft_token(draft)
@@ -172,6 +178,12 @@ class Scheduler:
             self.steps_put_off = 0
         else:
             self.steps_put_off += 1
+
+    def _plan_running(self, draft: PlanDraft) -> None:
+        """Plan what comes before admissions."""
+        if self.limits.enable_chunked_prefill:
+            self._plan_decodes(draft)
+        self._plan_prefills(draft)
 
     def _plan_decodes(self, draft: PlanDraft) -> None:
         decodes = self._decodes(draft.budget)
@@ -242,16 +254,19 @@ class Scheduler:
         budget = draft.budget if request.is_decoding else self._prompt_budget(draft)
         if request.is_scored:
             budget = min(budget, self._scored_budget(request, draft))
+        if not has_budget(request, budget, self.limits):
+            return False
         wanted = request.computed + min(request.remaining, budget)
+        least = least_end(request, wanted, self.limits)
         until = self._largest(request, wanted, draft)
-        while until <= request.computed and self.protected.yield_least():
+        while until < least and self.protected.yield_least():
             until = self._largest(request, wanted, draft)
         if until < wanted and self._in_flight:
             self.must_settle = True
             return False
         if until < wanted:
-            self.rungs["shrink_chunk" if until > request.computed else "defer"] += 1
-        if until <= request.computed:
+            self.rungs["shrink_chunk" if until >= least else "defer"] += 1
+        if until < least:
             return False
         _, rows = self.core.grow(_ints([request.handle]), _ints([until]))
         draft.add_pages(rows, [request.handle])
@@ -629,7 +644,8 @@ class Scheduler:
         while not draft.work and self.running:
             self._preempt_youngest(draft)
             self._plan_decodes(draft)
-            self._plan_prefills(draft)
+            if self.limits.enable_chunked_prefill or not draft.work:
+                self._plan_prefills(draft)
 
     def _close(self, request: Request, *, returns: bool = False) -> None:
         self.core.close(request.handle, returns=returns)

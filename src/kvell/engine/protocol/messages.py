@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
-from kvell.engine.protocol.notices import IndexNotice, WatchIndex
+from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -39,7 +39,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
@@ -163,6 +163,7 @@ class Ready:
     :param beside: ``max_model_len`` of every further model by its name, in order.
     :param memory: parts of the memory contract in bytes, and their sum, ``contract_bytes``.
     :param token_bytes: most KV memory that a token takes.
+    :param indexed: what the blocks of each layer group are that :class:`.IndexNotice` tells of.
     """
 
     schema_version: int
@@ -174,6 +175,7 @@ class Ready:
     beside: dict[str, int] = dataclasses.field(default_factory=dict)
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
     token_bytes: int = 0
+    indexed: tuple[IndexedGroup, ...] = ()
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):

@@ -13,9 +13,31 @@ NO_BLOCK = 0
 """The hash of no block: the parent of the first."""
 
 
+class IndexedGroup(Struct, frozen=True):
+    """What the blocks of a layer group are, at the group's place in a layout.
+
+    :param kind: its :class:`~kvell.memory.GroupKind`.
+    :param block_tokens: of a block; 0 if notices do not tell of the group.
+    :param window_tokens: tokens of the window, or of the chunk; 0 without.
+    :param model: which of several the group belongs to.
+    """
+
+    kind: str
+    block_tokens: int
+    window_tokens: int = 0
+    model: str = ""
+
+
 @dataclass(frozen=True)
 class WatchIndex:
-    """Send :class:`IndexNotice` from now on; what was cached before is not told."""
+    """Send :class:`IndexNotice` from now on; if that is done already, tell of all that is cached.
+
+    What was cached before the first time is not told.
+
+    :param with_tokens: whether blocks are told with their tokens, from the first time on.
+    """
+
+    with_tokens: bool = True
 
 
 class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -45,9 +67,20 @@ class BlocksRemoved(Struct, frozen=True, tag=True):
     hashes: tuple[int, ...]
 
 
+class BlocksHeld(Struct, frozen=True, tag=True):
+    """All of a group's blocks that are cached."""
+
+    group: int
+    hashes: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class IndexNotice:
-    """Changes in order; ``sequence`` counts the notices of an incarnation from 0."""
+    """Changes in order; ``sequence`` counts the notices of an incarnation from 0.
+
+    :param is_whole: the changes are all that is cached: they replace what was told before.
+    """
 
     sequence: int
-    changes: tuple[BlocksStored | BlocksRemoved, ...]
+    changes: tuple[BlocksStored | BlocksRemoved | BlocksHeld, ...]
+    is_whole: bool = False

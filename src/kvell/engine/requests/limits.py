@@ -36,6 +36,8 @@ class Limits:
     :param observing_tokens: last tokens of a prompt, computed in one step because they choose
         the tokens that its layers keep (0: none do).
     :param depth: pending results that a plan does without (0: plan, run, commit in turn).
+    :param enable_chunked_prefill: prompts are cut into chunks, and decodes share their steps; else
+        see :mod:`kvell.engine.planning.whole_prompts`.
     """
 
     max_num_batched_tokens: int = 2048
@@ -56,6 +58,7 @@ class Limits:
     observing_tokens: int = 0
     enough_prompt_tokens: int | None = None
     crowded_prompt_tokens: int | None = None
+    enable_chunked_prefill: bool = True
 
     @property
     def max_step_draft_tokens(self) -> int:

@@ -10,7 +10,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvell.engine.protocol.notices import NO_BLOCK, BlocksRemoved, BlocksStored, IndexNotice
+from kvell.engine.protocol.notices import (
+    NO_BLOCK,
+    BlocksHeld,
+    BlocksRemoved,
+    BlocksStored,
+    IndexNotice,
+)
 
 MEDIUM = "GPU"
 """vLLM's word for the pool that attention reads, on a CPU too."""
@@ -75,10 +81,11 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 def events_of(notice: IndexNotice) -> list[Event]:
-    """A notice's changes as events."""
+    """A notice's changes as events; a whole one tells nothing new to who has missed none."""
     return [
         _stored(change) if isinstance(change, BlocksStored) else _removed(change)
         for change in notice.changes
+        if not isinstance(change, BlocksHeld)
     ]
 
 

@@ -83,7 +83,8 @@ class EventsPublisher:
 
     def noticed(self, instance_id: str, notice: IndexNotice) -> None:
         """Publish what an instance came to cache, and caches no longer."""
-        self._publish(instance_id, events_of(notice))
+        if events := events_of(notice):
+            self._publish(instance_id, events)
 
     def lost(self, instance_id: str) -> None:
         """Publish that an instance caches nothing."""
