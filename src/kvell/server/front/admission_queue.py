@@ -8,13 +8,11 @@
                └─ drop ──► gone
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from operator import attrgetter
 
 from kvell.cluster.rebalancing import relief
-from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
-from kvell.cluster.routing.views import RequestView
+from kvell.cluster.routing.policies import Router
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -27,14 +25,11 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.errors import ChangeSomething, TryLater
-from kvell.server.front.histories import Histories
 from kvell.server.front.line import Line
 from kvell.server.front.request_log import LogEntry, RequestObserver
+from kvell.server.front.routes import PREFILL, Routes
 from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import FinishReason, RequestId
-
-PREFILL, DECODE = "prefill", "decode"
-"""Roles of instances that do a part of the work."""
 
 
 class AdmissionQueue:
@@ -55,12 +50,10 @@ class AdmissionQueue:
     ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
-        self._router = router or router_named(DEFAULT_ROUTING)
-        self._decode_router = router_named(DEFAULT_ROUTING)
         self._waiting: dict[RequestId, LogEntry] = {}
         self._submitted: dict[RequestId, LogEntry] = {}
-        self._histories = Histories() if pulls else None
         self.lines: dict[str, Line] = {}
+        self._routes = Routes(self.lines, router, pulls=pulls)
 
     @property
     def waiting(self) -> int:
@@ -123,7 +116,7 @@ class AdmissionQueue:
         for entry in sorted(self._waiting.values(), key=attrgetter("priority")):
             if not open_lines:
                 break
-            line = self._line_for(entry, open_lines)
+            line = self._routes.line_for(entry, open_lines)
             if line is None:
                 continue
             line.add(entry)
@@ -200,10 +193,10 @@ class AdmissionQueue:
         if entry.has_gap and event.reason in ("stop", "length"):
             entry.early_end = event  # the tokens in front are on their way from another instance
             return
-        if event.reason == "moved" and self._moved(entry):
+        if event.reason == "moved" and self._routes.moved(entry):
             return
         del self._submitted[event.request_id]
-        self._goes(entry, "")
+        self._routes.goes(entry, "")
         if event.embedding:  # the only sign that the prompt is computed
             self.lines[entry.line].emitted(entry, 0)
         self.lines[entry.line].remove(entry)
@@ -222,17 +215,17 @@ class AdmissionQueue:
 
         What cannot move, or finds no room elsewhere, stays.
         """
-        others = {one.instance_id: 0 for one in self._takers(instance_id)}
+        others = {one.instance_id: 0 for one in self._routes.takers(instance_id)}
         told: list[tuple[str, Migrate]] = []
         for entry in self.line(instance_id).in_flight.values():
             if entry.goes_to or entry.is_dropped or not others:
                 continue
             fewest = min(others.values())
             lines = [self.lines[one] for one, count in others.items() if count == fewest]
-            target = self._chosen(entry, lines, self._decode_router)
-            if target is not None:
-                others[target.instance_id] += 1
-                told += self.migrate(entry.request_id, target.instance_id)
+            target = self._routes.target(entry, lines)
+            if target:
+                others[target] += 1
+                told += self.migrate(entry.request_id, target)
         return told
 
     def migrate(self, request_id: RequestId, target: str) -> list[tuple[str, Migrate]]:
@@ -248,38 +241,23 @@ class AdmissionQueue:
             raise ChangeSomething("instance_id", target, problem, "choose another")
         if entry.goes_to:
             return []  # it moves already
-        self._goes(entry, target)
+        self._routes.goes(entry, target)
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: Stays) -> None:
         """A request that was to move goes on where it is."""
         entry = self._submitted.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
-            self._goes(entry, "")
+            self._routes.goes(entry, "")
 
     def rebalance(self, instance_id: str) -> list[tuple[str, Migrate]]:
         """Let a request leave an instance that is short of memory, if another has it."""
         line = self.line(instance_id)
         if line.role == PREFILL or len(self.lines) < 2:
             return []
-        others = [one.memory() for one in self._takers(instance_id)]
+        others = [one.memory() for one in self._routes.takers(instance_id)]
         move = relief(line.memory(), others, line.movable())
         return [] if move is None else self.migrate(RequestId(move[0]), move[1])
-
-    def _takers(self, instance_id: str) -> list[Line]:
-        """Lines to other instances that may go on with requests of this one."""
-        found = (one for one in self.lines.values() if one.role != PREFILL and one.has_room)
-        return [one for one in found if one.instance_id != instance_id]
-
-    def _goes(self, entry: LogEntry, target: str) -> None:
-        """Note where a request is to go on; "" if it stays."""
-        old, new = self.lines.get(entry.goes_to), self.lines.get(target)
-        if old is not None:
-            old.coming.discard(entry.request_id)
-        if new is not None:
-            new.coming.add(entry.request_id)
-            entry.goes_to_incarnation = new.incarnation
-        entry.goes_to = target
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
         """Take back what a dead instance had: to the head of the line, or to an end.
@@ -290,13 +268,13 @@ class AdmissionQueue:
         lost = self.line(instance_id).lost()
         for entry in self._submitted.values():
             if entry.goes_to == instance_id:
-                self._goes(entry, "")  # it stays where it is
+                self._routes.goes(entry, "")  # it stays where it is
         again: dict[RequestId, LogEntry] = {}
         told: list[tuple[str, Cancel]] = []
         for entry in lost:
             if entry.goes_to:
                 told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
-                self._goes(entry, "")
+                self._routes.goes(entry, "")
             del self._submitted[entry.request_id]
             end = entry.end_after(death, sole=len(lost) == 1)
             if end is None:
@@ -312,58 +290,6 @@ class AdmissionQueue:
         failed, self._waiting = self._waiting, {}
         for entry in failed.values():
             self._end(entry, entry.failure(message), now)
-
-    def _line_for(self, entry: LogEntry, open_lines: Iterable[Line]) -> Line | None:
-        """The line that a request goes to; None if it must wait for another's suspect."""
-        if entry.attempts.on_probation:
-            open_lines = [line for line in open_lines if not line.has_suspect]
-        lines = list(open_lines)
-        begins = [line for line in lines if line.role != DECODE]
-        if len(begins) < len(lines) and any(
-            line.role != DECODE and line.is_open for line in self.lines.values()
-        ):
-            lines = begins  # else nobody computes prompts, and those that decode do that too
-        line = self._chosen(entry, lines, self._router)
-        self._goes(entry, "")
-        if line is not None and line.role == PREFILL:
-            decodes = [one for one in self.lines.values() if one.role == DECODE and one.has_room]
-            target = self._chosen(entry, decodes, self._decode_router)
-            if target is not None:
-                self._goes(entry, target.instance_id)
-        if line is not None:
-            self._remember(entry, line)
-        return line
-
-    def _remember(self, entry: LogEntry, line: Line) -> None:
-        """Note where the request's text will be, and who has more of it now."""
-        known = self._histories
-        if known is None:
-            return
-        live = ((one.instance_id, one.incarnation) for one in self.lines.values() if one.is_open)
-        tokens = entry.prompt_tokens + entry.emitted_tokens
-        entry.pulls_from = known.source(entry.session, tokens, line.instance_id, live)
-        known.note(entry.session, line.instance_id, line.incarnation)
-
-    def _chosen(self, entry: LogEntry, lines: list[Line], router: Router) -> Line | None:
-        views = [line.view() for line in lines]
-        if len(views) < 2:  # the common case of one instance asks no router
-            return lines[0] if lines else None
-        computed = entry.prompt_tokens + entry.emitted_tokens
-        request = RequestView(computed, entry.expected_output_tokens, entry.session)
-        return self.lines[router.choose(request, views)]
-
-    def _moved(self, entry: LogEntry) -> bool:
-        """A request goes on elsewhere; whether that instance still is who it was."""
-        line = self.lines.get(entry.goes_to)
-        if line is None or line.incarnation != entry.goes_to_incarnation or not line.is_open:
-            return False
-        self.lines[entry.line].remove(entry)
-        line.add(entry)
-        line.emitted(entry, 0)  # its prompt is computed
-        self._goes(entry, "")
-        if self._histories is not None:
-            self._histories.note(entry.session, line.instance_id, line.incarnation)
-        return True
 
     def _is_full(self) -> bool:
         """Whether a new request finds no place; those that wait for another attempt take none."""

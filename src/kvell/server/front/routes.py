@@ -1,0 +1,106 @@
+"""Which instance computes a request, which goes on with it, and whom it asks for its history.
+
+::
+
+    request ──router──► mixed                       computes it and answers
+            └─router──► prefill ──goes_to──► decode  computes it; goes on with it
+"""
+
+from collections.abc import Iterable, Mapping
+
+from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
+from kvell.cluster.routing.views import RequestView
+from kvell.server.front.histories import Histories
+from kvell.server.front.line import Line
+from kvell.server.front.request_log import LogEntry
+
+PREFILL, DECODE = "prefill", "decode"
+"""Roles of instances that do a part of the work."""
+
+
+class Routes:
+    """Chooses among the lines of a front, and notes what was chosen in their requests.
+
+    :param lines: of the front, by instance; looked at only.
+    :param router: chooses who computes a request.
+    :param pulls: whether a request asks the instance that had its session for its history.
+    """
+
+    def __init__(
+        self, lines: Mapping[str, Line], router: Router | None = None, *, pulls: bool = True
+    ) -> None:
+        self._lines = lines
+        self._router = router or router_named(DEFAULT_ROUTING)
+        self._decode_router = router_named(DEFAULT_ROUTING)
+        self._histories = Histories() if pulls else None
+
+    def line_for(self, entry: LogEntry, open_lines: Iterable[Line]) -> Line | None:
+        """The line that a request goes to; None if it must wait for another's suspect."""
+        if entry.attempts.on_probation:
+            open_lines = [line for line in open_lines if not line.has_suspect]
+        lines = list(open_lines)
+        begins = [line for line in lines if line.role != DECODE]
+        if len(begins) < len(lines) and any(
+            line.role != DECODE and line.is_open for line in self._lines.values()
+        ):
+            lines = begins  # else nobody computes prompts, and those that decode do that too
+        line = self._chosen(entry, lines, self._router)
+        self.goes(entry, "")
+        if line is None:
+            return None
+        if line.role == PREFILL:
+            decodes = [one for one in self._lines.values() if one.role == DECODE and one.has_room]
+            self.goes(entry, self.target(entry, decodes))
+        self._pulls(entry, line)
+        return line
+
+    def target(self, entry: LogEntry, lines: Iterable[Line]) -> str:
+        """The instance that goes on with a request; "" if there is none of them."""
+        line = self._chosen(entry, list(lines), self._decode_router)
+        return "" if line is None else line.instance_id
+
+    def takers(self, instance_id: str) -> list[Line]:
+        """Lines to other instances that may go on with requests of this one."""
+        found = (one for one in self._lines.values() if one.role != PREFILL and one.has_room)
+        return [one for one in found if one.instance_id != instance_id]
+
+    def goes(self, entry: LogEntry, target: str) -> None:
+        """Note where a request is to go on; "" if it stays."""
+        old, new = self._lines.get(entry.goes_to), self._lines.get(target)
+        if old is not None:
+            old.coming.discard(entry.request_id)
+        if new is not None:
+            new.coming.add(entry.request_id)
+            entry.goes_to_incarnation = new.incarnation
+        entry.goes_to = target
+
+    def moved(self, entry: LogEntry) -> bool:
+        """A request goes on elsewhere; whether that instance still is who it was."""
+        line = self._lines.get(entry.goes_to)
+        if line is None or line.incarnation != entry.goes_to_incarnation or not line.is_open:
+            return False
+        self._lines[entry.line].remove(entry)
+        line.add(entry)
+        line.emitted(entry, 0)  # its prompt is computed
+        self.goes(entry, "")
+        if self._histories is not None:
+            self._histories.note(entry.session, line.instance_id, line.incarnation)
+        return True
+
+    def _pulls(self, entry: LogEntry, line: Line) -> None:
+        """Note where the request's text will be, and who has more of it now."""
+        known = self._histories
+        if known is None:
+            return
+        live = ((one.instance_id, one.incarnation) for one in self._lines.values() if one.is_open)
+        tokens = entry.prompt_tokens + entry.emitted_tokens
+        entry.pulls_from = known.source(entry.session, tokens, line.instance_id, live)
+        known.note(entry.session, line.instance_id, line.incarnation)
+
+    def _chosen(self, entry: LogEntry, lines: list[Line], router: Router) -> Line | None:
+        views = [line.view() for line in lines]
+        if len(views) < 2:  # the common case of one instance asks no router
+            return lines[0] if lines else None
+        computed = entry.prompt_tokens + entry.emitted_tokens
+        request = RequestView(computed, entry.expected_output_tokens, entry.session)
+        return self._lines[router.choose(request, views)]
