@@ -1,5 +1,8 @@
 """Prefill and decode on one kind of instance or on two, with and without caching, in virtual time.
 
+Colocated instances compute prompts in chunks beside decodes, as Kvell does, or whole and before all
+decodes, as the paper's vLLM 0.4 does.
+
 The setting of MemServe's figure 8: Llama 2 13B on two H800 an instance, as many instances and as
 many requests per second in each column of a comparison::
 
@@ -21,6 +24,7 @@ from rich.table import Table
 from bench import result_file
 from kvell.cli.replay.command import replay_limits
 from kvell.cli.replay.latency import latencies, outcomes
+from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.load.arrivals import retimed
 from kvell.load.report import Objectives
 from kvell.memory import plan_layout
@@ -47,14 +51,18 @@ CONTEXT_TOKENS = 4_096
 WORKLOADS = ("sharegpt-like", "loogle-like", "react-like")
 REAL = "azure-2023-conv"
 """A trace of ``--traces`` whose prompts fit the model's context."""
+WHOLE = ", whole prompts"
+"""How names of colocated instances without chunked prefill end."""
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "2 colocated": {"mixed": 2},
+    f"2 colocated{WHOLE}": {"mixed": 2},
     "1P1D": {"prefill": 1, "decode": 1},
     "3 colocated": {"mixed": 3},
+    f"3 colocated{WHOLE}": {"mixed": 3},
     "1P2D": {"prefill": 1, "decode": 2},
     "2P1D": {"prefill": 2, "decode": 1},
 }
-COLOCATED = {"1P1D": "2 colocated", "1P2D": "3 colocated", "2P1D": "3 colocated"}
+COLOCATED: Mapping[str, str] = {"1P1D": "2 colocated", "1P2D": "3 colocated", "2P1D": "3 colocated"}
 CACHINGS: Mapping[str, PdCaching] = {"": 0, " + caching": 3}
 FIGURES = {"jct": "e2e_seconds", "ttft": "ttft_seconds", "tpot": "tpot_seconds"}
 PAPER = {
@@ -63,7 +71,16 @@ PAPER = {
     "react-like": {"pd_over_colocated": (-0.408, -0.531), "caching_over_pd": (-0.267, -0.214)},
 }
 """Changes of the average and the P99 of the JCT, MemServe §8.3 (1P2D over colocated, and with
-caching over that); the colocated instances of the paper are vLLM 0.4's, without chunks."""
+caching over that); the colocated instances of the paper are vLLM 0.4's, which compute whole
+prompts and let decodes wait."""
+COMPARISONS = (
+    "pd_over_whole",
+    "caching_over_pd",
+    "pd_caching_over_whole_caching",
+    "pd_over_colocated",
+    "pd_caching_over_colocated_caching",
+)
+"""The first two are the paper's; the last two are over instances that compute chunks."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,7 @@ class Case:
     """One run.
 
     :param rate: requests per second and instance.
-    :param batched_tokens: of a step at most.
+    :param batched_tokens: of a step at most; without chunks, a request's tokens at least.
     """
 
     workload: str
@@ -107,10 +124,12 @@ def run(case: Case) -> dict[str, Any]:
     config = read_config(HERE / "llama2-13b.json")
     description = describe(config, ELEMENT_BYTES)
     layout = plan_layout(description.layers, POOL_BYTES)
-    limits = replace(
-        replay_limits(layout, description.max_model_len),
-        max_num_batched_tokens=case.batched_tokens,
-    )
+    limits = replay_limits(layout, min(description.max_model_len, CONTEXT_TOKENS))
+    if case.shape.endswith(WHOLE):
+        most = max(case.batched_tokens, limits.max_model_len)
+        limits = without_chunks(replace(limits, max_num_batched_tokens=most), layout)
+    else:
+        limits = replace(limits, max_num_batched_tokens=case.batched_tokens)
     machine = Machine(load_profile(case.hardware), model_cost(config, description, ELEMENT_BYTES))
     link = load_link(case.link)
     spec = ClusterSpec(
@@ -147,17 +166,20 @@ def changes(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for workload, rate in sorted({(one["workload"], one["rate"]) for one in found}):
         for shape, colocated in COLOCATED.items():
             at = partial(_at, by_name, workload, rate)
-            cached = f"{shape} + caching"
+            cached, whole = f"{shape} + caching", f"{colocated}{WHOLE}"
+            pairs = {
+                "pd_over_whole": (shape, whole),
+                "caching_over_pd": (cached, shape),
+                "pd_caching_over_whole_caching": (cached, f"{whole} + caching"),
+                "pd_over_colocated": (shape, colocated),
+                "pd_caching_over_colocated_caching": (cached, f"{colocated} + caching"),
+            }
             told.append(
                 {
                     "workload": workload,
                     "rate": rate,
                     "shape": shape,
-                    "pd_over_colocated": _change(at(shape), at(colocated)),
-                    "caching_over_pd": _change(at(cached), at(shape)),
-                    "pd_caching_over_colocated_caching": _change(
-                        at(cached), at(f"{colocated} + caching")
-                    ),
+                    **{name: _change(at(pairs[name][0]), at(pairs[name][1])) for name in pairs},
                 }
             )
     return told
@@ -186,7 +208,7 @@ def show(found: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]]) 
         seconds.add_row(one["workload"], f"{one['rate']:g}", one["name"], *values)
     compared = Table("workload", "rate", "instances", "change", *(f"{f} {p}" for f, p in parts))
     for one in told:
-        for name in ("pd_over_colocated", "caching_over_pd", "pd_caching_over_colocated_caching"):
+        for name in COMPARISONS:
             values = (f"{one[name][figure][part]:+.1%}" for figure, part in parts)
             compared.add_row(
                 *(one["workload"], f"{one['rate']:g}", one["shape"], name.replace("_", " ")),

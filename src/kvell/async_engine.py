@@ -17,7 +17,13 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.cluster.instances import check_start, checked_counts, chosen_pd_caching, parse_instances
+from kvell.cluster.instances import (
+    check_adaptive_roles,
+    check_start,
+    checked_counts,
+    chosen_pd_caching,
+    parse_instances,
+)
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Stats
@@ -82,6 +88,8 @@ class AsyncEngine:
     :param routing: which instance gets a request
         (:data:`kvell.cluster.routing.policies.ROUTINGS`).
     :param limits: bounds of the queue, of starts, drains and silence.
+    :param adaptive_roles: whether prefill and decode instances change their roles by load
+        (``--adaptive-roles``).
     :param pd_caching: which of prefill and decode instances cache what, 0 to 3
         (:data:`kvell.mempool.place.PdCaching`).
     :param page_transport: how pages get from one instance to another.
@@ -102,6 +110,7 @@ class AsyncEngine:
         routing: str = DEFAULT_ROUTING,
         limits: FrontLimits | None = None,
         pd_caching: PdCaching | None = None,
+        adaptive_roles: bool = False,
         page_transport: PageTransport = "memory",
         cache_dir: Path | None = None,
         progress: Progress = quiet,
@@ -109,7 +118,9 @@ class AsyncEngine:
     ) -> None:
         counts = _counts(instances)
         caching = chosen_pd_caching(counts, pd_caching, "pd_caching")
-        pool = PoolSettings(caching, page_transport)
+        if adaptive_roles:
+            check_adaptive_roles(counts, "adaptive_roles")
+        pool = PoolSettings(caching, page_transport, adaptive_roles)
         chosen = EngineSettings(model, beside=tuple(beside), **settings)
         self._texts = texts_of(
             (model, *beside), cache_dir or Path.home() / ".cache" / "kvell", progress

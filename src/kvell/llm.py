@@ -33,7 +33,7 @@ from kvell.engine.setup.several_models import ServedModel
 from kvell.errors import ChangeSomething, TryLater
 from kvell.llm_jobs import EmbeddingJob, Job
 from kvell.memory import Manager
-from kvell.mempool.place import PoolPlace
+from kvell.mempool.place import MeetingPlace
 from kvell.models.families.draft_model import check_draft
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
@@ -129,6 +129,9 @@ class LLM:
         pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
     :param async_scheduling: plan a step while the previous one runs, if the model allows it;
         answers stay the same.
+    :param enable_chunked_prefill: cut prompts into chunks that share steps with decodes. Else a
+        step computes whole prompts or decodes, prompts first; then ``max_num_batched_tokens``
+        must be at least ``max_model_len``, and is its limit if that is None.
     :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
     :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
     :param journal: records every input of the engine, if given.
@@ -167,13 +170,14 @@ class LLM:
         prompt_lookup_min: int = 2,
         enforce_eager: bool = False,
         async_scheduling: bool = False,
+        enable_chunked_prefill: bool = True,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         journal: Journal | None = None,
         incarnation: int = 0,
         memory_parts: int = 1,
         weights_fd: int | None = None,
-        pool_place: PoolPlace | None = None,
+        pool_place: MeetingPlace | None = None,
         clock: Clock | None = None,
     ) -> None:
         floor_bytes = process_bytes()
@@ -215,6 +219,7 @@ class LLM:
                 slo_ttft_seconds=slo_ttft_seconds,
                 slo_tpot_seconds=slo_tpot_seconds,
                 async_scheduling=async_scheduling,
+                enable_chunked_prefill=enable_chunked_prefill,
                 memory_parts=memory_parts,
                 pool_place=pool_place,
             ),

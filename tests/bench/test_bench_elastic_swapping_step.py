@@ -1,110 +1,58 @@
-"""The bench of a step that swaps: its plans, and what the replay learns from its seconds."""
+"""The bench of a step that swaps: its rows, and what they say of the replay."""
 
-import numpy as np
+import json
+from pathlib import Path
+
 import pytest
 
-from bench.elastic.swapping_step import (
-    ALONE,
-    BEFORE,
-    NONE,
-    SIDES,
-    UNDER,
-    Rig,
-    Row,
-    Seen,
-    fitted,
-    line,
-    link_of,
-    moved_bytes,
-)
+from bench.elastic import swapping_step
+from bench.elastic.swapping_step import Row, line, plan_of
 from bench.engine.forward import Shape
-from kvell.engine.requests.plan import StepPlan
-from kvell.engine.running.copy_order import copy_order
+from kvell.calibration.copy_rig import BEFORE, NONE, SIDES, UNDER, CopyRig, Seen
+from kvell.clock import VirtualClock
 from tests.models.fused_models import fused_model
 from tests.models.harness import tiny_module
 
-SHAPE = Shape(3, 1, 64)
-PAGES = 8
+SECONDS = {side: Seen(0.5, 1.0, 2.0) for side in SIDES}
 
 
-class Counting:
-    """A clock that advances a second at every reading."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now_seconds(self) -> float:
-        self.seconds += 1.0
-        return self.seconds
+def test_a_plan_has_the_shape_that_is_asked_for() -> None:
+    rig = CopyRig(fused_model(tiny_module("LlamaForCausalLM")), 1 << 20, 8, VirtualClock())
+    plan = plan_of(rig, Shape(3, 2, 64), 8)
+    assert [(work.start, work.count) for work in plan.work] == [(62, 2)] * 3
+    assert len(plan.offloads) == len(plan.fetches) == 8
 
 
-@pytest.fixture(scope="module")
-def rig() -> Rig:
-    return Rig(fused_model(tiny_module("LlamaForCausalLM")), 1, PAGES, Counting())
-
-
-def seen(rig: Rig, plan: StepPlan, *, slows: float, alone: float) -> dict[str, Seen]:
-    """What a machine with this ``slows`` would show, around a pass of one second."""
-    found = {side: Seen(1.0, 1.0, 1.0) for side in SIDES}
-    found[ALONE] = Seen(alone, alone, alone)
-    under = link_of(plan, found, rig.layout, on_host=True, slows=slows).step_seconds(plan)
-    return found | {UNDER: Seen(under, under, under)}
-
-
-def test_a_plan_moves_as_many_pages_each_way_half_of_them_over_each_other(rig: Rig) -> None:
-    plan = rig.plan(SHAPE, PAGES)
-    out, back = plan.offloads, plan.fetches
-    assert len(out) == len(back) == PAGES
-    assert len(set(out[:, 1].tolist()) & set(back[:, 2].tolist())) == PAGES // 2
-    assert not set(out[:, 2].tolist()) & set(back[:, 1].tolist())
-    assert set(back[:, 2].tolist()) <= set(plan.new_pages[:, 3].tolist())
-    order = copy_order(plan, rig.layout.groups, on_host=True)
-    assert [len(order.layered_out), len(order.layered_in)] == [PAGES // 2, PAGES]
-    assert len(order.last_out) == PAGES // 2
-
-
-def test_more_pages_than_the_requests_have_are_refused(rig: Rig) -> None:
-    with pytest.raises(ValueError, match="no 13 pages"):
-        rig.plan(SHAPE, 13)
-
-
-def test_sides_differ_in_when_they_copy_and_each_is_timed(rig: Rig) -> None:
-    plan = rig.plan(SHAPE, PAGES)
-    rounds = 3
-    found = rig.rounds(plan, rounds)
-    assert set(found) == set(SIDES)
-    assert found[UNDER] == Seen(1.0, 1.0, 1.0)
-    size_bytes = moved_bytes(plan, rig.layout)
-    before, under = rig._before.copier.counts, rig._under.copier.counts
-    assert (before.before_bytes, before.under_bytes) == ((rounds + 1) * size_bytes, 0)
-    assert (under.before_bytes, under.under_bytes) == (0, (rounds + 1) * size_bytes)
-
-
-def test_both_sides_draw_the_same_tokens(rig: Rig) -> None:
-    plan = rig.plan(SHAPE, PAGES)
-    rig._mover._held.copy_(rig._mover._pool[: rig._mover._held.numel()])
-    held = rig._mover._held.clone()
-    results = []
-    for runner in (rig._before, rig._under):
-        rig._mover._held.copy_(held)
-        results.append(runner.run(plan))
-    assert results[0] == results[1]
-    assert np.isin(results[0].token_ids, range(rig._vocab)).all()
-
-
-@pytest.mark.parametrize("slows", [0.0, 0.37, 1.0])
-def test_the_fit_finds_what_copies_cost(rig: Rig, slows: float) -> None:
-    plan = rig.plan(SHAPE, PAGES)
-    measured = [(plan, seen(rig, plan, slows=slows, alone=alone)) for alone in (0.2, 0.5)]
-    assert fitted(measured, rig.layout) == pytest.approx(slows)
-
-
-def test_a_row_tells_how_far_the_replay_is(rig: Rig) -> None:
-    plan = rig.plan(SHAPE, PAGES)
-    told = seen(rig, plan, slows=0.5, alone=0.5) | {BEFORE: Seen(1.25, 1.3, 2.0)}
-    before = link_of(plan, told, rig.layout, on_host=False).step_seconds(plan)
-    row = Row("3x1x64", PAGES, 1.0, told, {BEFORE: before, UNDER: told[UNDER].best})
-    assert row.error(BEFORE) == pytest.approx(1.5 / 1.25 - 1)
-    assert row.error(UNDER) == pytest.approx(0.0)
+def test_a_row_tells_how_far_the_replay_is_from_the_middle_round() -> None:
+    row = Row("3x1x64", 8, 1.0, SECONDS, {BEFORE: 1.2, UNDER: 0.9})
+    assert row.error(BEFORE) == pytest.approx(0.2)
+    assert row.error(UNDER) == pytest.approx(-0.1)
     assert NONE in line(row)
-    assert "+20 %" in line(row)
+    assert "+20 %" in line(row) and "1000.0 (500.0 to 2000.0)" in line(row)
+
+
+def test_a_row_tells_what_the_engine_would_choose() -> None:
+    seen = SECONDS | {UNDER: Seen(1.0, 1.3, 2.0)}
+    row = Row("3x1x64", 8, 1.0, seen, {BEFORE: 1.0, UNDER: 1.0})
+    assert row.chosen(has_spare=True) == pytest.approx(0.3)
+    assert row.chosen(has_spare=False) == 0.0
+
+
+def test_the_command_writes_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "swapping.json"
+    model = fused_model(tiny_module("LlamaForCausalLM"))
+    monkeypatch.setattr(swapping_step, "load_model", lambda *_: model)
+    monkeypatch.setattr(swapping_step, "resolve_model", lambda *_: tmp_path)
+    monkeypatch.setattr("bench.machine.read_bandwidth_gb_per_second", lambda: 9.0)
+    monkeypatch.setattr(swapping_step, "copies_beside_passes", lambda _: False)
+    words = ["swapping_step", "--steps", "3x1x64", "--pages", "8", "--rounds", "2"]
+    monkeypatch.setattr("sys.argv", [*words, "--pool-mib", "1", "--json", str(path)])
+    swapping_step.main()
+    written = json.loads(path.read_text())
+    assert 0 <= written["slows"] <= 3
+    assert written["copies_under_pass"] is False
+    assert [row["pages"] for row in written["rows"]] == [8]
+    shown = capsys.readouterr().out
+    assert "copied before the pass here: +0 to +0 %" in shown

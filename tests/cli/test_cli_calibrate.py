@@ -130,3 +130,48 @@ def test_what_cannot_be_calibrated(kvell: Callable[..., Any], tmp_path: Path) ->
     refused = kvell("calibrate", "--out", tmp_path / "nowhere" / "x.json")
     assert refused.code == 2
     assert "--out" in refused.stderr
+
+
+def test_copies_of_pages_are_measured(made: tuple[Path, Path]) -> None:
+    copies = json.loads(made[1].read_bytes())["copies"]
+    assert copies["bytes_per_second"] > 0
+    assert 0 <= copies["slows"] <= 3
+    assert isinstance(copies["are_under_pass"], bool)
+
+
+def buffered(kvell: Callable[..., Any], made: tuple[Path, Path], hardware: Path, size: str) -> Any:
+    """A replay whose pool holds few of its requests at once."""
+    return kvell(
+        *("replay", "--trace", "chat", "--limit", "60", "--kv-memory", "320KiB", "--json"),
+        *("--dtype", "float32", "--model", made[0], "--hardware", hardware, "--cpu-buffer", size),
+    )
+
+
+def test_a_replay_with_a_buffer_takes_what_copies_took(
+    kvell: Callable[..., Any], made: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found = []
+    for rate in (1e12, 1e4):
+
+        def paced(raw: dict[str, Any], rate: float = rate) -> None:
+            raw["copies"] = {"bytes_per_second": rate, "are_under_pass": False, "slows": 1.0}
+
+        ended = buffered(kvell, made, changed(made, tmp_path / f"{rate}.json", paced), "8MiB")
+        assert ended.code == 0, ended.stderr
+        found.append(json.loads(ended.stdout))
+    fast, slow = found
+    assert fast["cpu_buffer"]["out_bytes"] == slow["cpu_buffer"]["out_bytes"] > 0
+    moved = sum(fast["cpu_buffer"][way] for way in ("out_bytes", "in_bytes"))
+    assert slow["virtual_seconds"] - fast["virtual_seconds"] == pytest.approx(moved / 1e4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "size", "problem"),
+    [("a100-80", "8MiB", "kvell calibrate"), ("made", "1B", "is less than a large page")],
+)
+def test_a_buffer_that_could_not_be_replayed_is_refused(
+    kvell: Callable[..., Any], made: tuple[Path, Path], hardware: str, size: str, problem: str
+) -> None:
+    ended = buffered(kvell, made, made[1] if hardware == "made" else Path(hardware), size)
+    assert ended.code == 2
+    assert "--cpu-buffer" in ended.stderr and problem in ended.stderr

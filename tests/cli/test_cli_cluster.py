@@ -34,6 +34,7 @@ class FakeCluster:
     key: str | None = None
     fault: tuple[int, bytes] | None = None
     asked: list[tuple[str, Any]] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
 
     def answer(self, method: str, path: str, body: bytes, key: str | None) -> tuple[int, bytes]:
         """Status and body for one request."""
@@ -75,7 +76,10 @@ class FakeCluster:
         return 202, self._state()
 
     def _state(self) -> bytes:
-        instances = [instance(name, state) for name, state in self.states.items()]
+        instances = [
+            instance(name, state) | ({"host": self.hosts[name]} if name in self.hosts else {})
+            for name, state in self.states.items()
+        ]
         front = {"pid": 1, "waiting": 1234}
         body = {"routing": "least-load", "front": front, "instances": instances}
         return json.dumps(body | {"contract_bytes": 3 << 20, "new_field": 1}).encode()
@@ -156,6 +160,17 @@ class TestStatus:
         shown = ["mixed-0", "serving", "123", "0", "3", "5,000", "40", "10", "(4)"]
         assert row.split() == [*shown, "1", "MiB", "2", "MiB"]
         assert total.split() == ["front", "and", "all", "1", "0", "3", "5,000", "40", *SIZES]
+
+    def test_machines_are_shown_where_there_are_several(
+        self, cluster: Kvell, fake: FakeCluster
+    ) -> None:
+        fake.hosts = {"mixed-0": "10.0.0.7"}
+        headers, *_, row, total = (
+            line for line in cluster("status").stdout.splitlines()[1:] if line.strip()
+        )
+        assert headers.split()[-1] == "machine"
+        assert row.split()[-1] == "10.0.0.7"
+        assert total.split()[-1] == "MiB"
 
     def test_is_the_servers_own_words_in_json(self, cluster: Kvell) -> None:
         ended = cluster("status", "--json")

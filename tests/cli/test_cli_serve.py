@@ -40,6 +40,7 @@ ALL_SET = EngineSettings(
     cpu_buffer_bytes=55555555,
     slo_ttft_seconds=2.5,
     slo_tpot_seconds=0.125,
+    enable_chunked_prefill=False,
 )
 
 
@@ -205,7 +206,7 @@ class TestInstance:
     def test_needs_a_socket(self, kvell: Kvell) -> None:
         ended = kvell("instance")
         assert ended.code == 2
-        assert "Missing option '--socket-fd'" in ended.stderr
+        assert "--socket-fd=-1: is no socket; use kvell serve" in ended.stderr
 
 
 class FakeTokenizer:

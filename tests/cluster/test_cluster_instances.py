@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvell.cluster.instances import (
     MOST_INSTANCES,
+    check_adaptive_roles,
     check_start,
     checked_counts,
     parse_instances,
@@ -76,3 +77,18 @@ def test_half_of_the_work_alone_is_refused(text: str, remedy: str) -> None:
     with pytest.raises(ChangeSomething) as caught:
         check_start(parse_instances(text))
     assert caught.value.remedy == remedy
+
+
+@pytest.mark.parametrize(
+    "counts", [{"mixed": 3}, {"prefill": 1, "decode": 1}, {"prefill": 3}, {"mixed": 2, "decode": 3}]
+)
+def test_roles_that_nobody_could_change_are_refused(counts: dict[str, int]) -> None:
+    with pytest.raises(ChangeSomething, match=r"--adaptive-roles.*prefill=1,decode=2"):
+        check_adaptive_roles(counts, "--adaptive-roles")
+
+
+@pytest.mark.parametrize(
+    "counts", [{"prefill": 1, "decode": 2}, {"prefill": 2, "decode": 1, "mixed": 1}]
+)
+def test_roles_that_may_change_are_not(counts: dict[str, int]) -> None:
+    check_adaptive_roles(counts, "--adaptive-roles")

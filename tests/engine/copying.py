@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.running.copies_under_pass import Copier, CopyCounts, StepCopies
-from kvell.engine.running.copy_stages import Part
 from kvell.engine.running.page_mover import PageMover, Piece
 from kvell.engine.running.runner import ModelRunner, Runner
+from kvell.pages.stages import Part
 
 SOON_SECONDS = 60.0
 """Nothing in a test takes this long, unless somebody waits for ever."""

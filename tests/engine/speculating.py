@@ -113,6 +113,7 @@ def served(
         prompt_lookup_min=shortest,
         prompt_lookup_max=max(3, shortest),
         cpu_buffer_bytes=cpu_buffer_bytes,
+        copies_under_pass=True,
     )
     drafter = None if draft is None else model_of(draft)
     run = Served(build_engine(model_of(module), "tiny", options, draft=drafter))

@@ -172,14 +172,22 @@ def test_a_mixed_batch_answers_like_each_alone(llm: LLM, alone: list[RequestOutp
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_speculative_tokens": 3}, {"async_scheduling": True}, {"max_num_batched_tokens": 24}],
-    ids=["draft tokens", "ahead", "chunks"],
+    [
+        {"num_speculative_tokens": 3},
+        {"async_scheduling": True},
+        {"max_num_batched_tokens": 24},
+        {"enable_chunked_prefill": False},
+    ],
+    ids=["draft tokens", "ahead", "chunks", "whole prompts"],
 )
 def test_options_change_no_answer(
     smollm2_path: Path, alone: list[RequestOutput], options: dict[str, Any]
 ) -> None:
     llm = smollm2(smollm2_path, **options)
     assert llm.engine.core.limits.depth == int("async_scheduling" in options)
+    assert llm.engine.core.limits.enable_chunked_prefill == (
+        "enable_chunked_prefill" not in options
+    )
     assert_same(llm.generate(CROWD, WISHES), alone)
 
 

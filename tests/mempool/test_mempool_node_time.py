@@ -74,3 +74,22 @@ def test_an_idle_node_says_what_time_it_is_before_what_it_hears(
     kinds = [type(entry) for entry in other.entries]
     before = other.entries[: kinds.index(Heard)]
     assert Ticked(int(IDLE_SECONDS * 1000)) in before
+
+
+def test_a_deadline_that_nobody_takes_in_is_told_once(
+    nodes: tuple[Told, Told], clock: VirtualClock
+) -> None:
+    """Whoever has the agent may be in a step: the thread waits with it, and tells no more."""
+    one, other = nodes
+    clock.advance(IDLE_SECONDS)
+    now = int(IDLE_SECONDS * 1000)
+    one.node.wake_at(now - 1)
+    for number in range(20):  # turns of the node's thread
+        one.node.post([Send("b", Abandon(Transfer("a", 1, number), "why"))])
+        assert other.heard.wait(PATIENCE_SECONDS)
+        one.node.peers()
+    assert one.entries.count(Ticked(now)) == 1
+    one.node.wake_at(now)
+    one.node.peers()
+    one.node.peers()
+    assert one.entries.count(Ticked(now)) == 2

@@ -99,7 +99,8 @@ class Served(Audited):
         manager: Manager = "kvell",
         **more: Any,
     ) -> None:
-        """:param more: further options of the engine."""
+        """:param more: further options of the engine; copies are under passes by default."""
+        more = {"copies_under_pass": True} | more
         self.architecture = architecture
         module = copy.deepcopy(tiny_module(architecture))
         kernels = choose_kernels(torch.device("cpu"))

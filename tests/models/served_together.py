@@ -63,6 +63,7 @@ class Together(Audited):
             num_speculative_tokens=draft_tokens,
             prompt_lookup_min=1,
             cpu_buffer_bytes=cpu_buffer_bytes,
+            copies_under_pass=True,
         )
         beside = [ServedModel(name, one) for name, one in self.recorders.items() if name != "m0"]  # type: ignore[arg-type]
         self.engine = build_engine(self.recorders["m0"], "m0", options, beside=beside)  # type: ignore[arg-type]

@@ -1,18 +1,39 @@
-"""A child process that serves a FakeEngine at an inherited socket; arguments are its settings."""
+"""A child process that serves a FakeEngine, at an inherited socket or a front's address.
+
+Arguments are its settings.
+"""
 
 import argparse
 import socket
 import sys
 from pathlib import Path
 
+from kvell.engine.protocol.front_link import hang_up_at_end, reach_front, read_secret
 from kvell.engine.protocol.instance import serve_instance
 from kvell.engine.protocol.messages import SCHEMA_VERSION
 from kvell.testing.instance import FakeEngine
 
 
+def connected(args: argparse.Namespace) -> socket.socket:
+    if not args.front:
+        return socket.socket(fileno=args.socket_fd)
+    stdin = sys.stdin.fileno()
+    secret = read_secret(stdin)
+    if args.stays_away:
+        sys.stdin.read()
+    sock = reach_front(args.front, secret, args.instance_id, args.incarnation)
+    hang_up_at_end(stdin, sock)
+    return sock
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--socket-fd", type=int, default=-1)
+    parser.add_argument("--front", default="")
+    parser.add_argument("--instance-id", default="")
+    parser.add_argument("--pool-host", default="")
+    parser.add_argument("--says", help="A last word on stderr.")
+    parser.add_argument("--stays-away", action="store_true", help="Never connect.")
     parser.add_argument("--incarnation", type=int, default=0)
     parser.add_argument("--credits", type=int, default=8)
     parser.add_argument("--step-seconds", type=float, default=0.0)
@@ -21,6 +42,8 @@ def main() -> int:
     parser.add_argument("--starts-once", help="A file: made at the first start; the next exit.")
     parser.add_argument("--beside", action="append", default=[])
     args = parser.parse_args()
+    if args.says is not None:
+        sys.stderr.write(f"{args.says}\n")
     if args.exit_at_start is not None:
         return int(args.exit_at_start)
     if args.starts_once is not None:
@@ -34,7 +57,7 @@ def main() -> int:
         schema_version=args.schema_version,
         beside=args.beside,
     )
-    with socket.socket(fileno=args.socket_fd) as sock:
+    with connected(args) as sock:
         serve_instance(engine, sock)
     return 0
 

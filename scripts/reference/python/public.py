@@ -65,7 +65,10 @@ PAGES = (
                     "kvell.models.sources.progress.Progress",
                     *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
                     "kvell.engine.planning.journal.Journal",
-                    *_of("kvell.mempool.place", "PoolPlace PdCaching PageTransport PoolRole"),
+                    *_of(
+                        "kvell.mempool.place",
+                        "MeetingPlace PoolPlace PdCaching PageTransport PoolRole",
+                    ),
                     "kvell.mempool.transports.endpoints.Endpoint",
                     *_of("kvell.vocabulary", "FinishReason RequestId"),
                 ),
@@ -95,6 +98,10 @@ PAGES = (
                     "kvell.server.front.member.MemberStatus",
                     "kvell.server.instance.supervisor.InstanceState",
                     *_of("kvell.engine.protocol.messages", "Ready Heartbeat Stats GroupStats"),
+                    *_of(
+                        "kvell.engine.protocol.notices",
+                        "IndexNotice IndexedGroup BlocksStored BlocksRemoved BlocksHeld",
+                    ),
                 ),
             ),
         ),

@@ -45,6 +45,11 @@ class SkippingModel:
         shape = (len(batch.logits_rows), self._model.description.vocab_size)
         return torch.zeros(1, device=self._model.device).expand(shape)
 
+    @property
+    def whole(self) -> PagedModel:
+        """The model, which never skips."""
+        return self._model
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvell.calibration.design import HELD_OUT, LEARNED, QUICK_HELD_OUT, QUICK_LEARNED
+from kvell.calibration.host_copies import ROUNDS as COPY_ROUNDS
+from kvell.calibration.host_copies import measure_host_copies
 from kvell.calibration.measure import ROUNDS, Repeats, measure
 from kvell.calibration.prints import machine_print, software_print
 from kvell.calibration.rates import copy_bytes_per_second, product_flops_per_second
@@ -15,7 +17,7 @@ from kvell.cost.fit import fit_operators, median_error
 from kvell.cost.operators import Operators
 from kvell.models.sources.progress import Progress
 
-QUICK_ROUNDS = 2
+QUICK_ROUNDS, QUICK_COPY_ROUNDS = 2, 6
 MOST_SHARE = 0.9
 
 
@@ -59,6 +61,12 @@ def calibrate(
         copy_bytes_per_second(clock, device),
         errors(operators, unseen),
         median(each.spread for each in repeats),
+        copies=measure_host_copies(
+            subject.paged_model,
+            clock,
+            under_pass=subject.copies_under_pass,
+            rounds=QUICK_COPY_ROUNDS if quick else COPY_ROUNDS,
+        ),
     )
     return Outcome(made, known, unseen)
 

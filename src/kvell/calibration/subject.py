@@ -11,7 +11,12 @@ from kvell.calibration.rig import Rig, SkippingModel
 from kvell.clock import Clock
 from kvell.cost.amounts import ModelShape, shape_of
 from kvell.cost.calibration import ModelPrint
-from kvell.engine.assembly import EngineOptions, build_engine, load_model
+from kvell.engine.assembly import (
+    EngineOptions,
+    build_engine,
+    copies_beside_passes,
+    load_model,
+)
 from kvell.engine.engine import Engine
 from kvell.memory import requests_that_fit
 from kvell.models.config.configs import whole_config
@@ -27,7 +32,10 @@ OUTPUT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine that a rig can move, and what is to be known of its model."""
+    """An engine that a rig can move, and what is to be known of its model.
+
+    :param copies_under_pass: whether it would copy pages to a CPU buffer beside its passes.
+    """
 
     engine: Engine
     model: SkippingModel
@@ -35,6 +43,12 @@ class Subject:
     print: ModelPrint
     inner_size: int
     dtype: torch.dtype
+    copies_under_pass: bool = False
+
+    @property
+    def paged_model(self) -> PagedModel:
+        """The model, which skips nothing."""
+        return self.model.whole
 
     def rig(self, clock: Clock, seed: int = 0) -> Rig:
         """Makes the engine the rig's own."""
@@ -71,6 +85,7 @@ def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
         model_print(name, dtype, description, cost.active_weights),
         description.hidden_size,
         model.dtype,
+        copies_beside_passes(options),
     )
 
 

@@ -143,6 +143,9 @@ def summary(made: "Calibration") -> dict[str, Any]:
         "decode_16_seconds": decode_seconds(made, [256] * 16),
         "attended_tokens_per_second": attended_tokens_per_second(made),
         "copy_bytes_per_second": made.copy_bytes_per_second,
+        "page_copy_bytes_per_second": made.copies.bytes_per_second,
+        "copies_under_pass": made.copies.are_under_pass,
+        "copies_slow": made.copies.slows,
         "serving_request_seconds": made.serving.request_seconds,
         "serving_step_seconds": made.serving.step_seconds,
         "serving_token_seconds": made.serving.token_seconds,
@@ -168,6 +171,11 @@ def _print(report: Mapping[str, Any]) -> None:
         ("serving adds, each token", milliseconds("serving_token_seconds")),
         ("serving adds, each prompt token", milliseconds("serving_prompt_token_seconds")),
     ]
+    if report["page_copy_bytes_per_second"]:
+        rate = f"{report['page_copy_bytes_per_second'] / 1e9:,.1f} GB/s"
+        place = "under" if report["copies_under_pass"] else "before"
+        rows.append((f"copies to a CPU buffer, made {place} a pass here", rate))
+        rows.append(("a second of them under a pass costs", f"{report['copies_slow']:.2f} s"))
     title = (
         f"{report['model']} in {report['dtype']} on {report['machine']}; "
         f"errors on {report['held_out_steps']} steps that the fit never saw"

@@ -2,22 +2,33 @@
 
 import gc
 import socket
+import sys
 from pathlib import Path
 from typing import get_args
 
 import click
 
-from kvell.cli.terminal.environment import take_processors
+from kvell.cli.terminal.environment import take_processors, take_threads
 from kvell.cli.terminal.options import engine_options, with_kv_memory
 from kvell.cli.terminal.progress import StageLines
 from kvell.cli.terminal.session import Session
 from kvell.cluster.instances import ROLES
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.place import DEFAULT_PD_CACHING, PageTransport, PdCaching, PoolPlace, PoolRole
+from kvell.errors import ChangeSomething
+from kvell.mempool.network_place import NetworkPlace
+from kvell.mempool.place import (
+    DEFAULT_PD_CACHING,
+    MeetingPlace,
+    PageTransport,
+    PdCaching,
+    PoolPlace,
+    PoolRole,
+)
 
 
 @click.command(hidden=True)
-@click.option("--socket-fd", type=int, required=True, help="A connected stream socket.")
+@click.option("--socket-fd", type=int, default=-1, help="A connected stream socket.")
+@click.option("--front", default="", help="Or where its front listens; the secret is on stdin.")
 @click.option("--incarnation", type=int, default=0, help="How often it was started before.")
 @click.option("--processors", default="", help="Those it may use, like 0,1; all if not given.")
 @click.option("--threads", type=int, default=0, help="Threads of its steps; 0: one a processor.")
@@ -25,6 +36,8 @@ from kvell.mempool.place import DEFAULT_PD_CACHING, PageTransport, PdCaching, Po
 @click.option("--instance-id", default="", help="Its name among the others.")
 @click.option("--role", type=click.Choice(ROLES), default="mixed", help="What it does.")
 @click.option("--pool-dir", default="", help="Where it meets others; nowhere if not given.")
+@click.option("--pool-name", default="", help="Or the pool in which it meets others over TCP.")
+@click.option("--pool-host", default="", help="This machine's address, which others reach.")
 @click.option("--pd-caching", type=int, default=DEFAULT_PD_CACHING, help="Who caches what.")
 @click.option(
     "--page-transport",
@@ -40,6 +53,7 @@ def instance(
     /,
     settings: EngineSettings,
     socket_fd: int,
+    front: str,
     incarnation: int,
     processors: str,
     threads: int,
@@ -47,19 +61,36 @@ def instance(
     instance_id: str,
     role: PoolRole,
     pool_dir: str,
+    pool_name: str,
+    pool_host: str,
     pd_caching: PdCaching,
     page_transport: PageTransport,
 ) -> None:
     """Serve the instance protocol over an inherited socket until the peer closes it."""
     if processors:  # before torch is imported
         take_processors([int(one) for one in processors.split(",")], threads)
+    elif threads:
+        take_threads(threads)
+    from kvell.engine.protocol.front_link import hang_up_at_end, reach_front, read_secret
     from kvell.engine.protocol.instance import serve_instance
 
-    with socket.socket(fileno=socket_fd) as peer:
+    secret = b""
+    if front:
+        secret = read_secret(sys.stdin.fileno())
+        peer = reach_front(front, secret, instance_id, incarnation)
+        hang_up_at_end(sys.stdin.fileno(), peer)
+    elif socket_fd < 0:
+        remedy = "use kvell serve, which starts instances"
+        raise ChangeSomething("--socket-fd", socket_fd, "is no socket", remedy)
+    else:
+        peer = socket.socket(fileno=socket_fd)
+    with peer:
         chosen = with_kv_memory(settings, session)
         shared = None if weights_fd < 0 else weights_fd
-        place = None
-        if pool_dir:
+        place: MeetingPlace | None = None
+        if pool_name:
+            place = NetworkPlace(instance_id, pool_name, pool_host, secret, role, pd_caching)
+        elif pool_dir:
             place = PoolPlace(instance_id, Path(pool_dir), role, pd_caching, page_transport)
         model = session.open_model(
             chosen, session.cache_dir, StageLines(), incarnation, shared, place

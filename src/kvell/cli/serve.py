@@ -5,17 +5,34 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import click
 
-from kvell.cli.serve_options import access_options, answer_options, events_option, log_options
+from kvell.cli.cluster.ray_address import check_cluster, check_host, running_cluster
+from kvell.cli.serve_options import (
+    access_options,
+    answer_options,
+    cluster_options,
+    events_option,
+    log_options,
+)
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
-from kvell.cli.terminal.pool_options import pd_caching_option, routing_option
+from kvell.cli.terminal.pool_options import (
+    adaptive_roles_option,
+    pd_caching_option,
+    routing_option,
+)
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
-from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
+from kvell.cluster.instances import (
+    check_adaptive_roles,
+    check_start,
+    chosen_pd_caching,
+    parse_instances,
+)
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.mempool.place import PageTransport, PdCaching
 from kvell.server.answers.named import check_parsers
@@ -48,6 +65,7 @@ logger = logging.getLogger(__name__)
 )
 @routing_option
 @pd_caching_option
+@adaptive_roles_option
 @click.option(
     "--page-transport",
     type=click.Choice(get_args(PageTransport)),
@@ -55,6 +73,7 @@ logger = logging.getLogger(__name__)
     show_default=True,
     help="How pages get from one instance to another: out of its memory, or over TCP.",
 )
+@cluster_options
 @json_option
 @engine_options
 @click.pass_obj
@@ -72,7 +91,10 @@ def serve(
     instances: str,
     routing: str,
     pd_caching: PdCaching | None,
+    adaptive_roles: bool,
     page_transport: PageTransport,
+    cluster: str | None,
+    cluster_host: str,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
     kv_events_config: str | None,
@@ -82,16 +104,22 @@ def serve(
     counts = parse_instances(instances)
     check_start(counts)
     caching = chosen_pd_caching(counts, pd_caching, "--pd-caching")
-    pool = PoolSettings(caching, page_transport)
+    if adaptive_roles:
+        check_adaptive_roles(counts, "--adaptive-roles")
+    pool = PoolSettings(caching, page_transport, adaptive_roles)
     check_parsers(tool_call_parser, reasoning_parser)
     if otlp_traces_endpoint is not None:
         from kvell.server.tracing.opening import checked_endpoint
 
         checked_endpoint(otlp_traces_endpoint)
     kv_events = None if kv_events_config is None else parse_events_config(kv_events_config)
-    settings = with_shared_kv_memory(settings, session, sum(counts.values()))
+    if cluster is None:
+        settings = with_shared_kv_memory(settings, session, sum(counts.values()))
+    else:
+        check_cluster(cluster)
+        check_host(cluster_host)
     with progress_bar("looking for the model") as report:
-        from kvell.server.instance.command import instance_command
+        from kvell.server.instance.command import instance_command, placed_command
         from kvell.server.instance.instance_process import InstanceStartError
         from kvell.server.run import ServeOptions
         from kvell.server.run import serve as serve_http
@@ -110,6 +138,7 @@ def serve(
         otlp_traces_endpoint=otlp_traces_endpoint,
         kv_events=kv_events,
         pool=pool,
+        cluster_host=cluster_host,
         **access,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce
@@ -117,9 +146,11 @@ def serve(
     if log_format == "json":  # nothing else is to be among its lines
         announce = _announce_json if as_json else _say_nothing
         show_contract = _log_contract
-    command = instance_command(settings, debug=session.debug.on)
+    make_command = instance_command if cluster is None else placed_command
+    command = make_command(settings, debug=session.debug.on)
     try:
-        with lines_on(sys.stderr, log_format):
+        with lines_on(sys.stderr, log_format), running_cluster(cluster) as address:
+            options = replace(options, cluster=address)
             serve_http(command, texts, options, announce, show_contract)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:

@@ -64,6 +64,27 @@ def log_options(command: Command) -> Command:
     return command
 
 
+def cluster_options(command: Command) -> Command:
+    """``--cluster``, ``--cluster-host``."""
+    for option in (
+        click.option(
+            "--cluster-host",
+            metavar="ADDRESS",
+            default="127.0.0.1",
+            show_default=True,
+            help="This machine's address, at which instances of --cluster reach this server.",
+        ),
+        click.option(
+            "--cluster",
+            metavar="ADDRESS",
+            help="Place the instances on the machines of a Ray cluster: ray://HOST:PORT, HOST:PORT,"
+            " auto, or local-ray, which starts one here. [default: on this machine]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def events_option(command: Command) -> Command:
     """``--kv-events-config``."""
     return click.option(

@@ -86,3 +86,19 @@ def _parsed(part: str, text: str, field: str) -> tuple[str, int]:
 def _check_role(role: str, text: str, field: str) -> None:
     if role not in ROLES:
         raise ChangeSomething(field, text, f"{role!r} is no role of an instance", _REMEDY)
+
+
+def check_adaptive_roles(counts: Mapping[str, int], name: str) -> None:
+    """Check that an instance could change its role, and another of its first role would be left.
+
+    :param name: of the option, as the user gave it.
+    :raises ChangeSomething: if none could.
+    """
+    split = [counts.get(role, 0) for role in ("prefill", "decode")]
+    if min(split) < 1 or sum(split) < 3:
+        raise ChangeSomething(
+            name,
+            True,
+            "needs instances of both roles, and two of one of them",
+            "start prefill=1,decode=2 or more, or leave it out",
+        )

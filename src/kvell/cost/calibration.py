@@ -76,6 +76,21 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class HostCopies:
+    """Copies of pages between the pool and the CPU buffer.
+
+    :param bytes_per_second: of copies by themselves, one way after the other; 0: not measured.
+    :param are_under_pass: whether the engine makes them beside passes there.
+    :param slows: seconds lost for each second of copies beside a pass: 0 where they share nothing,
+        1 where nothing is gained, or nobody has measured it.
+    """
+
+    bytes_per_second: float = 0.0
+    are_under_pass: bool = False
+    slows: float = 1.0
+
+
+@dataclass(frozen=True)
 class HeldOut:
     """How far predictions missed steps that the fit never saw: medians of relative misses."""
 
@@ -91,6 +106,7 @@ class Calibration:
 
     :param copy_bytes_per_second: from the host's memory to the device's.
     :param noise: median of what the repeats of one step differed, relative.
+    :param copies: of pages, to the CPU buffer and back.
     """
 
     machine: MachinePrint
@@ -102,6 +118,7 @@ class Calibration:
     held_out: HeldOut
     noise: float = 0.0
     kvell_calibration: int = SCHEMA
+    copies: HostCopies = HostCopies()
 
     def step_seconds(self, work: Sequence[Work]) -> float:
         """Of the engine alone: a :class:`kvell.cost.model.CostModel`."""

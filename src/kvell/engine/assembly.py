@@ -1,5 +1,6 @@
 """Puts an engine together: model, pool, memory core, runner, contract."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from kvell.engine.planning.journal import Journal
 from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.overlap import chosen_depth
 from kvell.engine.planning.page_map import PageMap
+from kvell.engine.planning.whole_prompts import check_whole_prompts
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.running.copy_order import has_spare_processor
 from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.setup.budget_limits import observing_tokens
@@ -43,7 +46,7 @@ from kvell.memory import (
     pool_bytes_for,
 )
 from kvell.mempool.agent import Agent
-from kvell.mempool.place import DEFAULT_PD_CACHING
+from kvell.mempool.place import DEFAULT_PD_CACHING, stream_costs
 from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
@@ -165,7 +168,7 @@ def build_engine(
         if problem is not None and options.pool_place.role != "mixed":
             raise problem
         if problem is None:
-            stored = f"{name} {model.dtype} {options.pool_place.folder.name}"
+            stored = f"{name} {model.dtype} {options.pool_place.pool}"
             agent = Agent(core, options.pool_place.instance, incarnation, stored)
     for one in served:
         one.model.attach(layout.seen_by(one.name), memory.pool)
@@ -188,6 +191,7 @@ def build_engine(
         memory.lends,
         None if buffer is None else buffer.memory,
         controls,
+        copies_beside_passes(options),
     )
     engine_core = EngineCore(
         core,
@@ -201,11 +205,13 @@ def build_engine(
         MissWatch(core),
         agent,
         DEFAULT_PD_CACHING if options.pool_place is None else options.pool_place.pd_caching,
+        stream_costs(options.pool_place),
     )
     link = None
     if options.pool_place is not None and agent is not None and memory.descriptor is not None:
         pool, descriptor = memory.pool.numpy(), memory.descriptor
         link = PoolLink(options.pool_place, agent, layout.groups, pool, descriptor)
+        runner.tells_written = link.written
     return Engine(
         engine_core,
         runner,
@@ -234,6 +240,13 @@ def build_engine(
         page_map=PageMap(engine_core, core),
         link=link,
     )
+
+
+def copies_beside_passes(options: EngineOptions) -> bool:
+    """Whether pages are copied to the CPU buffer and back beside passes, where they can be."""
+    if options.copies_under_pass is not None:
+        return options.copies_under_pass
+    return has_spare_processor(len(os.sched_getaffinity(0)), torch.get_num_threads())
 
 
 def _rules(
@@ -282,6 +295,10 @@ def make_limits(
             f"use at most {own}",
         )
     wanted = options.max_model_len or own
+    chunk_tokens, most = Limits().min_chunk_tokens, options.max_num_batched_tokens
+    if not options.enable_chunked_prefill:
+        check_whole_prompts(most, options.max_model_len or 0)
+        wanted, chunk_tokens = min(wanted, most), most
     limits = Limits(
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
@@ -292,6 +309,8 @@ def make_limits(
         has_drafter=draft is not None,
         prompt_lookup_max=options.prompt_lookup_max,
         prompt_lookup_min=options.prompt_lookup_min,
+        min_chunk_tokens=chunk_tokens,
+        enable_chunked_prefill=options.enable_chunked_prefill,
     )
     seen = layout.seen_by(name) if name else layout
     fits = longest_request(seen, wanted, limits.min_chunk_tokens)
@@ -322,7 +341,8 @@ def _enough_bytes(
 
     A larger pool may have larger pages, so the layout is planned again until it fits.
     """
-    wanted, chunk = limits.max_model_len, limits.min_chunk_tokens
+    wanted = limits.max_model_len
+    chunk = min(wanted, limits.min_chunk_tokens)
     enough_bytes = pool_bytes_for(layout, wanted, chunk)
     while True:
         layout = plan_layout(layers, enough_bytes, manager=manager)

@@ -23,6 +23,7 @@ from kvell.engine.planning.index_watch import indexed_groups
 from kvell.engine.planning.journal import Journal, JournaledCore
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.page_map import PageMap
+from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,
@@ -138,6 +139,7 @@ class Engine:
             self.contract.parts(),
             sum(group.token_bytes for group in self.contract.groups),
             indexed_groups(self.core.memory.layout.groups),
+            "" if self._link is None else self._link.listens,
         )
 
     def pulse(self) -> Heartbeat:
@@ -156,6 +158,10 @@ class Engine:
                 return []
             make = partial(self._page_map.index_watch, with_tokens=command.with_tokens)
             return self.core.watch_index(make)
+        if isinstance(command, Introduce):
+            if self._link is not None:
+                self._link.meet(command.addresses)
+            return []
         if isinstance(command, Drain):
             return []  # the gate in front of the engine refuses what comes after
         told: Submit | Cancel | Migrate = command
@@ -292,6 +298,8 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         plan = self._told.plan()
+        if plan.streams:  # its pages are offered before it runs
+            self._do_actions()
         if plan.admitted:
             self._times.admitted(plan.admitted)
         return plan

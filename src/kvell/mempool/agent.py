@@ -22,6 +22,7 @@ from kvell.mempool.transfers.messages import (
     Prepare,
     Prepared,
     Pulled,
+    Written,
 )
 from kvell.mempool.transfers.receiving import Receiving
 from kvell.mempool.transfers.sending import Sending
@@ -42,7 +43,7 @@ class Agent:
         content: str,
         most_transfers: int = 256,
     ) -> None:
-        self.instance, self.incarnation = instance, incarnation
+        self.core, self.instance, self.incarnation = core, instance, incarnation
         self.fingerprint = layout_fingerprint(core.layout.groups, content)
         self.now: Tick = 0
         self.holds = Holds(core)
@@ -101,6 +102,8 @@ class Agent:
             return self.asking.answer(peer, message, self.now)
         if isinstance(message, Declined):
             return self.asking.declined(peer, message)
+        if isinstance(message, Written):
+            return []  # it is for whoever copies
         assert isinstance(message, Abandon)
         mine = self.sending.abandoned(peer, message)
         return mine + self.receiving.abandoned(peer, message)

@@ -1,6 +1,7 @@
 """Where peers come in: listening, connecting, and finding out who is at the other end."""
 
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,9 +71,11 @@ class Door:
         self._descriptors = descriptor, rights.descriptor
         self.listener = listener
         self.address: Endpoint | None = None if listener is None else endpoint_of(listener)
-        port = 0
+        # Peers come back to the address that they see, so it is the one that listens.
+        self._source, port = "", 0
         if listener is not None and listener.family != socket.AF_UNIX:
-            port = listener.getsockname()[1]
+            host, port = listener.getsockname()[:2]
+            self._source = "" if ipaddress.ip_address(host).is_unspecified else host
         self._told = msgspec.structs.replace(told, port=port)
         self._pages = PageServer(memory, rights)
         self._strangers: set[socket.socket] = set()
@@ -88,7 +91,7 @@ class Door:
         if isinstance(endpoint, str):
             self._check_tcp()
         try:
-            sock = connect_to(endpoint, GREETING_SECONDS)
+            sock = connect_to(endpoint, GREETING_SECONDS, self._source)
         except OSError as error:
             raise TryLater(f"no instance answers at {endpoint} ({error})") from error
         try:
@@ -176,7 +179,7 @@ class Door:
 
     def _open_pages(self, endpoint: str, told: Greeting) -> Channel:
         """A connection for pages of a peer."""
-        channel = Channel(connect_to(endpoint, GREETING_SECONDS))
+        channel = Channel(connect_to(endpoint, GREETING_SECONDS, self._source))
         try:
             found = open_session(channel, self._told, self._secret, "pages")
             if (found.instance, found.incarnation) != (told.instance, told.incarnation):

@@ -27,12 +27,13 @@ from kvell.mempool.transfers.actions import (
     Fetched,
     Grant,
     Pull,
+    PullRest,
     Revoke,
     Roomed,
     Send,
     StopPull,
 )
-from kvell.mempool.transfers.messages import Transfer
+from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
 from kvell.mempool.transports.endpoints import Endpoint
 from kvell.mempool.transports.greeting import Greeting
 from kvell.mempool.transports.mover import Mover
@@ -163,6 +164,8 @@ class Node:
             elif isinstance(action, Pull):
                 peer = self._peers.get(action.transfer.sender)
                 self.mover.pull(action, None if peer is None else peer.source)
+            elif isinstance(action, PullRest):
+                self.mover.rest(action.transfer)
             elif isinstance(action, StopPull):
                 self.mover.stop(action.transfer)
             elif isinstance(action, Grant):
@@ -219,7 +222,10 @@ class Node:
         self.act(self._handle(PeerLost(name, peer.told.incarnation)))
 
     def wake_at(self, deadline: Tick | None) -> None:
-        """Say :class:`Ticked` then, and before only now and then; from any thread."""
+        """Say :class:`Ticked` then, once, and before only now and then; from any thread.
+
+        To be called again whenever that has been taken in.
+        """
         self._deadline = deadline
         if deadline is not None and threading.current_thread() is not self._thread:
             self._wake_up()
@@ -234,6 +240,8 @@ class Node:
         is_due = self._deadline is not None and self._deadline <= now
         if is_due or now - self._ticked >= TICK_MILLISECONDS:
             self._ticked = now
+            if is_due:  # the next one is known once this is taken in, maybe behind a long step
+                self._deadline = None
             self.act(self._handle(Ticked(now)))
 
     def _reach(self, action: Send) -> None:
@@ -330,9 +338,16 @@ class Node:
                 peer.flush()
             if mask & selectors.EVENT_READ:
                 for message in peer.receive():
-                    self.act(self._handle(Heard(peer.told.instance, message)))
+                    self._heard(peer.told.instance, message)
         except PeerGone:
             self._lose(peer)
+
+    def _heard(self, peer: str, message: PeerMessage) -> None:
+        """What a pull in stages waits for need not wait for the agent, which may be in a step."""
+        if not isinstance(message, Written):
+            self.act(self._handle(Heard(peer, message)))
+        elif message.transfer.sender == peer:
+            self.mover.written(message.transfer, message.stage)
 
 
 def _answer(answer: "Future[Answer]", call: Callable[[], Answer]) -> None:

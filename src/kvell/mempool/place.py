@@ -4,8 +4,9 @@ import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from kvell.mempool.transfers.methods import ALWAYS, COPIED, SENT, StreamCosts
 from kvell.mempool.transports.endpoints import Endpoint
 
 PageTransport = Literal["memory", "tcp"]
@@ -18,11 +19,57 @@ PdCaching = Literal[0, 1, 2, 3]
 prefill instances, 2 decode ones too, 3 prefill instances get the answers too."""
 PD_CACHINGS: tuple[PdCaching, ...] = (0, 1, 2, 3)
 DEFAULT_PD_CACHING: PdCaching = 3
+TransferMethod = Literal["cheapest", "by_layer", "by_request"]
+"""When a request's pages are pulled by whom it is handed over to: while its last chunk is computed,
+behind that, or what is quicker of both."""
 SECRET = "secret"
 """File in the folder that holds what all instances of the pool know."""
 SECRET_BYTES = 32
 ADDRESS_BYTES = 256
 """Most bytes of a file that says where an instance listens."""
+
+
+class MeetingPlace(Protocol):
+    """Where an instance meets others: a folder of its host, or a network (``network_place``)."""
+
+    @property
+    def instance(self) -> str:
+        """Its name, unique in the pool."""
+        ...
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool; instances of different ones refuse each other."""
+        ...
+
+    @property
+    def role(self) -> PoolRole:
+        """What it does."""
+        ...
+
+    @property
+    def pd_caching(self) -> PdCaching:
+        """Who caches what."""
+        ...
+
+    def secret(self) -> bytes:
+        """What all instances of the pool know."""
+        ...
+
+    def address(self) -> Endpoint:
+        """Where to listen."""
+        ...
+
+    def publish(self, address: Endpoint | None) -> None:
+        """Let others find the address at which this instance listens."""
+        ...
+
+    def address_of(self, instance: str) -> Endpoint:
+        """Where another instance listens.
+
+        :raises OSError: when that is not known.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +82,7 @@ class PoolPlace:
     :param role: what it does.
     :param pd_caching: who caches what.
     :param transport: how others read this instance's pages, and it theirs.
+    :param method: when others read what is handed over to them.
     """
 
     instance: str
@@ -42,6 +90,12 @@ class PoolPlace:
     role: PoolRole = "mixed"
     pd_caching: PdCaching = DEFAULT_PD_CACHING
     transport: PageTransport = "memory"
+    method: TransferMethod = "cheapest"
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool."""
+        return self.folder.name
 
     def secret(self) -> bytes:
         """What all instances of the pool know."""
@@ -73,6 +127,19 @@ class PoolPlace:
             return path
         with path.open("rb") as file:
             return file.read(ADDRESS_BYTES).decode("ascii", "replace")
+
+
+def stream_costs(place: MeetingPlace | None) -> StreamCosts | None:
+    """What it costs when others read pages that are being computed; None: they never do."""
+    if place is None:
+        return None
+    if not isinstance(place, PoolPlace):
+        return SENT
+    if place.method == "by_request":
+        return None
+    if place.method == "by_layer":
+        return ALWAYS
+    return COPIED if place.transport == "memory" else SENT
 
 
 def make_folder(folder: Path) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvell.server.access.visit import VisitTracer
     from kvell.server.events.publisher import EventsPublisher
     from kvell.server.http_face import HttpFace
+    from kvell.server.instance.site import Site
 
 logger = logging.getLogger(__name__)
 
@@ -111,13 +112,15 @@ async def _serve(
     try:
         async with (
             _published(options) as published,
+            _placed(options) as site,
             Front(
                 command,
                 instances=options.instances,
                 routing=options.routing,
                 limits=options.limits,
                 observer=metrics,
-                place=Place(),
+                place=Place() if site is None else None,
+                site=site,
                 index_observer=published,
                 pool=options.pool,
             ) as front,
@@ -149,6 +152,22 @@ def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None
 
 
 @asynccontextmanager
+async def _placed(options: ServeOptions) -> AsyncIterator["Site | None"]:
+    """Where instances run, if not here; else nothing of it is even imported.
+
+    :raises ChangeSomething: when there is no such cluster.
+    """
+    if options.cluster is None:
+        yield None
+        return
+    from kvell.server.placing.opening import cluster_site
+
+    limits = options.limits
+    async with cluster_site(options.cluster, options.cluster_host, limits.startup_seconds) as site:
+        yield site
+
+
+@asynccontextmanager
 async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | None"]:
     """Who publishes what instances cache, if that is asked for.
 
@@ -171,7 +190,9 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
 def _contract(front: Front, front_floor_bytes: int) -> list[str]:
     """Every process and the whole, where there are several instances."""
     told = {one.instance_id: one.ready.memory for one, _ in front.instances() if one.ready}
-    return contract_lines(told, front_floor_bytes) if len(told) > 1 else []
+    is_one_host = not any(one.host for one, _ in front.instances())
+    lines = contract_lines(told, front_floor_bytes, shares_weights=is_one_host)
+    return lines if len(told) > 1 else []
 
 
 def _face(texts: Texts, options: ServeOptions) -> "HttpFace":

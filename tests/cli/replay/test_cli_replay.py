@@ -101,6 +101,15 @@ class TestJson:
         assert replay("--max-num-batched-tokens", "64")["steps"] > replay()["steps"]
         assert replay("--max-num-seqs", "1")["batch_mean"] == 1.0
 
+    def test_without_chunks_prompts_are_whole_and_longer_ones_than_a_step_are_refused(
+        self, replay: Any
+    ) -> None:
+        for tokens, expected in (("256", (2, 1)), ("150", (0, 3))):
+            few = ("--max-num-batched-tokens", tokens)
+            chunked, whole = replay(*few), replay(*few, "--no-enable-chunked-prefill")
+            assert (chunked["requests_finished"], chunked["requests_refused"]) == (2, 1)
+            assert (whole["requests_finished"], whole["requests_refused"]) == expected
+
     def test_managers_differ(self, replay: Any) -> None:
         ours, paged = replay(), replay("--manager", "paged")
         assert paged["requests_finished"] == ours["requests_finished"]

@@ -16,8 +16,17 @@ from kvell.memory import Layout, audit, create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerLost, PullEnded, Ticked
 from kvell.mempool.place import PdCaching
-from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
+from kvell.mempool.transfers.actions import (
+    Action,
+    Grant,
+    Pull,
+    PullRest,
+    Revoke,
+    Send,
+    StopPull,
+)
 from kvell.mempool.transfers.messages import PeerMessage, Transfer
+from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS
 from tests.engine.virtual_model import VirtualModel, expected_output
@@ -25,7 +34,10 @@ from tests.engine.virtual_model import VirtualModel, expected_output
 
 @dataclass
 class Copying:
+    """Rows still to be copied; of a pull in stages only once all is written."""
+
     rows: list[list[int]]
+    is_whole: bool
     is_stopped: bool = False
 
 
@@ -39,8 +51,9 @@ class Instance:
         layout: Layout,
         limits: Limits,
         pd_caching: PdCaching = 2,
+        streams: StreamCosts | None = None,
     ) -> None:
-        self.name, self.incarnation = name, incarnation
+        self.name, self.incarnation, self._streams = name, incarnation, streams
         self._layout, self._limits, self._pd_caching = layout, limits, pd_caching
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
@@ -53,7 +66,9 @@ class Instance:
         core = create_core(self._layout, "compiled" if self.incarnation % 2 else "python")
         agent = Agent(core, self.name, self.incarnation, "virtual")
         eos, pd_caching = frozenset({EOS}), self._pd_caching
-        return EngineCore(core, self._limits, eos, agent=agent, pd_caching=pd_caching)
+        return EngineCore(
+            core, self._limits, eos, agent=agent, pd_caching=pd_caching, streams=self._streams
+        )
 
     @property
     def core(self) -> EngineCore:
@@ -96,6 +111,7 @@ class Cluster:
     entries: dict[str, Entry] = field(default_factory=dict)
     incarnations: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     moved: int = 0
+    streams: StreamCosts | None = None
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -103,7 +119,9 @@ class Cluster:
 
     def start(self, name: str) -> None:
         incarnation = next(self.incarnations)
-        instance = Instance(name, incarnation, self.layout, self.limits, self.pd_caching)
+        instance = Instance(
+            name, incarnation, self.layout, self.limits, self.pd_caching, self.streams
+        )
         self.instances[name] = instance
         self.hear(instance, instance.engine.heard(Ticked(self.now)))
 
@@ -181,6 +199,7 @@ class Cluster:
             return
         plan = instance.engine.plan()
         instance.plans.append(plan)
+        self.act(instance, instance.core.take_actions())  # offers of what is computed now
         self.hear(instance, instance.engine.commit(instance.model.run(plan)))
 
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
@@ -189,7 +208,10 @@ class Cluster:
                 sent = (instance.name, instance.incarnation, action.instance, action.message)
                 self.messages.append(sent)
             elif isinstance(action, Pull):
-                instance.copying[action.transfer] = Copying(action.rows.tolist())
+                rows = action.rows.tolist()
+                instance.copying[action.transfer] = Copying(rows, not action.stages)
+            elif isinstance(action, PullRest):
+                instance.copying[action.transfer].is_whole = True
             elif isinstance(action, StopPull):
                 instance.copying[action.transfer].is_stopped = True
             elif isinstance(action, Grant):
@@ -213,13 +235,14 @@ class Cluster:
         transfer = sorted(instance.copying)[index % len(instance.copying)]
         copying, source = instance.copying[transfer], self.instances[transfer.sender]
         is_there = source.incarnation == transfer.incarnation
-        for _ in range(0 if copying.is_stopped else count):
+        for _ in range(count if copying.is_whole and not copying.is_stopped else 0):
             if copying.rows and is_there:
                 group, page, own = copying.rows.pop(0)
                 instance.model.memory[group][own] = source.model.memory[group][page]
-        if not copying.rows or copying.is_stopped or not is_there:
+        is_done = copying.is_whole and not copying.rows
+        if is_done or copying.is_stopped or not is_there:
             del instance.copying[transfer]
-            whole = not copying.rows and is_there and transfer in source.granted
+            whole = is_done and is_there and transfer in source.granted
             ended = PullEnded(transfer, "" if whole else "the right to read was gone")
             self.hear(instance, instance.engine.heard(ended))
 

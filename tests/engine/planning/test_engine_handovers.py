@@ -1,5 +1,6 @@
 """Requests whose prompt one instance computes and another goes on with."""
 
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -15,14 +16,21 @@ from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.limits import Limits
 from kvell.memory import HoldingCore, longest_request
 from kvell.mempool.place import PD_CACHINGS, PdCaching
+from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
 from tests.engine.planning.handing_over import Cluster, Entry
 from tests.engine.virtual_model import expected_output
 from tests.pages.pools import group, pool_of
 
+
+def layered(page_tokens: int, pages_per_large: int, window: int = 0) -> GroupSpec:
+    """A group of two layers."""
+    return replace(group(page_tokens, pages_per_large, window), layers=(0, 1))
+
+
 MIXES: dict[str, list[GroupSpec]] = {
-    "full": [group(4, 2)],
-    "windows": [group(4, 3), group(2, 5, window=9), group(4, 1, window=5)],
+    "full": [layered(4, 2)],
+    "windows": [layered(4, 3), layered(2, 5, window=9), layered(4, 1, window=5)],
 }
 NAMES = ("p", "d", "e")
 
@@ -33,6 +41,7 @@ def cluster_of(
     seats: int = 4,
     batched: int = 16,
     pd_caching: PdCaching = 2,
+    streams: StreamCosts | None = None,
 ) -> Cluster:
     layout = pool_of(large, *MIXES[mix])
     limits = Limits(
@@ -42,7 +51,7 @@ def cluster_of(
         vocab_size=50,
         min_chunk_tokens=4,
     )
-    return Cluster(layout, limits, NAMES, pd_caching)
+    return Cluster(layout, limits, NAMES, pd_caching, streams=streams)
 
 
 def prompt_of(family: int, length: int) -> list[int]:
@@ -58,9 +67,18 @@ class HandingOver(RuleBasedStateMachine):
         seats=st.integers(1, 4),
         batched=st.sampled_from([3, 16]),
         pd_caching=st.sampled_from(PD_CACHINGS),
+        streams=st.sampled_from([None, ALWAYS]),
     )
-    def start(self, mix: str, large: int, seats: int, batched: int, pd_caching: PdCaching) -> None:
-        self.cluster = cluster_of(mix, large, seats, batched, pd_caching)
+    def start(
+        self,
+        mix: str,
+        large: int,
+        seats: int,
+        batched: int,
+        pd_caching: PdCaching,
+        streams: StreamCosts | None,
+    ) -> None:
+        self.cluster = cluster_of(mix, large, seats, batched, pd_caching, streams)
         self.count = 0
 
     @rule(

@@ -50,7 +50,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, groups: list[GroupSpec], num_large: int, batched: int, seats: int) -> None:
         self.layout: Layout = pool_of(num_large, *groups)
-        self.limits = Limits(
+        chosen = Limits(
             max_num_batched_tokens=max(batched, seats),
             max_num_seqs=seats,
             max_model_len=max(2, longest_request(self.layout, 44, 4)),
@@ -66,6 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
             prompt_lookup_max=self.prompt_lookup_max,
             prompt_lookup_min=1,
         )
+        self.limits = self.adjusted(chosen)
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
         self.model = VirtualModel(self.layout, words=self.words)
@@ -77,6 +78,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.plans: list[StepPlan] = []
         self.in_flight: deque[StepPlan] = deque()
         self.count = 0
+
+    def adjusted(self, limits: Limits) -> Limits:
+        """The limits of this machine's engines."""
+        return limits
 
     def fresh(self) -> EngineCore:
         """An engine that has done nothing."""

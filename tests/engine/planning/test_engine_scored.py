@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -64,6 +65,23 @@ def told(traffic: Traffic, name: str) -> list[TokenLogprobs]:
 
 
 ALL = [likely(position) for position in range(1, len(PROMPT))]
+
+
+@pytest.mark.parametrize("seats", [1, 3, 8])
+def test_scored_prompts_come_in_chunks_even_where_others_are_whole(seats: int) -> None:
+    layout = make_layout((0, 9), 60)
+    traffic = Traffic(layout, without_chunks(limits(batched=40, seats=seats), layout))
+    for index in range(2):
+        submit(traffic, f"plain{index}", PLAIN, PROMPT[index:])
+        submit(traffic, f"scored{index}", SCORED)
+    run(traffic)
+    counts: dict[str, list[int]] = {}
+    for work in (work for plan in traffic.plans for work in plan.work):
+        counts.setdefault(work.request_id, []).append(work.count)
+    for index in range(2):
+        assert told(traffic, f"scored{index}") == ALL
+        assert max(counts[f"scored{index}"]) <= seats
+        assert max(counts[f"plain{index}"]) == len(PROMPT) - index
 
 
 @pytest.mark.parametrize("seats", [1, 2, 3, 8])

@@ -10,10 +10,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from kvell.engine.requests.plan import NewPages, PageCopy, StepPlan, StepSlot, TokenWork
-from kvell.engine.running.copy_order import CopyOrder, copy_order, why_before
-from kvell.engine.running.copy_stages import BEFORE_ALL, stages_of
+from kvell.engine.running.copy_order import (
+    CopyOrder,
+    copy_order,
+    has_spare_processor,
+    why_before,
+)
 from kvell.engine.running.page_mover import PageMover
 from kvell.memory import GroupKind, GroupSpec, Layout, SlotTable
+from kvell.pages.stages import BEFORE_ALL, stages_of
 from kvell.vocabulary import RequestId, StepNumber
 
 FULL = GroupSpec("full", GroupKind.FULL, (0, 3, 4), 8, 4, 120, 2)
@@ -47,6 +52,21 @@ def ordered(plan: StepPlan, groups: tuple[GroupSpec, ...] = GROUPS) -> CopyOrder
 
 
 # ------------------------------------------------------------------------------- reasons
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_a_processor_is_left_if_the_pass_has_fewer_threads(processors: int, threads: int) -> None:
+    assert has_spare_processor(processors, threads) == (processors - threads >= 1)
+
+
+def test_without_a_processor_left_all_is_copied_before_the_pass() -> None:
+    plan = replace(PLAN, offloads=rows((0, 1, 2)), fetches=rows((0, 3, 4)))
+    assert ordered(plan).is_under_pass
+    order = copy_order(plan, GROUPS, on_host=True, has_spare=False)
+    assert "every processor" in order.why
+    assert not order.is_under_pass
+    assert np.array_equal(order.first_out, plan.offloads)
+    assert np.array_equal(order.first_in, plan.fetches)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,31 @@ def test_a_wished_length_is_taken_when_it_fits() -> None:
     )
 
 
+def test_without_chunks_a_request_is_as_long_as_a_step_and_its_whole_prompt_fits() -> None:
+    options = EngineOptions(max_num_batched_tokens=1500, enable_chunked_prefill=False)
+    limits = make_limits(gemma_pool(1024 * MIB), model(), options)
+    assert (limits.max_model_len, limits.enable_chunked_prefill) == (1500, False)
+    layout = gemma_pool(24 * MIB)
+    small, chunked = (make_limits(layout, model(), one) for one in (options, EngineOptions()))
+    longest = small.max_model_len
+    assert 512 < longest < min(1500, chunked.max_model_len)
+    assert large_pages_needed(layout, longest, 1, longest) <= layout.num_large_pages
+    assert large_pages_needed(layout, longest + 1, 1, longest + 1) > layout.num_large_pages
+
+
+def test_without_chunks_a_wish_for_more_than_a_step_is_refused() -> None:
+    options = EngineOptions(max_model_len=2049, enable_chunked_prefill=False)
+    with pytest.raises(ChangeSomething, match="use at least 2049") as told:
+        make_limits(gemma_pool(1024 * MIB), model(), options)
+    assert told.value.field == "--max-num-batched-tokens"
+    wide = replace(options, max_num_batched_tokens=2049)
+    assert make_limits(gemma_pool(1024 * MIB), model(), wide).max_model_len == 2049
+    with pytest.raises(ChangeSomething, match="too small for one request") as small:
+        make_limits(gemma_pool(24 * MIB), model(), wide)
+    need_kib = int(small.value.remedy.split("--kv-memory ")[1].split("KiB")[0])
+    assert make_limits(gemma_pool(need_kib * KIB), model(), wide).max_model_len == 2049
+
+
 def test_more_than_the_model_was_made_for_is_refused() -> None:
     with pytest.raises(ChangeSomething, match="limit of 100 tokens; use at most 100") as told:
         make_limits(gemma_pool(32 * MIB), model(100), EngineOptions(max_model_len=101))

@@ -14,6 +14,7 @@ from kvell.device.chunks import ChunkDevice
 from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.engine.engine import Engine
+from kvell.engine.planning.index_watch import indexed_groups
 from kvell.engine.planning.journal import Journal, PlanAsked
 from kvell.engine.protocol.messages import (
     CREDITS,
@@ -111,7 +112,8 @@ def test_the_first_event_says_who_is_there() -> None:
     told = engine.ready()
     parts = engine.contract.parts()
     assert told == Ready(
-        SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, {}, parts, 96
+        *(SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, {}, parts, 96),
+        indexed_groups(LAYOUT.groups),
     )
     assert parts["contract_bytes"] == LAYOUT.pool_bytes + 10_000 + 64 * MIB
 

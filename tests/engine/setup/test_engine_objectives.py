@@ -87,6 +87,12 @@ def test_who_is_refused_was_never_late_and_who_is_cancelled_is_late_no_more() ->
             "not above 0",
             "give seconds",
         ),
+        (
+            EngineOptions(slo_tpot_seconds=1.0, cpu_buffer_bytes=MIB, enable_chunked_prefill=False),
+            "--slo-tpot",
+            "as they always do without chunked prefill",
+            "leave it out",
+        ),
     ],
 )
 def test_objectives_that_nothing_can_be_done_for_are_refused_by_name(

@@ -1,5 +1,7 @@
 """One bound for weights, KV cache and activations: sizes, the contract, and tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
-from kvell.engine.setup.sharing import Bound, share_pool
+from kvell.engine.setup.sharing import Bound, can_share, share_pool
 from kvell.errors import ChangeSomething
 from kvell.memory import Implementation, create_core, requests_that_fit
 from kvell.models.loading.random_weights import random_module
@@ -99,6 +101,15 @@ def roomy(module: torch.nn.Module, pool_mib: int = 16, **changes: object) -> Eng
     bound = weights_of(module) + pool_mib * MIB
     wished = {"memory_bytes": bound, "max_num_batched_tokens": 512, "max_model_len": 1024}
     return EngineOptions(**(wished | changes))  # type: ignore[arg-type]
+
+
+def test_a_pool_is_not_shared_with_activations_that_a_whole_prompt_needs_at_any_time(
+    module: torch.nn.Module,
+) -> None:
+    models = [fused_model(module)]
+    options = roomy(module)
+    assert can_share(models, options, has_draft=False)
+    assert not can_share(models, replace(options, enable_chunked_prefill=False), has_draft=False)
 
 
 def test_large_pages_of_a_shared_pool_hold_whole_chunks(module: torch.nn.Module) -> None:

@@ -18,16 +18,20 @@ from kvell.mempool.transfers.actions import (
     Fetched,
     Grant,
     Pull,
+    PullRest,
     Revoke,
     Send,
     StopPull,
 )
-from kvell.mempool.transfers.messages import PeerMessage, Transfer
+from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
 from kvell.mempool.transfers.receiving import owner_of
+from kvell.pages.stages import BY_LAYER
 from tests.pages.pools import pool_of
 
 Label = tuple[int, ...]
 """What a page holds: its position, and the tokens that its content depends on."""
+STAGES = 3
+"""Of layers, in which a pass writes pages."""
 
 
 def ints(values: Sequence[int]) -> npt.NDArray[np.int32]:
@@ -41,13 +45,42 @@ def label(spec: GroupSpec, position: int, tokens: Sequence[int]) -> Label:
     return (position, *tokens[: (position + 1) * spec.page_tokens])
 
 
+WHOLE = STAGES
+
+
 @dataclass
 class Copying:
-    """A pull under way: rows that are still to be copied."""
+    """A pull under way: group, page, own page and stage (WHOLE: all of it) still to be copied."""
 
     pull: Pull
     left: list[list[int]]
+    is_whole: bool
     is_stopped: bool = False
+
+    @classmethod
+    def of(cls, pull: Pull, groups: Sequence[GroupSpec]) -> "Copying":
+        def stages(group: int) -> Sequence[int]:
+            by_layer = pull.stages and groups[group].kind in BY_LAYER
+            return range(pull.stages) if by_layer else (WHOLE,)
+
+        left = [[*row, stage] for row in pull.rows.tolist() for stage in stages(row[0])]
+        return cls(pull, left, not pull.stages)
+
+
+@dataclass
+class Pass:
+    """A text that is being computed; its pages are held.
+
+    :ivar rows: group, position and page of what is computed.
+    :ivar num_written: of its stages.
+    """
+
+    target: str
+    owner: Owner
+    tokens: list[int]
+    rows: list[list[int]]
+    num_written: int = 0
+    is_early: bool = False
 
 
 class Instance:
@@ -63,6 +96,12 @@ class Instance:
         self.receiving = self.agent.receiving
         self.owners: dict[Transfer, Owner] = {}
         self.content: dict[tuple[int, int], Label] = {}
+        self.cells: dict[tuple[int, int, int], Label] = {}
+        """By group, page and stage, where that has another content than the page."""
+        self.passes: dict[Transfer, Pass] = {}
+        self.written: dict[Transfer, int] = {}
+        """What was said of transfers that come here."""
+        self.cells_early = 0
         self.granted: set[Transfer] = set()
         self.copying: dict[Transfer, Copying] = {}
         self.arrived: dict[Transfer, int] = {}
@@ -78,10 +117,31 @@ class Instance:
         """What the owner holds of a text has the right content."""
         groups = self.core.layout.groups
         for group, position, page in self.holds.pages(owner).tolist():
-            right, found = label(groups[group], position, tokens), self.content[group, page]
-            if groups[group].kind is not GroupKind.STATE:
-                found = found[: len(right)]  # a page of a longer text that begins alike
-            assert found == right, (self.name, group, position)
+            right = label(groups[group], position, tokens)
+            for stage in range(STAGES):
+                found = self.cell(group, page, stage)
+                if groups[group].kind is not GroupKind.STATE:
+                    found = found[: len(right)]  # a page of a longer text that begins alike
+                assert found == right, (self.name, group, position, stage)
+
+    def cell(self, group: int, page: int, stage: int) -> Label:
+        """What a page holds of a stage's layers."""
+        return self.cells.get((group, page, stage), self.content.get((group, page), ()))
+
+    def write(self, group: int, page: int, content: Label) -> None:
+        """Write all layers of a page."""
+        self.content[group, page] = content
+        for stage in range(STAGES):
+            self.cells.pop((group, page, stage), None)
+
+    def copy(self, source: "Instance", group: int, page: int, own: int, stage: int) -> None:
+        """Copy a stage of a page, or all of it."""
+        if stage != WHOLE:
+            self.cells[group, own, stage] = source.cell(group, page, stage)
+            return
+        self.write(group, own, source.content.get((group, page), ()))
+        for one in range(STAGES):
+            self.cells[group, own, one] = source.cell(group, page, one)
 
     def compute(self, tokens: Sequence[int]) -> bool:
         """Compute a text as far as it is not cached, and cache it; whether there was room."""
@@ -93,7 +153,7 @@ class Instance:
         if missing is None:
             return False
         for group, position, page in missing.tolist():
-            self.content[group, page] = label(self.core.layout.groups[group], position, tokens)
+            self.write(group, page, label(self.core.layout.groups[group], position, tokens))
         self.check(owner, tokens)
         self.holds.insert(owner, len(tokens))
         return True
@@ -137,7 +197,11 @@ class Network:
                 self.messages.append(sent)
             elif isinstance(action, Pull):
                 assert action.transfer not in instance.copying
-                instance.copying[action.transfer] = Copying(action, action.rows.tolist())
+                groups = instance.core.layout.groups
+                instance.copying[action.transfer] = Copying.of(action, groups)
+            elif isinstance(action, PullRest):
+                assert action.transfer in instance.copying
+                instance.copying[action.transfer].is_whole = True
             elif isinstance(action, StopPull):
                 instance.copying[action.transfer].is_stopped = True
             elif isinstance(action, Grant):
@@ -151,12 +215,13 @@ class Network:
             elif isinstance(action, Ended):
                 assert action.transfer not in instance.ended
                 instance.ended[action.transfer] = action.problem
+                instance.passes.pop(action.transfer, None)
                 if action.transfer in instance.owners:
                     instance.holds.release(instance.owners.pop(action.transfer))
             elif isinstance(action, Fetched):
                 assert action.number not in instance.fetched
                 instance.fetched[action.number] = action
-                asked = instance.asked[action.number]
+                asked = instance.asked[action.number][: action.computed]
                 assert instance.core.peek(ints([*asked, 1 << 20]), "") >= action.computed
         instance.audit()
 
@@ -217,16 +282,77 @@ class Network:
         if loses or self.instances[source].incarnation != incarnation:
             return
         to = self.instances[target]
+        if isinstance(message, Written):
+            to.written[message.transfer] = max(message.stage, to.written.get(message.transfer, -1))
         self.act(to, to.agent.handle(Heard(source, message)))
+
+    def hasten(self, waiting: int) -> None:
+        """Deliver what was said last, until no more messages are left than so many."""
+        while len(self.messages) > waiting:
+            self.deliver(len(self.messages) - 1)
+
+    def announce(
+        self, source: str, target: str, tokens: list[int], inserts: bool, ticks: int
+    ) -> bool:
+        """Announce a text that is yet to be computed here; whether there is room for it."""
+        instance = self.instances[source]
+        owner, deadline = instance.owner("departure"), self.now + ticks
+        instance.holds.hold_text(owner, 1 << 60, ints([*tokens, 1 << 20]))
+        rows = instance.holds.receive(owner, len(tokens))
+        if rows is None or not tokens:
+            instance.holds.release(owner)
+            return False
+        transfer, actions = instance.sending.begin(
+            target, ints(tokens), len(tokens), self.now, deadline, inserts=inserts
+        )
+        self.texts[transfer], instance.owners[transfer] = [*tokens, 1 << 20], owner
+        instance.passes[transfer] = Pass(target, owner, tokens, rows.tolist())
+        self.act(instance, actions)
+        return True
+
+    def begin_pass(self, name: str, index: int) -> None:
+        """A step is about to compute a text that was announced: it is offered, if it can be."""
+        instance = self.instances[name]
+        if not instance.passes:
+            return
+        transfer = sorted(instance.passes)[index % len(instance.passes)]
+        one = instance.passes[transfer]
+        actions = instance.sending.early(transfer, instance.holds.places(one.owner), STAGES)
+        one.is_early |= bool(actions)
+        self.act(instance, actions)
+
+    def write(self, name: str, index: int) -> None:
+        """A pass goes on by a stage and tells of it; behind its last one the text is ready."""
+        instance = self.instances[name]
+        if not instance.passes:
+            return
+        transfer = sorted(instance.passes)[index % len(instance.passes)]
+        one = instance.passes[transfer]
+        if one.num_written == STAGES:
+            del instance.passes[transfer]
+            places = instance.holds.places(one.owner)
+            self.act(instance, instance.sending.ready(transfer, places))
+            return
+        for group, position, page in one.rows:
+            spec, stage = instance.core.layout.groups[group], one.num_written
+            if spec.kind in BY_LAYER:
+                instance.cells[group, page, stage] = label(spec, position, one.tokens)
+            elif stage + 1 == STAGES:
+                instance.write(group, page, label(spec, position, one.tokens))
+        if one.is_early:
+            hint = Written(transfer, one.num_written)
+            self.messages.append((name, instance.incarnation, one.target, hint))
+        one.num_written += 1
 
     def ready(self, source: str) -> None:
         """What was announced first is computed now."""
         instance = self.instances[source]
-        for transfer, owner in list(instance.owners.items())[:1]:
+        waiting = [one for one in instance.owners.items() if one[0] not in instance.passes]
+        for transfer, owner in waiting[:1]:
             self.act(instance, instance.sending.ready(transfer, instance.holds.places(owner)))
 
     def copy(self, name: str, index: int, count: int) -> None:
-        """Copy some rows of a pull; at its end, tell how it went."""
+        """Copy some of a pull, as far as it is written; at its end, tell how it went."""
         instance = self.instances[name]
         if not instance.copying:
             return
@@ -234,13 +360,16 @@ class Network:
         copying = instance.copying[transfer]
         source = self.instances[transfer.sender]
         is_there = source.incarnation == transfer.incarnation
-        for _ in range(0 if copying.is_stopped else count):
-            if copying.left and is_there:
-                group, page, own = copying.left.pop(0)
-                instance.content[group, own] = source.content.get((group, page), ())
-        if not copying.left or copying.is_stopped or not is_there:
+        written = WHOLE if copying.is_whole else instance.written.get(transfer, -1)
+        known = [one for one in copying.left if one[3] <= written]
+        for one in known[: 0 if copying.is_stopped or not is_there else count]:
+            copying.left.remove(one)
+            instance.copy(source, *one)
+            instance.cells_early += not copying.is_whole
+        is_done = copying.is_whole and not copying.left
+        if is_done or copying.is_stopped or not is_there:
             del instance.copying[transfer]
-            whole = not copying.left and is_there and transfer in source.granted
+            whole = is_done and is_there and transfer in source.granted
             problem = "" if whole else "the right to read was gone"
             self.act(instance, instance.agent.handle(PullEnded(transfer, problem)))
 
@@ -256,6 +385,7 @@ class Network:
                 self.deliver(0)
             for name in self.instances:
                 self.copy(name, 0, 99)
+                self.write(name, 0)
         assert not self.messages
         self.pass_time(1 << 30)
         for _ in range(200):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvell.attention.choice import choose_kernels
-from kvell.engine.assembly import build_engine
+from kvell.engine.assembly import build_engine, copies_beside_passes
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -64,6 +64,27 @@ def test_a_pass_that_did_not_wait_would_answer_otherwise(
     monkeypatch.setattr(_Under, "__exit__", let_all_go)
     assert outputs(run) != expected
     assert mover.held
+
+
+def test_where_no_processor_is_left_all_is_copied_before_the_pass() -> None:
+    expected = outputs(Served("LlamaForCausalLM", batched=64))
+    run = Served("LlamaForCausalLM", batched=64, cpu_buffer_bytes=8 * MIB, copies_under_pass=False)
+    force(run.engine, 1)
+    assert outputs(run) == expected
+    counts = copier_of(run.engine.runner).counts
+    assert counts.before_bytes > 0
+    assert counts.under_bytes == counts.waits == 0
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3])
+def test_copies_are_under_the_pass_where_it_leaves_a_processor_free(
+    processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(processors)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert copies_beside_passes(EngineOptions()) is (processors > 2)
+    assert copies_beside_passes(EngineOptions(copies_under_pass=True))
+    assert not copies_beside_passes(EngineOptions(copies_under_pass=False))
 
 
 def test_a_pass_that_fails_leaves_memory_lying_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +210,7 @@ def answers(engine: Engine) -> dict[str, list[int]]:
 
 def engine_of(model: PagedModel, **more: Any) -> Engine:
     """An engine over a compiled pass."""
+    more = {"copies_under_pass": True} | more
     return build_engine(model, "tiny", EngineOptions(8 * MIB, 256, 64, **more))
 
 

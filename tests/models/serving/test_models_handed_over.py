@@ -14,7 +14,14 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Event, Finished, Migrate, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import audit
-from kvell.mempool.place import PD_CACHINGS, PageTransport, PdCaching, PoolPlace, make_folder
+from kvell.mempool.place import (
+    PD_CACHINGS,
+    PageTransport,
+    PdCaching,
+    PoolPlace,
+    TransferMethod,
+    make_folder,
+)
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import prompt_ids
 from tests.models.serving.test_models_pooling_served import engine_of, every_case
@@ -113,6 +120,7 @@ def pair_of(
     transport: PageTransport = "memory",
     pd_caching: PdCaching = 3,
     names: str = "ab",
+    method: TransferMethod = "cheapest",
 ) -> Iterator[Pair]:
     make_folder(folder)
     engines = [
@@ -120,7 +128,9 @@ def pair_of(
             architecture,
             is_fused,
             8 * MIB,
-            pool_place=PoolPlace(name, folder, pd_caching=pd_caching, transport=transport),
+            pool_place=PoolPlace(
+                name, folder, pd_caching=pd_caching, transport=transport, method=method
+            ),
         )
         for name in names
     ]

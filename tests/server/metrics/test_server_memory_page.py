@@ -77,3 +77,14 @@ def test_the_contract_has_a_line_for_every_process_and_the_whole() -> None:
     ]
     assert lines[-1].split()[-2:] == ["160.0", "MiB"]
     assert lines[-2].split()[-3:] == ["-", "30.0", "MiB"]
+
+
+def test_on_several_machines_each_instance_has_its_own_weights() -> None:
+    parts = {"weights_bytes": 5 * MIB, "contract_bytes": 20 * MIB}
+    names = ("mixed-0", "mixed-1")
+    lines = contract_lines(dict.fromkeys(names, parts), 10 * MIB, shares_weights=False)
+    assert not [line for line in lines if "shared weights" in line]
+    assert lines[-1].split()[-2:] == ["50.0", "MiB"]
+    told = {name: InstanceMemory(READY, STATS, None) for name in names}
+    promised = [memory_page(told, 0, shares_weights=one)["contract_bytes"] for one in (True, False)]
+    assert promised == [2 * 90 * MIB - 5, 2 * 90 * MIB]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from kvell.cluster.roles import RoleRules
 from kvell.cluster.routing.policies import ROUTINGS
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import replay
@@ -18,6 +19,8 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.memory import GroupSpec, longest_request
 from kvell.mempool.place import PD_CACHINGS
 from kvell.mempool.transfers.actions import Action, Pull
+from kvell.mempool.transfers.methods import ALWAYS
+from kvell.pages.stages import BY_LAYER
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.instance import Command, VirtualInstance
@@ -42,8 +45,17 @@ SHAPES: list[dict[str, int]] = [
     {"mixed": 2},
     {"mixed": 3},
 ]
+EAGER = RoleRules(
+    gain=1.05, patience_seconds=0.0, rest_seconds=0.05, memory_seconds=0.05, least_work=1
+)
+"""Roles change as often as may be."""
 HEALED_SECONDS = 30.0
 MOST_EVENTS = 60_000
+
+
+def in_stages(spec: GroupSpec) -> GroupSpec:
+    """The same with three layers, if a pass writes it layer by layer."""
+    return replace(spec, layers=(0, 1, 2)) if spec.kind in BY_LAYER else spec
 
 
 @dataclass(frozen=True)
@@ -109,9 +121,12 @@ class Scenario:
     pulls: list[int] = field(default_factory=list)
     implementation: Any = "compiled"
     seed: int = 0
+    changes_roles: bool = False
+    notice_seconds: float = 0.0
+    streams: bool = False
 
     def spec(self) -> ClusterSpec:
-        layout = pool_of(self.large, *MIXES[self.mix])
+        layout = pool_of(self.large, *map(in_stages, MIXES[self.mix]))
         limits = Limits(
             max_num_batched_tokens=max(self.batched, self.seats),
             max_num_seqs=self.seats,
@@ -137,8 +152,12 @@ class Scenario:
             *(self.counts, layout, limits, Steps(), links, self.routing, self.pd_caching),
             implementation=self.implementation,
             front_seconds=delays,
+            role_rules=EAGER if self.changes_roles else None,
+            notice_seconds=self.notice_seconds,
+            notice_loss=self.loss,
             restart_seconds=0.05,
             seed=self.seed,
+            streams=ALWAYS if self.streams else None,
         )
 
 
@@ -199,6 +218,9 @@ scenarios = st.builds(
     st.lists(st.sampled_from([-1, -1, 0, 1, 2]), max_size=4),
     st.sampled_from(["compiled", "compiled", "python"]),
     st.integers(0, 999),
+    st.booleans(),
+    st.sampled_from([0.0, 0.0, 0.01, 0.5]),
+    st.booleans(),
 )
 
 
@@ -231,7 +253,6 @@ class Run:
         self.cluster.front.ends = Once()
         self.cluster.on_started = self._watch
         self.audits = 0
-        self.crashes = 0
 
     def go(self) -> "Run":
         """Run it to the end."""

@@ -1,13 +1,14 @@
 """Messages and pulls between instances that live, die and cannot reach each other."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded
 from kvell.mempool.transfers.actions import Pull
-from kvell.mempool.transfers.messages import Abandon, Transfer
+from kvell.mempool.transfers.messages import Abandon, Transfer, Written
 from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.loop import Loop
@@ -89,6 +90,86 @@ def test_who_writes_to_nobody_hears_so() -> None:
     place.network.send(place.a, "nobody", SAID)
     place.settle()
     assert place.a.heard == [(2.0, PeerLost("nobody", 0))]
+
+
+FOUR = [[1, page, page + 10] for page in range(4)]
+
+
+def staged(transfer: Transfer = TRANSFER, stages: int = 4) -> Pull:
+    return Pull(transfer, np.asarray(FOUR, np.int32), stages)
+
+
+def test_stages_cross_as_they_are_written_and_the_rest_ends_the_pull() -> None:
+    place = Place()
+    place.a.rights.add(7)
+    place.network.pull(place.b, staged())
+    for stage in (0, 1, 3):
+        hint = Written(TRANSFER, stage)
+        place.loop.at(10.0 * stage, partial(place.network.send, place.a, "b", hint))
+    at: list[float] = []
+    place.b.device.read = lambda source, rows: at.extend(
+        [round(place.loop.now_seconds, 3)] * len(rows)
+    )
+    place.loop.at(60.0, lambda: place.network.rest(place.b, TRANSFER))
+    place.settle()
+    # A message takes a second, a page half a second and three more.
+    assert at == [4.5, 14.5, 37.5, 37.5]
+    assert place.b.heard == [(60.5, PullEnded(TRANSFER, ""))]
+    assert place.network.pulled_bytes == {"b": 1200}
+
+
+def test_hints_before_a_pull_twice_or_behind_the_rest_bring_each_page_once() -> None:
+    place = Place()
+    place.a.rights.add(7)
+    place.a.device.content = {(1, page): f"page {page}" for page in range(4)}
+    for stage in (1, 0, 1):
+        place.network.send(place.a, "b", Written(TRANSFER, stage))
+    place.settle()
+    assert not place.b.heard, "whoever steps need not hear of it"
+    place.network.pull(place.b, staged())
+    assert place.network.pulled_bytes == {"b": 600}
+    place.network.send(place.a, "b", Written(TRANSFER, 2))
+    place.network.rest(place.b, TRANSFER)
+    place.network.rest(place.b, TRANSFER)
+    place.settle()
+    ((_, ended),) = place.b.heard
+    assert ended == PullEnded(TRANSFER, "")
+    assert place.b.device.content == {(1, page + 10): f"page {page}" for page in range(4)}
+    assert place.network.pulled_bytes == {"b": 1200}
+
+
+def test_a_hint_of_somebody_elses_transfer_is_none() -> None:
+    place = Place()
+    place.network.pull(place.b, staged())
+    place.network.send(place.c, "b", Written(TRANSFER, 3))
+    place.settle()
+    assert place.network.pulled_bytes == {} and not place.b.heard
+
+
+def test_a_staged_pull_is_stopped_or_loses_its_source_between_two_stages() -> None:
+    other = Transfer("a", 1, 8)
+    for is_stopped in (True, False):
+        place = Place()
+        stop, leave = place.network.stop, place.network.leave
+        end = partial(stop, place.b, TRANSFER) if is_stopped else partial(leave, place.a)
+        place.network.pull(place.b, staged())
+        place.network.pull(place.c, staged(other))
+        place.network.send(place.a, "b", Written(TRANSFER, 0))
+        place.loop.at(9.0, end)
+        place.loop.at(20.0, partial(place.network.rest, place.b, TRANSFER))
+        place.settle()
+        ends = [entry for _, entry in place.b.heard if isinstance(entry, PullEnded)]
+        assert [one.problem for one in ends] == [STOPPED if is_stopped else UNREACHED]
+        assert len(place.b.device.content) == 1
+
+
+def test_a_reader_that_dies_in_a_staged_pull_gets_nothing_more() -> None:
+    place = Place()
+    place.network.pull(place.b, staged())
+    place.network.send(place.a, "b", Written(TRANSFER, 1))
+    place.loop.at(1.5, lambda: place.network.leave(place.b))
+    place.settle()
+    assert place.b.device.content == {} and place.b.heard == []
 
 
 def test_a_new_incarnation_gets_no_letter_of_the_old_one() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvell.cli.cluster.ray_commands import down, print_machines, up
 from kvell.cli.terminal.options import debug_option, json_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
@@ -79,14 +80,34 @@ def cluster() -> None:
     kvell cluster status
     kvell cluster scale mixed=4
     kvell cluster drain mixed-1
+
+    On several machines, start and end Ray on each of them.
+
+    \b
+    kvell cluster up
+    kvell cluster up --join 10.0.0.1:6379
+    kvell cluster down
     """
 
 
+cluster.add_command(up)
+cluster.add_command(down)
+
+
 @cluster.command()
+@click.option(
+    "--cluster",
+    "ray_address",
+    metavar="ADDRESS",
+    help="Show the machines of this Ray cluster instead, as kvell serve --cluster has it.",
+)
 @server_options
-def status(server: Server) -> None:
-    """Show all instances: their states, their load and their memory."""
-    server.show(server.client.status())
+def status(server: Server, ray_address: str | None) -> None:
+    """Show all instances: their states, their machines, their load and their memory."""
+    if ray_address is None:
+        server.show(server.client.status())
+    else:
+        print_machines(ray_address, server.as_json)
 
 
 @cluster.command()

@@ -22,6 +22,7 @@ class Instance:
     """One instance.
 
     :param pid: None while there is no process.
+    :param host: address of its machine; "" is the front's.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Instance:
     outstanding_output_tokens: int
     pages: Pages
     contract_bytes: int
+    host: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
 """Shows the instances of a server as a table."""
 
+from collections.abc import Sequence
+
 from kvell.cli.cluster.state import Cluster, Instance
 from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.sizes import format_bytes
 from kvell.cli.terminal.tables import made_table
 
+MACHINE_COLUMNS = 40
+"""Of a machine's address, the longest of IPv6."""
 HEADERS = (
     "instance",
     "state",
@@ -20,10 +24,23 @@ HEADERS = (
 
 
 def print_cluster(cluster: Cluster) -> None:
-    """Print all instances to stdout; the last line is the whole server."""
+    """Print all instances to stdout, with their machines if they are on several.
+
+    The last line is the whole server.
+    """
     rows = [*map(_row, cluster.instances), _total(cluster)]
+    headers: tuple[str, ...] = HEADERS
+    if any(one.host for one in cluster.instances):
+        headers = (*HEADERS, "machine")
+        machines = (*(one.host for one in cluster.instances), "")
+        rows = [(*row, machine) for row, machine in zip(rows, machines, strict=True)]
     title = f"routing {cluster.routing}, {cluster.front.waiting:,} requests wait for an instance"
-    wide_console().print(made_table(title, HEADERS, rows))
+    print_rows(title, headers, rows)
+
+
+def print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print another table to stdout, in the same form."""
+    wide_console(MACHINE_COLUMNS).print(made_table(title, headers, rows))
 
 
 def _row(one: Instance) -> tuple[str, ...]:

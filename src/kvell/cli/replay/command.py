@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from kvell.cli.plan.command import ELEMENT_BYTES
+from kvell.cli.replay.buffer import buffered
 from kvell.cli.replay.instances import (
     Together,
     check_rows,
@@ -24,6 +25,8 @@ from kvell.cli.replay.models import (
 from kvell.cli.replay.report import print_report, print_together
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
+    chunked_prefill_option,
+    cpu_buffer_option,
     debug_option,
     dtype_option,
     json_option,
@@ -58,6 +61,7 @@ MIN_MODEL_LEN = 2
 @click.option("--trace", required=True, help="A trace file, or the name of a generator like chat.")
 @click.option("--model", required=True, help="A name in bench/configs, or what `plan` takes.")
 @kv_memory_option
+@cpu_buffer_option
 @dtype_option
 @manager_option
 @click.option(
@@ -97,6 +101,7 @@ MIN_MODEL_LEN = 2
     show_default=True,
     help="Requests that run at once at most.",
 )
+@chunked_prefill_option
 @click.option("--limit", type=click.IntRange(min=1), help="Requests of the trace at most.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, help="Replay the trace N times.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator.")
@@ -140,6 +145,7 @@ def replay(
     trace: str,
     model: str,
     kv_memory_bytes: int | None,
+    cpu_buffer_bytes: int | None,
     dtype: str,
     manager: Manager,
     arrivals: Literal["start", "trace"],
@@ -150,6 +156,7 @@ def replay(
     slo_tpot: float | None,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    enable_chunked_prefill: bool,
     limit: int | None,
     repeat: int,
     seed: int,
@@ -166,6 +173,7 @@ def replay(
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
     from kvell.cli.replay.hardware import step_timer
     from kvell.cli.replay.latency import latencies, outcomes
+    from kvell.engine.planning.whole_prompts import without_chunks
     from kvell.load.arrivals import retimed
     from kvell.load.report import Objectives
     from kvell.simulator.cluster.cluster import ClusterSpec
@@ -194,10 +202,12 @@ def replay(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
+    if not enable_chunked_prefill:
+        limits = without_chunks(limits, layout)
     objectives = Objectives(slo_ttft, slo_tpot)
     if counts is not None:
         check_rows(rows, arrivals)
-        _check_alone(draft_tokens, timeline_path)
+        _check_alone(draft_tokens, timeline_path, cpu_buffer_bytes)
         spec = ClusterSpec(
             *(counts, layout, limits, machine, Links(together.pages_link(hardware, machine))),
             routing=together.routing,
@@ -219,6 +229,11 @@ def replay(
         else:
             print_together(report)
         return
+    swapping = None
+    if cpu_buffer_bytes is not None:
+        weights = models.cost.weight_bytes // ELEMENT_BYTES[dtype]
+        found_buffer = buffered(cpu_buffer_bytes, layout, machine, weights, hardware)
+        machine, swapping = found_buffer.machine, found_buffer.swapping
     timeline = Timeline() if timeline_path else None
     run = Replay(
         create_core(layout, eviction=eviction),
@@ -229,6 +244,7 @@ def replay(
         machine,
         MonotonicClock(),
         timeline=timeline,
+        swapping=swapping,
         sessions=not ignore_sessions,
         images_in_text=images_in_text(models.layers),
         acceptance=Acceptance(draft_tokens.acceptance, seed),
@@ -247,11 +263,14 @@ def replay(
         print_report(report)
 
 
-def _check_alone(draft_tokens: DraftTokens, timeline_path: Path | None) -> None:
+def _check_alone(
+    draft_tokens: DraftTokens, timeline_path: Path | None, cpu_buffer_bytes: int | None
+) -> None:
     """Refuse what only the replay of one instance does."""
     refused = {
         "--num-speculative-tokens": draft_tokens.num_speculative_tokens or None,
         "--timeline": timeline_path,
+        "--cpu-buffer": cpu_buffer_bytes,
     }
     for flag, value in refused.items():
         if value is not None:

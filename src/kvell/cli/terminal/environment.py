@@ -52,6 +52,33 @@ def take_processors(processors: Sequence[int], threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(min(int(given), share) if given.isdecimal() else share)
 
 
+def take_threads(threads: int) -> None:
+    """Let a step of this process have so many threads, whatever its parent had.
+
+    Must run before torch is imported.  Ray gives its actors a single one.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def take_ray_token(token: str) -> None:
+    """Let this process, and the Ray that it starts, serve nobody who does not know the token.
+
+    Must run before Ray is imported.  A way that the user chose is kept.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
+
+
+def has_ray_token() -> bool:
+    """Whether the user lets Ray ask for a token."""
+    return os.environ.get("RAY_AUTH_MODE", "") == "token"
+
+
+def ray_environment() -> dict[str, str]:
+    """Return the environment of a Ray that is started: this process's own."""
+    return dict(os.environ)
+
+
 def process_cache_dir() -> Path:
     """Return this user's cache directory; it need not exist yet."""
     return cache_dir(os.environ, Path.home())

@@ -31,11 +31,16 @@ OF_THE_SERVER = {
 SPREAD = ("mean", "p50", "p90", "p99")
 
 
-def wide_console() -> "Console":
-    """A console on stdout that is wide enough for a table."""
+def wide_console(more_columns: int = 0) -> "Console":
+    """A console on stdout that is wide enough for a table, where no terminal says how wide it is.
+
+    :param more_columns: that a table has beyond the usual.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    return Console(
+        highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS + more_columns
+    )
 
 
 def print_load(title: str, report: Mapping[str, Any]) -> None:

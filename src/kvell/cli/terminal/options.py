@@ -35,6 +35,17 @@ class LengthType(click.ParamType[int | None]):
         return self.fail(f"{value!r} is neither a whole number above 0 nor 'auto'.", param, ctx)
 
 
+def chunked_prefill_option(command: Command) -> Command:
+    """``--enable-chunked-prefill``, and its opposite."""
+    text = "Cut prompts into chunks, computed beside decodes; else decodes wait for whole prompts."
+    return click.option(
+        "--enable-chunked-prefill/--no-enable-chunked-prefill",
+        default=True,
+        show_default=True,
+        help=text,
+    )(command)
+
+
 def models_option(command: Command) -> Command:
     """``--model``, repeated for several models; the command gets them as ``models``."""
     text = "smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
@@ -201,6 +212,7 @@ _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     ),
     _number("--max-num-batched-tokens", 2048, "Tokens of one step at most."),
     _number("--max-num-seqs", 256, "Requests that run at once at most."),
+    chunked_prefill_option,
     click.option(
         "--num-speculative-tokens",
         type=click.IntRange(min=0),

@@ -33,6 +33,15 @@ def pd_caching_option(command: Command) -> Command:
     )(command)
 
 
+def adaptive_roles_option(command: Command) -> Command:
+    """``--adaptive-roles``."""
+    return click.option(
+        "--adaptive-roles",
+        is_flag=True,
+        help="Let prefill and decode instances change their roles by load.",
+    )(command)
+
+
 def _number(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
     found: PdCaching | None = None if value is None else PD_CACHINGS[int(value)]
     return found

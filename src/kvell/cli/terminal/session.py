@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kvell.cli.terminal.faults import Debug
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.place import PoolPlace
+from kvell.mempool.place import MeetingPlace
 from kvell.models.sources.progress import Progress
 
 
@@ -69,7 +69,7 @@ def open_model(
     progress: Progress,
     incarnation: int = 0,
     weights_fd: int | None = None,
-    pool_place: PoolPlace | None = None,
+    pool_place: MeetingPlace | None = None,
 ) -> Any:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
@@ -96,6 +96,7 @@ def open_model(
         prompt_lookup_max=settings.prompt_lookup_max,
         prompt_lookup_min=settings.prompt_lookup_min,
         async_scheduling=settings.async_scheduling,
+        enable_chunked_prefill=settings.enable_chunked_prefill,
         memory_parts=settings.memory_parts,
         cache_dir=cache_dir,
         progress=progress,

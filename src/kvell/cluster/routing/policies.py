@@ -9,24 +9,40 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
+from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN, ExecCosts
 from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.errors import ChangeSomething
 
-ROUTINGS = ("least-load", "most-free-memory", "session", "round-robin")
+__all__ = [
+    "DEFAULT_ROUTING",
+    "PROMPT_TOKENS_PER_OUTPUT_TOKEN",
+    "ROUTINGS",
+    "BySession",
+    "LeastLoad",
+    "LongestPrefix",
+    "MostFreeMemory",
+    "PromptTreeBased",
+    "RoundRobin",
+    "Router",
+    "load",
+    "router_named",
+]
+
+ROUTINGS = (
+    "least-load",
+    "most-free-memory",
+    "session",
+    "longest-prefix",
+    "prompt-tree",
+    "round-robin",
+)
 """Which instance gets a request: the one with the least outstanding work, with the most free KV
-memory, where the conversation's prefixes are, or one after the other."""
+memory, where the conversation's prefixes are, where most of the prompt is cached, where it is
+computed soonest as what is cached and what waits there have it, or one after the other."""
 DEFAULT_ROUTING = "least-load"
 
-PROMPT_TOKENS_PER_OUTPUT_TOKEN = 4
-"""An output token counts as so many prompt tokens.
-
-A prompt's tokens share each reading of the weights by hundreds, an output token only with the
-other requests of its step.  In the measured forward passes of SmolLM2 a token of a step of 8
-requests costs 1.7 to 9.4 times as much as one of a prompt of 512 (the four machines of
-``bench/results/*/forward_cpu.json``; their geometric mean is 3.3), and more in smaller steps.
-"""
-
-
+COMPUTE_WEIGHT = 3
+"""Seconds of waiting that a second of computing is worth; measured in ``bench/routing``."""
 MOST_SESSIONS = 65_536
 """Sessions whose instance is remembered: some ten megabytes of the front's memory."""
 
@@ -54,9 +70,8 @@ class RoundRobin:
 
     def next_of(self, instance_ids: Iterable[str]) -> str:
         """Return the first id behind the one chosen last, or the first of all."""
-        ordered = sorted(instance_ids)
-        behind = (one for one in ordered if one > self._last)
-        self._last = next(behind, ordered[0])
+        all_ids = list(instance_ids)
+        self._last = min([one for one in all_ids if one > self._last] or all_ids)
         return self._last
 
 
@@ -123,6 +138,71 @@ class BySession:
             self._homes.popitem(last=False)
 
 
+class LongestPrefix:
+    """The instance with the most of the prompt cached; of those with equally much, the least load.
+
+    It saves the most work of all, and lets a popular prefix flood the instance that has it: others
+    get it only when the one that has it may get no request.
+    """
+
+    def __init__(self) -> None:
+        self._least_load = LeastLoad()
+
+    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+        """Return an instance with the longest hit; without any, the one with the least load."""
+        hits = request.hits
+        longest = max((hits.get(one.instance_id, 0) for one in instances), default=0)
+        if longest:
+            instances = [one for one in instances if hits.get(one.instance_id, 0) == longest]
+        return self._least_load.choose(request, instances)
+
+
+class PromptTreeBased:
+    """The instance that is done soonest: with what it has to do, and with what it lacks of the
+    prompt (MemServe, equation 1).
+
+    Both are seconds, so a popular prefix does not flood the instance that has it.  What is computed
+    counts several times: it delays this request once, and those that come after it too.  With a
+    weight of 1, which is equation 1 as it stands, prefixes are computed again wherever a step is
+    free, and then there are more copies in as much memory.  Equal prices go in turn.  A request
+    that is due is kept from instances that would be late, if any would not.
+
+    :param weight: seconds of waiting that a second of computing is worth.
+    """
+
+    def __init__(self, costs: ExecCosts | None = None, weight: float = COMPUTE_WEIGHT) -> None:
+        self._costs, self._weight = costs or ExecCosts(), weight
+        self._turn = RoundRobin()
+
+    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+        """Return an instance with the least price, of those that are in time."""
+        if request.deadline_seconds is not None:
+            instances = self._in_time(request, request.deadline_seconds, instances) or instances
+        costs, hits, tokens = self._costs, request.hits, request.prompt_tokens
+        by_hit = {
+            hit: self._weight * costs.exec_seconds(tokens, hit) for hit in {0, *hits.values()}
+        }
+        queues = costs.queues_seconds(instances)
+        prices = [
+            queue + by_hit[hits.get(one.instance_id, 0)]
+            for one, queue in zip(instances, queues, strict=True)
+        ]
+        least = min(prices)
+        return self._turn.next_of(
+            one.instance_id for one, price in zip(instances, prices, strict=True) if price == least
+        )
+
+    def _in_time(
+        self, request: RequestView, deadline_seconds: float, instances: Sequence[InstanceView]
+    ) -> list[InstanceView]:
+        first, tokens, hits = self._costs.first_token_seconds, request.prompt_tokens, request.hits
+        return [
+            one
+            for one in instances
+            if first(one, tokens, hits.get(one.instance_id, 0)) <= deadline_seconds
+        ]
+
+
 def load(instance: InstanceView) -> int:
     """Return the outstanding work of an instance, in prompt tokens."""
     output = instance.outstanding_output_tokens * PROMPT_TOKENS_PER_OUTPUT_TOKEN
@@ -130,16 +210,23 @@ def load(instance: InstanceView) -> int:
 
 
 _ROUTERS: Mapping[str, Callable[[], Router]] = MappingProxyType(
-    dict(zip(ROUTINGS, (LeastLoad, MostFreeMemory, BySession, RoundRobin), strict=True))
+    dict(
+        zip(
+            ROUTINGS,
+            (LeastLoad, MostFreeMemory, BySession, LongestPrefix, PromptTreeBased, RoundRobin),
+            strict=True,
+        )
+    )
 )
 
 
-def router_named(name: str) -> Router:
+def router_named(name: str, costs: ExecCosts | None = None) -> Router:
     """Return a new router.
 
+    :param costs: of the instances' model, for the one that reckons in seconds.
     :raises ChangeSomething: if there is no policy of this name.
     """
     if name not in _ROUTERS:
         remedy = f"use one of {', '.join(ROUTINGS)}"
         raise ChangeSomething("--routing", name, "is no routing policy", remedy)
-    return _ROUTERS[name]()
+    return PromptTreeBased(costs) if name == "prompt-tree" else _ROUTERS[name]()

@@ -57,6 +57,7 @@ from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
 from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action
+from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
@@ -89,6 +90,7 @@ class EngineCore:
         misses: MissWatch | None = None,
         agent: Agent | None = None,
         pd_caching: PdCaching = DEFAULT_PD_CACHING,
+        streams: StreamCosts | None = None,
     ) -> None:
         """:param models: rules of each of several models; the first has these limits.
         :param swapping: over the same core; None without a CPU buffer.
@@ -96,6 +98,8 @@ class EngineCore:
         :param misses: over the same core; None if nobody asks why prefixes missed.
         :param agent: over the same core; None if requests neither come from other instances nor go.
         :param pd_caching: which of several instances cache what.
+        :param streams: what pulls cost while a step computes, which whoever runs steps must then
+            tell of (``StepPlan.streams``); None: they wait for its end.
         :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
         """
         require_depth(
@@ -117,7 +121,7 @@ class EngineCore:
         self._index_watch: IndexWatch | None = None
         self.handovers: Handovers | None = None
         if agent is not None:
-            self.handovers = Handovers(core, self._scheduler, agent, pd_caching)
+            self.handovers = Handovers(core, self._scheduler, agent, pd_caching, streams)
         self._rests = False
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
         self.max_running = self._submitted = 0
@@ -318,6 +322,8 @@ class EngineCore:
     def plan(self) -> StepPlan:
         """Plan the next step; at most ``limits.depth`` results may be pending.
 
+        :meth:`take_actions` before it runs.
+
         :raises RuntimeError: if more are.
         """
         if len(self._in_flight) > self.limits.depth:
@@ -330,6 +336,9 @@ class EngineCore:
             request.begin(work.start + work.known, work.samples)
             if self._index_watch is not None:
                 self._index_watch.computes(work.handle, request)
+        if self.handovers is not None and not self._in_flight:
+            streams = self.handovers.planned(plan, requests)
+            plan = replace(plan, streams=streams) if streams else plan
         self._in_flight.append(_InFlight(plan, requests))
         return plan
 

@@ -7,11 +7,12 @@ At the instance that computes a prompt (``Submit.goes_to``)::
         └──── no room there, the other side dies, too long ───────────┴──► it runs here
 
 and at the other one: ``Prepare`` holds pages, and when the text has come a request begins with its
-first tokens computed.  A request is its sender's until the receiver has all of it, so a death on
-either side loses nothing that the other cannot go on with.  A request may also leave in the middle
-of its answer (:mod:`kvell.engine.moving.migrations`), wait until a third instance has sent what it
-has of its prompt, and have its text sent back when it has ended.  Pure: messages come in, and
-actions go out (:mod:`kvell.mempool.transfers.actions`).
+first tokens computed.  Its pages may be offered when its last chunk is planned, and are pulled
+layer by layer then while that is computed.  A request is its sender's until the receiver has all
+of it, so a death on either side loses nothing that the other cannot go on with.  A request may
+also leave in the middle of its answer (:mod:`kvell.engine.moving.migrations`), wait until a third
+instance has sent what it has of its prompt, and have its text sent back when it has ended.  Pure:
+messages come in, and actions go out (:mod:`kvell.mempool.transfers.actions`).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, Submit
+from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec, MemoryCore
 from kvell.mempool.agent import Agent
@@ -31,7 +33,9 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Roomed
 from kvell.mempool.transfers.messages import Transfer
+from kvell.mempool.transfers.methods import StreamCosts, Streamed, pays_by_layer
 from kvell.mempool.transfers.receiving import owner_of
+from kvell.pages.stages import stages_of
 from kvell.vocabulary import RequestId
 
 MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
@@ -64,6 +68,7 @@ class Handovers:
 
     :param agent: of the instance, over the scheduler's memory core.
     :param pd_caching: which instances cache what of requests that are handed over.
+    :param streams: what pulls cost that begin before the pass has ended; None: none do.
     """
 
     def __init__(
@@ -72,8 +77,10 @@ class Handovers:
         scheduler: Scheduler,
         agent: Agent,
         pd_caching: PdCaching = DEFAULT_PD_CACHING,
+        streams: StreamCosts | None = None,
     ) -> None:
         self._core, self._scheduler, self._agent = core, scheduler, agent
+        self._streams = streams
         self.pd_caching: PdCaching = pd_caching
         self._migrations = Migrations(agent)
         self._commands: dict[RequestId, Submit] = {}
@@ -199,6 +206,34 @@ class Handovers:
         """Take in what happened; returns requests that have moved, and those that came."""
         actions = self._agent.handle(entry)
         return self._sorted(actions)
+
+    def planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Offer pages of requests whose announced text the plan computes to its end, if that pays.
+
+        To be called before the step runs, and :meth:`take_actions` then, when no other step does.
+
+        :param requests: of the plan's work.
+        :returns: numbers of the transfers that stream.
+        """
+        if self._streams is None or not self._transfers:
+            return ()
+        numbers: list[int] = []
+        for work, request in zip(plan.work, requests, strict=True):
+            transfer = self._transfers.get(request.request_id)
+            if transfer is None or work.start + work.known != self._going[transfer].length:
+                continue
+            stages = len(stages_of(self._core.layout.groups, request.model))
+            missing = self._agent.sending.missing(transfer)
+            groups = [self._core.layout.groups[group] for group, _ in missing]
+            size_bytes = sum(group.page_stride_bytes for group in groups)
+            what = Streamed(size_bytes, len(missing), stages, plan.num_tokens)
+            if not work.samples or not pays_by_layer(what, self._streams):
+                continue
+            places = places_of(self._core, request)
+            actions = self._agent.sending.early(transfer, places, stages)
+            numbers += [transfer.number] if actions else []
+            self._actions += actions
+        return tuple(numbers)
 
     def computed(self, requests: Sequence[Request]) -> tuple[list[Request], list[Come]]:
         """A step's requests have their tokens: those whose prompt is computed begin to move.

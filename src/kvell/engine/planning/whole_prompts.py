@@ -81,7 +81,9 @@ def require_whole_prompts(limits: Limits, *, shares_pool: bool, parks: bool) -> 
         return
     longest = limits.max_model_len
     if longest > limits.max_num_batched_tokens:
-        raise ValueError(f"max_num_batched_tokens is below max_model_len={longest}: no whole prompts")
+        raise ValueError(
+            f"max_num_batched_tokens is below max_model_len={longest}: no whole prompts"
+        )
     if longest > limits.min_chunk_tokens:
         raise ValueError(f"min_chunk_tokens is below max_model_len={longest}: no whole prompts")
     if shares_pool or parks:

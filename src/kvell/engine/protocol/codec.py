@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from kvell.engine.protocol import messages as protocol
+from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Command, Event
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
@@ -37,6 +38,7 @@ _COMMANDS = _by_name(
         protocol.Submit,
         protocol.Cancel,
         protocol.Migrate,
+        Introduce,
         protocol.AskStats,
         AskPages,
         AskLargePage,

@@ -12,6 +12,7 @@ inside one.  Commands go to the instance, events come back::
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
       │ ── Migrate(request, goes_to) ───────► │  it may go on elsewhere: then Finished("moved")
       │ ◄── Stays(request) ────────────────── │  a request that was to move does not
+      │ ── Introduce(addresses) ────────────► │  where the others listen, on several hosts
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
       │ ── AskPages, AskLargePage(number) ──► │
@@ -30,6 +31,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
@@ -164,6 +166,7 @@ class Ready:
     :param memory: parts of the memory contract in bytes, and their sum, ``contract_bytes``.
     :param token_bytes: most KV memory that a token takes.
     :param indexed: what the blocks of each layer group are that :class:`.IndexNotice` tells of.
+    :param pool_address: where other instances reach its pool, on several hosts; "" on one.
     """
 
     schema_version: int
@@ -176,6 +179,7 @@ class Ready:
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
     token_bytes: int = 0
     indexed: tuple[IndexedGroup, ...] = ()
+    pool_address: str = ""
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -361,7 +365,9 @@ class Drained:
     """All work is done; the last event of an instance."""
 
 
-Command = Submit | Cancel | Migrate | AskStats | AskPages | AskLargePage | WatchIndex | Drain
+Command = (
+    Submit | Cancel | Migrate | Introduce | AskStats | AskPages | AskLargePage | WatchIndex | Drain
+)
 Event = (
     Ready
     | PromptLogprobs

@@ -43,10 +43,13 @@ class WatchIndex:
 class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
     """Blocks that follow one another are cached now.
 
-    :param group: index of the layer group, and ``kind`` its :class:`~kvell.memory.GroupKind`.
+    :param group: index of the layer group.
+    :param kind: its :class:`~kvell.memory.GroupKind`.
     :param parent: hash of the block before the first; ``NO_BLOCK`` if there is none.
     :param hashes: 64 bits each.
     :param tokens: of these blocks, little-endian int32; images' tokens have negative ids.
+    :param block_tokens: of a block.
+    :param window_tokens: tokens of the window, or of the chunk; 0 without.
     :param root: digest of the cache root; "" where there is no salt.
     """
 
@@ -61,14 +64,22 @@ class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlocksRemoved(Struct, frozen=True, tag=True):
-    """Blocks are cached in a group no longer."""
+    """Blocks are cached in a group no longer.
+
+    :param group: index of the layer group.
+    :param hashes: 64 bits each.
+    """
 
     group: int
     hashes: tuple[int, ...]
 
 
 class BlocksHeld(Struct, frozen=True, tag=True):
-    """All of a group's blocks that are cached."""
+    """All of a group's blocks that are cached.
+
+    :param group: index of the layer group.
+    :param hashes: 64 bits each.
+    """
 
     group: int
     hashes: tuple[int, ...]
@@ -76,8 +87,10 @@ class BlocksHeld(Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True)
 class IndexNotice:
-    """Changes in order; ``sequence`` counts the notices of an incarnation from 0.
+    """What is cached or is not any more.
 
+    :param sequence: counts the notices of an incarnation from 0.
+    :param changes: in order.
     :param is_whole: the changes are all that is cached: they replace what was told before.
     """
 

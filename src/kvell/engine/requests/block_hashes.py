@@ -1,6 +1,7 @@
 """Hashes of a prompt's blocks, each of all tokens up to its end."""
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,7 @@ from kvell.engine.protocol.notices import NO_BLOCK
 
 HASH_BYTES = 8
 ROOT_DIGEST_BYTES = 8
+_NO_HASH = bytes(HASH_BYTES)
 
 
 def root_digest(root: str) -> str:
@@ -21,12 +23,13 @@ class BlockHashes:
 
     :param model: equal tokens of several models have different blocks, and so have those of
         several cache roots.
+    :param known: hashes of its first blocks.
     """
 
-    def __init__(self, block_tokens: int, model: str, root: str) -> None:
+    def __init__(self, block_tokens: int, model: str, root: str, known: Sequence[int] = ()) -> None:
         self.block_tokens = block_tokens
         self._of = f"{len(model)}:{model}{root}".encode()
-        self._hashes: list[int] = []
+        self._hashes: list[int] = list(known)
 
     def up_to(self, tokens: npt.NDArray[np.int32]) -> int:
         """The hash of the block that ends with the last token; ``NO_BLOCK`` for no tokens.
@@ -34,15 +37,39 @@ class BlockHashes:
         :param tokens: int32, from the beginning; a whole number of blocks.
         """
         count = len(tokens) // self.block_tokens
-        while len(self._hashes) < count:
-            start = len(self._hashes) * self.block_tokens
-            block = tokens[start : start + self.block_tokens].astype("<i4", copy=False)
-            self._hashes.append(self._hash(block.tobytes()))
+        if len(self._hashes) < count:
+            self._grow(tokens, count)
         return self._hashes[count - 1] if count else NO_BLOCK
 
-    def _hash(self, block: bytes) -> int:
-        parent = self._hashes[-1] if self._hashes else NO_BLOCK
-        content = parent.to_bytes(HASH_BYTES, "little") + block
-        key = b"" if self._hashes else hashlib.blake2b(self._of, digest_size=32).digest()
-        digest = hashlib.blake2b(content, digest_size=HASH_BYTES, key=key).digest()
-        return int.from_bytes(digest, "little") or 1
+    def all_of(self, tokens: npt.NDArray[np.int32]) -> list[int]:
+        """The hashes of all whole blocks, in order.
+
+        :param tokens: int32, from the beginning; a block that is not full has no hash.
+        """
+        count = len(tokens) // self.block_tokens
+        if len(self._hashes) < count:
+            self._grow(tokens, count)
+        return self._hashes[:count]
+
+    def _grow(self, tokens: npt.NDArray[np.int32], count: int) -> None:
+        """Hash the blocks that follow those which are known.
+
+        Copying a fresh hash object costs half of making one, and a prompt has hundreds of blocks.
+        """
+        known, size = len(self._hashes), self.block_tokens
+        new = tokens[known * size : count * size].astype("<i4", copy=False).tobytes()
+        digest = self._hashes[-1].to_bytes(HASH_BYTES, "little") if known else _NO_HASH
+        fresh = hashlib.blake2b(digest_size=HASH_BYTES)
+        digests = []
+        for start in range(0, len(new), size * 4):
+            if start or known:
+                of_block = fresh.copy()
+            else:
+                key = hashlib.blake2b(self._of, digest_size=32).digest()
+                of_block = hashlib.blake2b(digest_size=HASH_BYTES, key=key)
+            of_block.update(digest + new[start : start + size * 4])
+            digest = of_block.digest()
+            if digest == _NO_HASH:  # that names no block
+                digest = (1).to_bytes(HASH_BYTES, "little")
+            digests.append(digest)
+        self._hashes += np.frombuffer(b"".join(digests), "<u8").tolist()

@@ -151,6 +151,8 @@ class StepPlan:
     :param admitted: requests that run from this step on.
     :param slot: memory for the activations of ``work``; None where they have a reserve.
     :param pools: whether any of ``work`` may have a vector to give.
+    :param streams: numbers of the transfers whose pages are pulled while ``work`` is computed: who
+        pulls them is told how far it is.
     """
 
     step: StepNumber
@@ -167,6 +169,7 @@ class StepPlan:
     admitted: tuple[RequestId, ...] = ()
     slot: StepSlot | None = None
     pools: bool = False
+    streams: tuple[int, ...] = ()
 
     @cached_property
     def num_tokens(self) -> int:

@@ -22,10 +22,10 @@ import torch
 from kvell.engine.cpu_buffer.swapping import moved_bytes
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running.copy_order import CopyOrder, copy_order
-from kvell.engine.running.copy_stages import Stage, stages_of
 from kvell.engine.running.page_mover import PageMover
 from kvell.memory import GroupSpec
 from kvell.models.forward.segments import LayerCallbacks
+from kvell.pages.stages import Stage, stages_of
 
 
 @dataclass
@@ -45,6 +45,7 @@ class Copier:
 
     :param models: names, in the order of their passes in a step.
     :param takes_images: whether one of them does.
+    :param has_spare: whether a processor is left for copies while a pass computes.
     :ivar counts: since the start.
     """
 
@@ -56,10 +57,11 @@ class Copier:
         *,
         on_host: bool,
         takes_images: bool = False,
+        has_spare: bool = True,
     ) -> None:
         self.counts = CopyCounts()
         self._mover, self._groups = mover, groups
-        self._on_host, self._takes_images = on_host, takes_images
+        self._on_host, self._takes_images, self._has_spare = on_host, takes_images, has_spare
         self._stages = {name: stages_of(groups, name) for name in models}
         self._thread: ThreadPoolExecutor | None = None
 
@@ -68,8 +70,13 @@ class Copier:
         if not len(plan.offloads) and not len(plan.fetches):
             self._mover.copy(plan.copies)
             return StepCopies(self.counts)
-        on_host, takes_images = self._on_host, self._takes_images
-        order = copy_order(plan, self._groups, on_host=on_host, takes_images=takes_images)
+        order = copy_order(
+            plan,
+            self._groups,
+            on_host=self._on_host,
+            takes_images=self._takes_images,
+            has_spare=self._has_spare,
+        )
         self._count(order)
         self._mover.offload(order.first_out)
         self._mover.fetch(order.first_in)

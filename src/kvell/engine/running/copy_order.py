@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.memory import GroupKind, GroupSpec
+from kvell.pages.stages import BY_LAYER
 
-BY_LAYER = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
-"""Kinds whose pages a pass reads and writes layer by layer, and not otherwise."""
 BESIDE = BY_LAYER | {GroupKind.STATE}
 """Kinds beside which others may be copied under the pass; states themselves come in before it."""
 
@@ -58,17 +57,35 @@ class CopyOrder:
         return bool(len(self.layered_out) + len(self.layered_in) + len(self.last_out))
 
 
+def has_spare_processor(processors: int, threads: int) -> bool:
+    """Whether a processor is left for copies while a pass computes.
+
+    Where there is none, a copy beside a pass takes from it what it needs, and the pass's threads
+    wait for the one that lost its processor: nothing is gained.
+
+    :param processors: that the process may use.
+    :param threads: of a pass.
+    """
+    return processors > threads
+
+
 def copy_order(
-    plan: StepPlan, groups: Sequence[GroupSpec], *, on_host: bool, takes_images: bool = False
+    plan: StepPlan,
+    groups: Sequence[GroupSpec],
+    *,
+    on_host: bool,
+    takes_images: bool = False,
+    has_spare: bool = True,
 ) -> CopyOrder:
     """Order a plan's copies between pool and CPU buffer.
 
     :param groups: of the pool.
     :param on_host: whether the pool is host memory.
     :param takes_images: whether a model of the pool does.
+    :param has_spare: whether a processor is left for copies while a pass computes.
     """
     out, back = plan.offloads, plan.fetches
-    why = why_before(plan, groups, on_host=on_host, takes_images=takes_images)
+    why = why_before(plan, groups, on_host=on_host, takes_images=takes_images, has_spare=has_spare)
     if why:
         return CopyOrder(out, back, why=why)
     models = {work.model for work in plan.work}
@@ -96,11 +113,18 @@ def copy_order(
 
 
 def why_before(
-    plan: StepPlan, groups: Sequence[GroupSpec], *, on_host: bool, takes_images: bool = False
+    plan: StepPlan,
+    groups: Sequence[GroupSpec],
+    *,
+    on_host: bool,
+    takes_images: bool = False,
+    has_spare: bool = True,
 ) -> str:
     """What keeps all copies of a plan before its passes; "" if nothing does."""
     if not on_host:
         return "the pool is on a GPU, whose stream does one thing after the other"
+    if not has_spare:
+        return "the pass computes on every processor"
     if not plan.work:
         return "nothing is computed"
     if takes_images:

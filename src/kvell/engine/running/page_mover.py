@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from kvell.engine.requests.plan import NewPages, PageCopy
-from kvell.engine.running.copy_stages import Part
 from kvell.memory import Layout, SlotTable
+from kvell.pages.stages import Part
 from kvell.runs import runs
 
 Bytes = npt.NDArray[np.uint8]

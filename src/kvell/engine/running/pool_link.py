@@ -3,16 +3,18 @@
 import contextlib
 import queue
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerEntry
+from kvell.mempool.network_place import NetworkPlace
 from kvell.mempool.node import Node
 from kvell.mempool.owners import Tick
-from kvell.mempool.place import PoolPlace
+from kvell.mempool.place import MeetingPlace
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
+from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.page_copies import Bytes
 
 
@@ -24,7 +26,7 @@ class PoolLink:
 
     def __init__(
         self,
-        place: PoolPlace,
+        place: MeetingPlace,
         agent: Agent,
         groups: Sequence[GroupSpec],
         memory: Bytes,
@@ -34,6 +36,7 @@ class PoolLink:
         self.images: MovedImages | None = None
         """Of the engine, if its model takes images."""
         self._entries: queue.SimpleQueue[PeerEntry] = queue.SimpleQueue()
+        self._streaming: dict[int, tuple[str, Transfer]] = {}
         self._reader, self._writer = socket.socketpair()
         for one in (self._reader, self._writer):
             one.setblocking(False)
@@ -49,8 +52,19 @@ class PoolLink:
             finds=place.address_of,
             secret=place.secret(),
         )
+        self._place = place
         place.publish(self._node.address)
         self._node.start()
+
+    @property
+    def listens(self) -> str:
+        """Where instances of other hosts reach it; "" in a pool of one host."""
+        return self._place.listens if isinstance(self._place, NetworkPlace) else ""
+
+    def meet(self, addresses: Mapping[str, str]) -> None:
+        """Take in where the other instances listen, in a pool of several hosts."""
+        if isinstance(self._place, NetworkPlace):
+            self._place.meet(addresses)
 
     @property
     def descriptor(self) -> int:
@@ -92,17 +106,37 @@ class PoolLink:
                 self._node.rights.grant(action.transfer.number)
             elif isinstance(action, Revoke):
                 self._node.rights.revoke(action.transfer.number)
+                self._streaming.pop(action.transfer.number, None)
             else:
+                self._note(action)
                 others.append(action)
         self._node.wake_at(deadline)
         if others:
             self._node.post(others)
+
+    def written(self, numbers: Sequence[int], stage: int) -> None:
+        """Tell who pulls transfers that the step has written its stages up to this one.
+
+        To be called on the thread that runs the step, whose plan has these ``streams``.
+        """
+        streaming = [self._streaming[number] for number in numbers if number in self._streaming]
+        self._node.post([Send(to, Written(transfer, stage)) for to, transfer in streaming])
 
     def close(self) -> None:
         """Hang up."""
         self._node.close()
         self._reader.close()
         self._writer.close()
+
+    def _note(self, action: Action) -> None:
+        """Keep who pulls what is being computed."""
+        if not isinstance(action, Send) or not isinstance(action.message, Offer):
+            return
+        offer = action.message
+        if offer.stages:
+            self._streaming[offer.transfer.number] = action.instance, offer.transfer
+        else:
+            self._streaming.pop(offer.transfer.number, None)
 
     def _take(self, entry: PeerEntry) -> list[Action]:
         """Keep an entry for the engine's loop; on the node's thread."""

@@ -20,10 +20,13 @@ from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.page_mover import PageMover
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
 from kvell.engine.running.slot_memory import SlotMemory
+from kvell.engine.running.written_seams import TellWritten, WrittenSeams
 from kvell.engine.sampling.controls import Controls, Drawn, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import GroupSpec, Layout, SlotTable
+from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.pages.stages import stages_of
 
 
 class Runner(Protocol):
@@ -70,7 +73,11 @@ class ModelRunner:
     :param lends: lends a step's slot to the models, where activations share the pool.
     :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
     :param controls: of each model, by name; without them no grammar can be followed.
+    :param spare_processor: whether one is left for copies while a pass computes; else they are
+        made before it.
     :ivar copier: copies pages to the buffer and back, under the passes where it can.
+    :ivar tells_written: told how far a pass is whose pages are pulled meanwhile; None: nobody asks.
+        Of several models in a step none is told of.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class ModelRunner:
         lends: SlotMemory | None = None,
         buffer: torch.Tensor | None = None,
         controls: Mapping[str, Controls] = MappingProxyType({}),
+        spare_processor: bool = True,
     ) -> None:
         self._lends = lends
         self._layout = layout
@@ -100,9 +108,12 @@ class ModelRunner:
             list(self._models),
             on_host=pool.device.type == "cpu",
             takes_images=any(one.images is not None for one, _ in self._models.values()),
+            has_spare=spare_processor,
         )
         self._controls = {served: controls.get(served) or Controls() for served in self._models}
         self._before = DrawnBefore()
+        self.tells_written: TellWritten | None = None
+        self._stages = () if beside else stages_of(layout.groups, name)
         self._drafter: Drafter | None = None
         if draft is not None:
             batches = self._batches_of(draft, is_draft=True)
@@ -143,7 +154,10 @@ class ModelRunner:
         if self._drafter is not None:
             plan = self._drafter.with_draft_tokens(plan)
         parts = self._parts(plan) if parts is None else parts
-        drawn = {name: self._draw(name, part, copies) for name, part in parts.items()}
+        drawn = {
+            name: self._draw(name, part, self._seams(name, plan, copies))
+            for name, part in parts.items()
+        }
         tokens = {name: one.tokens for name, one in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verified(plan, in_order), drawn)
@@ -179,12 +193,18 @@ class ModelRunner:
         )
         return _Part(batch, rows, pending(work), controls, pooled)
 
-    def _draw(self, name: str, part: _Part, copies: StepCopies) -> Drawn:
+    def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
+        """What is called at the seams of a model's pass, if anything."""
+        seams = copies.seams(name)
+        if not plan.streams or self.tells_written is None or not self._stages:
+            return seams
+        return WrittenSeams(self._stages, partial(self.tells_written, plan.streams), seams)
+
+    def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> Drawn:
         """Compute one model's part of a step; returns a token for each row that draws."""
         model, _ = self._models[name]
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
-        seams = copies.seams(name)
         logits = model.forward(part.batch, *(() if seams is None else (seams,)))
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)

@@ -37,6 +37,7 @@ class EngineSettings:
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None
     memory_parts: int = 1
+    enable_chunked_prefill: bool = True
 
     def flags(self) -> list[str]:
         """Return the command-line flags that give these settings again."""
@@ -61,6 +62,8 @@ class EngineSettings:
             "--prompt-lookup-min": self.prompt_lookup_min,
         }
         switches = ["--async-scheduling" if self.async_scheduling else "--no-async-scheduling"]
+        if not self.enable_chunked_prefill:
+            switches.append("--no-enable-chunked-prefill")
         models = [("--model", model) for model in (self.model, *self.beside)]
         pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
         return [*(word for pair in (*models, *pairs) for word in pair), *switches]

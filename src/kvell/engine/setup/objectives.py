@@ -18,7 +18,8 @@ from kvell.errors import ChangeSomething
 def check_objectives(options: EngineOptions) -> None:
     """Refuse objectives that could have no effect.
 
-    :raises ChangeSomething: for one that is not above 0, or without a CPU buffer.
+    :raises ChangeSomething: for one that is not above 0, without a CPU buffer, or without chunked
+        prefill.
     """
     asked = {"--slo-ttft": options.slo_ttft_seconds, "--slo-tpot": options.slo_tpot_seconds}
     for flag, seconds in asked.items():
@@ -29,6 +30,10 @@ def check_objectives(options: EngineOptions) -> None:
         if options.cpu_buffer_bytes is None:
             problem = "decides how much of a CPU buffer prompts may use, and there is none"
             raise ChangeSomething(flag, seconds, problem, "add --cpu-buffer SIZE, or leave it out")
+        if not options.enable_chunked_prefill:
+            problem = "lets prompts go ahead of decodes, as they always do without chunked prefill"
+            remedy = "leave it out, or --no-enable-chunked-prefill"
+            raise ChangeSomething(flag, seconds, problem, remedy)
 
 
 class ObjectiveWatch:

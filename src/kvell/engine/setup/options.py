@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvell.engine.requests.limits import max_step_draft_tokens
 from kvell.memory import Embeddings, Manager
-from kvell.mempool.place import PoolPlace
+from kvell.mempool.place import MeetingPlace
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,15 @@ class EngineOptions:
         either objective, prompts may go ahead of decodes, which are parked in the CPU buffer;
         lateness sets how much of it they may use.
     :param slo_tpot_seconds: longest mean time per further token.
+    :param enable_chunked_prefill: cut prompts into chunks that share steps with decodes; else a
+        step computes whole prompts or decodes (:mod:`kvell.engine.planning.whole_prompts`).
     :param async_scheduling: plan a step while the one before runs, where that is possible.
     :param memory_parts: instances that start at once on this machine; each may have this part of
         what is free.
     :param pool_place: where it meets other instances that requests come from or go to; None:
         nowhere.
+    :param copies_under_pass: whether pages are copied to the CPU buffer and back while a pass
+        computes; None: where the pass leaves a processor free.
     :param embeddings: where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the
         pages that their keys and values will overwrite (if there is room in them).
     """
@@ -43,7 +47,9 @@ class EngineOptions:
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None
     memory_parts: int = 1
-    pool_place: PoolPlace | None = None
+    pool_place: MeetingPlace | None = None
+    enable_chunked_prefill: bool = True
+    copies_under_pass: bool | None = None
 
     @property
     def has_objectives(self) -> bool:

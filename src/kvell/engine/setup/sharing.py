@@ -29,11 +29,17 @@ WARM_CHUNKS = 32
 def can_share(models: Sequence[PagedModel], options: EngineOptions, *, has_draft: bool) -> bool:
     """Whether KV cache and activations may share a pool.
 
-    Not with draft tokens, whose activations are not planned yet; nor in a pool divided at start.
+    Not with draft tokens, whose activations are not planned yet; nor in a pool divided at start;
+    nor where a prompt is computed whole, for which there must be room at any time.
     """
     draft_tokens = has_draft or options.num_speculative_tokens > 0
     is_fused = all(model.fused is not None for model in models)
-    return is_fused and not draft_tokens and options.manager not in CUT_AT_START
+    return (
+        is_fused
+        and not draft_tokens
+        and options.enable_chunked_prefill
+        and options.manager not in CUT_AT_START
+    )
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,20 @@ class Pull:
     """Copy pages of the transfer's sender into own pages; then tell :meth:`.Receiving.pulled`.
 
     :param rows: int32 [m, 3]: group, page of the sender, own page.
+    :param stages: 0, or in how many stages of layers they are being computed: a stage is copied
+        when it is said to be written, and all that is left once :class:`PullRest` comes.
     """
 
     transfer: Transfer
     rows: Ints
+    stages: int = 0
+
+
+@dataclass(frozen=True)
+class PullRest:
+    """Everything that a :class:`Pull` in stages is to copy is written now: copy what is left."""
+
+    transfer: Transfer
 
 
 @dataclass(frozen=True)
@@ -87,4 +97,4 @@ class Fetched:
     problem: str
 
 
-Action = Send | Pull | StopPull | Grant | Revoke | Roomed | Arrived | Ended | Fetched
+Action = Send | Pull | PullRest | StopPull | Grant | Revoke | Roomed | Arrived | Ended | Fetched

@@ -8,6 +8,10 @@
       │ ── Offer(where that lies) ──────────► │  pulls it
       │ ◄── Pulled ────────────────────────── │  the sender's pages are its own again
 
+A text that is being computed is offered twice: with its ``stages`` when the pass begins, and once
+more when it is there.  In between the sender says with ``Written`` how far the pass has come, which
+is a hint: whatever the receiver has not brought by the second offer, it brings then.
+
 Either side may end it with ``Abandon`` at any moment.  Messages may be lost, late or doubled: what
 is not answered is said again, what belongs to no transfer is answered with ``Abandon``, and
 deadlines end what is never answered.
@@ -63,11 +67,25 @@ class Offer(Struct, frozen=True, tag=True):
     """The missing pages lie here: one page id of the sender for each, little-endian int32.
 
     :param private: for the receiver's user.
+    :param stages: 0: all is written.  Else the pages are being computed, in so many stages of
+        layers (:func:`~kvell.pages.stages.stages_of`), and the same offer comes again when they
+        are, with ``private``.
     """
 
     transfer: Transfer
     pages: bytes
     private: bytes = b""
+    stages: int = 0
+
+
+class Written(Struct, frozen=True, tag=True):
+    """The pass has written the stages up to this one, counted from 0.
+
+    Only whoever copies needs it.  It may get lost, or come late or twice.
+    """
+
+    transfer: Transfer
+    stage: int
 
 
 class Pulled(Struct, frozen=True, tag=True):
@@ -111,4 +129,4 @@ class Declined(Struct, frozen=True, tag=True):
     why: str
 
 
-PeerMessage = Prepare | Prepared | Offer | Pulled | Abandon | Ask | Declined
+PeerMessage = Prepare | Prepared | Offer | Written | Pulled | Abandon | Ask | Declined

@@ -6,6 +6,9 @@
        │            └─ Abandon, deadline ──► gone  │
        └─ refused                                   └─ Abandon, deadline ──► ENDING ──pulled──► gone
 
+A text that is offered while it is computed is pulled in stages; that pull ends only behind the
+second offer, which says that all is written.
+
 Pages that are being written are not given to others before the copying has ended.  What was copied
 counts only if the right to read it still stood afterwards, which whoever copies has to say.  What
 the sender does not answer is said again, so a hold for a transfer that it has given up ends soon.
@@ -19,7 +22,7 @@ import numpy as np
 from kvell.memory import Ints
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
-from kvell.mempool.transfers.actions import Action, Arrived, Pull, Send, StopPull
+from kvell.mempool.transfers.actions import Action, Arrived, Pull, PullRest, Send, StopPull
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
 from kvell.mempool.transfers.repeating import Repeated
 from kvell.prefix.groups.facts import IMAGE_COLUMNS
@@ -36,6 +39,8 @@ class _Coming:
 
     :ivar missing: int32 [m, 3]: group, position, own page.
     :ivar unanswered: what the sender is to answer with an offer.
+    :ivar pages: of the sender, as they are being pulled.
+    :ivar is_whole: whether all of the text is written there.
     """
 
     sender: str
@@ -47,7 +52,9 @@ class _Coming:
     missing: Ints
     unanswered: Repeated
     private: bytes = b""
+    pages: bytes = b""
     is_pulling: bool = False
+    is_whole: bool = False
     is_over: bool = False
 
 
@@ -130,20 +137,26 @@ class Receiving:
         return [Send(sender, prepared)]
 
     def offer(self, sender: str, message: Offer) -> list[Action]:
-        """Begin to pull what was missing."""
+        """Begin to pull what was missing, or go on with it once all of it is written."""
         coming = self._coming.get(message.transfer)
         if message.transfer in self._came:
             return [Send(sender, Pulled(message.transfer))]
         if coming is None or coming.sender != sender or coming.is_over:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
-        if coming.is_pulling:
+        if coming.is_whole or (coming.is_pulling and message.stages):  # it is said again
             return []
-        pages = np.frombuffer(message.pages, "<i4")
-        if len(pages) != len(coming.missing):
+        if len(message.pages) != 4 * len(coming.missing) or message.stages < 0:
             return self._over(message.transfer, "not what was missing was offered")
-        coming.is_pulling, coming.private = True, message.private
+        if not message.stages:
+            coming.is_whole, coming.private = True, message.private
+        if coming.is_pulling:
+            if message.pages != coming.pages:
+                return self._over(message.transfer, "other pages were offered first")
+            return [PullRest(message.transfer)]
+        coming.is_pulling, coming.pages = True, message.pages
+        pages = np.frombuffer(message.pages, "<i4")
         rows = np.stack([coming.missing[:, 0], pages, coming.missing[:, 2]], axis=1)
-        return [Pull(message.transfer, np.ascontiguousarray(rows, np.int32))]
+        return [Pull(message.transfer, np.ascontiguousarray(rows, np.int32), message.stages)]
 
     def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
         """Copying has ended.

@@ -3,15 +3,16 @@
 ::
 
     ASKED ──Prepared──► PREPARED ──ready──► OFFERED ──Pulled──► ended
-      │                    │                   │
+      │                    │ └─early─► EARLY ─┘ │
       └────────────────────┴── Abandon, deadline, the receiver dies ──► ended with a problem
 
-Whoever begins a transfer holds the pages: from ``ready`` until it is told ``Ended``.  The right to
-read them is granted with the offer and revoked before that.  A text may be announced before it is
-computed, so that the receiver has room when it is.  What is not answered is said again.
+Whoever begins a transfer holds the pages: from ``early`` or ``ready`` until it is told ``Ended``.
+The right to read them is granted with the first offer and revoked before that.  A text may be
+announced before it is computed, so that the receiver has room when it is.  What is not answered is
+said again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,7 @@ class _Sent:
 
     :ivar missing: (group, position) of the pages that the receiver lacks; None until it says so.
     :ivar ready: where the text's pages are, once they are computed, and what goes with them.
+    :ivar early: pages that were offered while they are computed; None if none were.
     :ivar unanswered: what the receiver is to answer next; None while the text is computed.
     """
 
@@ -41,7 +43,13 @@ class _Sent:
     unanswered: Repeated | None
     missing: list[list[int]] | None = None
     ready: tuple[Places, bytes] | None = None
+    early: bytes | None = None
     is_offered: bool = False
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the receiver may read."""
+        return self.is_offered or self.early is not None
 
 
 class Sending:
@@ -102,6 +110,28 @@ class Sending:
         )
         self._sent[transfer] = _Sent(target, deadline, Repeated.said(prepare, now))
         return transfer, [Send(target, prepare)]
+
+    def missing(self, transfer: Transfer) -> list[list[int]]:
+        """(group, position) of the pages that the receiver lacks; empty if it has not said so."""
+        sent = self._sent.get(transfer)
+        return [] if sent is None else sent.missing or []
+
+    def early(self, transfer: Transfer, places: Places, stages: int) -> list[Action]:
+        """Offer a text that the next step computes to its end, once the receiver has room.
+
+        :meth:`ready` must follow with that step's result, with the same pages for what is
+        missing, or :meth:`cancel`.
+
+        :param stages: of layers, in which it is computed; 1 or more.
+        """
+        sent = self._sent.get(transfer)
+        if sent is None or sent.missing is None or sent.is_granted:
+            return []
+        pages = _pages(sent.missing, places)
+        if pages is None:  # what is not there yet is offered later
+            return []
+        sent.early = pages
+        return [Grant(transfer), self._said(sent, Offer(transfer, pages, stages=stages))]
 
     def ready(self, transfer: Transfer, places: Places, private: bytes = b"") -> list[Action]:
         """The text is computed, and its pages are held; nothing if the transfer is over.
@@ -164,14 +194,19 @@ class Sending:
         if sent.missing is None or sent.ready is None or sent.is_offered:
             return []
         places, private = sent.ready
-        try:
-            pages = [places[group, position] for group, position in sent.missing]
-        except KeyError:
+        pages = _pages(sent.missing, places)
+        if pages is None:
             return self._over(transfer, "pages are asked for that are not there")
+        if sent.early not in (None, pages):
+            return self._over(transfer, "its pages lie elsewhere than was offered")
+        grants = [] if sent.is_granted else [Grant(transfer)]
         sent.is_offered = True
-        offer = Offer(transfer, np.asarray(pages, "<i4").tobytes(), private)
+        return [*grants, self._said(sent, Offer(transfer, pages, private))]
+
+    def _said(self, sent: _Sent, offer: Offer) -> Send:
+        """Make an offer, which is said again until the receiver answers or there is a newer one."""
         sent.unanswered = Repeated.said(offer, self._now)
-        return [Grant(transfer), Send(sent.target, offer)]
+        return Send(sent.target, offer)
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
         target = self._sent[transfer].target
@@ -180,5 +215,14 @@ class Sending:
     def _ended(self, transfer: Transfer, problem: str) -> list[Action]:
         """Revoke first: from then on others may get the pages."""
         sent = self._sent.pop(transfer)
-        actions: list[Action] = [Revoke(transfer)] if sent.is_offered else []
+        actions: list[Action] = [Revoke(transfer)] if sent.is_granted else []
         return [*actions, Ended(transfer, problem)]
+
+
+def _pages(missing: Sequence[Sequence[int]], places: Places) -> bytes | None:
+    """Pages of what is missing as an offer tells them; None if one is not there."""
+    try:
+        pages = [places[group, position] for group, position in missing]
+    except KeyError:
+        return None
+    return np.asarray(pages, "<i4").tobytes()

@@ -33,14 +33,16 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
     return listener
 
 
-def connect_to(endpoint: Endpoint, seconds: float) -> socket.socket:
+def connect_to(endpoint: Endpoint, seconds: float, source: str = "") -> socket.socket:
     """A connected socket, with a timeout for its next calls.
 
+    :param source: own address that the peer sees, for TCP; "" lets the system choose.
     :raises ChangeSomething: when the address is none.
     :raises OSError: when nobody answers there in time.
     """
     if isinstance(endpoint, str):
-        sock = socket.create_connection(_parsed(endpoint, "peer"), seconds)
+        own = (source, 0) if source else None
+        sock = socket.create_connection(_parsed(endpoint, "peer"), seconds, own)
         keep(sock)
         return sock
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

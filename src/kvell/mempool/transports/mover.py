@@ -4,22 +4,45 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 from kvell.memory import GroupSpec
 from kvell.mempool.transfers.actions import Pull
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transports.page_copies import Bytes, pieces_of
+from kvell.mempool.transports.page_copies import Bytes, Piece, pieces_of
 from kvell.mempool.transports.source import STOPPED, PageSource
+from kvell.mempool.transports.staged import StagedPull
 
 THREADS = 8
 """Peers from which pages come at once; further ones wait."""
+REMEMBERED = 256
+"""Transfers of which is remembered how far they are written, since a pull may begin after that."""
+
+
+@dataclass(eq=False)
+class _Pulling:
+    """A pull under way.
+
+    :ivar staged: what it copies as it is written; None if all of it is.
+    :ivar is_last: whether no further piece is asked for.
+    :ivar has_ended: whether its end was told: nothing is written for it any more.
+    """
+
+    transfer: Transfer
+    source: PageSource | None
+    staged: StagedPull | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    is_last: bool = False
+    has_ended: bool = False
 
 
 class Mover:
     """Runs pulls; each ends with one call of ``ended(transfer, problem)``, on a thread of it.
 
-    Pulls of one lane run in turn, so that a slow peer delays only itself.
+    Pulls of one lane run in turn, so that a slow peer delays only itself.  One in stages takes a
+    turn for each stage that is written, and no thread while it waits for the next.  Its methods
+    are called on one thread.
 
     :param memory: own pool, uint8 [pool_bytes].
     """
@@ -32,16 +55,66 @@ class Mover:
     ) -> None:
         self._groups, self._memory, self._ended = groups, memory, ended
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvell-mover")
-        self._stops: dict[Transfer, threading.Event] = {}
+        self._pulling: dict[Transfer, _Pulling] = {}
+        self._written: dict[Transfer, int] = {}
         self._lock = threading.Lock()
         self._waiting: dict[Hashable, deque[Callable[[], None]]] = {}
         self.copied_bytes = 0
 
     def pull(self, pull: Pull, source: PageSource | None) -> None:
         """Begin to copy from a peer; None: it is not connected any more."""
-        stop = self._stops[pull.transfer] = threading.Event()
-        run = partial(self._run, pull, source, stop)
-        lane = None if source is None else source.lane
+        pulling = self._pulling[pull.transfer] = _Pulling(pull.transfer, source)
+        if not pull.stages or source is None:
+            self._last(pulling, partial(pieces_of, self._groups, pull.rows))
+            return
+        pulling.staged = StagedPull(self._groups, pull)
+        self._bring_written(pulling, self._written.get(pull.transfer, -1))
+
+    def written(self, transfer: Transfer, stage: int) -> None:
+        """The sender has written the stages up to this one of what it offered, or will offer."""
+        stage = max(stage, self._written.pop(transfer, -1))
+        self._written[transfer] = stage
+        if len(self._written) > REMEMBERED:
+            del self._written[next(iter(self._written))]
+        pulling = self._pulling.get(transfer)
+        if pulling is not None:
+            self._bring_written(pulling, stage)
+
+    def rest(self, transfer: Transfer) -> None:
+        """All of a pull in stages is written; it may have ended, and not been told yet."""
+        pulling = self._pulling.get(transfer)
+        if pulling is not None and pulling.staged is not None:
+            self._last(pulling, pulling.staged.rest)
+
+    def stop(self, transfer: Transfer) -> None:
+        """Stop a pull as soon as may be; it may have ended, and not been told yet."""
+        pulling = self._pulling.get(transfer)
+        if pulling is not None:
+            pulling.stop.set()
+            self._last(pulling, list)
+
+    def close(self) -> None:
+        """Stop all pulls and wait until nothing is written any more."""
+        for transfer in list(self._pulling):
+            self.stop(transfer)
+        self._threads.shutdown()
+
+    def _bring_written(self, pulling: _Pulling, stage: int) -> None:
+        if pulling.staged is None or pulling.is_last:
+            return
+        pieces = pulling.staged.written(stage)
+        if pieces:
+            self._ask(pulling, partial(self._run, pulling, lambda: pieces))
+
+    def _last(self, pulling: _Pulling, pieces: Callable[[], list[Piece]]) -> None:
+        """Copy the last pieces, unless that has been asked for, and end."""
+        if not pulling.is_last:
+            pulling.is_last = True
+            self._ask(pulling, partial(self._run, pulling, pieces, is_last=True))
+
+    def _ask(self, pulling: _Pulling, run: Callable[[], None]) -> None:
+        """Run something when it is its lane's turn."""
+        lane = None if pulling.source is None else pulling.source.lane
         with self._lock:
             if lane in self._waiting:
                 self._waiting[lane].append(run)
@@ -49,19 +122,8 @@ class Mover:
             self._waiting[lane] = deque()
         self._threads.submit(self._in_turn, lane, run)
 
-    def stop(self, transfer: Transfer) -> None:
-        """Stop a pull as soon as may be; it may have ended, and not been told yet."""
-        if stop := self._stops.get(transfer):
-            stop.set()
-
-    def close(self) -> None:
-        """Stop all pulls and wait until nothing is written any more."""
-        for stop in list(self._stops.values()):
-            stop.set()
-        self._threads.shutdown()
-
     def _in_turn(self, lane: Hashable, run: Callable[[], None]) -> None:
-        """Run a pull, and then those of its lane that have come meanwhile."""
+        """Run something, and then what has come meanwhile for its lane."""
         while True:
             run()
             with self._lock:
@@ -70,22 +132,30 @@ class Mover:
                     return
                 run = self._waiting[lane].popleft()
 
-    def _run(self, pull: Pull, source: PageSource | None, stop: threading.Event) -> None:
+    def _run(
+        self, pulling: _Pulling, pieces: Callable[[], list[Piece]], *, is_last: bool = False
+    ) -> None:
+        """Copy some pieces; a pull ends behind its last ones, or with a problem before."""
+        if pulling.has_ended:
+            return
         try:
-            problem = self._brought(pull, source, stop)
+            problem = self._brought(pulling, pieces)
         except Exception as error:  # whatever it is, the pages are not written any more
             problem = f"copying failed: {error}"
-        del self._stops[pull.transfer]
-        self._ended(pull.transfer, problem)
+        if problem or is_last:
+            pulling.has_ended = True
+            del self._pulling[pulling.transfer]
+            self._ended(pulling.transfer, problem)
 
-    def _brought(self, pull: Pull, source: PageSource | None, stop: threading.Event) -> str:
-        """Bring everything; why it does not count, or ""."""
-        if source is None:
+    def _brought(self, pulling: _Pulling, wanted: Callable[[], list[Piece]]) -> str:
+        """Bring some pieces; why they do not count, or ""."""
+        if pulling.source is None:
             return "its sender is gone"
-        if stop.is_set():
+        if pulling.stop.is_set():
             return STOPPED
-        pieces = pieces_of(self._groups, pull.rows)
-        problem = source.bring(pull.transfer.number, pieces, self._memory, stop)
+        pieces = wanted()
+        number = pulling.transfer.number
+        problem = pulling.source.bring(number, pieces, self._memory, pulling.stop)
         if not problem:
             with self._lock:
                 self.copied_bytes += sum(one.size_bytes for one in pieces)

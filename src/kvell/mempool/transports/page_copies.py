@@ -1,12 +1,13 @@
 """Copies of pages from one instance's memory to another's, in as few pieces as there are gaps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvell.memory import GroupSpec, Ints
+from kvell.pages.stages import Part
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -24,10 +25,22 @@ def pieces_of(groups: Sequence[GroupSpec], rows: Ints) -> list[Piece]:
 
     Source: MemServe §5.2, where aggregated blocks take fewer calls.
     """
-    strides = np.asarray([group.page_stride_bytes for group in groups], np.int64)[rows[:, 0]]
-    source, target = rows[:, 1] * strides, rows[:, 2] * strides
+    return parts_of(groups, rows, {i: (0, g.page_stride_bytes) for i, g in enumerate(groups)})
+
+
+def parts_of(groups: Sequence[GroupSpec], rows: Ints, parts: Mapping[int, Part]) -> list[Piece]:
+    """What to copy of the same rows for a part of each page; nothing of groups without a part."""
+    strides = np.asarray([group.page_stride_bytes for group in groups], np.int64)
+    begins, ends = np.zeros((2, len(groups)), np.int64)
+    for index, (begin, end) in parts.items():
+        begins[index], ends[index] = begin, end
+    some = rows[np.isin(rows[:, 0], list(parts))]
+    group = some[:, 0]
+    source = some[:, 1] * strides[group] + begins[group]
+    target = some[:, 2] * strides[group] + begins[group]
+    sizes = (ends - begins)[group]
     order = np.argsort(source, kind="stable")
-    return list(_merged(source[order].tolist(), target[order].tolist(), strides[order].tolist()))
+    return list(_merged(source[order].tolist(), target[order].tolist(), sizes[order].tolist()))
 
 
 def _merged(sources: list[int], targets: list[int], sizes: list[int]) -> Iterator[Piece]:

@@ -30,6 +30,8 @@ class ServeOptions:
     :param routing: which instance gets a request.
     :param pool: how the instances share their memory.
     :param kv_events: where it is published what instances cache; None: nowhere.
+    :param cluster: address of a Ray cluster that places the instances; None: they run here.
+    :param cluster_host: this machine's address, at which they then reach this server.
     """
 
     host: str = "127.0.0.1"
@@ -48,3 +50,5 @@ class ServeOptions:
     otlp_traces_endpoint: str | None = None
     kv_events: KvEventsConfig | None = None
     pool: PoolSettings = field(default_factory=PoolSettings)
+    cluster: str | None = None
+    cluster_host: str = "127.0.0.1"

@@ -8,10 +8,14 @@
                └─ drop ──► gone
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from kvell.cluster.locality import Locality
 from kvell.cluster.rebalancing import relief
+from kvell.cluster.roles import RoleChanger
+from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import Router
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
@@ -24,6 +28,7 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.line import Line
 from kvell.server.front.request_log import LogEntry, RequestObserver
@@ -37,7 +42,11 @@ class AdmissionQueue:
 
     :param max_waiting: requests that may wait for a credit.
     :param router: chooses among the instances that have room.
-    :param pulls: whether a request asks the instance that had its session for its history.
+    :param pulls: whether a request asks an instance that has more of its history for that.
+    :param locality: is told what instances cache, for a router that reads it.
+    :param costs: of the instances' model, which say when reading history elsewhere pays.
+    :param roles: changes the roles of instances by load; None: all keep theirs.
+    :ivar role_changes: so far.
     """
 
     def __init__(
@@ -47,13 +56,18 @@ class AdmissionQueue:
         router: Router | None = None,
         *,
         pulls: bool = True,
+        locality: Locality | None = None,
+        costs: ExecCosts | None = None,
+        roles: RoleChanger | None = None,
     ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
         self._waiting: dict[RequestId, LogEntry] = {}
         self._submitted: dict[RequestId, LogEntry] = {}
         self.lines: dict[str, Line] = {}
-        self._routes = Routes(self.lines, router, pulls=pulls)
+        self._locality, self._roles = locality, roles
+        self.role_changes = 0
+        self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
 
     @property
     def waiting(self) -> int:
@@ -80,10 +94,41 @@ class AdmissionQueue:
             self.lines[instance_id] = Line(instance_id)
         return self.lines[instance_id]
 
+    def open(
+        self,
+        instance_id: str,
+        credits: int,  # noqa: A002 - the protocol's word
+        incarnation: int,
+        *,
+        free_bytes: int,
+        token_bytes: int,
+        joins_others: bool,
+        indexed: Sequence[IndexedGroup] = (),
+    ) -> list[tuple[str, WatchIndex]]:
+        """Let an incarnation of an instance have requests; see :meth:`.Line.open`.
+
+        :param indexed: what its notices tell of.
+        :returns: what it must be told before.
+        """
+        line = self.line(instance_id)
+        line.open(
+            credits,
+            incarnation,
+            free_bytes=free_bytes,
+            token_bytes=token_bytes,
+            joins_others=joins_others,
+        )
+        if self._locality is None:
+            return []
+        self._locality.joined(instance_id, line.role, indexed)
+        return [(instance_id, WatchIndex(with_tokens=False))]
+
     def remove_line(self, instance_id: str) -> None:
         """Forget an instance that has no request any more."""
         line = self.lines.pop(instance_id)
         assert not line.in_flight, "its requests would be forgotten"
+        if self._locality is not None:
+            self._locality.lost(instance_id)
 
     def add(self, entry: LogEntry) -> None:
         """Put a request in the line.
@@ -116,7 +161,7 @@ class AdmissionQueue:
         for entry in sorted(self._waiting.values(), key=attrgetter("priority")):
             if not open_lines:
                 break
-            line = self._routes.line_for(entry, open_lines)
+            line = self._routes.line_for(entry, open_lines, now)
             if line is None:
                 continue
             line.add(entry)
@@ -146,7 +191,7 @@ class AdmissionQueue:
 
     def heard(
         self, instance_id: str, event: Event, now: float
-    ) -> list[tuple[str, Cancel | Migrate]]:
+    ) -> list[tuple[str, Cancel | Migrate | WatchIndex]]:
         """Take in what an instance says; returns which instances must be told what."""
         if isinstance(event, Tokens):
             self.tokens(event, now)
@@ -158,7 +203,11 @@ class AdmissionQueue:
             self.stays(event)
         elif isinstance(event, Heartbeat):
             self.line(instance_id).heard(event)
-            return [*self.rebalance(instance_id)]
+            return [*self._change_role(now), *self.rebalance(instance_id)]
+        elif isinstance(event, IndexNotice) and self._locality is not None:
+            incarnation = self.line(instance_id).incarnation
+            if not self._locality.noticed(instance_id, incarnation, event, now):
+                return [(instance_id, WatchIndex(with_tokens=False))]
         return []
 
     def tokens(self, event: Tokens, now: float) -> None:
@@ -259,6 +308,19 @@ class AdmissionQueue:
         move = relief(line.memory(), others, line.movable())
         return [] if move is None else self.migrate(RequestId(move[0]), move[1])
 
+    def _change_role(self, now: float) -> list[tuple[str, Migrate]]:
+        """Give an instance the other role if the load asks for it; what it has goes elsewhere."""
+        if self._roles is None:
+            return []
+        views = [one.part() for one in self.lines.values() if one.is_open]
+        change = self._roles.decide([one for one in views if one is not None], now)
+        if change is None:
+            return []
+        instance_id, role = change
+        self.lines[instance_id].role = role
+        self.role_changes += 1
+        return self.evacuate(instance_id) if role == PREFILL else []
+
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
         """Take back what a dead instance had: to the head of the line, or to an end.
 
@@ -266,6 +328,8 @@ class AdmissionQueue:
         be told what: a request may have been on its way to another.
         """
         lost = self.line(instance_id).lost()
+        if self._locality is not None:
+            self._locality.lost(instance_id)
         for entry in self._submitted.values():
             if entry.goes_to == instance_id:
                 self._routes.goes(entry, "")  # it stays where it is

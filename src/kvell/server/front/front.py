@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.cluster.locality import BY_LOCALITY, Locality
+from kvell.cluster.roles import RoleChanger
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -42,6 +44,7 @@ from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.front.request_log import LogEntry, RequestObserver, RequestTrace
 from kvell.server.front.watch import pages_of
 from kvell.server.instance.death import InstanceDeath
+from kvell.server.instance.site import Site
 from kvell.vocabulary import RequestId
 
 FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]
@@ -58,7 +61,7 @@ class Front:
     :param routing: which instance gets a request (:data:`kvell.cluster.routing.policies.ROUTINGS`).
     :param observer: is told of each request's times.
     :param place: is taken while a single instance serves, and given back while one is started.
-    :param host: what the instances share.
+    :param site: where the instances run; this machine if not given.
     :param index_observer: is told what instances cache; they tell nothing if there is none.
     :param pool: how the instances share their memory.
     """
@@ -73,7 +76,7 @@ class Front:
         observer: RequestObserver | None = None,
         clock: Clock | None = None,
         place: Place | None = None,
-        host: Host | None = None,
+        site: Site | None = None,
         index_observer: IndexObserver | None = None,
         pool: PoolSettings | None = None,
     ) -> None:
@@ -89,6 +92,8 @@ class Front:
             observer,
             router,
             pulls=pool is None or pool.pd_caching > 0,
+            locality=Locality() if routing in BY_LOCALITY else None,
+            roles=RoleChanger() if pool is not None and pool.adaptive_roles else None,
         )
         told = Told(
             self._instance_ready,
@@ -98,7 +103,7 @@ class Front:
             self._instance_leaving,
             self._instance_gone,
         )
-        self._members = Members(command, self._limits, host or Host(), told, pool)
+        self._members = Members(command, self._limits, site or Host(), told, pool)
         self._closing, self._started = False, False
         self._ready: Ready | None = None
 
@@ -284,25 +289,23 @@ class Front:
 
     def _instance_ready(self, instance_id: str, ready: Ready) -> None:
         self._ready = self._ready or ready
-        if self._index_observer is not None:
-            self._members[instance_id].supervisor.send(WatchIndex())
         others = any(one.is_serving for one in self._members if one.instance_id != instance_id)
-        line = self._admission_queue.line(instance_id)
-        line.open(
+        told = self._admission_queue.open(
+            instance_id,
             ready.credits,
             ready.incarnation,
             free_bytes=ready.kv_pool_bytes,
             token_bytes=ready.token_bytes,
             joins_others=others and self._started,
+            indexed=ready.indexed,
         )
+        self._tell(told if self._index_observer is None else [(instance_id, WatchIndex())])
         self._take_place()
         self._pump()
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
-        if isinstance(event, IndexNotice):
-            if self._index_observer is not None:
-                self._index_observer.noticed(instance_id, event)
-            return
+        if isinstance(event, IndexNotice) and self._index_observer is not None:
+            self._index_observer.noticed(instance_id, event)
         self._tell(self._admission_queue.heard(instance_id, event, self._now()))
         # A first token may let a new instance have more.
         if isinstance(event, Finished) or (
@@ -394,7 +397,7 @@ class Front:
     def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
         self._tell(self._admission_queue.drop(request_id, end_as, self._now()))
 
-    def _tell(self, told: Sequence[tuple[str, Cancel | Migrate]]) -> None:
+    def _tell(self, told: Sequence[tuple[str, Cancel | Migrate | WatchIndex]]) -> None:
         for instance_id, command in told:
             if instance_id not in self._members:
                 continue

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvell.cluster.shares import processor_shares
@@ -11,11 +12,12 @@ from kvell.device.available import available_bytes
 from kvell.device.process_size import process_bytes
 from kvell.errors import ChangeSomething
 from kvell.mempool.place import make_folder
+from kvell.server.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.vocabulary import MIB
 
 
 class Host:
-    """The machine that a front and its instances run on.
+    """The machine that a front and its instances run on: a :class:`.Site` of child processes.
 
     :param processors: that instances may use; all that this process may use if not given.
     """
@@ -26,7 +28,25 @@ class Host:
         self._pool_folder: Path | None = None
         self._slots: dict[str, int] = {}
 
-    def close(self) -> None:
+    async def launch(
+        self, instance_id: str, command: Sequence[str], plan: LaunchPlan
+    ) -> InstanceProcess:
+        """See :class:`.Site`.  An instance that is alone shares nothing."""
+        values = {
+            **plan.values,
+            **self.share_of(instance_id),
+            "weights_fd": "-1",
+            "pool_dir": self.pool_folder(),
+        }
+        fds: tuple[int, ...] = ()
+        if len(self._slots) > 1:
+            fds = (self.weights_fd(),)
+            values["weights_fd"] = str(fds[0])
+        return await InstanceProcess.launch(
+            command, replace(plan, values=values, inherited_fds=fds)
+        )
+
+    async def close(self) -> None:
         """Give the weights' memory back once no instance maps it either."""
         if self._weights_fd is not None:
             os.close(self._weights_fd)

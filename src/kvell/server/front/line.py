@@ -1,6 +1,8 @@
 """One instance as the front sees it: its credits, its requests, and the load they mean."""
 
 from kvell.cluster.rebalancing import MemoryView, MovableView
+from kvell.cluster.roles import RoleView
+from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
 from kvell.engine.protocol.messages import Heartbeat
@@ -11,9 +13,12 @@ from kvell.vocabulary import RequestId
 class Line:
     """The way to one instance; pure bookkeeping.
 
+    :ivar role: what it does now; its first is in its name.
     :ivar in_flight: requests that the instance has and did not finish, oldest first.
     :ivar outstanding_prompt_tokens: prompt tokens that it has still to compute.
     :ivar outstanding_output_tokens: output tokens that it is expected to make yet.
+    :ivar uncached_prompt_tokens: of the prompt tokens, those that were not cached when their
+        requests were routed, and ``outstanding_pairs`` of query and key that they make.
     :ivar coming: requests that others have and that will go on there.
     """
 
@@ -24,12 +29,16 @@ class Line:
         self.incarnation = 0
         self.outstanding_prompt_tokens = 0
         self.outstanding_output_tokens = 0
+        self.uncached_prompt_tokens = 0
+        self.outstanding_pairs = 0
+        self._num_prompts = 0
         self._credits = 0
         self._ramp: Ramp | None = None
         self._free_bytes = 0
         self._token_bytes = 0
         self._pool_bytes = self._waiting = 0
         self.coming: set[RequestId] = set()
+        self._view: InstanceView | None = None
 
     @property
     def free_credits(self) -> int:
@@ -70,6 +79,7 @@ class Line:
         """
         self._credits, self.incarnation = credits, incarnation
         self._free_bytes, self._token_bytes = free_bytes, token_bytes
+        self._view = None
         self._ramp = Ramp(credits) if joins_others else None
 
     def close(self) -> None:
@@ -78,7 +88,7 @@ class Line:
 
     def heard(self, beat: Heartbeat) -> None:
         """Take what the instance says of its memory in place of the estimate."""
-        self._free_bytes = beat.free_bytes
+        self._free_bytes, self._view = beat.free_bytes, None
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
 
     def memory(self) -> MemoryView:
@@ -105,30 +115,46 @@ class Line:
         """Most bytes of a request's pages."""
         return (entry.prompt_tokens + entry.emitted_tokens) * self._token_bytes
 
+    def part(self) -> RoleView | None:
+        """How much it has to do of the part that it does; None if it does all of it."""
+        if self.role == "prefill":
+            return RoleView(self.instance_id, "prefill", self.outstanding_prompt_tokens)
+        if self.role == "decode":
+            work = self.outstanding_output_tokens * PROMPT_TOKENS_PER_OUTPUT_TOKEN
+            return RoleView(self.instance_id, "decode", work)
+        return None
+
     def view(self) -> InstanceView:
-        """What a router sees of it."""
-        return InstanceView(
-            self.instance_id,
-            self.incarnation,
-            self.outstanding_prompt_tokens,
-            self.outstanding_output_tokens,
-            self._free_bytes,
-        )
+        """What a router sees of it; made again only when something has changed."""
+        if self._view is None:
+            self._view = InstanceView(
+                self.instance_id,
+                self.incarnation,
+                self.outstanding_prompt_tokens,
+                self.outstanding_output_tokens,
+                self._free_bytes,
+                self.uncached_prompt_tokens,
+                self.outstanding_pairs,
+                len(self.in_flight) - self._num_prompts,
+            )
+        return self._view
 
     def add(self, entry: LogEntry) -> None:
         """Count a request that is submitted now."""
+        self._view = None
         self.in_flight[entry.request_id] = entry
         entry.line = self.instance_id
         entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
         entry.pending_output_tokens = entry.expected_output_tokens
-        self.outstanding_prompt_tokens += entry.pending_prompt_tokens
+        self._count_prompt(entry, 1)
         self.outstanding_output_tokens += entry.pending_output_tokens
         self._free_bytes -= entry.pending_prompt_tokens * self._token_bytes
 
     def emitted(self, entry: LogEntry, count: int) -> None:
         """Count tokens of a request of this line; the first says that its prompt is computed."""
+        self._view = None
         if entry.pending_prompt_tokens:
-            self.outstanding_prompt_tokens -= entry.pending_prompt_tokens
+            self._count_prompt(entry, -1)
             entry.pending_prompt_tokens = 0
             if self._ramp is not None:
                 self._ramp.first_token()
@@ -139,10 +165,20 @@ class Line:
         self.outstanding_output_tokens -= made
         entry.pending_output_tokens -= made
 
+    def _count_prompt(self, entry: LogEntry, sign: int) -> None:
+        """Count a request's prompt, or count it no longer."""
+        tokens = entry.pending_prompt_tokens
+        self._num_prompts += sign
+        self.outstanding_prompt_tokens += sign * tokens
+        self.uncached_prompt_tokens += sign * max(1, tokens - entry.hit_tokens)
+        self.outstanding_pairs += sign * pairs(tokens, entry.hit_tokens)
+
     def remove(self, entry: LogEntry) -> None:
         """A request is over, or goes elsewhere."""
+        self._view = None
         del self.in_flight[entry.request_id]
-        self.outstanding_prompt_tokens -= entry.pending_prompt_tokens
+        if entry.pending_prompt_tokens:
+            self._count_prompt(entry, -1)
         self.outstanding_output_tokens -= entry.pending_output_tokens
         entry.pending_prompt_tokens = entry.pending_output_tokens = 0
 

@@ -23,6 +23,7 @@ class MemberStatus:
     :param role: what it does; ``mixed`` prefills and decodes.
     :param state: where it is between its start and its end.
     :param pid: of its process; None while it has none.
+    :param host: the machine that it runs on; "" is the front's.
     :param restarts: how often it was started again.
     :param ready: what it said at its start; None before.
     :param beat: its last heartbeat; None before the first.
@@ -35,6 +36,12 @@ class MemberStatus:
     restarts: int
     ready: Ready | None
     beat: Heartbeat | None
+    host: str = ""
+
+    @property
+    def pid_here(self) -> int | None:
+        """The process's id if it is one of this machine, which can say how large it is."""
+        return None if self.host else self.pid
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class Member:
         one = self.supervisor
         return MemberStatus(
             *(self.instance_id, self.role, one.state, one.pid, one.restarts),
-            *(self.ready, self.beat),
+            *(self.ready, self.beat, one.host),
         )
 
     async def stats(self, deadline_seconds: float, *, with_audit: bool = False) -> Stats:

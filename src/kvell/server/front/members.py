@@ -3,14 +3,17 @@
 import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from kvell.engine.protocol.introductions import Introduce
+from kvell.engine.protocol.messages import Ready
 from kvell.errors import ChangeSomething
 from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.host import Host
 from kvell.server.front.member import Member, Told
 from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.instance_process import LaunchPlan
+from kvell.server.instance.site import Site
 from kvell.server.instance.supervisor import Supervisor
 
 CLOSING = InstanceDeath("the server is shutting down", "closing")
@@ -21,6 +24,7 @@ class Members:
     """Instances by id, in order of their start: ``mixed-0``, ``mixed-1``, …
 
     :param command: an instance's command line; see :class:`.Front`.
+    :param site: where they run.
     :param told: hears what happens to any of them.
     :param pool: how they share their memory.
     """
@@ -29,13 +33,15 @@ class Members:
         self,
         command: Sequence[str],
         limits: FrontLimits,
-        host: Host,
+        site: Site,
         told: Told,
         pool: PoolSettings | None = None,
     ) -> None:
         self._command, self._limits = tuple(command), limits
         self._pool = pool or PoolSettings()
-        self._host, self._told = host, told
+        self._site = site
+        self._told = replace(told, ready=self._ready)
+        self._told_ready = told.ready
         self._by_id: dict[str, Member] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._starting_at_once = 1
@@ -72,7 +78,7 @@ class Members:
                 start.cancel()
             await asyncio.wait(starts)
             await self._end_all(0)
-            self._host.close()
+            await self._site.close()
             raise
         finally:
             self._starting_at_once = 1
@@ -94,7 +100,7 @@ class Members:
         further = sum(max(0, more) for _, more, _ in plans)
         ready = [(one.supervisor.pid, one.ready) for one in self.staying if one.ready]
         promised = [(pid, told.memory.get("contract_bytes", 0)) for pid, told in ready]
-        self._host.check_room(promised, further)
+        self._site.check_room(promised, further)
         for role, more, leaving in plans:
             for member in leaving:
                 self._retire(member)
@@ -129,7 +135,7 @@ class Members:
     async def close(self) -> None:
         """Let all instances finish what they have within the deadline, then end them."""
         await asyncio.gather(self._end_all(self._limits.drain_seconds), *self._retiring.values())
-        self._host.close()
+        await self._site.close()
 
     async def _end_all(self, drain_seconds: float) -> None:
         ends = (one.supervisor.retire(drain_seconds, CLOSING) for one in self.staying)
@@ -141,33 +147,38 @@ class Members:
         member = Member(instance_id, role, self._told)
         member.supervisor = Supervisor(
             instance_id,
-            self._command,
-            lambda: self._plan(member),
+            lambda: self._site.launch(instance_id, self._command, self._plan(member)),
             member,
             self._limits.restart,
             self._limits.startup_seconds,
             self._limits.silence_seconds,
         )
         self._by_id[instance_id] = member
-        self._host.enter(instance_id)
+        self._site.enter(instance_id)
         return member
 
     def _plan(self, member: Member) -> LaunchPlan:
-        """What the next start of an instance is given; one that is alone shares nothing."""
+        """What the next start of an instance is given, wherever it runs."""
         values = {
-            **self._host.share_of(member.instance_id),
             "memory_parts": str(self._starting_at_once),
-            "weights_fd": "-1",
             "instance_id": member.instance_id,
             "role": member.role,
-            "pool_dir": self._host.pool_folder(),
             **self._pool.values(),
         }
-        fds: tuple[int, ...] = ()
-        if len(self._by_id) > 1:
-            fds = (self._host.weights_fd(),)
-            values["weights_fd"] = str(fds[0])
-        return LaunchPlan(member.next_incarnation(), values, fds)
+        return LaunchPlan(member.next_incarnation(), values)
+
+    def _ready(self, instance_id: str, ready: Ready) -> None:
+        """Tell all instances where the new one listens, before it gets a request."""
+        self._introduce()
+        self._told_ready(instance_id, ready)
+
+    def _introduce(self) -> None:
+        serving = [one for one in self if one.is_serving and one.ready is not None]
+        told = {one.instance_id: one.ready.pool_address for one in serving if one.ready}
+        addresses = {name: address for name, address in told.items() if address}
+        if addresses:
+            for one in serving:
+                one.supervisor.send(Introduce(addresses))
 
     def _retire(self, member: Member) -> None:
         self._told.leaving(member.instance_id)
@@ -179,5 +190,5 @@ class Members:
         await member.supervisor.retire(self._limits.drain_seconds, DRAINED)
         del self._by_id[member.instance_id]
         del self._retiring[member.instance_id]
-        self._host.leave(member.instance_id)
+        self._site.leave(member.instance_id)
         self._told.gone(member.instance_id)

@@ -90,7 +90,9 @@ class LogEntry:
     :param goes_to: the instance that goes on with it once its prompt is computed, and that
         one's ``goes_to_incarnation``; "" if it stays.
     :param pulls_from: the instance that is asked for its history; "" for none.
-    :param pending_prompt_tokens: that the instance has still to compute, as far as is known.
+    :param hit_tokens: that the instance had cached when it was chosen, as far as is known.
+    :param pending_prompt_tokens: that the instance has still to compute, as far as is known, those
+        of the hit included.
     :param pending_output_tokens: that the instance is expected to make yet.
     :param scored_tokens: of the prompt, of which it was told how likely they are; never the first.
     :param end_as: the reason to report when the instance says ``cancelled``.
@@ -115,6 +117,7 @@ class LogEntry:
     goes_to: str = ""
     goes_to_incarnation: int = 0
     pulls_from: str = ""
+    hit_tokens: int = 0
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
     scored_tokens: int = 0

@@ -8,8 +8,14 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from kvell.cluster.locality import Locality
+from kvell.cluster.routing.costs import ExecCosts, pull_or_recompute
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
-from kvell.cluster.routing.views import RequestView
+from kvell.cluster.routing.views import NO_HITS, RequestView
+from kvell.cluster.trees.chains import PromptChain
+from kvell.engine.requests.cache_roots import cache_root
 from kvell.server.front.histories import Histories
 from kvell.server.front.line import Line
 from kvell.server.front.request_log import LogEntry
@@ -17,24 +23,40 @@ from kvell.server.front.request_log import LogEntry
 PREFILL, DECODE = "prefill", "decode"
 """Roles of instances that do a part of the work."""
 
+Known = tuple[PromptChain, Mapping[str, int]]
+"""A request's blocks, and the tokens behind which each instance could resume it."""
+
 
 class Routes:
     """Chooses among the lines of a front, and notes what was chosen in their requests.
 
     :param lines: of the front, by instance; looked at only.
     :param router: chooses who computes a request.
-    :param pulls: whether a request asks the instance that had its session for its history.
+    :param pulls: whether a request asks an instance that has more of its history for that: one
+        that ``locality`` knows, or else the one that had its session.
+    :param locality: what instances cache, for a router that reads it.
+    :param costs: of the instances' model, which say when reading history elsewhere pays.
     """
 
     def __init__(
-        self, lines: Mapping[str, Line], router: Router | None = None, *, pulls: bool = True
+        self,
+        lines: Mapping[str, Line],
+        router: Router | None = None,
+        *,
+        pulls: bool = True,
+        locality: Locality | None = None,
+        costs: ExecCosts | None = None,
     ) -> None:
         self._lines = lines
         self._router = router or router_named(DEFAULT_ROUTING)
         self._decode_router = router_named(DEFAULT_ROUTING)
-        self._histories = Histories() if pulls else None
+        self._histories = Histories() if pulls and locality is None else None
+        self._locality, self._pulls_more = locality, pulls
+        self._costs = costs or ExecCosts()
 
-    def line_for(self, entry: LogEntry, open_lines: Iterable[Line]) -> Line | None:
+    def line_for(
+        self, entry: LogEntry, open_lines: Iterable[Line], now_seconds: float
+    ) -> Line | None:
         """The line that a request goes to; None if it must wait for another's suspect."""
         if entry.attempts.on_probation:
             open_lines = [line for line in open_lines if not line.has_suspect]
@@ -44,14 +66,18 @@ class Routes:
             line.role != DECODE and line.is_open for line in self._lines.values()
         ):
             lines = begins  # else nobody computes prompts, and those that decode do that too
-        line = self._chosen(entry, lines, self._router)
+        known = None if self._locality is None else self._known(entry, self._locality, now_seconds)
+        line = self._chosen(entry, lines, self._router, known)
         self.goes(entry, "")
         if line is None:
             return None
         if line.role == PREFILL:
             decodes = [one for one in self._lines.values() if one.role == DECODE and one.has_room]
             self.goes(entry, self.target(entry, decodes))
-        self._pulls(entry, line)
+        if self._histories is not None:
+            self._pulls(entry, line, self._histories)
+        if known is not None:
+            self._expect(entry, line, known, now_seconds)
         return line
 
     def target(self, entry: LogEntry, lines: Iterable[Line]) -> str:
@@ -87,20 +113,43 @@ class Routes:
             self._histories.note(entry.session, line.instance_id, line.incarnation)
         return True
 
-    def _pulls(self, entry: LogEntry, line: Line) -> None:
+    def _known(self, entry: LogEntry, locality: Locality, now_seconds: float) -> Known:
+        """What instances have of a request's text."""
+        tokens = np.frombuffer(entry.prompt + entry.output.tobytes(), "<i4")
+        root = cache_root(entry.cache_salt, "", is_scored=False)
+        chain = locality.chain(tokens, entry.model, root)
+        return chain, locality.hits(chain, now_seconds)
+
+    def _expect(self, entry: LogEntry, line: Line, known: Known, now_seconds: float) -> None:
+        """Note who will have the request's text, and who has more of it than its instance."""
+        assert self._locality is not None
+        chain, hits = known
+        entry.hit_tokens = hits.get(line.instance_id, 0)
+        entry.pulls_from = ""
+        if self._pulls_more:
+            request = RequestView(chain.tokens, 0, "")
+            paying = pull_or_recompute(request, line.instance_id, hits, self._costs)
+            entry.pulls_from = next((one for one in paying if self._lines[one].is_open), "")
+        if entry.pulls_from:
+            entry.hit_tokens = hits[entry.pulls_from]
+        for name in filter(None, (line.instance_id, entry.goes_to)):
+            incarnation = self._lines[name].incarnation
+            self._locality.routed(name, incarnation, chain, now_seconds)
+
+    def _pulls(self, entry: LogEntry, line: Line, known: Histories) -> None:
         """Note where the request's text will be, and who has more of it now."""
-        known = self._histories
-        if known is None:
-            return
         live = ((one.instance_id, one.incarnation) for one in self._lines.values() if one.is_open)
         tokens = entry.prompt_tokens + entry.emitted_tokens
         entry.pulls_from = known.source(entry.session, tokens, line.instance_id, live)
         known.note(entry.session, line.instance_id, line.incarnation)
 
-    def _chosen(self, entry: LogEntry, lines: list[Line], router: Router) -> Line | None:
+    def _chosen(
+        self, entry: LogEntry, lines: list[Line], router: Router, known: Known | None = None
+    ) -> Line | None:
         views = [line.view() for line in lines]
         if len(views) < 2:  # the common case of one instance asks no router
             return lines[0] if lines else None
         computed = entry.prompt_tokens + entry.emitted_tokens
-        request = RequestView(computed, entry.expected_output_tokens, entry.session)
+        hits = NO_HITS if known is None else known[1]
+        request = RequestView(computed, entry.expected_output_tokens, entry.session, hits)
         return self._lines[router.choose(request, views)]

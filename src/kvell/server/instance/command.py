@@ -13,9 +13,23 @@ INHERITED = (
     *("--page-transport", "{page_transport}"),
 )
 """Arguments that the front fills in at each start of an instance."""
+PLACED = (
+    *("--front", "{front}", "--incarnation", "{incarnation}", "--threads", "{threads}"),
+    *("--memory-parts", "{memory_parts}", "--instance-id", "{instance_id}", "--role", "{role}"),
+    *("--pool-name", "{pool_name}", "--pool-host", "{host}", "--pd-caching", "{pd_caching}"),
+)
+"""The same where an instance runs on another machine, which fills in some of them."""
 
 
 def instance_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:
     """Return an instance's command line; the front fills in what is in braces."""
-    command = [sys.executable, "-m", "kvell.cli.main", "instance", *settings.flags()]
-    return [*command, *(["--debug"] if debug else []), *INHERITED]
+    return [sys.executable, "-m", "kvell.cli.main", *_words(settings, debug), *INHERITED]
+
+
+def placed_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:
+    """Return the arguments of ``kvell`` for an instance on another machine."""
+    return [*_words(settings, debug), *PLACED]
+
+
+def _words(settings: EngineSettings, debug: bool) -> list[str]:
+    return ["instance", *settings.flags(), *(["--debug"] if debug else [])]

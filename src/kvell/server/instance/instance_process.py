@@ -1,10 +1,11 @@
-"""An instance as a child process at the other end of a socket."""
+"""An instance: a process, here or elsewhere, at the other end of a socket."""
 
 import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready
 from kvell.errors import KvellError
@@ -41,27 +42,48 @@ class LaunchPlan:
     inherited_fds: tuple[int, ...] = ()
 
 
-def filled_in(command: Sequence[str], socket_fd: int, plan: LaunchPlan) -> list[str]:
-    """The command line with ``{socket_fd}``, ``{incarnation}`` and the plan's names replaced."""
-    names = {"socket_fd": str(socket_fd), "incarnation": str(plan.incarnation), **plan.values}
-    in_braces = {f"{{{name}}}": value for name, value in names.items()}
+def filled_in(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The command line with arguments like ``{name}`` replaced, as far as they have values."""
+    in_braces = {f"{{{name}}}": value for name, value in values.items()}
     return [in_braces.get(argument, argument) for argument in command]
 
 
-class InstanceProcess:
-    """One incarnation: started by :meth:`launch`, over when :meth:`follow` ends."""
+class Running(Protocol):
+    """A process that was started: asyncio's, or one on another machine."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        line: InstanceLine,
-    ) -> None:
+    @property
+    def pid(self) -> int:
+        """Its process id, on its machine."""
+        ...
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended; below 0 it is the signal that ended it."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once.
+
+        :raises ProcessLookupError: when it has ended.
+        """
+        ...
+
+
+class InstanceProcess:
+    """One incarnation: it has been started, and is over when :meth:`follow` ends.
+
+    :param host: where it runs; "" is this machine.
+    """
+
+    def __init__(self, process: Running, line: InstanceLine, host: str = "") -> None:
         self._process = process
         self._line = line
+        self.host = host
 
     @classmethod
     async def launch(cls, command: Sequence[str], plan: LaunchPlan) -> "InstanceProcess":
         """Start a child that inherits its end of a socket pair.
+
+        ``{socket_fd}``, ``{incarnation}`` and the plan's names are filled in.
 
         The child gets a session of its own: an interrupt typed at the front's terminal
         must drain it, not kill it.  It ends by itself when the front's end closes.
@@ -69,10 +91,11 @@ class InstanceProcess:
         :raises InstanceStartError: when the program cannot be started.
         """
         ours, theirs = socket.socketpair()
+        values = {"socket_fd": str(theirs.fileno()), "incarnation": str(plan.incarnation)}
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *filled_in(command, theirs.fileno(), plan),
+                    *filled_in(command, values | dict(plan.values)),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=STDERR_FD,
                     pass_fds=(theirs.fileno(), *plan.inherited_fds),
@@ -88,7 +111,7 @@ class InstanceProcess:
 
     @property
     def pid(self) -> int:
-        """The child's process id."""
+        """Its process id, on its machine."""
         return self._process.pid
 
     def send(self, command: Command) -> None:
@@ -123,7 +146,7 @@ class InstanceProcess:
         return first
 
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
-        """Close our end, wait for the child, kill it when it lingers; its exit status."""
+        """Close our end, wait for the process, kill it when it lingers; its exit status."""
         self._line.close()
         try:
             async with asyncio.timeout(grace_seconds):
@@ -132,7 +155,7 @@ class InstanceProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """End the child at once; its exit status."""
+        """End the process at once; its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._line.close()

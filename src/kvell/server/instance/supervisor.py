@@ -11,18 +11,14 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
 from kvell.engine.protocol.messages import Command, Drain, Event, Ready, Tokens
 from kvell.errors import InstanceDied
 from kvell.frames import ProtocolError
 from kvell.server.instance.death import InstanceDeath, ended
-from kvell.server.instance.instance_process import (
-    InstanceProcess,
-    InstanceStartError,
-    LaunchPlan,
-)
+from kvell.server.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.server.instance.pulse import Pulse
 from kvell.server.instance.restart import RestartPolicy
 
@@ -58,23 +54,21 @@ class InstanceListener(Protocol):
 class Supervisor:
     """Starts the instance, follows it, starts it again when it dies.
 
-    :param plan: makes what each start is given; called once for each.
+    :param launch: starts a process, wherever it runs; called once for each incarnation.
     :param silence_seconds: an instance that says nothing for so long is killed.
     """
 
     def __init__(
         self,
         name: str,
-        command: Sequence[str],
-        plan: Callable[[], LaunchPlan],
+        launch: Callable[[], Awaitable[InstanceProcess]],
         listener: InstanceListener,
         policy: RestartPolicy,
         startup_seconds: float,
         silence_seconds: float,
     ) -> None:
         self.name = name
-        self._command = tuple(command)
-        self._plan = plan
+        self._launch_one = launch
         self._listener = listener
         self._policy = policy
         self._startup_seconds = startup_seconds
@@ -90,6 +84,11 @@ class Supervisor:
     def pid(self) -> int | None:
         """Process id of the instance that serves or drains; None while there is none."""
         return self._process.pid if self._process and self._is_up else None
+
+    @property
+    def host(self) -> str:
+        """The machine of that instance; "" is this one, or none."""
+        return self._process.host if self._process and self._is_up else ""
 
     async def start(self) -> None:
         """Start the first incarnation and wait until it is ready.
@@ -140,7 +139,7 @@ class Supervisor:
         return self.state in ("draining", "gone")
 
     async def _launch(self) -> InstanceProcess:
-        process = await InstanceProcess.launch(self._command, self._plan())
+        process = await self._launch_one()
         try:
             ready = await process.wait_ready(self._startup_seconds)
         except BaseException:
@@ -149,7 +148,8 @@ class Supervisor:
         self._process = process
         self._pulse = Pulse(self._silence_seconds)
         self.state = "serving"
-        logger.info("instance %s is ready (pid %d)", self.name, process.pid)
+        where = f" on {process.host}" if process.host else ""
+        logger.info("instance %s is ready (pid %d%s)", self.name, process.pid, where)
         self._listener.instance_ready(ready)
         return process
 

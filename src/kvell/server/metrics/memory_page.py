@@ -30,7 +30,7 @@ def moves_by_kind(memory: dict[str, int]) -> dict[str, int]:
 class InstanceMemory:
     """What is known of one instance's memory.
 
-    :param pid: None while it has no process.
+    :param pid: None while it has no process, or none of this machine.
     """
 
     ready: Ready
@@ -38,23 +38,33 @@ class InstanceMemory:
     pid: int | None
 
 
-def contract_of_all(parts: Sequence[Mapping[str, int]]) -> int:
-    """``contract_bytes`` of instances together, whose weights are in memory once.
+def contract_of_all(parts: Sequence[Mapping[str, int]], *, shares_weights: bool = True) -> int:
+    """``contract_bytes`` of instances together.
 
     :param parts: the memory contract of each.
+    :param shares_weights: whether their weights are in memory once, as on one host.
     """
     promised_bytes = sum(one.get("contract_bytes", 0) for one in parts)
+    if not shares_weights:
+        return promised_bytes
     weights = [one.get("weights_bytes", 0) for one in parts]
     return promised_bytes - sum(weights) + max(weights, default=0)
 
 
-def contract_lines(contracts: Mapping[str, Mapping[str, int]], front_floor_bytes: int) -> list[str]:
+def contract_lines(
+    contracts: Mapping[str, Mapping[str, int]],
+    front_floor_bytes: int,
+    *,
+    shares_weights: bool = True,
+) -> list[str]:
     """The memory contract of several instances, a line for each process and one for the whole.
 
     :param contracts: the parts of each, by instance id.
+    :param shares_weights: see :func:`contract_of_all`.
     """
     rows = {name: parts.get("contract_bytes", 0) for name, parts in contracts.items()}
-    whole_bytes = contract_of_all(list(contracts.values())) + front_floor_bytes
+    parts = list(contracts.values())
+    whole_bytes = contract_of_all(parts, shares_weights=shares_weights) + front_floor_bytes
     shared_bytes = sum(rows.values()) + front_floor_bytes - whole_bytes
     return [
         "memory contract, at most",
@@ -65,11 +75,17 @@ def contract_lines(contracts: Mapping[str, Mapping[str, int]], front_floor_bytes
     ]
 
 
-def memory_page(instances: Mapping[str, InstanceMemory], front_floor_bytes: int) -> dict[str, Any]:
+def memory_page(
+    instances: Mapping[str, InstanceMemory],
+    front_floor_bytes: int,
+    *,
+    shares_weights: bool = True,
+) -> dict[str, Any]:
     """Everything as plain data.
 
     :param instances: those that answered, by id.
     :param front_floor_bytes: of this process before it served anything.
+    :param shares_weights: see :func:`contract_of_all`.
     :returns: ``contract_bytes`` is of all processes together; ``now_bytes`` what each takes;
         ``instances`` has every instance's own.  A single instance's figures stand at the top too.
     """
@@ -80,7 +96,8 @@ def memory_page(instances: Mapping[str, InstanceMemory], front_floor_bytes: int)
     alone = next(iter(pages.values())) if len(pages) == 1 else {}
     return {
         **alone,
-        "contract_bytes": contract_of_all(contracts) + front_floor_bytes,
+        "contract_bytes": contract_of_all(contracts, shares_weights=shares_weights)
+        + front_floor_bytes,
         "parts": {**parts, "front_floor_bytes": front_floor_bytes},
         "now_bytes": {
             "front": process_bytes(),

@@ -13,19 +13,26 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 
+from kvell.cluster.locality import BY_LOCALITY, Locality
+from kvell.cluster.roles import RoleChanger, RoleRules
+from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.engine.planning.core import EngineCore
-from kvell.engine.protocol.messages import Cancel, Event, Migrate, Submit
+from kvell.engine.planning.index_watch import indexed_groups
+from kvell.engine.protocol.messages import Event
+from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits
 from kvell.memory import Eviction, GroupKind, Implementation, Layout, create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.transfers.methods import StreamCosts
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.instance.death import Cause, InstanceDeath
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device, TraceDevice
-from kvell.simulator.cluster.front import VirtualFront
+from kvell.simulator.cluster.front import Command, VirtualFront
 from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.network import Links, Network
@@ -44,11 +51,16 @@ class ClusterSpec:
     :param machine: gives each step its duration.
     :param links: between instances.
     :param pd_caching: which instances cache what; with 0 mixed ones cache nothing either.
+    :param costs: prices of the model for routing; None: the router's own.
+    :param role_rules: when instances change their roles by load; None: never.
     :param max_waiting: requests that wait for a credit; None: any number.
     :param front_seconds: of what the front and an instance say to each other, by instance; it
         arrives in order, and is never lost.
+    :param notice_seconds: that notices of the index take longer than the rest, and
+        ``notice_loss`` the part of them that never arrives.
     :param restart_seconds: from an instance's death to the next incarnation.
     :param seed: decides what messages are lost, late and doubled.
+    :param streams: what pulls cost that begin before a step has ended; None: none do.
     """
 
     counts: Mapping[str, int]
@@ -58,12 +70,17 @@ class ClusterSpec:
     links: Links
     routing: str = DEFAULT_ROUTING
     pd_caching: PdCaching = DEFAULT_PD_CACHING
+    costs: ExecCosts | None = None
+    role_rules: RoleRules | None = None
     eviction: Eviction = "lru"
     implementation: Implementation = "auto"
     max_waiting: int | None = None
     front_seconds: Mapping[str, float] = field(default_factory=dict)
+    notice_seconds: float = 0.0
+    notice_loss: float = 0.0
     restart_seconds: float = 1.0
     seed: int = 0
+    streams: StreamCosts | None = None
 
 
 MakeDevice = Callable[[EngineCore], Device]
@@ -76,6 +93,7 @@ class VirtualCluster:
     :param device: makes the pages and the model of each incarnation; by default they answer with
         the trace's tokens.
     :param records: whether each incarnation keeps what it was told and what it did.
+    :param locality: what the router knows of caches; by default as the routing needs it.
     :ivar instances: those that live, by name.
     :ivar past: those that died, in order.
     """
@@ -90,6 +108,7 @@ class VirtualCluster:
         prompts: PromptMaker | None = None,
         device: MakeDevice | None = None,
         records: bool = False,
+        locality: Locality | None = None,
     ) -> None:
         self.spec, self.loop = spec, Loop()
         self.transport = VirtualTransport(spec.links.messages, spec.seed)
@@ -103,9 +122,17 @@ class VirtualCluster:
         self.on_started: Callable[[VirtualInstance], None] = lambda _: None
         """Called with each incarnation when it begins."""
         self._incarnations = itertools.count(1)
+        self._chance = Random(spec.seed)
         most_waiting = len(rows) if spec.max_waiting is None else spec.max_waiting
-        router = router_named(spec.routing)
-        queue = AdmissionQueue(most_waiting, router=router, pulls=spec.pd_caching > 0)
+        router = router_named(spec.routing, spec.costs)
+        queue = AdmissionQueue(
+            most_waiting,
+            router=router,
+            pulls=spec.pd_caching > 0,
+            locality=locality or (Locality() if spec.routing in BY_LOCALITY else None),
+            costs=spec.costs,
+            roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
+        )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.front = VirtualFront(
             *(queue, rows, self._prompts, schedule, self.loop, self._tell),
@@ -174,6 +201,7 @@ class VirtualCluster:
             incarnation,
             agent=agent,
             pd_caching=spec.pd_caching,
+            streams=spec.streams,
         )
         return core, agent
 
@@ -196,6 +224,7 @@ class VirtualCluster:
             free_bytes=self.spec.layout.pool_bytes,
             token_bytes=_token_bytes(self.spec.layout),
             joins_others=not is_first,
+            indexed=indexed_groups(self.spec.layout.groups),
         )
         if is_first:  # a front takes requests once all of these are ready
             ready()
@@ -203,9 +232,26 @@ class VirtualCluster:
             self.loop.after(self._front_seconds(name), ready)
 
     def _say(self, name: str, events: Sequence[Event]) -> None:
-        self.loop.after(self._front_seconds(name), partial(self.front.said, name, events))
+        late_seconds = self.spec.notice_seconds
+        if late_seconds or self.spec.notice_loss:
+            notices = [one for one in events if isinstance(one, IndexNotice)]
+            events = [one for one in events if not isinstance(one, IndexNotice)]
+            kept = [one for one in notices if self._chance.random() >= self.spec.notice_loss]
+            if kept:
+                says = partial(self._notice, name, self.instances[name].incarnation, kept)
+                self.loop.after(self._front_seconds(name) + late_seconds, says)
+        self._say_later(name, events, self._front_seconds(name))
 
-    def _tell(self, name: str, command: Submit | Cancel | Migrate) -> None:
+    def _notice(self, name: str, incarnation: int, notices: Sequence[Event]) -> None:
+        """Tell the front, unless the connection has ended with its instance."""
+        if self.front.queue.line(name).incarnation == incarnation:
+            self.front.said(name, notices)
+
+    def _say_later(self, name: str, events: Sequence[Event], seconds: float) -> None:
+        if events:
+            self.loop.after(seconds, partial(self.front.said, name, events))
+
+    def _tell(self, name: str, command: Command) -> None:
         """Send a command to the incarnation that there is now."""
         instance = self.instances.get(name)
         if instance is not None:

@@ -13,6 +13,7 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.notices import IndexedGroup, WatchIndex
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
@@ -25,7 +26,8 @@ from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
 
-Tell = Callable[[str, Submit | Cancel | Migrate], None]
+Command = Submit | Cancel | Migrate | WatchIndex
+Tell = Callable[[str, Command], None]
 """Sends a command to an instance."""
 
 
@@ -93,15 +95,19 @@ class VirtualFront:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
+        indexed: Sequence[IndexedGroup],
     ) -> None:
-        """An incarnation serves; see :meth:`.Line.open`."""
-        self.queue.line(instance_id).open(
+        """An incarnation serves; see :meth:`.AdmissionQueue.open`."""
+        told = self.queue.open(
+            instance_id,
             CREDITS,
             incarnation,
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
+            indexed=indexed,
         )
+        self._tell_all(told)
         self._pump()
 
     def said(self, instance_id: str, events: Sequence[Event]) -> None:
@@ -175,7 +181,7 @@ class VirtualFront:
         self._schedule.ended(index, now_seconds)
         self._look_ahead()
 
-    def _tell_all(self, told: Sequence[tuple[str, Cancel | Migrate]]) -> None:
+    def _tell_all(self, told: Sequence[tuple[str, Command]]) -> None:
         for instance_id, command in told:
             self._tell(instance_id, command)
 

@@ -15,17 +15,28 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvell.engine.planning.core import EngineCore
+from kvell.engine.planning.index_watch import IndexWatch
 from kvell.engine.planning.journal import Journal, JournaledCore
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Migrate, Submit
+from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.requests.plan import StepPlan
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry, Ticked
 from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.mempool.owners import Tick
-from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
-from kvell.mempool.transfers.messages import Prepared
+from kvell.mempool.transfers.actions import (
+    Action,
+    Grant,
+    Pull,
+    PullRest,
+    Revoke,
+    Send,
+    StopPull,
+)
+from kvell.mempool.transfers.messages import Offer, Prepared, Written
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
@@ -35,7 +46,7 @@ from kvell.simulator.replay.runner import StepTimer
 LATEST_TICK: Tick = 1 << 50
 """Deadlines behind it are none."""
 
-Command = Submit | Cancel | Migrate
+Command = Submit | Cancel | Migrate | WatchIndex
 Input = Command | PeerEntry
 
 
@@ -101,6 +112,8 @@ class VirtualInstance:
         self._told = JournaledCore(core, record.journal if record else None)
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
         self._inbox: deque[Input] = deque()
+        self._streaming: dict[int, tuple[str, Offer]] = {}
+        """Offers of what is being computed, and to whom, by number of the transfer."""
         self._is_busy = False
         self._ticked: Tick = -TICK_MILLISECONDS
         self._wakes_at: Tick = LATEST_TICK
@@ -149,8 +162,13 @@ class VirtualInstance:
             self._tell_time()  # deadlines count from now
         if isinstance(one, Submit | Cancel | Migrate):
             self._done(self._told.tell(one))
+        elif isinstance(one, WatchIndex):
+            self._done(self.core.watch_index(self._index_watch))
         else:
             self._heard(one)
+
+    def _index_watch(self) -> IndexWatch:
+        return IndexWatch(self.agent.core, with_tokens=False)
 
     def _heard(self, entry: PeerEntry) -> None:
         if isinstance(entry, Ticked):
@@ -176,6 +194,9 @@ class VirtualInstance:
         self._is_busy = True
         plan = self._told.plan()
         seconds = self._machine.step_seconds(plan)
+        if plan.streams:  # its pages are offered before it runs
+            self._done([])
+            self._tell_written(plan, seconds)
         self.counts.steps += 1
         self.counts.busy_seconds += seconds
         self.counts.computed_tokens += plan.num_tokens
@@ -191,6 +212,19 @@ class VirtualInstance:
                 self._run()
 
         self._loop.after(seconds, end)
+
+    def _tell_written(self, plan: StepPlan, seconds: float) -> None:
+        """Say of each stage of a step when it is written, to those who pull it meanwhile."""
+        for number in plan.streams:
+            target, offer = self._streaming[number]
+            for stage in range(offer.stages):
+                hint = Written(offer.transfer, stage)
+                after_seconds = seconds * (stage + 1) / offer.stages
+                self._loop.after(after_seconds, partial(self._hint, target, hint))
+
+    def _hint(self, target: str, hint: Written) -> None:
+        if not self.is_dead:
+            self._network.send(self, target, hint)
 
     def _pulse(self) -> list[Event]:
         now_seconds = self._loop.now_seconds
@@ -216,16 +250,21 @@ class VirtualInstance:
         if isinstance(action, Send):
             if isinstance(action.message, Prepared):
                 self._count_arriving(action.message)
+            elif isinstance(action.message, Offer) and action.message.stages:
+                self._streaming[action.message.transfer.number] = action.instance, action.message
             self._network.send(self, action.instance, action.message)
         elif isinstance(action, Pull):
             self.counts.pulls += 1
             self._network.pull(self, action)
+        elif isinstance(action, PullRest):
+            self._network.rest(self, action.transfer)
         elif isinstance(action, StopPull):
             self._network.stop(self, action.transfer)
         elif isinstance(action, Grant):
             self.rights.add(action.transfer.number)
         elif isinstance(action, Revoke):
             self.rights.remove(action.transfer.number)
+            self._streaming.pop(action.transfer.number, None)
 
     def _count_arriving(self, message: Prepared) -> None:
         owner = owner_of(message.transfer)

@@ -5,6 +5,9 @@ endpoint is one incarnation: what was meant for one that is no more reaches nobo
 
 A pull ends once and in one of three ways: all bytes have crossed, it is stopped, or its source
 cannot be reached.  Whether it counts is decided when it ends, by the right to read.
+
+Pages have no layers here: where a real pull in stages brings a part of every page, this one brings
+some whole pages, as many bytes.
 """
 
 from collections.abc import Collection
@@ -16,7 +19,7 @@ import msgspec
 from kvell.memory import Ints
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded
 from kvell.mempool.transfers.actions import Pull
-from kvell.mempool.transfers.messages import PeerMessage, Transfer
+from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
 from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device
@@ -81,13 +84,26 @@ class Endpoint(Protocol):
 class _Copy:
     """A pull under way.
 
-    :ivar left: rows that are read at its end; the others were read at its begin.
+    :ivar stages: in which its rows are written; 0: all are.
+    :ivar num_asked: of its rows, those that cross or have come.
+    :ivar crossing: rows that are read when their bytes arrive, by the payload they arrive with.
+    :ivar is_last: whether nothing more is asked for.
     """
 
     reader: Endpoint
     source: Endpoint
     transfer: Transfer
-    left: Ints
+    rows: Ints
+    stages: int
+    num_asked: int = 0
+    crossing: dict[bytes, Ints] = field(default_factory=dict)
+    is_last: bool = False
+
+    def take(self, until: int) -> Ints:
+        """The rows before this one that nobody has asked for."""
+        taken = self.rows[self.num_asked : until]
+        self.num_asked = max(self.num_asked, until)
+        return taken
 
 
 class Network:
@@ -104,6 +120,10 @@ class Network:
         self._alive: dict[str, Endpoint] = {}
         self._cut: set[frozenset[str]] = set()
         self._copies: dict[bytes, _Copy] = {}
+        self._crossing: dict[bytes, bytes] = {}
+        """The pull whose bytes arrive with a payload."""
+        self._written: dict[bytes, int] = {}
+        """Stages of pulls that were said to be written, also of those that have not begun."""
         self.pulled_bytes: dict[str, int] = {}
         """Bytes that were asked for, by the instance that reads."""
 
@@ -121,7 +141,7 @@ class Network:
         del self._alive[endpoint.name]
         for key, copy in list(self._copies.items()):
             if copy.reader is endpoint:
-                del self._copies[key]
+                self._forget(key)
             elif copy.source is endpoint:
                 self._break(key, self._links.hang_up_seconds)
         lost = PeerLost(endpoint.name, endpoint.incarnation)
@@ -149,33 +169,48 @@ class Network:
         if source is None or not is_there:
             self._tell(reader, PullEnded(transfer, UNREACHED), self._links.hang_up_seconds)
             return
-        early = len(rows) // 2
-        reader.device.read(source.device, rows[:early])
-        key = _ENCODER.encode((reader.name, reader.incarnation, transfer))
-        self._copies[key] = _Copy(reader, source, transfer, rows[early:])
-        size_bytes = sum(self._page_bytes[group] for group in rows[:, 0].tolist())
-        self.pulled_bytes[reader.name] = self.pulled_bytes.get(reader.name, 0) + size_bytes
-        way = _pages(source), _pages(reader)
-        self._transport.send(*way, key, self._loop.now_seconds, size_bytes=size_bytes)
+        key = _key(reader, transfer)
+        copy = self._copies[key] = _Copy(reader, source, transfer, rows, action.stages)
+        if action.stages:
+            self._bring_written(copy, self._written.get(key, -1))
+        else:
+            self._bring_rest(copy)
         if self._is_cut(reader.name, source.name):
             self._break(key, self._links.unreached_seconds)
 
+    def rest(self, reader: Endpoint, transfer: Transfer) -> None:
+        """All that a pull in stages reads is written; it may have ended."""
+        copy = self._copies.get(_key(reader, transfer))
+        if copy is not None:
+            self._bring_rest(copy)
+
     def stop(self, reader: Endpoint, transfer: Transfer) -> None:
         """End a pull as soon as may be: what is being read just now is still written."""
-        key = _ENCODER.encode((reader.name, reader.incarnation, transfer))
+        key = _key(reader, transfer)
         self._loop.after(self._links.stop_seconds, lambda: self._end(key, STOPPED))
 
     def deliver(self) -> bool:
         """Hand over what has arrived by now; whether anything has."""
         arrived = self._transport.due(self._loop.now_seconds)
         for one in arrived:
-            if one.payload in self._copies:
-                self._end(one.payload, "")
+            if one.payload in self._crossing:
+                self._crossed(one.payload)
                 continue
             for target in self._alive.values():
                 if _address(target) == one.receiver:
-                    target.hear(Heard(one.sender.rpartition("#")[0], _DECODER.decode(one.payload)))
+                    sender, message = one.sender.rpartition("#")[0], _DECODER.decode(one.payload)
+                    self._heard(target, sender, message)
         return bool(arrived)
+
+    def _heard(self, target: Endpoint, sender: str, message: PeerMessage) -> None:
+        """As in a process, a hint for pulls is not taken in between two steps."""
+        if not isinstance(message, Written):
+            target.hear(Heard(sender, message))
+        elif message.transfer.sender == sender:
+            key = _key(target, message.transfer)
+            stage = self._written[key] = max(message.stage, self._written.get(key, -1))
+            if key in self._copies:
+                self._bring_written(self._copies[key], stage)
 
     # ---------------------------------------------------------------------- cuts
 
@@ -226,16 +261,59 @@ class Network:
 
     # --------------------------------------------------------------------- copies
 
+    def _bring_written(self, copy: _Copy, stage: int) -> None:
+        """Ask for what is written; nothing if that is done, or all of it is."""
+        if copy.stages and not copy.is_last:
+            rows = copy.take(len(copy.rows) * min(stage + 1, copy.stages) // copy.stages)
+            self._ask(copy, rows) if len(rows) else None
+
+    def _bring_rest(self, copy: _Copy) -> None:
+        """Ask for all that is left: a half is read now, and a half when it arrives."""
+        if copy.is_last:
+            return
+        copy.is_last = True
+        rows = copy.take(len(copy.rows))
+        early = len(rows) // 2
+        copy.reader.device.read(copy.source.device, rows[:early])
+        self._ask(copy, rows[early:], self._bytes_of(rows[:early]))
+
+    def _ask(self, copy: _Copy, rows: Ints, more_bytes: int = 0) -> None:
+        size_bytes = self._bytes_of(rows) + more_bytes
+        reader, source = copy.reader, copy.source
+        key = _key(reader, copy.transfer)
+        payload = _ENCODER.encode((key, copy.num_asked, copy.is_last))
+        copy.crossing[payload], self._crossing[payload] = rows, key
+        self.pulled_bytes[reader.name] = self.pulled_bytes.get(reader.name, 0) + size_bytes
+        way = _pages(source), _pages(reader)
+        self._transport.send(*way, payload, self._loop.now_seconds, size_bytes=size_bytes)
+
+    def _bytes_of(self, rows: Ints) -> int:
+        return sum(self._page_bytes[group] for group in rows[:, 0].tolist())
+
+    def _crossed(self, payload: bytes) -> None:
+        """Bytes of a pull have arrived."""
+        key = self._crossing.pop(payload)
+        copy = self._copies[key]
+        copy.reader.device.read(copy.source.device, copy.crossing.pop(payload))
+        if copy.is_last and not copy.crossing:
+            self._end(key, "")
+
+    def _forget(self, key: bytes) -> _Copy | None:
+        copy = self._copies.pop(key, None)
+        for payload in () if copy is None else copy.crossing:
+            del self._crossing[payload]
+        return copy
+
     def _break(self, key: bytes, seconds: float) -> None:
         """Pages cannot be reached any more, which the reader sees after a while."""
         self._loop.after(seconds, lambda: self._end(key, UNREACHED))
 
     def _end(self, key: bytes, problem: str) -> None:
-        copy = self._copies.pop(key, None)
+        copy = self._forget(key)
         if copy is None:
             return
-        if problem != UNREACHED:
-            copy.reader.device.read(copy.source.device, copy.left)
+        for rows in copy.crossing.values() if problem != UNREACHED else ():
+            copy.reader.device.read(copy.source.device, rows)
         if not problem and copy.transfer.number not in copy.source.rights:
             problem = REVOKED
         copy.reader.hear(PullEnded(copy.transfer, problem))
@@ -247,6 +325,11 @@ class Network:
 def _address(endpoint: Endpoint) -> str:
     """Where messages for an incarnation go."""
     return f"{endpoint.name}#{endpoint.incarnation}"
+
+
+def _key(reader: Endpoint, transfer: Transfer) -> bytes:
+    """Names a pull."""
+    return _ENCODER.encode((reader.name, reader.incarnation, transfer))
 
 
 def _pages(endpoint: Endpoint) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from kvell.engine.cpu_buffer.swapping import moved_bytes
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.running.copy_order import copy_order
-from kvell.engine.running.copy_stages import stages_of
 from kvell.memory import Layout
-from kvell.simulator.replay.runner import StepTimer
+from kvell.pages.stages import stages_of
+from kvell.simulator.replay.runner import CalibratedMachine, StepTimer
 
 WAITS = 0
 
@@ -28,8 +28,9 @@ class WithHostLink:
 
     :param bytes_per_second: of a copy by itself, one way.
     :param on_host: the pool is host memory; on a GPU all copies are made before the pass.
-    :param slows: seconds that the pass loses for each second of copies beside it, and they for
-        each second of it: 0 where they share nothing, 1 where nothing is gained.
+    :param slows: seconds lost for each second of copies beside the pass, or of the pass beside
+        longer copies: 0 where they share nothing, 1 where nothing is gained, more where copies
+        beside a pass cost more than before it.
     :param streamed_layers: not WAITS: what eLLM §4.3.2 assumes and no runner here does.  Each of
         so many layers is computed while the next one's pages move, out and in at the same time.
     """
@@ -63,8 +64,19 @@ class WithHostLink:
         stages = max(1, *(len(stages_of(groups, work.model)) for work in plan.work))
         waited = needed / stages
         beside = needed - waited + self._seconds(order.last_out)
-        together = max(computing + self.slows * beside, beside + self.slows * computing)
+        together = max(computing, beside) + self.slows * min(computing, beside)
         return before + waited + together
 
     def _seconds(self, rows: NewPages) -> float:
         return moved_bytes(rows, self.layout.groups) / self.bytes_per_second
+
+
+def calibrated_link(machine: CalibratedMachine, layout: Layout) -> WithHostLink:
+    """A machine with the copies to its CPU buffer as ``kvell calibrate`` measured them.
+
+    A calibration that did not measure copies of pages gives the rate of a plain copy.
+    """
+    found = machine.calibration
+    rate = found.copies.bytes_per_second or found.copy_bytes_per_second
+    under = found.copies.are_under_pass
+    return WithHostLink(machine, layout, rate, on_host=under, slows=found.copies.slows)

@@ -34,8 +34,9 @@ NONCE_BYTES = 32
 LEAST_SECRET_BYTES = 16
 """Whoever hears a proof may try secrets at leisure."""
 
-Purpose = Literal["messages", "pages"]
-"""What a connection is for."""
+Purpose = Literal["messages", "pages", "commands"]
+"""What a connection is for: messages between instances, pages, or a front's commands."""
+AMONG_INSTANCES: tuple[Purpose, ...] = ("messages", "pages")
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -66,14 +67,23 @@ def open_session(channel: Channel, told: Greeting, secret: bytes, purpose: Purpo
     return _other(checked(body, secret, _session("answers", purpose, nonces)), told)
 
 
-def answer_session(channel: Channel, told: Greeting, secret: bytes) -> tuple[Purpose, Greeting]:
+def answer_session(
+    channel: Channel,
+    told: Greeting,
+    secret: bytes,
+    purposes: tuple[Purpose, ...] = AMONG_INSTANCES,
+) -> tuple[Purpose, Greeting]:
     """Answer an instance that connects; returns what it wants and who it is.
 
-    :raises ProtocolError: when it is no instance of this cluster, or this one itself.
+    :param purposes: that are served here.
+    :raises ProtocolError: when it is no instance of this cluster, this one itself, or wants
+        something else.
     :raises OSError: when the connection fails or takes longer than ``GREETING_SECONDS``.
     """
     look, nonce = within(GREETING_SECONDS), secrets.token_bytes(NONCE_BYTES)
     hello = _checked(channel.hear(_HELLO, GREETING_BYTES, look))
+    if hello.purpose not in purposes:
+        raise ProtocolError("the peer asks for another purpose")
     channel.say(Hello(VERSION, hello.purpose, nonce), look)
     nonces = hello.nonce + nonce
     body = channel.hear_body(GREETING_BYTES, look)

@@ -62,11 +62,13 @@ class ClusterApi:
         front = self._front
         instances = front.instances()
         promised = [status.ready.memory for status, _ in instances if status.ready]
+        is_one_host = not any(status.host for status, _ in instances)
+        promised_bytes = contract_of_all(promised, shares_weights=is_one_host)
         body = {
             "routing": front.routing,
             "front": {"pid": self._pid, "waiting": front.waiting},
             "instances": [_instance(status, line) for status, line in instances],
-            "contract_bytes": contract_of_all(promised) + self._floor_bytes,
+            "contract_bytes": promised_bytes + self._floor_bytes,
         }
         content = msgspec.json.encode(body)
         return Response(content, status_code, media_type="application/json")
@@ -77,7 +79,8 @@ def _instance(status: MemberStatus, line: Line) -> dict[str, Any]:
     return {
         "id": status.instance_id,
         "pid": status.pid,
-        "role": status.role,
+        "host": status.host,
+        "role": line.role,
         "state": status.state,
         "incarnation": line.incarnation,
         "restarts": status.restarts,

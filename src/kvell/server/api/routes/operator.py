@@ -49,7 +49,7 @@ class OperatorApi:
         told = await self._stats()
         members = [one for one, _ in self.front.instances()]
         # In a thread: the system walks all of a process's pages to say how many it takes.
-        front_bytes, *sizes = await asyncio.to_thread(_sizes_of, [one.pid for one in members])
+        front_bytes, *sizes = await asyncio.to_thread(_sizes_of, [one.pid_here for one in members])
         known = self.metrics.instances
         known.front_waiting, known.front_bytes = self.front.waiting, front_bytes
         known.instances = {
@@ -67,13 +67,14 @@ class OperatorApi:
         """
         told = await self._stats()
         known = {
-            one.instance_id: InstanceMemory(one.ready, told[one.instance_id], one.pid)
+            one.instance_id: InstanceMemory(one.ready, told[one.instance_id], one.pid_here)
             for one, _ in self.front.instances()
             if one.ready is not None and one.instance_id in told
         }
         if not known:
             return self._nobody()
-        return json_response(memory_page(known, self.floor_bytes))
+        is_one_host = not any(one.host for one, _ in self.front.instances())
+        return json_response(memory_page(known, self.floor_bytes, shares_weights=is_one_host))
 
     async def audit(self) -> Response:
         """Let every instance recount its pages, and tell every contradiction that it finds.

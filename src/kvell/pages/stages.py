@@ -1,16 +1,18 @@
-"""The stages of copies under a pass: runs of layers whose parts of pages move together; pure.
+"""Runs of layers whose parts of pages move together while a pass computes; pure.
 
-One stage for each layer would wait least before the first, but a layer of a small model is
-some KiB of a page, and beginning a copy costs more than copying that.
+One stage for each layer would begin earliest, but a layer of a small model is some KiB of a page,
+and beginning a copy costs more than copying that.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvell.engine.running.copy_order import BY_LAYER
-from kvell.memory import GroupSpec
+from kvell.pages.layout import GroupKind, GroupSpec
 
+BY_LAYER = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
+"""Kinds whose pages a pass reads and writes layer by layer, and not otherwise."""
 MOST_STAGES = 8
 """Of a model: an eighth of what comes in is waited for before the first layer."""
 BEFORE_ALL = -1
@@ -24,10 +26,12 @@ class Stage:
     """Layers whose parts of pages move together.
 
     :param after_layer: the layer behind which a pass needs them; BEFORE_ALL for the first.
+    :param last_layer: the layer with which a pass has written them.
     :param parts: by group.
     """
 
     after_layer: int
+    last_layer: int
     parts: Mapping[int, Part]
 
 
@@ -45,10 +49,25 @@ def stages_of(
     return tuple(
         Stage(
             layers[begin - 1] if begin else BEFORE_ALL,
+            layers[end - 1],
             {i: part for i in own if (part := _part(groups[i], layers[begin:end])) is not None},
         )
         for begin, end in pairwise([*edges, len(layers)])
     )
+
+
+def num_written(stages: Sequence[Stage], layer: int) -> int:
+    """Number of stages that a pass has written once it has written a layer."""
+    return bisect_right([stage.last_layer for stage in stages], layer)
+
+
+def joined(stages: Sequence[Stage]) -> dict[int, Part]:
+    """By group, the part of a page that stages in a row have together."""
+    found: dict[int, Part] = {}
+    for stage in stages:
+        for group, (begin, end) in stage.parts.items():
+            found[group] = found.get(group, (begin, end))[0], end
+    return found
 
 
 def _part(group: GroupSpec, layers: Sequence[int]) -> Part | None:

@@ -1,0 +1,136 @@
+"""One step with copies between pool and CPU buffer: before its pass, under it, alone.
+
+Two runners over one pool differ in when they copy.  Keys and values are whatever lies in the pool:
+neither a pass nor a copy takes longer for what they are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+import torch
+
+from kvell.clock import Clock
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
+from kvell.engine.running.page_mover import PageMover
+from kvell.engine.running.runner import ModelRunner
+from kvell.memory import Layout, SlotTable, plan_layout
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import RequestId, StepNumber
+
+NONE, BEFORE, UNDER, ALONE = SIDES = ("no copies", "before", "under", "copies alone")
+SHORTEST_SECONDS = 1e-9
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Seconds of one side: of the fastest round, of the middle one, of the slowest."""
+
+    best: float
+    middle: float
+    worst: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Seen":
+        """Of all rounds."""
+        return cls(min(seconds), median(seconds), max(seconds))
+
+
+class CopyRig:
+    """One model with two runners over a pool of its own, which differ in when they copy.
+
+    :param model: all layers in one group of pages; attached to this pool from now on.
+    :param pages: most that a step moves each way.
+    """
+
+    def __init__(self, model: PagedModel, pool_bytes: int, pages: int, clock: Clock) -> None:
+        self.layout = plan_layout(model.description.layers, pool_bytes)
+        (self._group,) = self.layout.groups
+        self._clock, self._vocab = clock, model.description.vocab_size
+        pool = torch.zeros(self.layout.pool_bytes, dtype=torch.uint8)
+        buffer = torch.zeros(2 * pages * self._group.page_stride_bytes, dtype=torch.uint8)
+        model.attach(self.layout, pool)
+        slots = SlotTable(self.layout.num_large_pages)
+        self.mover = PageMover(self.layout, slots, pool, buffer)
+        self.under, self.before = (
+            ModelRunner(model, self.layout, slots, pool, buffer=buffer, spare_processor=spare)
+            for spare in (True, False)
+        )
+
+    def plan(self, requests: int, new_tokens: int, context_tokens: int, pages: int) -> StepPlan:
+        """A step whose requests get back their first pages; half of what goes out is theirs now.
+
+        :param context_tokens: of each request behind the step, ``new_tokens`` included.
+        :param pages: that go out, and as many come in.
+        :raises ValueError: if the requests have fewer pages, or the pool has no room.
+        """
+        each = -(-context_tokens // self._group.page_tokens)
+        if pages > each * requests or each * requests + pages > self._num_pages:
+            shape = f"{requests}x{new_tokens}x{context_tokens}"
+            raise ValueError(f"{shape}: its requests have no {pages} pages, or the pool no room")
+        draw = np.random.default_rng(pages)
+        own = draw.permutation(self._num_pages).astype(np.int32)
+        tables, others = own[: each * requests], own[each * requests :]
+        back, half = tables[:pages], pages // 2
+        out = np.concatenate([back[:half], others[: pages - half]])
+        held = draw.permutation(2 * pages).astype(np.int32)
+        handles, positions = np.divmod(np.arange(len(tables)), each)
+        new = np.stack([handles, 0 * handles, positions, tables], 1).astype(np.int32)
+        start = context_tokens - new_tokens
+        return StepPlan(
+            StepNumber(1),
+            offloads=_rows(out, held[:pages]),
+            fetches=_rows(held[pages:], back),
+            new_pages=new,
+            work=tuple(self._work(n, start, new_tokens, draw) for n in range(requests)),
+        )
+
+    def rounds(self, plans: Sequence[StepPlan], count: int) -> list[dict[str, Seen]]:
+        """Every side of every plan in turn, ``count`` times, after one round that warms up.
+
+        So a neighbour on the machine meets all plans and sides alike.
+        """
+        sides = [self._sides(plan) for plan in plans]
+        seconds: list[dict[str, list[float]]] = [{side: [] for side in SIDES} for _ in plans]
+        for number in range(count + 1):
+            for runs, found in zip(sides, seconds, strict=True):
+                for side, run in runs.items():
+                    began_seconds = self._clock.now_seconds()
+                    run()
+                    took_seconds = self._clock.now_seconds() - began_seconds
+                    if number:
+                        found[side].append(max(SHORTEST_SECONDS, took_seconds))
+        return [{side: Seen.of(some) for side, some in found.items()} for found in seconds]
+
+    def _sides(self, plan: StepPlan) -> dict[str, Callable[[], object]]:
+        bare = replace(plan, offloads=plan.offloads[:0], fetches=plan.fetches[:0])
+        return {
+            NONE: lambda: self.under.run(bare),
+            BEFORE: lambda: self.before.run(plan),
+            UNDER: lambda: self.under.run(plan),
+            ALONE: lambda: self._move(plan),
+        }
+
+    def _move(self, plan: StepPlan) -> None:
+        self.mover.offload(plan.offloads)
+        self.mover.fetch(plan.fetches)
+
+    @property
+    def _num_pages(self) -> int:
+        return self.layout.pool_bytes // self._group.page_stride_bytes
+
+    def _work(self, number: int, start: int, count: int, draw: np.random.Generator) -> TokenWork:
+        ids = draw.integers(0, self._vocab, count).astype(np.int32)
+        greedy = SamplingParams(temperature=0)
+        return TokenWork(RequestId(str(number)), number, start, count, ids, greedy, 0)
+
+
+def _rows(first: NewPages, second: NewPages) -> NewPages:
+    return np.stack([np.zeros(len(first)), first, second], 1).astype(np.int32)
+
+
+def moved_bytes(plan: StepPlan, layout: Layout) -> int:
+    """Bytes of a plan's copies, out and in."""
+    return (len(plan.offloads) + len(plan.fetches)) * layout.groups[0].page_stride_bytes

@@ -1,0 +1,72 @@
+"""What ``--cluster`` names: a Ray that runs, or one of this machine for as long as it serves."""
+
+import ipaddress
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from kvell.cli.terminal.environment import ray_environment, take_ray_token
+from kvell.cli.terminal.progress import progress_bar
+from kvell.errors import ChangeSomething
+
+LOCAL_RAY = "local-ray"
+AUTO = "auto"
+LOCAL_HOST = "127.0.0.2"
+"""Of a Ray of this machine alone: a loopback address.  Ray replaces 127.0.0.1 by the machine's."""
+TOKEN_BYTES = 32
+
+
+def check_cluster(cluster: str) -> None:
+    """Check what the user gave, and that Ray is there.
+
+    :raises ChangeSomething: if it is no address, or Ray is not installed.
+    """
+    from kvell.server.placing.opening import check_ray
+
+    if cluster not in (LOCAL_RAY, AUTO):
+        text = cluster if "://" in cluster else f"ray://{cluster}"
+        try:
+            parts = urlsplit(text)
+            is_address = parts.scheme == "ray" and parts.hostname and parts.port
+        except ValueError:
+            is_address = False
+        if not is_address:
+            remedy = f"write it like ray://10.0.0.1:10001, 10.0.0.1:6379, {AUTO} or {LOCAL_RAY}"
+            raise ChangeSomething("--cluster", cluster, "is no address of a cluster", remedy)
+    check_ray(cluster)
+
+
+def check_host(host: str) -> None:
+    """Check the address at which instances reach a server.
+
+    :raises ChangeSomething: if it stands for all addresses of a machine.
+    """
+    try:
+        stands_for_all = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return
+    if stands_for_all:
+        problem, remedy = "is no address that others reach", "give this machine's"
+        raise ChangeSomething("--cluster-host", host, problem, remedy)
+
+
+@contextmanager
+def running_cluster(cluster: str | None) -> Iterator[str | None]:
+    """The address of a cluster that runs; a Ray that is started for it ends with ``with``.
+
+    :raises KvellError: when Ray does not start.
+    """
+    if cluster != LOCAL_RAY:
+        yield cluster
+        return
+    from kvell.server.placing.ray_node import NodeSettings, RayNode
+
+    take_ray_token(secrets.token_hex(TOKEN_BYTES))
+    node = RayNode(NodeSettings(host=LOCAL_HOST, clients_port=0), ray_environment())
+    with progress_bar("starting Ray"):
+        node.start()
+    try:
+        yield node.address
+    finally:
+        node.end()

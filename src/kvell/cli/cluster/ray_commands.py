@@ -1,0 +1,133 @@
+"""``kvell cluster up`` and ``down``: Ray on this machine, for servers on several."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+from kvell.cli.terminal.environment import has_ray_token, ray_environment
+from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import Session
+from kvell.errors import ChangeSomething
+
+
+@click.command()
+@click.option("--join", "joins", metavar="HOST:PORT", default="", help="Join this cluster.")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="",
+    help="This machine's address, which the others reach. [default: as Ray finds it]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=6379,
+    show_default=True,
+    help="Of a new cluster.",
+)
+@click.option(
+    "--client-port",
+    type=click.IntRange(1024, 65535),
+    default=10001,
+    show_default=True,
+    help="Of ray:// addresses of a new cluster.",
+)
+@click.option(
+    "--cpus",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processors that it offers; each instance takes one. [default: all]",
+)
+@json_option
+@debug_option
+@click.pass_obj
+def up(
+    session: Session,
+    /,
+    joins: str,
+    host: str,
+    port: int,
+    client_port: int,
+    cpus: int | None,
+    as_json: bool,
+) -> None:
+    """Start Ray on this machine: a new cluster, or one more machine of it.
+
+    It runs until kvell cluster down.
+    """
+    from kvell.server.placing.node_record import record_of, recorded
+    from kvell.server.placing.opening import check_ray
+    from kvell.server.placing.ray_node import NodeSettings, RayNode
+
+    check_ray(joins or "up")
+    if (running := recorded(session.cache_dir)) is not None:
+        problem = f"runs on this machine already (pid {running.pid})"
+        raise ChangeSomething("cluster", running.address, problem, "use it, or: kvell cluster down")
+    folder = Path(tempfile.mkdtemp(prefix="kvell-ray-"))
+    settings = NodeSettings(joins, host, port, cpus, client_port)
+    node = RayNode(settings, ray_environment(), folder, outlives=True)
+    with progress_bar("starting Ray"):
+        node.start()
+    record = record_of(node.pid, node.address, folder)
+    record.save(session.cache_dir)
+    if not has_ray_token():
+        remedy = "keep its ports from others, or set RAY_AUTH_MODE=token before"
+        click.echo(f"kvell: whoever reaches Ray can run programs here; {remedy}", err=True)
+    if as_json:
+        click.echo(json.dumps({"address": record.address, "pid": record.pid}))
+        return
+    click.echo(f"Ray runs at {record.address} (pid {record.pid})")
+    click.echo(f"  other machines:  kvell cluster up --join {record.address}")
+    click.echo(f"  to serve:        kvell serve --cluster {record.address} --cluster-host ADDRESS")
+
+
+@click.command()
+@debug_option
+@click.pass_obj
+def down(session: Session, /) -> None:
+    """End the Ray that kvell cluster up started on this machine.
+
+    Instances that run here end too; their server starts them elsewhere.
+    """
+    from kvell.server.placing.node_record import recorded
+    from kvell.server.placing.ray_node import END_SECONDS
+
+    running = recorded(session.cache_dir)
+    if running is None:
+        click.echo("no Ray of kvell cluster up runs on this machine", err=True)
+        return
+    with progress_bar("ending Ray"):
+        running.end(session.cache_dir, END_SECONDS)
+
+
+def print_machines(cluster: str, as_json: bool) -> None:
+    """Print the machines of a Ray cluster to stdout.
+
+    :raises ChangeSomething: when Ray is not installed or does not answer there.
+    """
+    from kvell.cli.cluster.ray_address import check_cluster
+    from kvell.cli.cluster.table import print_rows
+
+    check_cluster(cluster)
+    from kvell.server.placing import ray_cluster
+
+    ray_cluster.connect(cluster)
+    try:
+        machines = ray_cluster.machines()
+    finally:
+        ray_cluster.disconnect()
+    if as_json:
+        told = [
+            {"address": one.address, "alive": one.is_alive, "cpus": one.processors}
+            for one in machines
+        ]
+        click.echo(json.dumps({"machines": told}))
+        return
+    rows = [
+        (one.address, "alive" if one.is_alive else "dead", f"{one.processors:g}")
+        for one in machines
+    ]
+    print_rows(f"machines of {cluster}", ("machine", "state", "processors"), rows)

@@ -1,0 +1,60 @@
+"""``kvell replay --cpu-buffer``: a CPU buffer in virtual time, whose copies take what they took."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvell.errors import ChangeSomething
+from kvell.memory import Layout, MemoryCore
+from kvell.vocabulary import MIB
+
+if TYPE_CHECKING:
+    from kvell.engine.cpu_buffer.swapping import Swapping
+    from kvell.simulator.replay.runner import StepTimer
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """What a replay with a CPU buffer is made of.
+
+    :param machine: charges its copies.
+    :param swapping: makes the buffer over a memory core.
+    """
+
+    machine: "StepTimer"
+    swapping: Callable[[MemoryCore], "Swapping"]
+
+
+def buffered(
+    size_bytes: int, layout: Layout, machine: "StepTimer", weights: int, hardware: str
+) -> Buffered:
+    """A buffer as an engine on this machine has it, without objectives.
+
+    :param weights: numbers that a token is multiplied with; they decide what is worth a copy.
+    :param hardware: as the user gave it.
+    :raises ChangeSomething: if nobody measured copies there, or it would not hold one large page.
+    """
+    from kvell.cost.swap_rule import rule_of_weights
+    from kvell.elastic.page_buffer import PageBuffer
+    from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
+    from kvell.engine.cpu_buffer.swapping import Swapping
+    from kvell.simulator.replay.host_link import calibrated_link
+    from kvell.simulator.replay.runner import CalibratedMachine
+
+    if not isinstance(machine, CalibratedMachine):
+        problem = f"needs to know what copies take, which --hardware {hardware} does not say"
+        raise ChangeSomething(
+            "--cpu-buffer", f"{size_bytes}B", problem, "use a file of `kvell calibrate`"
+        )
+    count = size_bytes // layout.large_page_bytes
+    if not count:
+        problem = f"is less than a large page of the pool: {layout.large_page_bytes} bytes"
+        remedy = f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB"
+        raise ChangeSomething("--cpu-buffer", f"{size_bytes}B", problem, remedy)
+    rule = rule_of_weights(weights, machine.calibration.machine.device)
+
+    def swapping(core: MemoryCore) -> Swapping:
+        ledger = PageBuffer(layout.groups, count)
+        return Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
+
+    return Buffered(calibrated_link(machine, layout), swapping)

@@ -1,0 +1,184 @@
+"""What prompts cost an instance in seconds, for routing (MemServe §5.3, equations 1 and 2).
+
+The cost models of :mod:`kvell.cost` price one step exactly.  A router prices a prompt on each of
+many instances, for every request, so here exec(x, y) is its closed form: a price for a request, for
+each token that is computed and for each pair of query and key, as the paper's class (b) has it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cost.amounts import ModelShape
+from kvell.cost.model import CHUNK_TOKENS, CostModel, decode_seconds, prefill_seconds
+
+PROMPT_TOKENS_PER_OUTPUT_TOKEN = 4
+"""An output token counts as so many prompt tokens.
+
+A prompt's tokens share each reading of the weights by hundreds, an output token only with the
+other requests of its step.  In the measured forward passes of SmolLM2 a token of a step of 8
+requests costs 1.7 to 9.4 times as much as one of a prompt of 512 (the four machines of
+``bench/results/*/forward_cpu.json``; their geometric mean is 3.3), and more in smaller steps.
+"""
+FIT_BATCH, FIT_CONTEXT_TOKENS = 8, 1024
+"""The step of decodes whose tokens are priced, as in the measurement above."""
+FIT_TOKENS = (1024, 8192)
+"""The prompts between which tokens and pairs are told apart."""
+
+
+@dataclass(frozen=True)
+class ExecCosts:
+    """Prices of a model on an instance; all instances are taken to be alike.
+
+    The defaults are those of SmolLM2 on a server's cores: a least-squares fit to the prompts of
+    ``bench/results/zen5/cost_model.json`` (it misses them by 2 %), four prompt tokens for an output
+    token, 4.9 GB/s between processes of one host (``bench/results/amx/mempool_transports.json``)
+    and 12 GB/s to the CPU buffer (:mod:`kvell.cost.swap_rule`) for 23 KB a token.  A fetch begins
+    with messages: what 64 tokens take (``FEWEST_TOKENS`` of the front's histories).  Where only the
+    ratios of prices matter, as in equation 1, the defaults do for other models too.
+
+    :param request_seconds: of a prompt, whatever its length.
+    :param token_seconds: of a prompt token that is computed.
+    :param pair_seconds: of a query that reads a key.
+    :param output_token_seconds: of a token of a request that decodes.
+    :param output_share: what such a token adds to a step, as a part of its price: most of that is
+        reading weights, which the other requests of the step read as well.  With 1, long answers
+        outweigh what an instance has cached; with 0, answers gather where prefixes are
+        (``bench/routing``).
+    :param fetch_request_seconds: of a fetch from another instance, whatever its length.
+    :param fetch_token_seconds: of a token's pages from another instance.
+    :param swap_token_seconds: of a token's pages from the CPU buffer.
+    :param chunk_tokens: prompt tokens of a step, with each of which all running requests decode.
+    """
+
+    request_seconds: float = 6e-3
+    token_seconds: float = 2.6e-4
+    pair_seconds: float = 1.6e-7
+    output_token_seconds: float = PROMPT_TOKENS_PER_OUTPUT_TOKEN * 2.6e-4
+    output_share: float = 0.1
+    fetch_request_seconds: float = 1.7e-2
+    fetch_token_seconds: float = 4.7e-6
+    swap_token_seconds: float = 1.9e-6
+    chunk_tokens: int = CHUNK_TOKENS
+
+    def exec_seconds(self, prompt_tokens: int, cached_tokens: int, running: int = 0) -> float:
+        """exec(x, y): from a prompt's first step to its first token.
+
+        :param cached_tokens: of the prompt, that are not computed; at least one token is.
+        :param running: requests that decode in the same steps.
+        """
+        new = max(1, prompt_tokens - cached_tokens)
+        seconds = self.request_seconds + new * self.token_seconds
+        seconds += pairs(prompt_tokens, cached_tokens) * self.pair_seconds
+        if running:
+            steps = -(-new // self.chunk_tokens)
+            seconds += steps * running * self.output_token_seconds
+        return seconds
+
+    def queues_seconds(self, instances: Sequence[InstanceView]) -> list[float]:
+        """The first term of equation 1 for each instance, all that it has yet to do.
+
+        Output tokens count too, by what they add to steps that go on anyway: the paper asks prefill
+        instances, while mixed ones decode with the same cores.  One call prices all, because a
+        request may have a thousand to choose from.
+        """
+        output = self.output_token_seconds * self.output_share
+        return [
+            self._prompts_seconds(one) + one.outstanding_output_tokens * output for one in instances
+        ]
+
+    def first_token_seconds(self, instance: InstanceView, prompt_tokens: int, hit: int) -> float:
+        """From now to a request's first token: prompts go in turn, and decodes share the steps."""
+        steps = -(-instance.uncached_prompt_tokens // self.chunk_tokens)
+        decoding = steps * instance.running_requests * self.output_token_seconds
+        own = self.exec_seconds(prompt_tokens, hit, instance.running_requests)
+        return self._prompts_seconds(instance) + decoding + own
+
+    def _prompts_seconds(self, instance: InstanceView) -> float:
+        """Prompts that wait; what a step costs by itself, all of its prompts share."""
+        tokens = instance.uncached_prompt_tokens
+        return (
+            -(-tokens // self.chunk_tokens) * self.request_seconds
+            + tokens * self.token_seconds
+            + instance.outstanding_pairs * self.pair_seconds
+        )
+
+    def fetch_seconds(self, tokens: int) -> float:
+        """transfer(y, y') of equation 2: pages of so many tokens from another instance."""
+        if tokens <= 0:
+            return 0.0
+        return self.fetch_request_seconds + tokens * self.fetch_token_seconds
+
+    def swap_in_seconds(self, tokens: int) -> float:
+        """Pages of so many tokens from the instance's own CPU buffer."""
+        return max(0, tokens) * self.swap_token_seconds
+
+
+def pairs(prompt_tokens: int, cached_tokens: int) -> int:
+    """Return the pairs of query and key that full attention computes for a prompt: each new token
+    reads all before it and itself."""
+    new = max(1, prompt_tokens - cached_tokens)
+    return new * (2 * prompt_tokens - new + 1) // 2
+
+
+def fitted(
+    model: CostModel,
+    shape: ModelShape,
+    *,
+    fetch_bytes_per_second: float,
+    swap_bytes_per_second: float,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> ExecCosts:
+    """Return the prices of a cost model, like that of a file of ``kvell calibrate``.
+
+    They are taken from a prompt of one token and two long ones, so the long ones are met exactly
+    where the model has no windows, and else nearly.
+
+    :param shape: of the model's layers, for the bytes of a token.
+    :param fetch_bytes_per_second: between two instances.
+    :param swap_bytes_per_second: between the CPU buffer and the pool.
+    """
+    request = prefill_seconds(model, 1, 0.0, chunk_tokens=chunk_tokens)
+    short, long = FIT_TOKENS
+    per_short, per_long = (
+        max(0.0, prefill_seconds(model, one, 0.0, chunk_tokens=chunk_tokens) - request) / one
+        for one in FIT_TOKENS
+    )
+    pair = max(0.0, (per_long - per_short) / (pairs(long, 0) / long - pairs(short, 0) / short))
+    token_bytes = shape.stored_bytes(long) / long
+    decodes = decode_seconds(model, [FIT_CONTEXT_TOKENS] * FIT_BATCH)
+    return ExecCosts(
+        request_seconds=request,
+        token_seconds=max(0.0, per_long - pair * pairs(long, 0) / long),
+        pair_seconds=pair,
+        output_token_seconds=decodes / FIT_BATCH,
+        fetch_token_seconds=token_bytes / fetch_bytes_per_second,
+        swap_token_seconds=token_bytes / swap_bytes_per_second,
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def pull_or_recompute(
+    request: RequestView, chosen: str, hits: Mapping[str, int], costs: ExecCosts
+) -> tuple[str, ...]:
+    """Return whom an instance should ask for more of a prompt's history than it has; nobody if
+    computing is quicker (MemServe §5.3, equation 2).
+
+    :param chosen: the instance that computes the request.
+    :param hits: tokens that each instance has.
+    :returns: ids, the one with most history first; by id where they have equally much.
+    """
+    own = hits.get(chosen, 0)
+    here_seconds = costs.exec_seconds(request.prompt_tokens, own)
+    paying: list[tuple[int, str]] = []
+    known: dict[int, bool] = {}
+    for name, tokens in hits.items():
+        if tokens > own:
+            pays = known.get(tokens)
+            if pays is None:
+                there_seconds = costs.exec_seconds(request.prompt_tokens, tokens)
+                pays = costs.fetch_seconds(tokens - own) <= here_seconds - there_seconds
+                known[tokens] = pays
+            if pays:
+                paying.append((-tokens, name))
+    return tuple(name for _, name in sorted(paying))

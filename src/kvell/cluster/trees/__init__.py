@@ -1,0 +1,1 @@
+"""Which instances have a prompt's prefixes cached, as they tell it (MemServe §6)."""

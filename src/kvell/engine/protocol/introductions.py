@@ -1,0 +1,14 @@
+"""Where instances of several hosts listen for each other."""
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """Where all instances listen that serve now; it replaces what was said before.
+
+    :param addresses: ``tcp://host:port`` by the instance's name.
+    """
+
+    addresses: dict[str, str] = dataclasses.field(default_factory=dict)

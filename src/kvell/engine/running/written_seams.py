@@ -1,0 +1,47 @@
+"""How far a pass has written its pages, told at its seams to whoever pulls them meanwhile."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kvell.models.forward.segments import LayerCallbacks
+from kvell.pages.stages import Stage, num_written
+
+TellWritten = Callable[[tuple[int, ...], int], None]
+"""Tells of a step's transfers (``StepPlan.streams``) that the stages up to one are written."""
+
+
+class WrittenSeams:
+    """Calls ``tell`` with each stage once it is written, and other callbacks as they would be.
+
+    :param stages: of the model, in order.
+    :param beside: other callbacks of the same pass.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        tell: Callable[[int], None],
+        beside: LayerCallbacks | None = None,
+    ) -> None:
+        self._stages, self._tell, self._beside = stages, tell, beside
+        self._told = 0
+
+    def after_kv_write(self, layer: int) -> None:
+        """See :class:`LayerCallbacks`."""
+        if self._beside is not None:
+            self._beside.after_kv_write(layer)
+        written = num_written(self._stages, layer)
+        if written > self._told:
+            self._told = written
+            self._tell(written - 1)
+
+    def before_attend(self, layer: int, query: torch.Tensor) -> None:
+        """See :class:`LayerCallbacks`."""
+        if self._beside is not None:
+            self._beside.before_attend(layer, query)
+
+    def after_attend(self, layer: int, output: torch.Tensor) -> None:
+        """See :class:`LayerCallbacks`."""
+        if self._beside is not None:
+            self._beside.after_attend(layer, output)

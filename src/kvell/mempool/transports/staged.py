@@ -1,0 +1,44 @@
+"""A pull of pages that are being computed: which bytes of it to copy next."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvell.memory import GroupSpec
+from kvell.mempool.transfers.actions import Pull
+from kvell.mempool.transports.page_copies import Piece, parts_of, pieces_of
+from kvell.pages.stages import BY_LAYER, joined, stages_of
+
+
+class StagedPull:
+    """Hands out every byte of a pull once, as far as it is written.
+
+    :param groups: of the pool.
+    :param pull: with ``stages``; its pages are of one model.
+    """
+
+    def __init__(self, groups: Sequence[GroupSpec], pull: Pull) -> None:
+        self._groups, self._rows = groups, pull.rows
+        model = groups[pull.rows[0, 0]].model if len(pull.rows) else ""
+        self._stages = stages_of(groups, model, pull.stages)
+        self._given = 0
+
+    def written(self, stage: int) -> list[Piece]:
+        """What can be copied once the stages up to this one are written; often nothing."""
+        until = min(stage + 1, len(self._stages))
+        if until <= self._given:
+            return []
+        parts = joined(self._stages[self._given : until])
+        self._given = until
+        return parts_of(self._groups, self._rows, parts)
+
+    def rest(self) -> list[Piece]:
+        """What is left when all is written: also groups whose pages are not written by layer.
+
+        Pages none of which is copied yet are aggregated, as they are without stages.
+        """
+        if not self._given:
+            return pieces_of(self._groups, self._rows)
+        left = self.written(len(self._stages))
+        beside = [i for i, group in enumerate(self._groups) if group.kind not in BY_LAYER]
+        return left + pieces_of(self._groups, self._rows[np.isin(self._rows[:, 0], beside)])

@@ -1,0 +1,1 @@
+"""Instances on machines of a cluster: placed, started, found, and connected to their front."""

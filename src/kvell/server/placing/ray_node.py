@@ -1,0 +1,179 @@
+"""A node of Ray on this machine, as a child: ``ray start --block``, ended by its process id."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from kvell.errors import KvellError, TryLater
+
+RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
+CLIENTS_PORT = 10001
+START_SECONDS = 60.0
+END_SECONDS = 40.0
+"""Ray lets a node drain for up to 30 s."""
+LOOK_SECONDS = 0.05
+STORE_BYTES = 80_000_000
+"""Of Ray's object store, about the least that Ray takes: Kvell puts nothing there."""
+ADDRESS_FILE = "ray_current_cluster"
+LOG_FILE = "ray.log"
+LAST_BYTES = 2000
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node is given.
+
+    :param joins: ``host:port`` of the cluster; "" starts a new one.
+    :param host: address of this machine; "" lets Ray find it.
+    :param port: of a new cluster; 0 takes a free one.
+    :param processors: that it offers; None for all.
+    :param clients_port: of ``ray://`` addresses of a new cluster, which Ray always serves; 0
+        takes a free one.
+    """
+
+    joins: str = ""
+    host: str = ""
+    port: int = 0
+    processors: int | None = None
+    clients_port: int = CLIENTS_PORT
+
+    def words(self, folder: Path) -> list[str]:
+        """The command line."""
+        words = [*RAY, f"--object-store-memory={STORE_BYTES}"]
+        if self.joins:
+            words += [f"--address={self.joins}"]
+        else:
+            words += ["--head", f"--port={self.port}", "--include-dashboard=false"]
+            words += [f"--temp-dir={folder}"]
+            words += [f"--ray-client-server-port={self.clients_port or _free_port()}"]
+        if self.host:
+            words += [f"--node-ip-address={self.host}"]
+        if self.processors is not None:
+            words += [f"--num-cpus={self.processors}"]
+        return words
+
+
+class RayNode:
+    """A node that runs from the start of ``with`` to its end.
+
+    :param environ: the child's environment.
+    :param folder: for its files, with a short name, since Ray has sockets in it; an own one that is
+        removed at the end if not given.
+    :param outlives: whether it stays when the thread ends that started it.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        environ: Mapping[str, str],
+        folder: Path | None = None,
+        *,
+        outlives: bool = False,
+    ) -> None:
+        self._outlives = outlives
+        self._settings, self._environ = settings, dict(environ)
+        self._folder, self._is_own = folder, folder is None
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child, which ends all others of the node when it is terminated."""
+        assert self._child is not None
+        return self._child.pid
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the cluster."""
+        if self._settings.joins:
+            return self._settings.joins
+        assert self._folder is not None
+        return (self._folder / ADDRESS_FILE).read_text().strip()
+
+    def __enter__(self) -> "RayNode":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def start(self) -> None:
+        """Start it and wait until it says that it runs.
+
+        :raises KvellError: when it ends before.
+        :raises TryLater: when it takes too long.
+        """
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="kvell-ray-"))
+        log = self._folder / LOG_FILE
+        with log.open("wb") as output:
+            self._child = subprocess.Popen(
+                self._settings.words(self._folder),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environ,
+                start_new_session=True,
+                # A server that is killed must not leave its Ray behind.
+                preexec_fn=None if self._outlives else _end_with_parent,  # noqa: PLW1509
+            )
+        try:
+            self._wait_until_up(log)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End it and all its processes."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.terminate()
+            try:
+                child.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            with contextlib.suppress(ProcessLookupError):  # usually nobody is left of its session
+                os.killpg(child.pid, signal.SIGKILL)
+        if self._is_own and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_until_up(self, log: Path) -> None:
+        assert self._child is not None
+        deadline = time.monotonic() + START_SECONDS
+        while b"Ray runtime started" not in log.read_bytes():
+            if self._child.poll() is not None:
+                said = log.read_bytes()[-LAST_BYTES:].decode(errors="replace")
+                raise KvellError(f"Ray did not start: {said.strip().splitlines()[-1:]}")
+            if time.monotonic() >= deadline:
+                raise TryLater(f"Ray did not start within {START_SECONDS:g} s")
+            time.sleep(LOOK_SECONDS)
+
+
+def _free_port() -> int:
+    """A port that nobody has just now; Ray itself takes none by 0."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end_with_parent() -> None:
+    """Between fork and exec."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

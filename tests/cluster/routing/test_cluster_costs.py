@@ -1,0 +1,177 @@
+"""Prices of prompts: what they are made of, and when pages are fetched instead of computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.cluster.routing.costs import ExecCosts, fitted, pairs, pull_or_recompute
+from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cost.amounts import shape_of
+from kvell.cost.model import prefill_seconds, transfer_pays
+from kvell.cost.work import Work
+from kvell.memory import GroupKind, LayerSpec
+
+COSTS = ExecCosts(
+    request_seconds=0.01,
+    token_seconds=1e-3,
+    pair_seconds=1e-7,
+    output_token_seconds=4e-3,
+    output_share=1.0,
+    fetch_request_seconds=0.05,
+    fetch_token_seconds=1e-5,
+    swap_token_seconds=1e-6,
+    chunk_tokens=512,
+)
+lengths = st.integers(1, 3000)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A cost model of known prices."""
+
+    request_seconds: float = 2e-3
+    token_seconds: float = 3e-4
+    pair_seconds: float = 4e-8
+
+    def step_seconds(self, work: Sequence[Work]) -> float:
+        computed = sum(one.count for one in work)
+        read = sum(pairs(one.start + one.count, one.start) if one.count > 0 else 0 for one in work)
+        requests = sum(one.num_logits for one in work)
+        return (
+            requests * self.request_seconds
+            + computed * self.token_seconds
+            + read * self.pair_seconds
+        )
+
+
+class TestExec:
+    @given(lengths, st.integers(0, 3000))
+    def test_pairs_are_counted_one_by_one(self, tokens: int, cached: int) -> None:
+        first = min(cached, tokens - 1)
+        assert pairs(tokens, cached) == sum(range(first + 1, tokens + 1))
+
+    @given(lengths, lengths, st.integers(0, 40))
+    def test_a_longer_hit_never_costs_more(self, tokens: int, cached: int, running: int) -> None:
+        longer = COSTS.exec_seconds(tokens, cached, running)
+        assert longer <= COSTS.exec_seconds(tokens, cached // 2, running)
+        assert longer >= COSTS.request_seconds + COSTS.token_seconds
+
+    def test_it_is_the_sum_of_its_parts(self) -> None:
+        seconds = 0.01 + 600 * 1e-3 + (600 * 400 + 600 * 601 / 2) * 1e-7
+        assert COSTS.exec_seconds(1000, 400) == pytest.approx(seconds)
+        assert COSTS.exec_seconds(1000, 400, 5) == pytest.approx(seconds + 2 * 5 * 4e-3)
+
+    @given(st.lists(st.tuples(lengths, lengths), max_size=6), st.integers(0, 500))
+    def test_a_queue_is_the_sum_of_its_prompts_and_answers(
+        self, prompts: list[tuple[int, int]], output: int
+    ) -> None:
+        view = InstanceView(
+            "mixed-0",
+            1,
+            sum(tokens for tokens, _ in prompts),
+            output,
+            0,
+            sum(max(1, tokens - cached) for tokens, cached in prompts),
+            sum(pairs(tokens, cached) for tokens, cached in prompts),
+        )
+        # Alone each takes its exec(x, y); together they share the price of steps.
+        steps = -(-view.uncached_prompt_tokens // COSTS.chunk_tokens)
+        apart = sum(COSTS.exec_seconds(tokens, cached) - 0.01 for tokens, cached in prompts)
+        together = apart + steps * 0.01 + output * 4e-3
+        assert COSTS.queues_seconds([view])[0] == pytest.approx(together)
+
+    def test_a_first_token_waits_for_prompts_and_not_for_answers(self) -> None:
+        idle = InstanceView("mixed-0", 1, 0, 0, 0)
+        decodes = replace(idle, outstanding_output_tokens=10_000, running_requests=10)
+        queued = replace(idle, uncached_prompt_tokens=900)
+        alone = COSTS.first_token_seconds(idle, 600, 100)
+        assert alone == COSTS.exec_seconds(600, 100)
+        assert COSTS.first_token_seconds(decodes, 600, 100) == pytest.approx(alone + 10 * 4e-3)
+        assert COSTS.first_token_seconds(queued, 600, 100) == pytest.approx(alone + 0.92)
+        both = replace(queued, running_requests=10)  # two steps before it, and its own
+        assert COSTS.first_token_seconds(both, 600, 100) == pytest.approx(alone + 0.92 + 3 * 0.04)
+
+
+class TestFitted:
+    LAYERS = (
+        LayerSpec(0, GroupKind.FULL, 2, 64, 2),
+        LayerSpec(1, GroupKind.FULL, 2, 64, 2),
+    )
+
+    def costs(self, model: Steps) -> ExecCosts:
+        return fitted(
+            model,
+            shape_of(self.LAYERS),
+            fetch_bytes_per_second=1e9,
+            swap_bytes_per_second=4e9,
+        )
+
+    @given(st.floats(0, 1e-2), st.floats(1e-6, 1e-3), st.floats(0, 1e-6))
+    def test_known_prices_are_found(self, request: float, token: float, pair: float) -> None:
+        model = Steps(request, token, pair)
+        found = self.costs(model)
+        for tokens in (700, 2048, 9000):
+            for cached in (0, tokens // 3):
+                exact = prefill_seconds(model, tokens, cached / tokens)
+                assert found.exec_seconds(tokens, cached) == pytest.approx(exact, rel=0.02)
+
+    def test_bytes_come_from_the_layers(self) -> None:
+        found = self.costs(Steps())
+        token_bytes = 2 * 2 * 2 * 64 * 2
+        assert found.fetch_token_seconds == pytest.approx(token_bytes / 1e9)
+        assert found.swap_token_seconds == pytest.approx(token_bytes / 4e9)
+
+    def test_an_answers_token_is_one_of_a_small_step(self) -> None:
+        found = self.costs(Steps())
+        assert found.output_token_seconds == pytest.approx(2e-3 + 3e-4 + 1025 * 4e-8)
+
+
+class TestPullOrRecompute:
+    @given(
+        lengths,
+        st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 2999)),
+        st.sampled_from("abcdef"),
+    )
+    def test_equation_2(self, tokens: int, hits: dict[str, int], chosen: str) -> None:
+        hits = {name: min(length, tokens - 1) for name, length in hits.items() if tokens > 1}
+        found = pull_or_recompute(RequestView(tokens, 1, ""), chosen, hits, COSTS)
+        own = hits.get(chosen, 0)
+        for name, hit in hits.items():
+            saved = COSTS.exec_seconds(tokens, own) - COSTS.exec_seconds(tokens, hit)
+            assert (name in found) == (hit > own and COSTS.fetch_seconds(hit - own) <= saved)
+        assert [hits[one] for one in found] == sorted((hits[one] for one in found), reverse=True)
+        assert chosen not in found and len(set(found)) == len(found)
+
+    def test_the_best_comes_first_and_equals_by_name(self) -> None:
+        hits = {"c": 900, "a": 900, "b": 950, "d": 100, "e": 130}
+        asked = RequestView(1000, 1, "")
+        assert pull_or_recompute(asked, "d", hits, COSTS) == ("b", "a", "c")
+
+    def test_a_slow_link_makes_computing_quicker(self) -> None:
+        slow = replace(COSTS, fetch_token_seconds=2e-3)
+        asked = RequestView(1000, 1, "")
+        assert pull_or_recompute(asked, "a", {"b": 900}, COSTS) == ("b",)
+        assert pull_or_recompute(asked, "a", {"b": 900}, slow) == ()
+
+    def test_it_agrees_with_the_cost_models_rule(self) -> None:
+        model = Steps()
+        costs = fitted(
+            model,
+            shape_of(TestFitted.LAYERS),
+            fetch_bytes_per_second=1e9,
+            swap_bytes_per_second=1e9,
+        )
+        for hit in range(100, 2000, 100):
+            seconds = costs.fetch_seconds(hit)
+            pays = transfer_pays(model, 2000, 0.0, hit / 2000, seconds)
+            found = pull_or_recompute(RequestView(2000, 1, ""), "a", {"b": hit}, costs)
+            assert (found == ("b",)) == pays
+
+
+def test_nothing_is_fetched_for_nothing() -> None:
+    assert COSTS.fetch_seconds(0) == COSTS.swap_in_seconds(0) == 0.0
+    assert COSTS.fetch_seconds(1000) == pytest.approx(0.06)
+    assert COSTS.swap_in_seconds(1000) == pytest.approx(0.001)

@@ -1,0 +1,205 @@
+"""Routing by what instances have cached: how much a hit is worth, and when it is not enough."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.cluster.routing.costs import ExecCosts, pairs
+from kvell.cluster.routing.policies import (
+    COMPUTE_WEIGHT,
+    LongestPrefix,
+    PromptTreeBased,
+    load,
+    router_named,
+)
+from kvell.cluster.routing.views import InstanceView, RequestView
+
+COSTS = ExecCosts(
+    request_seconds=0.01,
+    token_seconds=1e-3,
+    pair_seconds=1e-7,
+    output_token_seconds=4e-3,
+    output_share=1.0,
+)
+"""As equation 1 has it, with a weight of 1."""
+NAMES = ("mixed-0", "mixed-1", "mixed-2", "mixed-3")
+counts = st.integers(0, 4000)
+views = st.builds(
+    InstanceView,
+    st.sampled_from(NAMES),
+    st.just(1),
+    counts,
+    counts,
+    counts,
+    counts,
+    st.integers(0, 10**7),
+    st.integers(0, 30),
+)
+clusters = st.lists(views, min_size=1, max_size=4, unique_by=lambda one: one.instance_id)
+hits = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 999))
+requests = st.builds(
+    RequestView,
+    st.integers(1000, 3000),
+    counts,
+    st.just(""),
+    hits,
+    st.none() | st.floats(0.0, 10.0),
+)
+
+
+def view(name: str, prompts: int = 0, tokens: int = 0, output: int = 0) -> InstanceView:
+    """An instance with so many prompts of so many tokens each, none of them cached."""
+    return InstanceView(
+        name,
+        1,
+        prompts * tokens,
+        output,
+        0,
+        prompts * tokens,
+        prompts * pairs(tokens, 0) if prompts else 0,
+    )
+
+
+def request(tokens: int, found: Mapping[str, int], deadline: float | None = None) -> RequestView:
+    return RequestView(tokens, 100, "", found, deadline)
+
+
+class TestLongestPrefix:
+    @given(requests, clusters)
+    def test_nobody_has_more_of_the_prompt(
+        self, one: RequestView, cluster: list[InstanceView]
+    ) -> None:
+        chosen = LongestPrefix().choose(one, cluster)
+        most = max(one.hits.get(each.instance_id, 0) for each in cluster)
+        assert one.hits.get(chosen, 0) == most
+        equals = [each for each in cluster if one.hits.get(each.instance_id, 0) == most]
+        found = next(each for each in equals if each.instance_id == chosen)
+        assert load(found) == min(map(load, equals))
+
+    def test_without_a_hit_the_load_decides(self) -> None:
+        cluster = [view("mixed-0", 1, 10), view("mixed-1"), view("mixed-2")]
+        router = router_named("longest-prefix")
+        chosen = [router.choose(request(50, {}), cluster) for _ in range(3)]
+        assert chosen == ["mixed-1", "mixed-2", "mixed-1"]
+
+    def test_an_instance_that_may_get_nothing_is_no_obstacle(self) -> None:
+        found = {"mixed-9": 40, "mixed-1": 20}
+        cluster = [view("mixed-0"), view("mixed-1", 1, 10)]
+        assert LongestPrefix().choose(request(50, found), cluster) == "mixed-1"
+
+
+class TestPromptTreeBased:
+    @given(requests, clusters)
+    def test_equation_1(self, one: RequestView, cluster: list[InstanceView]) -> None:
+        """Nobody is done sooner, of those that keep the deadline, if any does."""
+        chosen = PromptTreeBased(COSTS, 1).choose(one, cluster)
+
+        def price(each: InstanceView) -> tuple[bool, float]:
+            hit = one.hits.get(each.instance_id, 0)
+            first = COSTS.first_token_seconds(each, one.prompt_tokens, hit)
+            late = one.deadline_seconds is not None and first > one.deadline_seconds
+            return late, COSTS.queues_seconds([each])[0] + COSTS.exec_seconds(
+                one.prompt_tokens, hit
+            )
+
+        prices = {each.instance_id: price(each) for each in cluster}
+        assert prices[chosen] == min(prices.values())
+
+    def test_a_hit_decides_between_equal_queues(self) -> None:
+        cluster = [view(name, 2, 500) for name in NAMES]
+        assert PromptTreeBased(COSTS, 1).choose(request(900, {"mixed-2": 16}), cluster) == "mixed-2"
+
+    @given(st.integers(0, 20), st.integers(1, 999))
+    def test_a_hit_does_not_outweigh_a_longer_queue(self, prompts: int, hit: int) -> None:
+        """The one with the hit gets the request only if what waits there takes less time than the
+        hit saves."""
+        cluster = [view("mixed-0", prompts, 100), view("mixed-1")]
+        chosen = PromptTreeBased(COSTS, 1).choose(request(1000, {"mixed-0": hit}), cluster)
+        saved = COSTS.exec_seconds(1000, 0) - COSTS.exec_seconds(1000, hit)
+        waits = COSTS.queues_seconds([cluster[0]])[0]
+        if abs(saved - waits) > 1e-6:
+            assert (chosen == "mixed-0") == (waits < saved)
+
+    @given(st.integers(0, 40), st.integers(1, 999))
+    def test_computing_again_must_save_several_times_its_seconds(
+        self, prompts: int, hit: int
+    ) -> None:
+        """It takes them from all who come later."""
+        cluster = [view("mixed-0", prompts, 100), view("mixed-1")]
+        chosen = PromptTreeBased(COSTS).choose(request(1000, {"mixed-0": hit}), cluster)
+        saved = COSTS.exec_seconds(1000, 0) - COSTS.exec_seconds(1000, hit)
+        waits = COSTS.queues_seconds([cluster[0]])[0]
+        if abs(COMPUTE_WEIGHT * saved - waits) > 1e-6:
+            assert (chosen == "mixed-0") == (waits < COMPUTE_WEIGHT * saved)
+
+    def test_a_popular_prefix_does_not_flood_one_instance(self) -> None:
+        """All requests share 1,000 of 1,100 tokens, and come faster than one instance computes
+        them.  What an instance gets it has cached from then on."""
+        router, queued = PromptTreeBased(COSTS, 1), Counter[str]()
+        cached: dict[str, int] = {}
+        for _ in range(200):
+            cluster = [replace(view(name), uncached_prompt_tokens=queued[name]) for name in NAMES]
+            chosen = router.choose(request(1100, dict(cached)), cluster)
+            queued[chosen] += 1100 - cached.get(chosen, 0)
+            cached[chosen] = 1000
+        assert len(cached) == len(NAMES)
+        assert max(queued.values()) - min(queued.values()) <= 1100
+        flooded = Counter(
+            LongestPrefix().choose(request(1100, {"mixed-0": 1000}), [view(n) for n in NAMES])
+            for _ in range(200)
+        )
+        assert flooded == {"mixed-0": 200}
+
+    def test_no_more_work_is_done_than_without_a_cache(self) -> None:
+        """With little load a popular prefix is computed once, not once for each instance."""
+        router, cluster = PromptTreeBased(COSTS, 1), [view(name) for name in NAMES]
+        found: dict[str, int] = {}
+        for _ in range(50):
+            found[router.choose(request(1100, dict(found)), cluster)] = 1000
+        assert len(found) == 1
+
+    def test_long_prompts_weigh_more_than_their_tokens(self) -> None:
+        """Attention over a long prompt takes longer than over as many tokens of short ones."""
+        cluster = [view("mixed-0", 1, 20_000), view("mixed-1", 20, 1000)]
+        assert cluster[0].uncached_prompt_tokens == cluster[1].uncached_prompt_tokens
+        steep = replace(COSTS, pair_seconds=1e-5)
+        assert PromptTreeBased(steep, 1).choose(request(100, {}), cluster) == "mixed-1"
+
+    def test_what_is_decoded_counts(self) -> None:
+        cluster = [view("mixed-0", output=500), view("mixed-1", output=100)]
+        assert PromptTreeBased(COSTS, 1).choose(request(900, {}), cluster) == "mixed-1"
+        assert (
+            PromptTreeBased(COSTS, 1).choose(request(900, {"mixed-0": 800}), cluster) == "mixed-1"
+        )
+
+    def test_equal_prices_go_in_turn(self) -> None:
+        router, cluster = PromptTreeBased(COSTS, 1), [view(name) for name in NAMES]
+        found = dict.fromkeys(NAMES, 48)
+        chosen = [router.choose(request(100, found), cluster) for _ in range(8)]
+        assert chosen == [*NAMES, *NAMES]
+
+    def test_who_would_be_late_loses(self) -> None:
+        """Answers of long requests run at mixed-0: it has less to compute before a first token,
+        and more to do in all."""
+        cluster = [view("mixed-0", output=5000), view("mixed-1", 4, 1000)]
+        router = PromptTreeBased(COSTS, 1)
+        assert router.choose(request(500, {}), cluster) == "mixed-1"
+        assert router.choose(request(500, {}, deadline=60.0), cluster) == "mixed-1"
+        assert router.choose(request(500, {}, deadline=1.0), cluster) == "mixed-0"
+        assert router.choose(request(500, {}, deadline=0.0), cluster) == "mixed-1"  # all are late
+
+    def test_prices_are_those_that_it_was_given(self) -> None:
+        cluster = [view("mixed-0", 1, 500), view("mixed-1", output=200)]
+        assert router_named("prompt-tree", COSTS).choose(request(9, {}), cluster) == "mixed-0"
+        cheap = replace(COSTS, output_token_seconds=1e-3)
+        assert router_named("prompt-tree", cheap).choose(request(9, {}), cluster) == "mixed-1"
+
+
+@pytest.mark.parametrize("name", ["longest-prefix", "prompt-tree"])
+def test_they_can_be_asked_for_by_name(name: str) -> None:
+    cluster = [view("mixed-0"), view("mixed-1")]
+    assert router_named(name).choose(request(100, {"mixed-1": 64}), cluster) == "mixed-1"

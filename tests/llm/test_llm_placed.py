@@ -1,0 +1,89 @@
+"""Instances that come over TCP, with a real model and without Ray: exact, and pages cross."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.server.front.front import Front
+from kvell.server.instance.command import placed_command
+from kvell.server.placing.cluster_site import ClusterSite
+from kvell.server.placing.entrance import Entrance
+from kvell.server.placing.keeper import PROGRAM
+from tests.server.front.scenarios import run, until
+from tests.server.placing.host_placer import HostPlacer
+
+DATA = Path(__file__).parents[1] / "data"
+ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()][:12]
+SETTINGS = EngineSettings("smollm2", kv_memory_bytes=64 << 20, dtype="float32")
+PATIENCE_SECONDS = 240.0
+
+
+@asynccontextmanager
+async def apart() -> AsyncIterator[Front]:
+    secret = secrets.token_bytes(32)
+    entrance = Entrance("127.0.0.1", secret)
+    # Machines with another address than the front's: peers must come back to that one.
+    placer = HostPlacer(entrance.address, secret, PROGRAM, "127.0.0.3")
+    site = ClusterSite(placer, entrance, PATIENCE_SECONDS)
+    command = placed_command(SETTINGS)
+    async with Front(command, instances={"prefill": 1, "decode": 1}, site=site) as front:
+        yield front
+
+
+async def tokens_of(front: Front, row: dict[str, Any]) -> list[int]:
+    prompt = np.array(row["prompt_token_ids"], np.int32)
+    found: list[int] = []
+    async for output in front.generate(prompt, SamplingParams(max_tokens=64, temperature=0.0)):
+        found += output.token_ids
+    return found
+
+
+async def all_of(front: Front) -> list[list[int]]:
+    return list(await asyncio.gather(*(tokens_of(front, row) for row in ROWS)))
+
+
+async def moved(front: Front) -> int:
+    """Requests that went on at the decode instance."""
+    return (await front.stats())["prefill-0"].finished.get("moved", 0)
+
+
+def test_requests_cross_and_cross_again_to_the_next_incarnation(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front tells where each listens, and tells it again when one listens elsewhere."""
+    monkeypatch.setenv("KVELL_CACHE_DIR", str(smollm2_path.parent))
+    expected = [row["token_ids"] for row in ROWS]
+
+    async def scenario() -> None:
+        async with apart() as front:
+            told = {one.instance_id: one for one, _ in front.instances()}
+            listens = {name: one.ready.pool_address for name, one in told.items() if one.ready}
+            assert len(set(listens.values())) == 2
+            assert all(one.startswith("tcp://127.0.0.3:") for one in listens.values())
+            assert await all_of(front) == expected
+            crossed = await moved(front)
+            assert crossed > len(ROWS) // 2
+
+            asked = asyncio.create_task(all_of(front))
+            await until(lambda: front.in_flight > 0)
+            pid = told["decode-0"].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert await asked == expected
+            await until(lambda: all(one.state == "serving" for one, _ in front.instances()))
+            crossed = await moved(front)
+            assert await all_of(front) == expected
+            assert await moved(front) > crossed
+
+    run(scenario(), PATIENCE_SECONDS)

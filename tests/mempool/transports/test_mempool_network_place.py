@@ -1,0 +1,89 @@
+"""How instances of several hosts find each other: by what their front tells them."""
+
+from pathlib import Path
+
+import pytest
+
+from kvell.errors import TryLater
+from kvell.memory import GroupKind, LayerSpec, plan_layout
+from kvell.mempool.network_place import NetworkPlace
+from kvell.mempool.place import MeetingPlace, PoolPlace, make_folder
+from kvell.mempool.pool import MemPool
+from kvell.mempool.transports.endpoints import endpoint_of, listen_at
+
+SECRET = bytes(range(32))
+TEXT = list(range(40))
+
+
+def place(name: str, host: str = "127.0.0.1") -> NetworkPlace:
+    return NetworkPlace(name, "a-pool", host, SECRET)
+
+
+def test_others_find_where_it_listens_once_they_are_told() -> None:
+    here, there = place("a"), place("b")
+    with listen_at(here.address()) as listener:
+        here.publish(endpoint_of(listener))
+        assert here.listens.startswith("tcp://127.0.0.1:")
+        with pytest.raises(OSError, match="nobody has told where a listens"):
+            there.address_of("a")
+        there.meet({"a": here.listens, "c": "tcp://10.0.0.3:1"})
+        assert there.address_of("a") == endpoint_of(listener)
+
+
+def test_what_was_told_before_does_not_count_any_more() -> None:
+    one = place("a")
+    told = {"b": "tcp://10.0.0.2:1", "c": "tcp://10.0.0.3:1"}
+    one.meet(told)
+    told["d"] = "tcp://10.0.0.4:1"  # the place has its own
+    with pytest.raises(OSError, match="d listens"):
+        one.address_of("d")
+    one.meet({"b": "tcp://10.0.0.2:2"})
+    assert one.address_of("b") == "tcp://10.0.0.2:2"
+    with pytest.raises(OSError, match="c listens"):
+        one.address_of("c")
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("10.0.0.2", "tcp://10.0.0.2:0"), ("::1", "tcp://[::1]:0")]
+)
+def test_it_listens_at_its_hosts_address_alone(host: str, address: str) -> None:
+    assert place("a", host).address() == address
+
+
+def test_the_secret_is_not_shown() -> None:
+    one = place("a")
+    assert one.secret() == SECRET
+    assert repr(SECRET) not in repr(one) and SECRET.hex() not in repr(one)
+
+
+def test_both_places_say_who_meets_there(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    places: list[MeetingPlace] = [place("a"), PoolPlace("a", tmp_path)]
+    assert [one.pool for one in places] == ["a-pool", tmp_path.name]
+    assert {(one.instance, one.role, one.pd_caching) for one in places} == {("a", "mixed", 3)}
+    assert all(len(one.secret()) == len(SECRET) for one in places)
+
+
+def test_peers_come_back_to_the_address_that_listens() -> None:
+    """Two machines with an address each: whoever is connected to sees the one that listens."""
+    layers = [LayerSpec(0, GroupKind.FULL, kv_heads=1, head_size=64, element_bytes=2)]
+    layout = plan_layout(layers, kv_memory_bytes=4 << 20)
+    hosts = ("127.0.0.2", "127.0.0.3")
+    with (
+        MemPool(layout, instance="a", address=f"tcp://{hosts[0]}:0", secret=SECRET) as here,
+        MemPool(layout, instance="b", address=f"tcp://{hosts[1]}:0", secret=SECRET) as there,
+    ):
+        lease = here.alloc_mem(tokens=len(TEXT))
+        for address in lease.addresses:
+            here.view(address)[:] = 7
+        here.insert(TEXT, lease)
+        assert there.address is not None
+        here.connect(there.address)
+        # The pages are pulled by the one that was connected to, over a connection back.
+        assert here.transfer_with_insert("b", TEXT) == len(TEXT)
+        found = there.match([*TEXT, 99])
+        assert found.hit_tokens == len(TEXT)
+        assert all((there.view(address) == 7).all() for address in found.addresses)
+        there.free_mem(found)
+        with pytest.raises(TryLater, match="no instance answers"):
+            here.connect("tcp://127.0.0.4:9")
