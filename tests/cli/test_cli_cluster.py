@@ -35,6 +35,7 @@ class FakeCluster:
     fault: tuple[int, bytes] | None = None
     asked: list[tuple[str, Any]] = field(default_factory=list)
     hosts: dict[str, str] = field(default_factory=dict)
+    serves_as: dict[str, str] = field(default_factory=dict)
 
     def answer(self, method: str, path: str, body: bytes, key: str | None) -> tuple[int, bytes]:
         """Status and body for one request."""
@@ -77,7 +78,9 @@ class FakeCluster:
 
     def _state(self) -> bytes:
         instances = [
-            instance(name, state) | ({"host": self.hosts[name]} if name in self.hosts else {})
+            instance(name, state)
+            | ({"host": self.hosts[name]} if name in self.hosts else {})
+            | ({"serves_as": self.serves_as[name]} if name in self.serves_as else {})
             for name, state in self.states.items()
         ]
         front = {"pid": 1, "waiting": 1234}
@@ -160,6 +163,11 @@ class TestStatus:
         shown = ["mixed-0", "serving", "123", "0", "3", "5,000", "40", "10", "(4)"]
         assert row.split() == [*shown, "1", "MiB", "2", "MiB"]
         assert total.split() == ["front", "and", "all", "1", "0", "3", "5,000", "40", *SIZES]
+
+    def test_a_role_that_has_changed_is_shown(self, cluster: Kvell, fake: FakeCluster) -> None:
+        fake.serves_as = {"mixed-0": "prefill"}
+        row = next(line for line in cluster("status").stdout.splitlines() if "mixed-0" in line)
+        assert row.split()[:4] == ["mixed-0", "as", "prefill", "serving"]
 
     def test_machines_are_shown_where_there_are_several(
         self, cluster: Kvell, fake: FakeCluster

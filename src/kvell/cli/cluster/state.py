@@ -22,6 +22,7 @@ class Instance:
     """One instance.
 
     :param pid: None while there is no process.
+    :param role: that it started with, and ``serves_as`` the one that it has now.
     :param host: address of its machine; "" is the front's.
     """
 
@@ -36,6 +37,7 @@ class Instance:
     pages: Pages
     contract_bytes: int
     host: str = ""
+    serves_as: str = ""
 
 
 @dataclass(frozen=True)

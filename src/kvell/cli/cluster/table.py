@@ -45,8 +45,9 @@ def print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, .
 
 def _row(one: Instance) -> tuple[str, ...]:
     pages = one.pages
+    has_changed = one.serves_as not in ("", one.role)
     return (
-        one.id,
+        f"{one.id} as {one.serves_as}" if has_changed else one.id,
         one.state,
         "–" if one.pid is None else str(one.pid),
         str(one.restarts),
