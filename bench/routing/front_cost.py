@@ -164,7 +164,7 @@ def measured(
         name = clock.timed("choose", lambda a=asked, v=views: router.choose(a, v))  # type: ignore[misc]
         clock.timed(
             "pull",
-            lambda a=asked, n=name, h=hits: pull_or_recompute(a, n, h, COSTS),  # type: ignore[misc]
+            lambda a=asked, n=name, h=hits: pull_or_recompute(a.prompt_tokens, n, h, COSTS),  # type: ignore[misc]
         )
         clock.timed("expect", lambda n=name, c=chain, t=now: tree.expect(n, 1, c, t))  # type: ignore[misc]
         chosen, hit = by_id[name], hits.get(name, 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.routing.costs import ExecCosts, fitted, pairs, pull_or_recompute
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import InstanceView
 from kvell.cost.amounts import shape_of
 from kvell.cost.model import prefill_seconds, transfer_pays
 from kvell.cost.work import Work
@@ -137,7 +137,7 @@ class TestPullOrRecompute:
     )
     def test_equation_2(self, tokens: int, hits: dict[str, int], chosen: str) -> None:
         hits = {name: min(length, tokens - 1) for name, length in hits.items() if tokens > 1}
-        found = pull_or_recompute(RequestView(tokens, 1, ""), chosen, hits, COSTS)
+        found = pull_or_recompute(tokens, chosen, hits, COSTS)
         own = hits.get(chosen, 0)
         for name, hit in hits.items():
             saved = COSTS.exec_seconds(tokens, own) - COSTS.exec_seconds(tokens, hit)
@@ -147,12 +147,12 @@ class TestPullOrRecompute:
 
     def test_the_best_comes_first_and_equals_by_name(self) -> None:
         hits = {"c": 900, "a": 900, "b": 950, "d": 100, "e": 130}
-        asked = RequestView(1000, 1, "")
+        asked = 1000
         assert pull_or_recompute(asked, "d", hits, COSTS) == ("b", "a", "c")
 
     def test_a_slow_link_makes_computing_quicker(self) -> None:
         slow = replace(COSTS, fetch_token_seconds=2e-3)
-        asked = RequestView(1000, 1, "")
+        asked = 1000
         assert pull_or_recompute(asked, "a", {"b": 900}, COSTS) == ("b",)
         assert pull_or_recompute(asked, "a", {"b": 900}, slow) == ()
 
@@ -167,7 +167,7 @@ class TestPullOrRecompute:
         for hit in range(100, 2000, 100):
             seconds = costs.fetch_seconds(hit)
             pays = transfer_pays(model, 2000, 0.0, hit / 2000, seconds)
-            found = pull_or_recompute(RequestView(2000, 1, ""), "a", {"b": hit}, costs)
+            found = pull_or_recompute(2000, "a", {"b": hit}, costs)
             assert (found == ("b",)) == pays
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN
 from kvell.cluster.routing.policies import (
     DEFAULT_ROUTING,
-    PROMPT_TOKENS_PER_OUTPUT_TOKEN,
     ROUTINGS,
     BySession,
     LeastLoad,

@@ -8,7 +8,7 @@ each token that is computed and for each pair of query and key, as the paper's c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import InstanceView
 from kvell.cost.amounts import ModelShape
 from kvell.cost.model import CHUNK_TOKENS, CostModel, decode_seconds, prefill_seconds
 
@@ -159,7 +159,7 @@ def fitted(
 
 
 def pull_or_recompute(
-    request: RequestView, chosen: str, hits: Mapping[str, int], costs: ExecCosts
+    prompt_tokens: int, chosen: str, hits: Mapping[str, int], costs: ExecCosts
 ) -> tuple[str, ...]:
     """Return whom an instance should ask for more of a prompt's history than it has; nobody if
     computing is quicker (MemServe §5.3, equation 2).
@@ -169,14 +169,14 @@ def pull_or_recompute(
     :returns: ids, the one with most history first; by id where they have equally much.
     """
     own = hits.get(chosen, 0)
-    here_seconds = costs.exec_seconds(request.prompt_tokens, own)
+    here_seconds = costs.exec_seconds(prompt_tokens, own)
     paying: list[tuple[int, str]] = []
     known: dict[int, bool] = {}
     for name, tokens in hits.items():
         if tokens > own:
             pays = known.get(tokens)
             if pays is None:
-                there_seconds = costs.exec_seconds(request.prompt_tokens, tokens)
+                there_seconds = costs.exec_seconds(prompt_tokens, tokens)
                 pays = costs.fetch_seconds(tokens - own) <= here_seconds - there_seconds
                 known[tokens] = pays
             if pays:

@@ -13,21 +13,6 @@ from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN, ExecCost
 from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.errors import ChangeSomething
 
-__all__ = [
-    "DEFAULT_ROUTING",
-    "PROMPT_TOKENS_PER_OUTPUT_TOKEN",
-    "ROUTINGS",
-    "BySession",
-    "LeastLoad",
-    "LongestPrefix",
-    "MostFreeMemory",
-    "PromptTreeBased",
-    "RoundRobin",
-    "Router",
-    "load",
-    "router_named",
-]
-
 ROUTINGS = (
     "least-load",
     "most-free-memory",

@@ -114,7 +114,7 @@ class IndexWatch:
 
     def _named(self, changes: BlockChanges, group: int, page: int, end: int, handle: int) -> None:
         spec, holder = self._core.layout.groups[group], self._holders.get(handle)
-        size = self._block_tokens(spec)
+        size = _block_tokens(self._core.layout.groups, spec)
         if holder is None or end % size:
             return
         block = holder.hash_at(end, size)
@@ -140,9 +140,6 @@ class IndexWatch:
             self._pages_of[group, block] = count - 1
         else:
             del self._pages_of[group, block]
-
-    def _block_tokens(self, spec: GroupSpec) -> int:
-        return _block_tokens(self._core.layout.groups, spec)
 
     def _forget(self, computing: Iterable[int]) -> None:
         """Forget handles that are closed, now and then."""

@@ -127,8 +127,7 @@ class Routes:
         entry.hit_tokens = hits.get(line.instance_id, 0)
         entry.pulls_from = ""
         if self._pulls_more:
-            request = RequestView(chain.tokens, 0, "")
-            paying = pull_or_recompute(request, line.instance_id, hits, self._costs)
+            paying = pull_or_recompute(chain.tokens, line.instance_id, hits, self._costs)
             entry.pulls_from = next((one for one in paying if self._lines[one].is_open), "")
         if entry.pulls_from:
             entry.hit_tokens = hits[entry.pulls_from]
