@@ -21,11 +21,11 @@ from kvell.device.process_size import process_bytes
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.engine import Engine
 from kvell.engine.planning.journal import Journal
-from kvell.engine.protocol.instance import LocalInstance
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.engine.requests.admissible import request_problem, sampling_problem
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.setup.contract import MemoryContract

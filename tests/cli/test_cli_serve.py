@@ -190,13 +190,13 @@ class TestInstance:
         model.engine, freeze = Mock(), Mock()
         monkeypatch.setattr("gc.freeze", freeze)
 
-        def serve_instance(engine: Mock, peer: socket.socket) -> None:
+        def serve_instance(engine: Mock, sock: socket.socket) -> None:
             assert engine is model.engine
             freeze.assert_called_once_with()
             engine.warm.assert_called_once_with()
-            peer.sendall(b"ready")
+            sock.sendall(b"ready")
 
-        monkeypatch.setattr("kvell.engine.protocol.instance.serve_instance", serve_instance)
+        monkeypatch.setattr("kvell.engine.protocol.serving.instance.serve_instance", serve_instance)
         ours, theirs = socket.socketpair()
         with ours:
             ended = kvell("instance", "--socket-fd", str(theirs.detach()))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jsonschema import validate
 
-from kvell.engine.protocol.instance import LocalInstance
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.llm import LLM
 from kvell.vocabulary import RequestId

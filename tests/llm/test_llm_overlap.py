@@ -12,9 +12,9 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import Journal, replay
-from kvell.engine.protocol.instance import LocalInstance
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import create_core
 from kvell.models.loading.random_model import random_paged_model

@@ -1,4 +1,4 @@
-"""Instances that come over TCP, with a real model and without Ray: exact, and pages cross."""
+"""Instances that machines keep, with a real model and without Ray: exact, and pages cross."""
 
 import asyncio
 import json
@@ -16,9 +16,13 @@ import pytest
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.server.front.front import Front
+from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.command import placed_command
+from kvell.server.joined.joined_cluster import JoinedCluster
+from kvell.server.joined.manager_link import ManagerAddress
+from kvell.server.manager.manager import Manager
 from kvell.server.placing.cluster_site import ClusterSite
-from kvell.server.placing.entrance import Entrance
 from kvell.server.placing.keeper import PROGRAM
 from tests.server.front.scenarios import run, until
 from tests.server.placing.host_placer import HostPlacer
@@ -32,13 +36,21 @@ PATIENCE_SECONDS = 240.0
 @asynccontextmanager
 async def apart() -> AsyncIterator[Front]:
     secret = secrets.token_bytes(32)
-    entrance = Entrance("127.0.0.1", secret)
     # Machines with another address than the front's: peers must come back to that one.
-    placer = HostPlacer(entrance.address, secret, PROGRAM, "127.0.0.3")
-    site = ClusterSite(placer, entrance, PATIENCE_SECONDS)
-    command = placed_command(SETTINGS)
-    async with Front(command, instances={"prefill": 1, "decode": 1}, site=site) as front:
-        yield front
+    site = ClusterSite(HostPlacer(secret, PROGRAM, "127.0.0.3"), secret, "test", PATIENCE_SECONDS)
+    manager = Manager(
+        *(placed_command(SETTINGS), {"prefill": 1, "decode": 1}, FrontLimits(), site, secret),
+        pool=PoolSettings(),
+    )
+
+    async def find() -> ManagerAddress:
+        return ManagerAddress(manager.address, secret, "")
+
+    async with manager:
+        over = asyncio.create_task(manager.run())
+        async with Front(joins=JoinedCluster(find)) as front:
+            yield front
+        await over
 
 
 async def tokens_of(front: Front, row: dict[str, Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A child process that serves a FakeEngine, at an inherited socket or a front's address.
+"""A child process that serves a FakeEngine, at an inherited socket or where it listens.
 
 Arguments are its settings.
 """
@@ -8,32 +8,37 @@ import socket
 import sys
 from pathlib import Path
 
-from kvell.engine.protocol.front_link import hang_up_at_end, reach_front, read_secret
-from kvell.engine.protocol.instance import serve_instance
 from kvell.engine.protocol.messages import SCHEMA_VERSION
+from kvell.engine.protocol.serving.door import FrontDoor, read_secret
+from kvell.engine.protocol.serving.instance import serve_instance
+from kvell.engine.protocol.serving.shared import serve_fronts
 from kvell.testing.instance import FakeEngine
 
 
-def connected(args: argparse.Namespace) -> socket.socket:
-    if not args.front:
-        return socket.socket(fileno=args.socket_fd)
+def serve(args: argparse.Namespace, engine: FakeEngine) -> None:
+    if not args.door:
+        with socket.socket(fileno=args.socket_fd) as sock:
+            serve_instance(engine, sock)
+        return
     stdin = sys.stdin.fileno()
     secret = read_secret(stdin)
     if args.stays_away:
         sys.stdin.read()
-    sock = reach_front(args.front, secret, args.instance_id, args.incarnation)
-    hang_up_at_end(stdin, sock)
-    return sock
+    with FrontDoor(args.door, secret, args.instance_id, args.incarnation) as door:
+        door.ends_with(stdin)
+        sys.stdout.write(f"{door.address}\n")
+        sys.stdout.flush()
+        serve_fronts(engine, door)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket-fd", type=int, default=-1)
-    parser.add_argument("--front", default="")
+    parser.add_argument("--door", default="", help="Listen at this address, not at a socket.")
     parser.add_argument("--instance-id", default="")
     parser.add_argument("--pool-host", default="")
     parser.add_argument("--says", help="A last word on stderr.")
-    parser.add_argument("--stays-away", action="store_true", help="Never connect.")
+    parser.add_argument("--stays-away", action="store_true", help="Never listen.")
     parser.add_argument("--incarnation", type=int, default=0)
     parser.add_argument("--credits", type=int, default=8)
     parser.add_argument("--step-seconds", type=float, default=0.0)
@@ -57,8 +62,7 @@ def main() -> int:
         schema_version=args.schema_version,
         beside=args.beside,
     )
-    with connected(args) as sock:
-        serve_instance(engine, sock)
+    serve(args, engine)
     return 0
 
 

@@ -11,8 +11,8 @@ import torch
 from bench.engine.seams.recorder import Recorder
 from kvell.engine.engine import Engine
 from kvell.engine.planning.core import EngineCore
-from kvell.engine.protocol import instance
-from kvell.engine.protocol.channel import Channel
+from kvell.engine.protocol.serving import instance
+from kvell.engine.protocol.serving.channel import Channel
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running import runner
 from kvell.engine.running.batching import PageTables

@@ -1,10 +1,13 @@
 """``kvell instance``: one engine process, started by a front rather than by people."""
 
+import contextlib
 import gc
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -25,10 +28,12 @@ from kvell.mempool.place import (
     PoolRole,
 )
 
+if TYPE_CHECKING:
+    from kvell.engine.protocol.serving.gate import Engine
+
 
 @click.command(hidden=True)
 @click.option("--socket-fd", type=int, default=-1, help="A connected stream socket.")
-@click.option("--front", default="", help="Or where its front listens; the secret is on stdin.")
 @click.option("--incarnation", type=int, default=0, help="How often it was started before.")
 @click.option("--processors", default="", help="Those it may use, like 0,1; all if not given.")
 @click.option("--threads", type=int, default=0, help="Threads of its steps; 0: one a processor.")
@@ -37,7 +42,12 @@ from kvell.mempool.place import (
 @click.option("--role", type=click.Choice(ROLES), default="mixed", help="What it does.")
 @click.option("--pool-dir", default="", help="Where it meets others; nowhere if not given.")
 @click.option("--pool-name", default="", help="Or the pool in which it meets others over TCP.")
-@click.option("--pool-host", default="", help="This machine's address, which others reach.")
+@click.option(
+    "--pool-host",
+    default="",
+    help="This machine's address, which others reach.  Fronts come in there, and the secret is on "
+    "stdin.",
+)
 @click.option("--pd-caching", type=int, default=DEFAULT_PD_CACHING, help="Who caches what.")
 @click.option(
     "--page-transport",
@@ -53,7 +63,6 @@ def instance(
     /,
     settings: EngineSettings,
     socket_fd: int,
-    front: str,
     incarnation: int,
     processors: str,
     threads: int,
@@ -66,25 +75,32 @@ def instance(
     pd_caching: PdCaching,
     page_transport: PageTransport,
 ) -> None:
-    """Serve the instance protocol over an inherited socket until the peer closes it."""
+    """Serve the instance protocol: over an inherited socket until the peer closes it, or to all
+    that come in where it listens."""
     if processors:  # before torch is imported
         take_processors([int(one) for one in processors.split(",")], threads)
     elif threads:
         take_threads(threads)
-    from kvell.engine.protocol.front_link import hang_up_at_end, reach_front, read_secret
-    from kvell.engine.protocol.instance import serve_instance
-
     secret = b""
-    if front:
-        secret = read_secret(sys.stdin.fileno())
-        peer = reach_front(front, secret, instance_id, incarnation)
-        hang_up_at_end(sys.stdin.fileno(), peer)
-    elif socket_fd < 0:
-        remedy = "use kvell serve, which starts instances"
-        raise ChangeSomething("--socket-fd", socket_fd, "is no socket", remedy)
-    else:
-        peer = socket.socket(fileno=socket_fd)
-    with peer:
+    with contextlib.ExitStack() as stack:
+        serve: Callable[[Engine], None]
+        if pool_host:
+            from kvell.engine.protocol.serving.door import FrontDoor, read_secret
+            from kvell.engine.protocol.serving.shared import serve_fronts
+
+            secret = read_secret(sys.stdin.fileno())
+            door = stack.enter_context(FrontDoor(pool_host, secret, instance_id, incarnation))
+            door.ends_with(sys.stdin.fileno())
+            click.echo(door.address)  # the keeper reads it
+            serve = partial(serve_fronts, door=door)
+        elif socket_fd < 0:
+            remedy = "use kvell serve, which starts instances"
+            raise ChangeSomething("--socket-fd", socket_fd, "is no socket", remedy)
+        else:
+            from kvell.engine.protocol.serving.instance import serve_instance
+
+            peer = stack.enter_context(socket.socket(fileno=socket_fd))
+            serve = partial(serve_instance, sock=peer)
         chosen = with_kv_memory(settings, session)
         shared = None if weights_fd < 0 else weights_fd
         place: MeetingPlace | None = None
@@ -98,7 +114,7 @@ def instance(
         model.engine.warm()
         gc.freeze()  # objects of the start live on: scanning them would take 0.1 s each time
         try:
-            serve_instance(model.engine, peer)
+            serve(model.engine)
         finally:
             model.engine.close()
             gc.unfreeze()  # so that what refers to itself is freed before the process ends

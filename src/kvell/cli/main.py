@@ -11,6 +11,7 @@ from kvell.cli.bench.commands import bench
 from kvell.cli.calibrate import calibrate
 from kvell.cli.chat import chat
 from kvell.cli.cluster.commands import cluster
+from kvell.cli.cluster.meet import meet
 from kvell.cli.generate import generate
 from kvell.cli.instance import instance
 from kvell.cli.plan.command import plan
@@ -50,6 +51,7 @@ for command in (
     bench,
     calibrate,
     instance,
+    meet,
 ):
     root.add_command(command)
 

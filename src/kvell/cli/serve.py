@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from kvell.cli.cluster.ray_address import check_cluster, check_host, running_cluster
+from kvell.cli.cluster.ray_address import check_cluster, check_name, running_cluster
 from kvell.cli.serve_options import (
     access_options,
     answer_options,
@@ -94,7 +94,7 @@ def serve(
     adaptive_roles: bool,
     page_transport: PageTransport,
     cluster: str | None,
-    cluster_host: str,
+    cluster_name: str,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
     kv_events_config: str | None,
@@ -117,7 +117,7 @@ def serve(
         settings = with_shared_kv_memory(settings, session, sum(counts.values()))
     else:
         check_cluster(cluster)
-        check_host(cluster_host)
+        check_name(cluster_name)
     with progress_bar("looking for the model") as report:
         from kvell.server.instance.command import instance_command, placed_command
         from kvell.server.instance.instance_process import InstanceStartError
@@ -138,7 +138,7 @@ def serve(
         otlp_traces_endpoint=otlp_traces_endpoint,
         kv_events=kv_events,
         pool=pool,
-        cluster_host=cluster_host,
+        cluster_name=cluster_name,
         **access,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce
@@ -155,7 +155,9 @@ def serve(
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
-        # The instance has told the user on stderr what to change.
+        if cluster is not None:  # its stderr is elsewhere
+            click.echo(f"kvell: {error}", err=True)
+        # Else the instance has told the user on stderr what to change.
         raise click.exceptions.Exit(CHANGE) from error
 
 

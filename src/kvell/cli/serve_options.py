@@ -65,14 +65,14 @@ def log_options(command: Command) -> Command:
 
 
 def cluster_options(command: Command) -> Command:
-    """``--cluster``, ``--cluster-host``."""
+    """``--cluster``, ``--cluster-name``."""
     for option in (
         click.option(
-            "--cluster-host",
-            metavar="ADDRESS",
-            default="127.0.0.1",
+            "--cluster-name",
+            metavar="NAME",
+            default="kvell",
             show_default=True,
-            help="This machine's address, at which instances of --cluster reach this server.",
+            help="Servers of one name share their instances; the first starts them.",
         ),
         click.option(
             "--cluster",

@@ -34,6 +34,7 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     Heartbeat,
+    KeepAlive,
     Migrate,
     Ready,
     Submit,
@@ -162,8 +163,8 @@ class Engine:
             if self._link is not None:
                 self._link.meet(command.addresses)
             return []
-        if isinstance(command, Drain):
-            return []  # the gate in front of the engine refuses what comes after
+        if isinstance(command, Drain | KeepAlive):
+            return []  # the gate in front of the engine takes care of them
         told: Submit | Cancel | Migrate = command
         if isinstance(command, Submit) and command.tensors:
             try:

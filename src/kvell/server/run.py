@@ -5,12 +5,14 @@ import errno
 import gc
 import ipaddress
 import logging
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from kvell.errors import ChangeSomething
+from kvell.mempool.place import SECRET_BYTES
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.front.front import Front
 from kvell.server.front.place import Place
@@ -24,8 +26,8 @@ from kvell.server.text.text_model import Texts
 if TYPE_CHECKING:
     from kvell.server.access.visit import VisitTracer
     from kvell.server.events.publisher import EventsPublisher
+    from kvell.server.front.membership import Joins
     from kvell.server.http_face import HttpFace
-    from kvell.server.instance.site import Site
 
 logger = logging.getLogger(__name__)
 
@@ -108,19 +110,19 @@ async def _serve(
     show_contract: Callable[[Sequence[str]], None],
 ) -> None:
     metrics = ServerMetrics(",".join(texts.names))
+    joins = _joins(command, options)
     loading = asyncio.create_task(asyncio.to_thread(_face, texts, options))
     try:
         async with (
             _published(options) as published,
-            _placed(options) as site,
             Front(
                 command,
                 instances=options.instances,
                 routing=options.routing,
                 limits=options.limits,
                 observer=metrics,
-                place=Place() if site is None else None,
-                site=site,
+                place=Place() if joins is None else None,
+                joins=joins,
                 index_observer=published,
                 pool=options.pool,
             ) as front,
@@ -151,20 +153,22 @@ def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None
     return traces_to(options.otlp_traces_endpoint)
 
 
-@asynccontextmanager
-async def _placed(options: ServeOptions) -> AsyncIterator["Site | None"]:
-    """Where instances run, if not here; else nothing of it is even imported.
+def _joins(command: Sequence[str], options: ServeOptions) -> "Joins | None":
+    """The cluster that has the instances, if they are not here; else nothing of it is imported.
 
-    :raises ChangeSomething: when there is no such cluster.
+    :raises ChangeSomething: when Ray is not installed.
     """
     if options.cluster is None:
-        yield None
-        return
-    from kvell.server.placing.opening import cluster_site
+        return None
+    from kvell.server.joined.joined_cluster import JoinedCluster
+    from kvell.server.manager.settings import ClusterSettings
+    from kvell.server.placing.opening import manager_finder
 
-    limits = options.limits
-    async with cluster_site(options.cluster, options.cluster_host, limits.startup_seconds) as site:
-        yield site
+    settings = ClusterSettings(
+        *(options.cluster_name, tuple(command), dict(options.instances)),
+        *(options.limits, options.pool, secrets.token_bytes(SECRET_BYTES)),
+    )
+    return JoinedCluster(manager_finder(options.cluster, settings))
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.routing.costs import ExecCosts, fitted, pairs, pull_or_recompute
-from kvell.cluster.routing.views import InstanceView
+from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.cost.amounts import shape_of
 from kvell.cost.model import prefill_seconds, transfer_pays
 from kvell.cost.work import Work
@@ -19,7 +19,8 @@ COSTS = ExecCosts(
     token_seconds=1e-3,
     pair_seconds=1e-7,
     output_token_seconds=4e-3,
-    output_share=1.0,
+    output_share=0.5,
+    held_token_seconds=1e-7,
     fetch_request_seconds=0.05,
     fetch_token_seconds=1e-5,
     swap_token_seconds=1e-6,
@@ -64,24 +65,41 @@ class TestExec:
         assert COSTS.exec_seconds(1000, 400) == pytest.approx(seconds)
         assert COSTS.exec_seconds(1000, 400, 5) == pytest.approx(seconds + 2 * 5 * 4e-3)
 
-    @given(st.lists(st.tuples(lengths, lengths), max_size=6), st.integers(0, 500))
-    def test_a_queue_is_the_sum_of_its_prompts_and_answers(
-        self, prompts: list[tuple[int, int]], output: int
+    @given(
+        st.lists(st.tuples(lengths, lengths), max_size=6),
+        st.integers(0, 9),
+        st.integers(0, 50_000),
+        st.integers(0, 500),
+        st.integers(0, 600),
+    )
+    def test_a_queue_is_its_prompts_and_what_its_steps_take_longer(
+        self, prompts: list[tuple[int, int]], running: int, held: int, output: int, hit: int
     ) -> None:
+        new = sum(max(1, tokens - cached) for tokens, cached in prompts)
         view = InstanceView(
             "mixed-0",
             1,
             sum(tokens for tokens, _ in prompts),
-            output,
+            4_000,
             0,
-            sum(max(1, tokens - cached) for tokens, cached in prompts),
+            new,
             sum(pairs(tokens, cached) for tokens, cached in prompts),
+            running,
+            held,
         )
         # Alone each takes its exec(x, y); together they share the price of steps.
-        steps = -(-view.uncached_prompt_tokens // COSTS.chunk_tokens)
         apart = sum(COSTS.exec_seconds(tokens, cached) - 0.01 for tokens, cached in prompts)
-        together = apart + steps * 0.01 + output * 4e-3
-        assert COSTS.queues_seconds([view])[0] == pytest.approx(together)
+        before = apart + -(-new // COSTS.chunk_tokens) * 0.01 + (0.005 if running else 0.0)
+        # Half a step, those of the prompts, its own, and half of its answer's.
+        steps = 0.5 + (new + 700 - hit) / COSTS.chunk_tokens + output / 2
+        request = RequestView(700, output, "", {"mixed-0": hit})
+        told = COSTS.queues_seconds([view], request)
+        assert told == [pytest.approx(before + steps * held * 1e-7)]
+
+    def test_what_others_answer_is_no_delay_by_itself(self) -> None:
+        request = RequestView(700, 100, "")
+        few, many = InstanceView("mixed-0", 1, 0, 10, 0), InstanceView("mixed-1", 1, 0, 9_000, 0)
+        assert COSTS.queues_seconds([few, many], request) == [0.0, 0.0]
 
     def test_a_first_token_waits_for_prompts_and_not_for_answers(self) -> None:
         idle = InstanceView("mixed-0", 1, 0, 0, 0)
@@ -127,6 +145,12 @@ class TestFitted:
     def test_an_answers_token_is_one_of_a_small_step(self) -> None:
         found = self.costs(Steps())
         assert found.output_token_seconds == pytest.approx(2e-3 + 3e-4 + 1025 * 4e-8)
+
+    def test_a_held_token_is_what_one_more_request_adds(self) -> None:
+        """Its own query and what serving it takes are part of that."""
+        found = self.costs(Steps())
+        more = 2e-3 + 3e-4 + 1025 * 4e-8
+        assert found.held_token_seconds == pytest.approx(more / 1024)
 
 
 class TestPullOrRecompute:

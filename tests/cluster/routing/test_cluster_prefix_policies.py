@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -23,9 +24,8 @@ COSTS = ExecCosts(
     token_seconds=1e-3,
     pair_seconds=1e-7,
     output_token_seconds=4e-3,
-    output_share=1.0,
+    held_token_seconds=1e-7,
 )
-"""As equation 1 has it, with a weight of 1."""
 NAMES = ("mixed-0", "mixed-1", "mixed-2", "mixed-3")
 counts = st.integers(0, 4000)
 views = st.builds(
@@ -38,6 +38,7 @@ views = st.builds(
     counts,
     st.integers(0, 10**7),
     st.integers(0, 30),
+    st.integers(0, 10**5),
 )
 clusters = st.lists(views, min_size=1, max_size=4, unique_by=lambda one: one.instance_id)
 hits = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 999))
@@ -51,16 +52,20 @@ requests = st.builds(
 )
 
 
-def view(name: str, prompts: int = 0, tokens: int = 0, output: int = 0) -> InstanceView:
-    """An instance with so many prompts of so many tokens each, none of them cached."""
+def view(name: str, prompts: int = 0, tokens: int = 0, held: int = 0) -> InstanceView:
+    """An instance with so many prompts of so many tokens each, none of them cached.
+
+    :param held: tokens of other requests.
+    """
     return InstanceView(
         name,
         1,
         prompts * tokens,
-        output,
+        held,
         0,
         prompts * tokens,
         prompts * pairs(tokens, 0) if prompts else 0,
+        held_tokens=held,
     )
 
 
@@ -93,21 +98,52 @@ class TestLongestPrefix:
 
 
 class TestPromptTreeBased:
-    @given(requests, clusters)
-    def test_equation_1(self, one: RequestView, cluster: list[InstanceView]) -> None:
-        """Nobody is done sooner, of those that keep the deadline, if any does."""
-        chosen = PromptTreeBased(COSTS, 1).choose(one, cluster)
+    @given(requests, clusters, st.sampled_from((1.0, COMPUTE_WEIGHT)))
+    def test_nobody_has_a_lower_price(
+        self, one: RequestView, cluster: list[InstanceView], weight: float
+    ) -> None:
+        """Of those that keep the deadline, if any does.  A token that is computed again counts by
+        how many have it."""
+        chosen = PromptTreeBased(COSTS, weight).choose(one, cluster)
+
+        def computing(hit: int) -> float:
+            ends = sorted({hit, *(other for other in one.hits.values() if other > hit)})
+            seconds = COSTS.exec_seconds(one.prompt_tokens, ends[-1])
+            for end, longer in pairwise(ends):
+                more = COSTS.exec_seconds(one.prompt_tokens, end)
+                more -= COSTS.exec_seconds(one.prompt_tokens, longer)
+                seconds += more / sum(other >= longer for other in one.hits.values())
+            return seconds
 
         def price(each: InstanceView) -> tuple[bool, float]:
             hit = one.hits.get(each.instance_id, 0)
             first = COSTS.first_token_seconds(each, one.prompt_tokens, hit)
             late = one.deadline_seconds is not None and first > one.deadline_seconds
-            return late, COSTS.queues_seconds([each])[0] + COSTS.exec_seconds(
-                one.prompt_tokens, hit
-            )
+            return late, COSTS.queues_seconds([each], one)[0] + weight * computing(hit)
 
         prices = {each.instance_id: price(each) for each in cluster}
-        assert prices[chosen] == min(prices.values())
+        late, least = min(prices.values())
+        assert prices[chosen][0] == late
+        assert prices[chosen][1] == pytest.approx(least)
+
+    def test_a_text_that_many_have_is_soon_everywhere(self) -> None:
+        """A queue that one holder of a text is worth is too long when there are three."""
+        cluster = [view(name, 2, 500) for name in NAMES[:3]] + [view(NAMES[3])]
+        router = PromptTreeBased(COSTS)
+        saved = COSTS.exec_seconds(1000, 0) - COSTS.exec_seconds(1000, 800)
+        waits = COSTS.queues_seconds([cluster[0]], request(1000, {}))[0]
+        assert saved < waits < COMPUTE_WEIGHT * saved
+        assert router.choose(request(1000, {"mixed-0": 800}), cluster) == "mixed-0"
+        found = dict.fromkeys(NAMES[:3], 800)
+        assert router.choose(request(1000, found), cluster) == "mixed-3"
+
+    def test_what_one_alone_has_more_of_keeps_its_price(self) -> None:
+        """All have the beginning; a conversation's own part is still where it was."""
+        cluster = [view("mixed-0", 2, 500), *(view(name) for name in NAMES[1:])]
+        found = {"mixed-0": 1900, **dict.fromkeys(NAMES[1:], 1000)}
+        assert PromptTreeBased(COSTS).choose(request(2000, found), cluster) == "mixed-0"
+        found["mixed-0"] = 1100
+        assert PromptTreeBased(COSTS).choose(request(2000, found), cluster) != "mixed-0"
 
     def test_a_hit_decides_between_equal_queues(self) -> None:
         cluster = [view(name, 2, 500) for name in NAMES]
@@ -120,7 +156,7 @@ class TestPromptTreeBased:
         cluster = [view("mixed-0", prompts, 100), view("mixed-1")]
         chosen = PromptTreeBased(COSTS, 1).choose(request(1000, {"mixed-0": hit}), cluster)
         saved = COSTS.exec_seconds(1000, 0) - COSTS.exec_seconds(1000, hit)
-        waits = COSTS.queues_seconds([cluster[0]])[0]
+        waits = COSTS.queues_seconds([cluster[0]], request(1000, {}))[0]
         if abs(saved - waits) > 1e-6:
             assert (chosen == "mixed-0") == (waits < saved)
 
@@ -132,7 +168,7 @@ class TestPromptTreeBased:
         cluster = [view("mixed-0", prompts, 100), view("mixed-1")]
         chosen = PromptTreeBased(COSTS).choose(request(1000, {"mixed-0": hit}), cluster)
         saved = COSTS.exec_seconds(1000, 0) - COSTS.exec_seconds(1000, hit)
-        waits = COSTS.queues_seconds([cluster[0]])[0]
+        waits = COSTS.queues_seconds([cluster[0]], request(1000, {}))[0]
         if abs(COMPUTE_WEIGHT * saved - waits) > 1e-6:
             assert (chosen == "mixed-0") == (waits < COMPUTE_WEIGHT * saved)
 
@@ -169,12 +205,23 @@ class TestPromptTreeBased:
         steep = replace(COSTS, pair_seconds=1e-5)
         assert PromptTreeBased(steep, 1).choose(request(100, {}), cluster) == "mixed-1"
 
-    def test_what_is_decoded_counts(self) -> None:
-        cluster = [view("mixed-0", output=500), view("mixed-1", output=100)]
-        assert PromptTreeBased(COSTS, 1).choose(request(900, {}), cluster) == "mixed-1"
-        assert (
-            PromptTreeBased(COSTS, 1).choose(request(900, {"mixed-0": 800}), cluster) == "mixed-1"
-        )
+    def test_what_is_decoded_counts_by_the_steps_that_take_longer(self) -> None:
+        cluster = [view("mixed-0", held=50_000), view("mixed-1", held=10_000)]
+        router = PromptTreeBased(COSTS)
+        assert router.choose(request(900, {}), cluster) == "mixed-1"
+        assert router.choose(request(900, {"mixed-0": 64}), cluster) == "mixed-1"
+        assert router.choose(request(900, {"mixed-0": 800}), cluster) == "mixed-0"
+
+    def test_answers_that_run_do_not_outweigh_a_conversation(self) -> None:
+        """They have thousands of tokens yet to make, but all decode together."""
+        busy = replace(view("mixed-0", held=20_000), outstanding_output_tokens=9_000)
+        cluster = [busy, view("mixed-1", held=16_000)]
+        assert PromptTreeBased(COSTS).choose(request(900, {"mixed-0": 160}), cluster) == "mixed-0"
+
+    def test_an_idle_instance_begins_at_once(self) -> None:
+        cluster = [replace(view("mixed-0"), running_requests=1), view("mixed-1")]
+        chosen = [PromptTreeBased(COSTS).choose(request(900, {}), cluster) for _ in range(3)]
+        assert chosen == ["mixed-1"] * 3
 
     def test_equal_prices_go_in_turn(self) -> None:
         router, cluster = PromptTreeBased(COSTS, 1), [view(name) for name in NAMES]
@@ -184,8 +231,8 @@ class TestPromptTreeBased:
 
     def test_who_would_be_late_loses(self) -> None:
         """Answers of long requests run at mixed-0: it has less to compute before a first token,
-        and more to do in all."""
-        cluster = [view("mixed-0", output=5000), view("mixed-1", 4, 1000)]
+        and each of its steps takes longer."""
+        cluster = [view("mixed-0", held=1_000_000), view("mixed-1", 4, 1000)]
         router = PromptTreeBased(COSTS, 1)
         assert router.choose(request(500, {}), cluster) == "mixed-1"
         assert router.choose(request(500, {}, deadline=60.0), cluster) == "mixed-1"
@@ -193,9 +240,9 @@ class TestPromptTreeBased:
         assert router.choose(request(500, {}, deadline=0.0), cluster) == "mixed-1"  # all are late
 
     def test_prices_are_those_that_it_was_given(self) -> None:
-        cluster = [view("mixed-0", 1, 500), view("mixed-1", output=200)]
+        cluster = [view("mixed-0", 1, 200), view("mixed-1", held=100_000)]
         assert router_named("prompt-tree", COSTS).choose(request(9, {}), cluster) == "mixed-0"
-        cheap = replace(COSTS, output_token_seconds=1e-3)
+        cheap = replace(COSTS, held_token_seconds=1e-8)
         assert router_named("prompt-tree", cheap).choose(request(9, {}), cluster) == "mixed-1"
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
-from kvell.engine.protocol.instance import LocalInstance
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.errors import ChangeSomething
 from kvell.frames import HEADER_BYTES, ProtocolError
 from kvell.llm import LLM

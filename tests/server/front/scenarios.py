@@ -7,6 +7,7 @@ from random import Random
 
 from kvell.server.front.front import Front
 from kvell.server.instance.instance_line import InstanceLine
+from kvell.server.instance.supervisor import Supervisor
 
 
 def run(scenario: Awaitable[None], seconds: float = 60.0) -> None:
@@ -36,7 +37,9 @@ def is_gone(pid: int) -> bool:
 
 def line_of(front: Front, instance_id: str) -> InstanceLine:
     """The connection to an instance that is up."""
-    process = front._members[instance_id].supervisor._process
+    supervisor = front._members[instance_id].supervisor
+    assert isinstance(supervisor, Supervisor)
+    process = supervisor._process
     assert process is not None
     return process._line
 

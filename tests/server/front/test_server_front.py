@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -285,14 +286,18 @@ def test_a_late_instance_and_a_missing_program_are_errors() -> None:
 def test_a_seed_is_drawn_where_none_was_given(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         async with Front(instance_command()) as front:
-            drawn = [
-                front._admit(PROMPT, SamplingParams(max_tokens=1), None, "").sampling.seed
-                for _ in range(2)
-            ]
+
+            async def seed_of(sampling: SamplingParams) -> int | None:
+                async with aclosing(front.generate(PROMPT, sampling)) as outputs:
+                    await anext(outputs)
+                    running, _ = front.entries()
+                    return running[-1].sampling.seed
+
+            endless = SamplingParams(max_tokens=4000)
+            drawn = [await seed_of(endless) for _ in range(2)]
             assert None not in drawn
             assert drawn[0] != drawn[1]
-            given = front._admit(PROMPT, SamplingParams(max_tokens=1, seed=7), None, "")
-            assert given.sampling.seed == 7
+            assert await seed_of(replace(endless, seed=7)) == 7
 
     run(scenario())
 

@@ -21,7 +21,9 @@ class LineMachine(RuleBasedStateMachine):
         self.line = Line("mixed-0")
         self.computing: dict[str, LogEntry] = {}
         self.running: dict[str, LogEntry] = {}
+        self.made: dict[str, int] = {}
         self.count = self.incarnation = 0
+        self.others_tokens = self.others_requests = 0
 
     @rule()
     def opens(self) -> None:
@@ -29,6 +31,7 @@ class LineMachine(RuleBasedStateMachine):
         self.line.lost()
         self.computing.clear()
         self.running.clear()
+        self.others_tokens = self.others_requests = 0
         self.line.open(8, self.incarnation, free_bytes=9_000, token_bytes=2)
 
     @rule(tokens=st.integers(1, 50), hit=st.integers(0, 49))
@@ -46,12 +49,14 @@ class LineMachine(RuleBasedStateMachine):
         name = sorted(self.computing)[index % len(self.computing)]
         self.running[name] = self.computing.pop(name)
         self.line.emitted(self.running[name], 1)
+        self.made[name] = 1
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 9), count=st.integers(1, 9))
     def has_more(self, index: int, count: int) -> None:
         name = sorted(self.running)[index % len(self.running)]
         self.line.emitted(self.running[name], count)
+        self.made[name] += count
 
     @precondition(lambda self: self.running or self.computing)
     @rule(index=st.integers(0, 9))
@@ -62,9 +67,12 @@ class LineMachine(RuleBasedStateMachine):
         self.running.pop(name, None)
         self.computing.pop(name, None)
 
-    @rule(free_bytes=st.integers(0, 9_000))
-    def beats(self, free_bytes: int) -> None:
-        self.line.heard(Heartbeat(self.incarnation, 1, 0, 0, 9, 9, free_bytes, 9_000))
+    @rule(free_bytes=st.integers(0, 9_000), tokens=st.integers(0, 99), requests=st.integers(0, 9))
+    def beats(self, free_bytes: int, tokens: int, requests: int) -> None:
+        """Other fronts have something there too."""
+        self.others_tokens, self.others_requests = tokens, requests
+        memory = (9, 9, free_bytes, 9_000)
+        self.line.heard(Heartbeat(self.incarnation, 1, 0, 0, *memory, tokens, requests))
 
     @invariant()
     def the_view_is_what_there_is(self) -> None:
@@ -73,16 +81,27 @@ class LineMachine(RuleBasedStateMachine):
         assert view == InstanceView(
             "mixed-0",
             self.incarnation,
-            sum(one.prompt_tokens for one in prompts),
+            sum(one.prompt_tokens for one in prompts) + self.others_tokens,
             self.line.outstanding_output_tokens,
             view.free_bytes,
-            sum(max(1, one.prompt_tokens - one.hit_tokens) for one in prompts),
+            sum(max(1, one.prompt_tokens - one.hit_tokens) for one in prompts) + self.others_tokens,
             sum(pairs(one.prompt_tokens, one.hit_tokens) for one in prompts),
-            len(self.running),
+            len(self.running) + self.others_requests,
+            sum(one.prompt_tokens for one in prompts)
+            + sum(one.prompt_tokens + self.made[name] for name, one in self.running.items()),
         )
         outputs = [*prompts, *self.running.values()]
         assert view.outstanding_output_tokens == sum(one.pending_output_tokens for one in outputs)
         assert self.line.view() is view, "it is made once"
+
+
+def test_where_only_prompts_are_computed_nothing_is_held() -> None:
+    """Its requests decode elsewhere."""
+    line = Line("prefill-0")
+    line.open(8, 1)
+    line.add(LogEntry(RequestId("one"), bytes(40), SamplingParams(), "", 0.0))
+    assert line.held_tokens == 10
+    assert line.view().held_tokens == 0
 
 
 TestLine = LineMachine.TestCase

@@ -10,9 +10,7 @@ from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
 
-EAGER = RoleRules(
-    gain=1.1, patience_seconds=0.0, rest_seconds=5.0, memory_seconds=0.01, least_work=10
-)
+EAGER = RoleRules(wait_seconds=0.01, patience_seconds=0.0, rest_seconds=5.0, memory_seconds=0.01)
 NAMES = ("prefill-0", "decode-0", "decode-1")
 
 
@@ -103,3 +101,16 @@ def test_a_new_incarnation_keeps_the_role_that_the_front_gave() -> None:
     changed = next(name for name, role in front.roles().items() if role != name[:-2])
     front.queue.open(*(changed, 8, 2), free_bytes=1, token_bytes=1, joins_others=True)
     assert front.roles()[changed] == "prefill"
+
+
+def test_a_role_that_others_give_is_taken_once() -> None:
+    front = Front()
+    _, submission = front.submit(20, answer=40)
+    front.hand_over(submission)
+    home = submission.goes_to
+    [other] = {"decode-0", "decode-1"} - {home}
+    moved = [(home, Migrate(submission.request_id, 0, other))]
+    assert front.queue.set_role(home, "prefill") == moved
+    assert front.queue.set_role(home, "prefill") == []
+    assert (front.roles()[home], front.queue.role_changes) == ("prefill", 1)
+    assert front.queue.set_role(home, "decode") == []

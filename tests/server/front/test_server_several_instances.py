@@ -160,21 +160,21 @@ def test_scaling_up_and_down_under_load_loses_nothing(instance_command: CommandF
         async with Front(command, instances={"mixed": 1}, limits=LIMITS) as front:
             tasks = started(front, 6)
             await until(lambda: in_flight(front) == {"mixed-0": 6})
-            front.scale({"mixed": 2})
+            await front.scale({"mixed": 2})
             assert by_id(front)["mixed-1"].state == "starting"
             await until(lambda: by_id(front)["mixed-1"].state == "serving")
             tasks += [asyncio.create_task(answer(front, prompt)) for prompt in prompts(2)]
             await until(lambda: in_flight(front)["mixed-1"] >= 1)
-            front.drain("mixed-0")
+            await front.drain("mixed-0")
             assert front.state == "serving"
             await until(lambda: "mixed-0" not in by_id(front))
             tasks += [asyncio.create_task(answer(front, prompt)) for prompt in prompts(2)]
             ends = await asyncio.gather(*tasks)
             assert {end.reason for end in ends} == {"length"}
             assert {end.attempt for end in ends} == {0}
-            front.scale({"mixed": 3})
+            await front.scale({"mixed": 3})
             await until(lambda: [s.state for s in by_id(front).values()] == ["serving"] * 3)
-            front.scale({"mixed": 1})
+            await front.scale({"mixed": 1})
             await until(lambda: len(by_id(front)) == 1)
             assert (await answer(front, prompts(1)[0])).reason == "length"
 
@@ -190,7 +190,7 @@ def test_what_outlasts_a_drain_goes_on_elsewhere_and_counts_as_no_death(
         async with Front(command, instances={"mixed": 2}, limits=limits) as front:
             tasks = started(front, 4)
             await until(lambda: in_flight(front) == {"mixed-0": 2, "mixed-1": 2})
-            front.drain("mixed-1")
+            await front.drain("mixed-1")
             await until(lambda: "mixed-1" not in by_id(front))
             moved = list(front._admission_queue.line("mixed-0").in_flight.values())
             assert sorted(entry.attempts.deaths for entry in moved) == [0, 0, 0, 0]
@@ -204,9 +204,9 @@ def test_the_last_and_the_unknown_are_not_drained(instance_command: CommandFacto
     async def scenario() -> None:
         async with Front(instance_command()) as front:
             with pytest.raises(ChangeSomething, match="is the last one that serves"):
-                front.drain("mixed-0")
+                await front.drain("mixed-0")
             with pytest.raises(ChangeSomething, match="id=mixed-7: is no instance"):
-                front.drain("mixed-7")
+                await front.drain("mixed-7")
             assert front.state == "serving"
 
     run(scenario())
@@ -215,12 +215,13 @@ def test_the_last_and_the_unknown_are_not_drained(instance_command: CommandFacto
 def test_an_instance_that_cannot_start_fails_alone(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         async with Front(instance_command()) as front:
-            front._members._command = tuple(instance_command("--exit-at-start", "2"))
-            front.scale({"mixed": 2})
+            assert front._own is not None
+            front._own._command = tuple(instance_command("--exit-at-start", "2"))
+            await front.scale({"mixed": 2})
             await until(lambda: by_id(front)["mixed-1"].state == "failed")
             assert front.state == "serving"
             assert (await answer(front, prompts(1)[0])).reason == "length"
-            front.scale({"mixed": 1})
+            await front.scale({"mixed": 1})
             await until(lambda: set(by_id(front)) == {"mixed-0"})
 
     run(scenario())

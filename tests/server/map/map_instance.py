@@ -18,7 +18,7 @@ from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.page_map import PageMap
 from kvell.engine.planning.step_memory import SharedMemory
-from kvell.engine.protocol.instance import serve_instance
+from kvell.engine.protocol.serving.instance import serve_instance
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.setup.contract import make_contract

@@ -1,5 +1,7 @@
-"""A front whose instances come over TCP, without Ray."""
+"""A manager and a front whose instances are placed without Ray."""
 
+import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -9,12 +11,17 @@ import pytest
 
 from kvell.server.front.front import Front
 from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.pool_settings import PoolSettings
+from kvell.server.instance.instance_line import InstanceLine
+from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
+from kvell.server.joined.joined_cluster import JoinedCluster
+from kvell.server.joined.manager_link import ManagerAddress
+from kvell.server.manager.manager import Manager
 from kvell.server.placing.cluster_site import ClusterSite
-from kvell.server.placing.entrance import Entrance
 from tests.server.placing.host_placer import HostPlacer
 
-WORDS = ("--front", "{front}", "--incarnation", "{incarnation}", "--instance-id", "{instance_id}")
+WORDS = ("--door", "{host}", "--incarnation", "{incarnation}", "--instance-id", "{instance_id}")
 QUICK = FrontLimits(
     startup_seconds=20, drain_seconds=5, silence_seconds=5, restart=RestartPolicy(0.01, 0.05, 3)
 )
@@ -26,12 +33,18 @@ class Placed:
 
     front: Front
     placer: HostPlacer
-    entrance: Entrance
+    manager: Manager
 
     def restarted(self) -> bool:
         """Whether an instance was started again, and all serve."""
         told = [one for one, _ in self.front.instances()]
         return any(one.restarts for one in told) and all(one.state == "serving" for one in told)
+
+    def managers_line(self, instance_id: str) -> InstanceLine:
+        """The manager's connection to an instance that is up."""
+        process = self.manager._members[instance_id].supervisor._process
+        assert process is not None
+        return process._line
 
 
 Served = Callable[..., AbstractAsyncContextManager[Placed]]
@@ -49,14 +62,24 @@ def served() -> Served:
         placing_seconds: float = 20.0,
     ) -> AsyncIterator[Placed]:
         secret = secrets.token_bytes(32)
-        entrance = Entrance("127.0.0.1", secret)
-        placer = HostPlacer(entrance.address, secret)
-        site = ClusterSite(placer, entrance, placing_seconds)
-        front = Front(
-            [*WORDS, *arguments], instances=instances or {"mixed": 1}, limits=limits, site=site
+        placer = HostPlacer(secret)
+        site = ClusterSite(placer, secret, "kvell-test", placing_seconds)
+        manager = Manager(
+            *([*WORDS, *arguments], instances or {"mixed": 1}, limits, site, secret),
+            pool=PoolSettings(),
         )
-        async with front:
-            yield Placed(front, placer, entrance)
+
+        async def find() -> ManagerAddress:
+            return ManagerAddress(manager.address, secret, "")
+
+        async with manager:
+            over = asyncio.create_task(manager.run())
+            try:
+                async with Front(limits=limits, joins=JoinedCluster(find)) as front:
+                    yield Placed(front, placer, manager)
+            finally:
+                with contextlib.suppress(InstanceStartError):  # the front has been told
+                    await over
         assert placer.is_closed
 
     return serving

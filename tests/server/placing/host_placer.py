@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvell.server.placing.keeper import Keeper
-from kvell.server.placing.placer import Ended, Placed, PlacingError
+from kvell.server.placing.placer import Ended, Found, Placed, PlacingError
 
 FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_instance.py"))
 
@@ -20,9 +20,9 @@ class HostPlacer:
     """
 
     def __init__(
-        self, front: str, secret: bytes, program: Sequence[str] = FAKE, host: str = "127.0.0.1"
+        self, secret: bytes, program: Sequence[str] = FAKE, host: str = "127.0.0.1"
     ) -> None:
-        self._front, self._secret, self._program, self._host = front, secret, program, host
+        self._secret, self._program, self._host = secret, program, host
         self._keepers: dict[str, Keeper] = {}
         self.lost: set[str] = set()
         self.left: list[str] = []
@@ -30,7 +30,12 @@ class HostPlacer:
         self.is_closed = False
 
     def enter(self, instance_id: str) -> None:
-        self._keepers[instance_id] = Keeper(self._front, self._secret, self._host, 1, self._program)
+        self._keepers[instance_id] = Keeper(self._secret, self._host, 1, self._program)
+
+    async def found(self) -> list[Found]:
+        return [
+            Found(name, *(keeper.runs() or (0, None))) for name, keeper in self._keepers.items()
+        ]
 
     def leave(self, instance_id: str) -> None:
         self.left.append(instance_id)
@@ -47,8 +52,7 @@ class HostPlacer:
     ) -> Placed:
         keeper = self._reached(instance_id)
         self.started.append((instance_id, incarnation))
-        pid = await asyncio.to_thread(keeper.start, words, incarnation)
-        return Placed(self._host, pid)
+        return await asyncio.to_thread(keeper.start, words, incarnation)
 
     async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
         return await asyncio.to_thread(self._reached(instance_id).ended, incarnation)

@@ -20,7 +20,8 @@ PATIENCE_SECONDS = 20.0
 WRITES = (
     "import sys, pathlib; s = sys.stdin.buffer.read(32); pathlib.Path(sys.argv[1]).write_bytes(s)"
 )
-STAYS = f"{WRITES}; sys.stdin.buffer.read()"
+LISTENS = "print('tcp://10.0.0.7:5', flush=True)"
+STAYS = f"{WRITES}; {LISTENS}; sys.stdin.buffer.read()"
 
 
 def program(code: str) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ def keep() -> Iterator[Callable[..., Keeper]]:
     made: list[Keeper] = []
 
     def make(code: str) -> Keeper:
-        made.append(Keeper("tcp://127.0.0.1:1", SECRET, "10.0.0.7", 3, program(code)))
+        made.append(Keeper(SECRET, "10.0.0.7", 3, program(code)))
         return made[-1]
 
     yield make
@@ -58,7 +59,9 @@ def test_the_child_hears_the_secret_and_nobody_sees_it(
     keep: Callable[..., Keeper], tmp_path: Path
 ) -> None:
     keeper, heard = keep(STAYS), tmp_path / "heard"
-    pid = keeper.start([str(heard)], 5)
+    placed = keeper.start([str(heard)], 5)
+    assert (placed.host, placed.address) == ("10.0.0.7", "tcp://10.0.0.7:5")
+    pid = placed.pid
     until(lambda: heard.exists() and heard.read_bytes() == SECRET)
     for name in ("cmdline", "environ"):
         assert SECRET not in Path(f"/proc/{pid}/{name}").read_bytes()
@@ -71,9 +74,9 @@ def test_what_its_machine_knows_is_filled_in(keep: Callable[..., Keeper], tmp_pa
         keep("import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:]))"),
         tmp_path / "said",
     )
-    keeper.start([str(said), "--front", "{front}", "--threads", "{threads}", "{host}", "{x}"], 1)
+    keeper.start([str(said), "--threads", "{threads}", "{host}", "{x}"], 1)
     assert ended(keeper, 1) == Ended(0)
-    assert said.read_text() == "--front tcp://127.0.0.1:1 --threads 3 10.0.0.7 {x}"
+    assert said.read_text() == "--threads 3 10.0.0.7 {x}"
 
 
 def test_the_same_incarnation_is_started_once_and_another_ends_it(
@@ -85,13 +88,15 @@ def test_the_same_incarnation_is_started_once_and_another_ends_it(
     assert keeper.start(words, 5) == first
     second = keeper.start(words, 6)
     assert second != first
-    assert is_gone(first)
+    assert is_gone(first.pid)
+    assert keeper.runs() == (6, second)
     assert keeper.ended(5) == Ended(-9)  # it is not there any more, and was not asked how it ended
     assert keeper.ended(6) is None
     keeper.stop(5)  # not the one that runs
     assert keeper.ended(6) is None
     keeper.stop(6)
     assert ended(keeper, 6).exit_code == -signal.SIGKILL
+    assert keeper.runs() is None
     keeper.stop(6)
 
 
@@ -108,13 +113,22 @@ def test_an_end_is_told_with_the_last_words(
 
 def test_a_child_that_ends_before_it_is_told_the_secret(keep: Callable[..., Keeper]) -> None:
     keeper = keep("import os; os.close(0); os._exit(3)")
-    keeper.start([], 1)
+    assert keeper.start([], 1).address == ""
     assert ended(keeper, 1) == Ended(3)
+
+
+def test_a_child_that_never_listens_is_killed(
+    keep: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvell.server.placing.keeper.LISTEN_SECONDS", 0.2)
+    keeper = keep("import sys; sys.stdin.buffer.read()")
+    assert keeper.start([], 1).address == ""
+    assert ended(keeper, 1).exit_code == -signal.SIGKILL
 
 
 def test_a_program_that_is_not_there_is_said() -> None:
     with pytest.raises(OSError, match="nowhere"):
-        Keeper("", SECRET, "", 1, ("/nowhere/kvell",)).start([], 1)
+        Keeper(SECRET, "", 1, ("/nowhere/kvell",)).start([], 1)
 
 
 def test_a_keeper_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
@@ -122,8 +136,8 @@ def test_a_keeper_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
     said = tmp_path / "pid"
     code = (
         "import time\nfrom pathlib import Path\nfrom kvell.server.placing.keeper import Keeper\n"
-        f"keeper = Keeper('', bytes(32), '', 1, {program(STAYS)!r})\n"
-        f"pid = keeper.start([{str(tmp_path / 'heard')!r}], 1)\n"
+        f"keeper = Keeper(bytes(32), '', 1, {program(STAYS)!r})\n"
+        f"pid = keeper.start([{str(tmp_path / 'heard')!r}], 1).pid\n"
         f"Path({str(said)!r}).write_text(f'{{pid}}.')\n"
         "time.sleep(60)\n"
     )

@@ -1,4 +1,4 @@
-"""From ``--cluster`` to a site: what is refused before anything is started."""
+"""From ``--cluster`` to the manager: what is refused before anything is started."""
 
 import asyncio
 import importlib.util
@@ -7,43 +7,24 @@ import sys
 
 import pytest
 
-from kvell.errors import ChangeSomething
-from kvell.server.placing.opening import check_ray, check_reachable, cluster_site
+from kvell.errors import ChangeSomething, TryLater
+from kvell.server.front.front_limits import FrontLimits
+from kvell.server.front.pool_settings import PoolSettings
+from kvell.server.manager.settings import ClusterSettings
+from kvell.server.placing import opening
+from kvell.server.placing.opening import check_ray, manager_finder
 
-
-@pytest.mark.parametrize(
-    ("host", "here", "machines"),
-    [
-        ("127.0.0.1", "10.0.0.1", ["10.0.0.1"]),
-        ("localhost", "127.0.0.2", ["127.0.0.2", "127.0.0.3"]),
-        ("10.0.0.1", "10.0.0.1", ["10.0.0.1", "10.0.0.2"]),
-        ("::1", "10.0.0.1", []),
-        ("front.example", "10.0.0.1", ["10.0.0.2"]),
-    ],
+SETTINGS = ClusterSettings(
+    "kvell", ("instance",), {"mixed": 1}, FrontLimits(), PoolSettings(), bytes(32)
 )
-def test_addresses_that_all_machines_reach(host: str, here: str, machines: list[str]) -> None:
-    check_reachable(host, here, machines)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_a_loopback_address_is_not_for_other_machines(host: str) -> None:
-    with pytest.raises(ChangeSomething) as caught:
-        check_reachable(host, "10.0.0.1", ["10.0.0.1", "10.0.0.2"])
-    assert str(caught.value).count("10.0.0.2") == 1
-    assert "--cluster-host 10.0.0.1" in str(caught.value)
 
 
 def test_without_the_extra_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ChangeSomething, match=r'pip install "kvell\[ray\]"'):
         check_ray("auto")
-
-    async def scenario() -> None:
-        async with cluster_site("auto", "127.0.0.1", 1.0):
-            raise AssertionError("it is there")
-
     with pytest.raises(ChangeSomething, match="which is not installed"):
-        asyncio.run(scenario())
+        manager_finder("auto", SETTINGS)
 
 
 def test_ray_is_imported_where_it_is_asked_for_alone() -> None:
@@ -58,10 +39,40 @@ def test_ray_is_imported_where_it_is_asked_for_alone() -> None:
 
 def test_where_no_ray_answers_that_is_said_at_once() -> None:
     pytest.importorskip("ray")
+    find = manager_finder("127.0.0.1:9", SETTINGS)
 
     async def scenario() -> None:
-        async with cluster_site("127.0.0.1:9", "127.0.0.1", 1.0):
-            raise AssertionError("it is there")
+        with pytest.raises(ChangeSomething, match="no Ray answers there"):
+            await find()
 
-    with pytest.raises(ChangeSomething, match="no Ray answers there"):
-        asyncio.run(scenario())
+    asyncio.run(scenario())
+
+
+def test_a_ray_that_is_away_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there: so the address is right, and the front goes on without it."""
+    replies: list[tuple[str, bytes] | ChangeSomething] = [
+        ("tcp://10.0.0.1:5", b"secret"),
+        ChangeSomething("--cluster", "auto", "no Ray answers there", "start one"),
+        ("tcp://10.0.0.2:6", b"secret"),
+    ]
+
+    async def meet(cluster: str, settings: ClusterSettings) -> tuple[str, bytes]:
+        assert (cluster, settings) == ("auto", SETTINGS)
+        reply = replies.pop(0)
+        if isinstance(reply, ChangeSomething):
+            raise reply
+        return reply
+
+    monkeypatch.setattr(opening, "meet", meet)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    find = manager_finder("auto", SETTINGS)
+
+    async def scenario() -> None:
+        first = await find()
+        assert (first.address, first.secret) == ("tcp://10.0.0.1:5", b"secret")
+        assert first.fingerprint == SETTINGS.fingerprint
+        with pytest.raises(TryLater, match="no Ray answers there"):
+            await find()
+        assert (await find()).address == "tcp://10.0.0.2:6"
+
+    asyncio.run(scenario())

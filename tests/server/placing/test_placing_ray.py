@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,33 @@ class Cluster:
     stderr: Path
     head: Any
     other: Any
+    environ: dict[str, str]
+
+    @contextmanager
+    def another_front(self) -> Iterator["Cluster"]:
+        """A second server of the same cluster; it is killed at the end."""
+        assert isinstance(self.server.args, list)
+        with subprocess.Popen(
+            self.server.args,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=self.environ,
+        ) as server:
+            try:
+                assert server.stdout is not None
+                url = json.loads(server.stdout.readline())["url"]
+                yield replace(self, url=url, server=server)
+            finally:
+                server.kill()
+
+    def managers(self) -> list[int]:
+        """Process ids of the cluster's managers: one."""
+        everything = family(self.head.pid) | family(self.other.pid)
+        return [pid for pid, words in everything.items() if "ray::ManagerActor" in words]
+
+    def incarnations(self) -> dict[str, int]:
+        return {name: one["incarnation"] for name, one in self.instances().items()}
 
     def instances(self) -> dict[str, dict[str, Any]]:
         told = httpx.get(f"{self.url}/cluster", timeout=60).json()["instances"]
@@ -83,7 +111,7 @@ def cluster(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 assert server.stdout is not None
                 first = server.stdout.readline()
                 assert first, stderr.read_text()
-                yield Cluster(json.loads(first)["url"], server, stderr, head, other)
+                yield Cluster(json.loads(first)["url"], server, stderr, head, other, environ)
             finally:
                 server.send_signal(signal.SIGTERM)
                 code = server.wait(PATIENCE_SECONDS)
@@ -106,7 +134,7 @@ def test_instances_are_spread_and_answer_exactly(cluster: Cluster) -> None:
 def test_rays_noise_does_not_reach_the_terminal(cluster: Cluster) -> None:
     """Lines are progress, the contract, and the log's."""
     told = cluster.stderr.read_text()
-    assert "instance decode-1 is ready" in told
+    assert "instance decode-1 is reached" in told
     assert "ray" not in told.lower().replace(str(cluster.url), "")
 
 
@@ -132,6 +160,42 @@ def test_an_instance_is_added_and_taken_out(cluster: Cluster) -> None:
     until(lambda: "decode-2" not in cluster.instances())
     until(lambda: is_gone(one["pid"]))
     assert cluster.all_serve()
+
+
+def test_a_second_front_shares_the_instances_and_may_die(cluster: Cluster) -> None:
+    """Both stream at once; then one is killed, and the other's answers are whole."""
+    before = cluster.incarnations()
+    with cluster.another_front() as second, ThreadPoolExecutor(6) as pool:
+        assert second.incarnations() == before
+        answers = list(pool.map(second.tokens_of, ROWS[:6]))
+        assert answers == [row["token_ids"] for row in ROWS[:6]]
+        lost = [pool.submit(second.tokens_of, row) for row in ROWS]
+        kept = [pool.submit(cluster.tokens_of, row) for row in ROWS]
+        until(lambda: any(one.done() for one in lost))
+        second.server.kill()
+        assert [one.result(PATIENCE_SECONDS) for one in kept] == [row["token_ids"] for row in ROWS]
+        failed = [one for one in lost if one.exception(PATIENCE_SECONDS) is not None]
+        assert failed, "it was killed too late"
+    assert cluster.incarnations() == before
+
+
+def test_the_manager_may_die(cluster: Cluster) -> None:
+    """Requests go on without it; another finds the instances as they are, and takes orders."""
+    before = cluster.incarnations()
+    [pid] = cluster.managers()
+    os.kill(pid, signal.SIGKILL)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(cluster.tokens_of, ROWS))
+    assert answers == [row["token_ids"] for row in ROWS]
+    until(lambda: bool(cluster.managers()) and cluster.managers() != [pid])
+    body = {"instances": {"decode": 2}}
+
+    def takes_orders() -> bool:
+        asked = httpx.post(f"{cluster.url}/cluster/scale", json=body, timeout=60)
+        return asked.status_code == 202
+
+    until(takes_orders)
+    assert cluster.incarnations() == before
 
 
 def test_a_machine_dies(cluster: Cluster) -> None:

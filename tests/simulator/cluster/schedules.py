@@ -46,7 +46,12 @@ SHAPES: list[dict[str, int]] = [
     {"mixed": 3},
 ]
 EAGER = RoleRules(
-    gain=1.05, patience_seconds=0.0, rest_seconds=0.05, memory_seconds=0.05, least_work=1
+    wait_seconds=1e-6,
+    slowdown=1.0,
+    gain=1.0,
+    patience_seconds=0.0,
+    rest_seconds=0.05,
+    memory_seconds=0.05,
 )
 """Roles change as often as may be."""
 HEALED_SECONDS = 30.0

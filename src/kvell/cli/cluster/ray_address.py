@@ -1,6 +1,6 @@
 """What ``--cluster`` names: a Ray that runs, or one of this machine for as long as it serves."""
 
-import ipaddress
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ AUTO = "auto"
 LOCAL_HOST = "127.0.0.2"
 """Of a Ray of this machine alone: a loopback address.  Ray replaces 127.0.0.1 by the machine's."""
 TOKEN_BYTES = 32
+NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
 def check_cluster(cluster: str) -> None:
@@ -37,18 +38,14 @@ def check_cluster(cluster: str) -> None:
     check_ray(cluster)
 
 
-def check_host(host: str) -> None:
-    """Check the address at which instances reach a server.
+def check_name(name: str) -> None:
+    """Check the name of a cluster.
 
-    :raises ChangeSomething: if it stands for all addresses of a machine.
+    :raises ChangeSomething: if it is no word.
     """
-    try:
-        stands_for_all = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return
-    if stands_for_all:
-        problem, remedy = "is no address that others reach", "give this machine's"
-        raise ChangeSomething("--cluster-host", host, problem, remedy)
+    if not NAME.fullmatch(name):
+        problem = "must be letters, digits, dots, dashes and underscores, at most 40"
+        raise ChangeSomething("--cluster-name", name, problem, "use one like kvell")
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def up(
         return
     click.echo(f"Ray runs at {record.address} (pid {record.pid})")
     click.echo(f"  other machines:  kvell cluster up --join {record.address}")
-    click.echo(f"  to serve:        kvell serve --cluster {record.address} --cluster-host ADDRESS")
+    click.echo(f"  to serve:        kvell serve --cluster {record.address}")
 
 
 @click.command()

@@ -8,7 +8,7 @@ each token that is computed and for each pair of query and key, as the paper's c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvell.cluster.routing.views import InstanceView
+from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.cost.amounts import ModelShape
 from kvell.cost.model import CHUNK_TOKENS, CostModel, decode_seconds, prefill_seconds
 
@@ -22,6 +22,8 @@ requests costs 1.7 to 9.4 times as much as one of a prompt of 512 (the four mach
 """
 FIT_BATCH, FIT_CONTEXT_TOKENS = 8, 1024
 """The step of decodes whose tokens are priced, as in the measurement above."""
+MANY_BATCH = 64
+"""A step of so many tells what a request adds to it."""
 FIT_TOKENS = (1024, 8192)
 """The prompts between which tokens and pairs are told apart."""
 
@@ -41,10 +43,11 @@ class ExecCosts:
     :param token_seconds: of a prompt token that is computed.
     :param pair_seconds: of a query that reads a key.
     :param output_token_seconds: of a token of a request that decodes.
-    :param output_share: what such a token adds to a step, as a part of its price: most of that is
-        reading weights, which the other requests of the step read as well.  With 1, long answers
-        outweigh what an instance has cached; with 0, answers gather where prefixes are
-        (``bench/routing``).
+    :param output_share: what a second of a request's answer counts beside one before its first
+        token.  With 0, answers gather where prefixes are; with 1, conversations leave their
+        instances for slightly shorter steps (``bench/routing``).
+    :param held_token_seconds: that a token of a running request adds to each step.  The default is
+        that of a query that reads a key: cores compute both alike.
     :param fetch_request_seconds: of a fetch from another instance, whatever its length.
     :param fetch_token_seconds: of a token's pages from another instance.
     :param swap_token_seconds: of a token's pages from the CPU buffer.
@@ -55,7 +58,8 @@ class ExecCosts:
     token_seconds: float = 2.6e-4
     pair_seconds: float = 1.6e-7
     output_token_seconds: float = PROMPT_TOKENS_PER_OUTPUT_TOKEN * 2.6e-4
-    output_share: float = 0.1
+    output_share: float = 0.5
+    held_token_seconds: float = 1.6e-7
     fetch_request_seconds: float = 1.7e-2
     fetch_token_seconds: float = 4.7e-6
     swap_token_seconds: float = 1.9e-6
@@ -75,17 +79,30 @@ class ExecCosts:
             seconds += steps * running * self.output_token_seconds
         return seconds
 
-    def queues_seconds(self, instances: Sequence[InstanceView]) -> list[float]:
-        """The first term of equation 1 for each instance, all that it has yet to do.
+    def queues_seconds(
+        self, instances: Sequence[InstanceView], request: RequestView
+    ) -> list[float]:
+        """What a request would wait for on each instance, without its own prompt: the first term of
+        equation 1.
 
-        Output tokens count too, by what they add to steps that go on anyway: the paper asks prefill
-        instances, while mixed ones decode with the same cores.  One call prices all, because a
-        request may have a thousand to choose from.
+        Prompts go before it.  All steps take longer by what the instance holds: those of the
+        prompts before it, of its own and, by ``output_share``, of its answer.  What others have yet
+        to answer is no delay by itself, since requests decode together.  Where any does, a step is
+        half over when the request comes.  One call prices all, because a request may have a
+        thousand to choose from.
         """
-        output = self.output_token_seconds * self.output_share
-        return [
-            self._prompts_seconds(one) + one.outstanding_output_tokens * output for one in instances
-        ]
+        hits, tokens, chunk = request.hits, request.prompt_tokens, self.chunk_tokens
+        held_seconds, half_step = self.held_token_seconds, self.request_seconds / 2
+        answer_steps = 0.5 + self.output_share * request.output_tokens
+        told: list[float] = []
+        for one in instances:
+            waiting = one.uncached_prompt_tokens
+            steps = answer_steps + (waiting + tokens - hits.get(one.instance_id, 0)) / chunk
+            seconds = steps * one.held_tokens * held_seconds
+            if one.running_requests:
+                seconds += half_step
+            told.append(seconds + self._prompts_seconds(one) if waiting else seconds)
+        return told
 
     def first_token_seconds(self, instance: InstanceView, prompt_tokens: int, hit: int) -> float:
         """From now to a request's first token: prompts go in turn, and decodes share the steps."""
@@ -147,11 +164,14 @@ def fitted(
     pair = max(0.0, (per_long - per_short) / (pairs(long, 0) / long - pairs(short, 0) / short))
     token_bytes = shape.stored_bytes(long) / long
     decodes = decode_seconds(model, [FIT_CONTEXT_TOKENS] * FIT_BATCH)
+    many = decode_seconds(model, [FIT_CONTEXT_TOKENS] * MANY_BATCH)
     return ExecCosts(
         request_seconds=request,
         token_seconds=max(0.0, per_long - pair * pairs(long, 0) / long),
         pair_seconds=pair,
         output_token_seconds=decodes / FIT_BATCH,
+        held_token_seconds=max(0.0, many - decodes)
+        / ((MANY_BATCH - FIT_BATCH) * FIT_CONTEXT_TOKENS),
         fetch_token_seconds=token_bytes / fetch_bytes_per_second,
         swap_token_seconds=token_bytes / swap_bytes_per_second,
         chunk_tokens=chunk_tokens,

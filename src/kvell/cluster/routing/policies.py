@@ -4,7 +4,7 @@ A router sees only the instances that may get a request now.  What it remembers 
 it chose before, so equal questions in an equal order have equal answers.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
@@ -147,10 +147,12 @@ class PromptTreeBased:
     prompt (MemServe, equation 1).
 
     Both are seconds, so a popular prefix does not flood the instance that has it.  What is computed
-    counts several times: it delays this request once, and those that come after it too.  With a
-    weight of 1, which is equation 1 as it stands, prefixes are computed again wherever a step is
-    free, and then there are more copies in as much memory.  Equal prices go in turn.  A request
-    that is due is kept from instances that would be late, if any would not.
+    counts several times: it delays this request once, and those that come after it too.  Computing
+    again what others have makes a copy, though.  The more instances have a text, the more requests
+    ask for it, and the more of them the next copy serves.  So its price is divided by the instances
+    that have it: a conversation stays where it is, and examples that all prompts begin with are
+    soon everywhere.  Equal prices go in turn.  A request that is due is kept from instances that
+    would be late, if any would not.
 
     :param weight: seconds of waiting that a second of computing is worth.
     """
@@ -163,11 +165,8 @@ class PromptTreeBased:
         """Return an instance with the least price, of those that are in time."""
         if request.deadline_seconds is not None:
             instances = self._in_time(request, request.deadline_seconds, instances) or instances
-        costs, hits, tokens = self._costs, request.hits, request.prompt_tokens
-        by_hit = {
-            hit: self._weight * costs.exec_seconds(tokens, hit) for hit in {0, *hits.values()}
-        }
-        queues = costs.queues_seconds(instances)
+        by_hit, hits = self._by_hit(request), request.hits
+        queues = self._costs.queues_seconds(instances, request)
         prices = [
             queue + by_hit[hits.get(one.instance_id, 0)]
             for one, queue in zip(instances, queues, strict=True)
@@ -176,6 +175,17 @@ class PromptTreeBased:
         return self._turn.next_of(
             one.instance_id for one, price in zip(instances, prices, strict=True) if price == least
         )
+
+    def _by_hit(self, request: RequestView) -> Mapping[int, float]:
+        """What computing the prompt counts, by the tokens of it that are cached."""
+        tokens, holders = request.prompt_tokens, Counter(request.hits.values())
+        price, shorter_seconds, copies, found = 0.0, 0.0, 0, dict[int, float]()
+        for hit in sorted({0, *holders}, reverse=True):
+            seconds = self._costs.exec_seconds(tokens, hit)
+            price += self._weight * (seconds - shorter_seconds) / max(1, copies)
+            found[hit] = price
+            shorter_seconds, copies = seconds, copies + holders[hit]
+        return found
 
     def _in_time(
         self, request: RequestView, deadline_seconds: float, instances: Sequence[InstanceView]

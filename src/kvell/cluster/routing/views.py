@@ -22,6 +22,8 @@ class InstanceView:
     :param outstanding_pairs: pairs of query and key that these tokens make
         (:func:`kvell.cluster.routing.costs.pairs`).
     :param running_requests: requests that decode.
+    :param held_tokens: of all that it has in flight, prompts and what was made of answers: what
+        its steps read, once all prompts are computed.
     """
 
     instance_id: str
@@ -32,6 +34,7 @@ class InstanceView:
     uncached_prompt_tokens: int = 0
     outstanding_pairs: int = 0
     running_requests: int = 0
+    held_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

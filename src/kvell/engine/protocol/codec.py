@@ -43,6 +43,7 @@ _COMMANDS = _by_name(
         AskPages,
         AskLargePage,
         WatchIndex,
+        protocol.KeepAlive,
         protocol.Drain,
     )
 )

@@ -20,6 +20,7 @@ inside one.  Commands go to the instance, events come back::
       │ ── WatchIndex ──────────────────────► │
       │ ◄── IndexNotice ───────────────────── │  whenever prefixes are cached or evicted
       │ ◄── Heartbeat ─────────────────────── │  after Ready, and then again and again
+      │ ── KeepAlive ───────────────────────► │  the same the other way, where fronts are several
       │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
       │ ◄── Drained ───────────────────────── │  then the instance ends
 
@@ -41,10 +42,14 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
+KEEP_ALIVE_SECONDS = 1.0
+"""A front sends a :class:`KeepAlive` this often to an instance that others may have too."""
+FRONT_LEASE_SECONDS = 10.0
+"""What a front has there is cancelled when it is silent for so long."""
 CREDITS = 1024
 """Most unfinished requests of a front."""
 
@@ -145,6 +150,14 @@ class AskStats:
     """
 
     with_audit: bool = False
+
+
+@dataclass(frozen=True)
+class KeepAlive:
+    """The front lives; where several may have an instance, each says so now and then.
+
+    What a front has that is silent for its lease is cancelled (``FRONT_LEASE_SECONDS``).
+    """
 
 
 @dataclass(frozen=True)
@@ -348,6 +361,8 @@ class Heartbeat:
     :param empty_large_pages: large pages that nobody uses and that cache nothing.
     :param free_bytes: KV memory that no running request uses: empty, or cached and evictable.
     :param pool_bytes: size of the KV pool.
+    :param others_prompt_tokens: of requests of other fronts, prompt tokens without an answer yet.
+    :param others_requests: requests of other fronts.
     """
 
     incarnation: int
@@ -358,6 +373,8 @@ class Heartbeat:
     empty_large_pages: int
     free_bytes: int
     pool_bytes: int
+    others_prompt_tokens: int = 0
+    others_requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -366,7 +383,16 @@ class Drained:
 
 
 Command = (
-    Submit | Cancel | Migrate | Introduce | AskStats | AskPages | AskLargePage | WatchIndex | Drain
+    Submit
+    | Cancel
+    | Migrate
+    | Introduce
+    | AskStats
+    | AskPages
+    | AskLargePage
+    | WatchIndex
+    | KeepAlive
+    | Drain
 )
 Event = (
     Ready

@@ -31,7 +31,7 @@ class ServeOptions:
     :param pool: how the instances share their memory.
     :param kv_events: where it is published what instances cache; None: nowhere.
     :param cluster: address of a Ray cluster that places the instances; None: they run here.
-    :param cluster_host: this machine's address, at which they then reach this server.
+    :param cluster_name: of several clusters on these machines, the one to join, or to start.
     """
 
     host: str = "127.0.0.1"
@@ -51,4 +51,4 @@ class ServeOptions:
     kv_events: KvEventsConfig | None = None
     pool: PoolSettings = field(default_factory=PoolSettings)
     cluster: str | None = None
-    cluster_host: str = "127.0.0.1"
+    cluster_name: str = "kvell"

@@ -137,7 +137,7 @@ class AdmissionQueue:
         :raises ChangeSomething: when the id is already in use.
         """
         if entry.request_id in self._waiting or entry.request_id in self._submitted:
-            raise ChangeSomething("request_id", entry.request_id, "is in use", "choose another")
+            raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
         if self._is_full():
             if self._observer is not None:
                 self._observer.rejected()
@@ -309,17 +309,26 @@ class AdmissionQueue:
         return [] if move is None else self.migrate(RequestId(move[0]), move[1])
 
     def _change_role(self, now: float) -> list[tuple[str, Migrate]]:
-        """Give an instance the other role if the load asks for it; what it has goes elsewhere."""
+        """Give instances the other role if the load asks for it; what they have goes elsewhere."""
         if self._roles is None:
             return []
         views = [one.part() for one in self.lines.values() if one.is_open]
-        change = self._roles.decide([one for one in views if one is not None], now)
-        if change is None:
-            return []
-        instance_id, role = change
-        self.lines[instance_id].role = role
-        self.role_changes += 1
-        return self.evacuate(instance_id) if role == PREFILL else []
+        changes = self._roles.decide([one for one in views if one is not None], now)
+        return self.set_roles(changes)
+
+    def set_roles(self, roles: Sequence[tuple[str, str]]) -> list[tuple[str, Migrate]]:
+        """Give instances roles, all at once; what those have that compute prompts alone from now
+        on goes elsewhere."""
+        changing = [(one, role) for one, role in roles if self.line(one).role != role]
+        for instance_id, role in changing:
+            self.line(instance_id).role = role
+        self.role_changes += len(changing)
+        emptied = [one for one, role in changing if role == PREFILL]
+        return [told for one in emptied for told in self.evacuate(one)]
+
+    def set_role(self, instance_id: str, role: str) -> list[tuple[str, Migrate]]:
+        """Give an instance a role; see :meth:`set_roles`."""
+        return self.set_roles([(instance_id, role)])
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
         """Take back what a dead instance had: to the head of the line, or to an end.
@@ -376,6 +385,7 @@ class AdmissionQueue:
             self._observer.next_tokens(now - entry.last_token_seconds, count)
 
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
+        finished = replace(finished, request_id=RequestId(entry.shown_id))
         entry.mailbox.finish(finished)
         told = [one for one in (self._observer, entry.trace) if one is not None]
         if told:

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -29,7 +30,7 @@ from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
-from kvell.errors import InstanceDied, TryLater
+from kvell.errors import InstanceDied
 from kvell.frames import ProtocolError
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.front_limits import FrontLimits
@@ -37,11 +38,13 @@ from kvell.server.front.host import Host
 from kvell.server.front.index_observer import IndexObserver
 from kvell.server.front.line import Line
 from kvell.server.front.mailbox import Output
-from kvell.server.front.member import MemberStatus, Told
+from kvell.server.front.member import MemberStatus, Told, stats_of
 from kvell.server.front.members import CLOSING, Members
+from kvell.server.front.membership import JoinedMembership, Joins, Membership
 from kvell.server.front.place import Place
 from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.front.request_log import LogEntry, RequestObserver, RequestTrace
+from kvell.server.front.request_names import RequestNames
 from kvell.server.front.watch import pages_of
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.site import Site
@@ -56,19 +59,20 @@ class Front:
 
     :param command: an instance's command line.  Filled in at each start are the arguments
         ``{socket_fd}`` (needed), ``{incarnation}``, ``{processors}``, ``{threads}``,
-        ``{memory_parts}`` and ``{weights_fd}``.
+        ``{memory_parts}`` and ``{weights_fd}``; none if the front joins a cluster.
     :param instances: how many of each role to start.
     :param routing: which instance gets a request (:data:`kvell.cluster.routing.policies.ROUTINGS`).
     :param observer: is told of each request's times.
     :param place: is taken while a single instance serves, and given back while one is started.
     :param site: where the instances run; this machine if not given.
+    :param joins: a cluster whose manager starts the instances in place of the front.
     :param index_observer: is told what instances cache; they tell nothing if there is none.
     :param pool: how the instances share their memory.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] = (),
         *,
         instances: Mapping[str, int] = ONE_MIXED,
         routing: str = DEFAULT_ROUTING,
@@ -79,6 +83,7 @@ class Front:
         site: Site | None = None,
         index_observer: IndexObserver | None = None,
         pool: PoolSettings | None = None,
+        joins: Joins | None = None,
     ) -> None:
         self._index_observer = index_observer
         self.routing = routing
@@ -86,14 +91,15 @@ class Front:
         self._instances = dict(instances)
         self._place = place
         self._clock = clock or MonotonicClock()
-        router = router_named(routing)
+        self._names = RequestNames("" if joins is None else joins.name)
+        adapts = joins is None and pool is not None and pool.adaptive_roles
         self._admission_queue = AdmissionQueue(
             self._limits.max_waiting,
             observer,
-            router,
+            router_named(routing),
             pulls=pool is None or pool.pd_caching > 0,
             locality=Locality() if routing in BY_LOCALITY else None,
-            roles=RoleChanger() if pool is not None and pool.adaptive_roles else None,
+            roles=RoleChanger() if adapts else None,
         )
         told = Told(
             self._instance_ready,
@@ -102,9 +108,19 @@ class Front:
             self._instance_given_up,
             self._instance_leaving,
             self._instance_gone,
+            self._instance_cut,
+            self._instance_role,
         )
-        self._members = Members(command, self._limits, site or Host(), told, pool)
+        self._members: Membership
+        self._own: Members | None = None
+        self._joined: JoinedMembership | None = None
+        if joins is None:
+            self._members = self._own = Members(command, self._limits, site or Host(), told, pool)
+        else:
+            lines = self._admission_queue.lines
+            self._members = self._joined = joins.members(self._limits, told, lines)
         self._closing, self._started = False, False
+        self._rests = asyncio.Event()
         self._ready: Ready | None = None
 
     async def __aenter__(self) -> Self:
@@ -156,7 +172,7 @@ class Front:
         return [(one.status(), queue.line(one.instance_id)) for one in self._members]
 
     async def start(self) -> None:
-        """Start the instances and wait until all are ready.
+        """Start the instances, or join those that there are, and wait until all are ready.
 
         :raises InstanceStartError: when one does not become ready.
         """
@@ -167,26 +183,50 @@ class Front:
         """Refuse what waits, let what runs end within the deadline, end the instances."""
         self._closing = True
         self._fail_waiting("the server is shutting down")
+        if self._joined is not None:  # the instances go on, so the requests are waited for here
+            self._note_rest()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._rests.wait(), self._limits.drain_seconds)
         await self._members.close()
 
-    def scale(self, instances: Mapping[str, int]) -> None:
-        """Add or drain instances until each role named has so many; returns at once.
+    async def scale(self, instances: Mapping[str, int]) -> None:
+        """Add or drain instances until each role named has so many; they start or end later.
 
         :raises ChangeSomething: when the host has no memory for more.
         :raises InstanceDied: when the front is closing.
+        :raises TryLater: when the cluster's manager is away.
         """
+        if self._joined is None:
+            self.scale_own(instances)
+        else:
+            self._require_open()
+            await self._joined.scale(instances)
+
+    def scale_own(self, instances: Mapping[str, int]) -> None:
+        """The same at once, for instances that this front has started."""
+        assert self._own is not None, "the manager must be asked"
         self._require_open()
-        self._members.scale(instances)
+        self._own.scale(instances)
         self._take_place()
 
-    def drain(self, instance_id: str) -> None:
+    async def drain(self, instance_id: str) -> None:
         """Take an instance out of service: others go on with what it has, or it finishes that.
 
         :raises ChangeSomething: when there is none of this id, or it is the last that serves.
         :raises InstanceDied: when the front is closing.
+        :raises TryLater: when the cluster's manager is away.
         """
+        if self._joined is None:
+            self.drain_own(instance_id)
+        else:
+            self._require_open()
+            await self._joined.drain(instance_id)
+
+    def drain_own(self, instance_id: str) -> None:
+        """The same at once, for instances that this front has started."""
+        assert self._own is not None, "the manager must be asked"
         self._require_open()
-        self._members.drain(instance_id)
+        self._own.drain(instance_id)
 
     async def generate(
         self,
@@ -215,10 +255,27 @@ class Front:
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
-        entry = self._admit(
-            *(prompt, sampling, request_id, cache_salt, model, session, tensors, priority, trace),
-            pooling,
+        if self.state != "serving":
+            raise InstanceDied(f"no instance serves just now ({self.state})")
+        if sampling.seed is None:
+            # Drawn here and logged, so that a second attempt would draw the same tokens.
+            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        entry = LogEntry(
+            self._names.known(request_id or uuid.uuid4().hex),
+            np.ascontiguousarray(prompt, dtype="<i4").tobytes(),
+            sampling,
+            cache_salt,
+            self._now(),
+            model=model,
+            session=session,
+            tensors=tensors,
+            priority=priority,
+            prefix=self._names.prefix,
+            trace=trace,
+            pooling=pooling,
         )
+        self._admission_queue.add(entry)
+        self._pump()
         ended = False
         try:
             while not ended:
@@ -231,11 +288,11 @@ class Front:
 
     def stop(self, request_id: str) -> None:
         """End a request on purpose; its last output says ``stop``."""
-        self._drop(RequestId(request_id), "stop")
+        self._drop(self._names.known(request_id), "stop")
 
     def cancel(self, request_id: str) -> None:
         """End a request that nobody waits for any more; its last output says ``cancelled``."""
-        self._drop(RequestId(request_id), "cancelled")
+        self._drop(self._names.known(request_id), "cancelled")
 
     async def stats(
         self, deadline_seconds: float = 5.0, *, with_audit: bool = False
@@ -249,22 +306,13 @@ class Front:
         serving = [one for one in self._members if one.is_serving]
         if not serving:
             raise InstanceDied(f"no instance serves just now ({self.state})")
-        asked = (one.stats(deadline_seconds, with_audit=with_audit) for one in serving)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        told: dict[str, Stats] = {}
-        for member, answer in zip(serving, answers, strict=True):
-            if isinstance(answer, Stats):
-                told[member.instance_id] = answer
-            elif not isinstance(answer, TryLater):
-                raise answer
-        if not told:
-            raise next(answer for answer in answers if isinstance(answer, TryLater))
-        return told
+        return await stats_of(serving, deadline_seconds, with_audit=with_audit)
 
     async def pages(self, deadline_seconds: float) -> dict[str, Pages]:
         """Every large page of the instances that serve and answer in time, by id."""
         serving = [(one.instance_id, one.watch) for one in self._members if one.is_serving]
-        return await pages_of(serving, deadline_seconds)
+        told = await pages_of(serving, deadline_seconds)
+        return {instance_id: self._names.pages(one) for instance_id, one in told.items()}
 
     async def large_page(
         self, instance_id: str, number: int, deadline_seconds: float
@@ -276,7 +324,8 @@ class Front:
         """
         for one in self._members:
             if one.instance_id == instance_id and one.is_serving:
-                return await one.watch.large_page(number, deadline_seconds)
+                told = await one.watch.large_page(number, deadline_seconds)
+                return self._names.large_page(told)
         return None
 
     def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
@@ -307,6 +356,7 @@ class Front:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
             self._index_observer.noticed(instance_id, event)
         self._tell(self._admission_queue.heard(instance_id, event, self._now()))
+        self._note_rest()
         # A first token may let a new instance have more.
         if isinstance(event, Finished) or (
             isinstance(event, Tokens) and self._admission_queue.waiting
@@ -320,6 +370,7 @@ class Front:
         self._index_lost(instance_id)
         cause = CLOSING if self._closing else death
         self._tell(self._admission_queue.lost(instance_id, cause, self._now()))
+        self._note_rest()
         self._pump()
 
     def _instance_given_up(self, _instance_id: str) -> None:
@@ -334,6 +385,12 @@ class Front:
         self._index_lost(instance_id)
         self._admission_queue.remove_line(instance_id)
         self._take_place()
+
+    def _instance_cut(self, instance_id: str) -> None:
+        self._admission_queue.line(instance_id).close()
+
+    def _instance_role(self, instance_id: str, role: str) -> None:
+        self._tell(self._admission_queue.set_role(instance_id, role))
 
     def _index_lost(self, instance_id: str) -> None:
         if self._index_observer is not None:
@@ -350,49 +407,17 @@ class Front:
         else:
             self._place.give_back()
 
+    def _note_rest(self) -> None:
+        """Say once, while the front closes, that no instance has a request of it."""
+        if self._closing and not self._admission_queue.in_flight:
+            self._rests.set()
+
     def _require_open(self) -> None:
         if self._closing:
             raise InstanceDied("the server is shutting down")
 
     def _now(self) -> float:
         return self._clock.now_seconds()
-
-    def _admit(
-        self,
-        prompt: NDArray[np.int32],
-        sampling: SamplingParams,
-        request_id: str | None,
-        cache_salt: str,
-        model: str = "",
-        session: str = "",
-        tensors: tuple[SentTensor, ...] = (),
-        priority: int = 0,
-        trace: RequestTrace | None = None,
-        pooling: Pooling = "",
-    ) -> LogEntry:
-        if self.state != "serving":
-            raise InstanceDied(f"no instance serves just now ({self.state})")
-        if sampling.seed is None:
-            # Drawn here and logged, so that a second attempt would draw the same tokens.
-            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
-        name = RequestId(request_id or uuid.uuid4().hex)
-        ids = np.ascontiguousarray(prompt, dtype="<i4").tobytes()
-        entry = LogEntry(
-            name,
-            ids,
-            sampling,
-            cache_salt,
-            self._now(),
-            model=model,
-            session=session,
-            tensors=tensors,
-            priority=priority,
-            trace=trace,
-            pooling=pooling,
-        )
-        self._admission_queue.add(entry)
-        self._pump()
-        return entry
 
     def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
         self._tell(self._admission_queue.drop(request_id, end_as, self._now()))
@@ -401,9 +426,8 @@ class Front:
         for instance_id, command in told:
             if instance_id not in self._members:
                 continue
-            supervisor = self._members[instance_id].supervisor
-            if supervisor.pid is not None:
-                supervisor.send(command)
+            with suppress(InstanceDied):
+                self._members[instance_id].supervisor.send(command)
 
     def _pump(self) -> None:
         if self._closing:

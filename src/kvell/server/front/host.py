@@ -28,6 +28,14 @@ class Host:
         self._pool_folder: Path | None = None
         self._slots: dict[str, int] = {}
 
+    async def found(self) -> dict[str, int]:
+        """See :class:`.Site`.  Children end with the front that started them."""
+        return {}
+
+    async def rejoin(self, instance_id: str) -> InstanceProcess | None:
+        """See :class:`.Site`."""
+        return None
+
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:

@@ -2,7 +2,7 @@
 
 from kvell.cluster.rebalancing import MemoryView, MovableView
 from kvell.cluster.roles import RoleView
-from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN, pairs
+from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
 from kvell.engine.protocol.messages import Heartbeat
@@ -19,6 +19,7 @@ class Line:
     :ivar outstanding_output_tokens: output tokens that it is expected to make yet.
     :ivar uncached_prompt_tokens: of the prompt tokens, those that were not cached when their
         requests were routed, and ``outstanding_pairs`` of query and key that they make.
+    :ivar held_tokens: of its requests, prompts and what they have emitted.
     :ivar coming: requests that others have and that will go on there.
     """
 
@@ -31,12 +32,14 @@ class Line:
         self.outstanding_output_tokens = 0
         self.uncached_prompt_tokens = 0
         self.outstanding_pairs = 0
+        self.held_tokens = 0
         self._num_prompts = 0
         self._credits = 0
         self._ramp: Ramp | None = None
         self._free_bytes = 0
         self._token_bytes = 0
         self._pool_bytes = self._waiting = 0
+        self._others_prompt_tokens = self._others_requests = 0
         self.coming: set[RequestId] = set()
         self._view: InstanceView | None = None
 
@@ -79,6 +82,7 @@ class Line:
         """
         self._credits, self.incarnation = credits, incarnation
         self._free_bytes, self._token_bytes = free_bytes, token_bytes
+        self._others_prompt_tokens = self._others_requests = 0
         self._view = None
         self._ramp = Ramp(credits) if joins_others else None
 
@@ -87,9 +91,11 @@ class Line:
         self._credits = 0
 
     def heard(self, beat: Heartbeat) -> None:
-        """Take what the instance says of its memory in place of the estimate."""
+        """Take what the instance says of its memory in place of the estimate, and of others."""
         self._free_bytes, self._view = beat.free_bytes, None
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
+        self._others_prompt_tokens = beat.others_prompt_tokens
+        self._others_requests = beat.others_requests
 
     def memory(self) -> MemoryView:
         """What it said of its memory, with what is on its way from it and to it."""
@@ -116,26 +122,35 @@ class Line:
         return (entry.prompt_tokens + entry.emitted_tokens) * self._token_bytes
 
     def part(self) -> RoleView | None:
-        """How much it has to do of the part that it does; None if it does all of it."""
+        """How much it has to do of the part that it does; None if it does all of it.
+
+        Of answers, that is their number: each adds to all steps.  Where they hold more tokens than
+        the answers that are priced, these count instead.
+        """
         if self.role == "prefill":
             return RoleView(self.instance_id, "prefill", self.outstanding_prompt_tokens)
         if self.role == "decode":
-            work = self.outstanding_output_tokens * PROMPT_TOKENS_PER_OUTPUT_TOKEN
+            work = max(len(self.in_flight), self.held_tokens // FIT_CONTEXT_TOKENS)
             return RoleView(self.instance_id, "decode", work)
         return None
 
     def view(self) -> InstanceView:
-        """What a router sees of it; made again only when something has changed."""
+        """What a router sees of it; made again only when something has changed.
+
+        What other fronts have there counts as far as the instance tells of it: prompt tokens as
+        uncached ones, and each request as one that decodes.
+        """
         if self._view is None:
             self._view = InstanceView(
                 self.instance_id,
                 self.incarnation,
-                self.outstanding_prompt_tokens,
+                self.outstanding_prompt_tokens + self._others_prompt_tokens,
                 self.outstanding_output_tokens,
                 self._free_bytes,
-                self.uncached_prompt_tokens,
+                self.uncached_prompt_tokens + self._others_prompt_tokens,
                 self.outstanding_pairs,
-                len(self.in_flight) - self._num_prompts,
+                len(self.in_flight) - self._num_prompts + self._others_requests,
+                0 if self.role == "prefill" else self.held_tokens,
             )
         return self._view
 
@@ -146,6 +161,8 @@ class Line:
         entry.line = self.instance_id
         entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
         entry.pending_output_tokens = entry.expected_output_tokens
+        entry.held_tokens = entry.pending_prompt_tokens
+        self.held_tokens += entry.held_tokens
         self._count_prompt(entry, 1)
         self.outstanding_output_tokens += entry.pending_output_tokens
         self._free_bytes -= entry.pending_prompt_tokens * self._token_bytes
@@ -153,6 +170,8 @@ class Line:
     def emitted(self, entry: LogEntry, count: int) -> None:
         """Count tokens of a request of this line; the first says that its prompt is computed."""
         self._view = None
+        self.held_tokens += count
+        entry.held_tokens += count
         if entry.pending_prompt_tokens:
             self._count_prompt(entry, -1)
             entry.pending_prompt_tokens = 0
@@ -177,6 +196,7 @@ class Line:
         """A request is over, or goes elsewhere."""
         self._view = None
         del self.in_flight[entry.request_id]
+        self.held_tokens -= entry.held_tokens
         if entry.pending_prompt_tokens:
             self._count_prompt(entry, -1)
         self.outstanding_output_tokens -= entry.pending_output_tokens

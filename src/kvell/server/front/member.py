@@ -2,15 +2,16 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvell.engine.protocol.messages import AskStats, Command, Event, Heartbeat, Ready, Stats
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.front.watch import Watch
 from kvell.server.instance.death import InstanceDeath
-from kvell.server.instance.supervisor import InstanceState, Supervisor
+from kvell.server.instance.supervisor import InstanceState
 
 INCARNATION_BITS = 48
 
@@ -44,9 +45,46 @@ class MemberStatus:
         return None if self.host else self.pid
 
 
+class Handle(Protocol):
+    """What keeps the connection to an instance: its :class:`.Supervisor`, or a link to one that
+    the manager of a cluster keeps."""
+
+    @property
+    def state(self) -> InstanceState:
+        """Where the instance is; only one that is ``serving`` takes requests."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None while none is up."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """The machine that it runs on; "" is the front's, or none."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command for the instance.
+
+        :raises InstanceDied: when none is up just now.
+        :raises ProtocolError: when the command is too long for a frame.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Told:
-    """Whom a member tells what happens, besides keeping it itself."""
+    """Whom a member tells what happens, besides keeping it itself.
+
+    :param cut: the connection to an instance ended; ``lost`` follows once it is known why.
+    :param role: an instance has a role from now on.
+    """
 
     ready: Callable[[str, Ready], None]
     said: Callable[[str, Event], None]
@@ -54,12 +92,14 @@ class Told:
     given_up: Callable[[str], None]
     leaving: Callable[[str], None]
     gone: Callable[[str], None]
+    cut: Callable[[str], None]
+    role: Callable[[str, str], None]
 
 
 class Member:
     """Listens to its supervisor, which is set by whoever makes both."""
 
-    supervisor: Supervisor
+    supervisor: Handle
 
     def __init__(self, instance_id: str, role: str, told: Told) -> None:
         self.instance_id, self.role = instance_id, role
@@ -145,3 +185,24 @@ class Member:
     def instance_given_up(self) -> None:
         """Pass it on."""
         self._told.given_up(self.instance_id)
+
+
+async def stats_of(
+    members: Sequence[Member], deadline_seconds: float, *, with_audit: bool
+) -> dict[str, Stats]:
+    """Counters of every one that answers in time, by id; ``members`` are not none.
+
+    :raises InstanceDied: when one died meanwhile and none answers.
+    :raises TryLater: when none answers in time.
+    """
+    asked = (one.stats(deadline_seconds, with_audit=with_audit) for one in members)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    told: dict[str, Stats] = {}
+    for member, answer in zip(members, answers, strict=True):
+        if isinstance(answer, Stats):
+            told[member.instance_id] = answer
+        elif not isinstance(answer, TryLater):
+            raise answer
+    if not told:
+        raise next(answer for answer in answers if isinstance(answer, TryLater))
+    return told

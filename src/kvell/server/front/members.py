@@ -12,12 +12,18 @@ from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.member import Member, Told
 from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.death import InstanceDeath
-from kvell.server.instance.instance_process import LaunchPlan
+from kvell.server.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.server.instance.site import Site
 from kvell.server.instance.supervisor import Supervisor
 
 CLOSING = InstanceDeath("the server is shutting down", "closing")
 DRAINED = InstanceDeath("the instance was taken out of service", "drained")
+
+
+class OwnMember(Member):
+    """An instance that this process starts."""
+
+    supervisor: Supervisor
 
 
 class Members:
@@ -42,11 +48,12 @@ class Members:
         self._site = site
         self._told = replace(told, ready=self._ready)
         self._told_ready = told.ready
-        self._by_id: dict[str, Member] = {}
+        self._by_id: dict[str, OwnMember] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._starting_at_once = 1
+        self._found: set[str] = set()
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[OwnMember]:
         return iter(list(self._by_id.values()))
 
     def __len__(self) -> int:
@@ -55,19 +62,31 @@ class Members:
     def __contains__(self, instance_id: str) -> bool:
         return instance_id in self._by_id
 
-    def __getitem__(self, instance_id: str) -> Member:
+    def __getitem__(self, instance_id: str) -> OwnMember:
         return self._by_id[instance_id]
 
     @property
-    def staying(self) -> list[Member]:
+    def staying(self) -> list[OwnMember]:
         """Those that are not being taken out of service."""
         return [one for one in self if one.instance_id not in self._retiring]
 
     async def start(self, counts: Mapping[str, int]) -> None:
         """Start the first instances at once and wait until all are ready.
 
+        Where some are there already, from a manager that is no more, these are taken over instead,
+        whatever was asked for; those that do not answer are started again.
+
         :raises InstanceStartError: when one does not become ready; then none is left.
         """
+        found = await self._site.found()
+        if found:
+            for instance_id, incarnation in found.items():
+                member = self._add(instance_id.rpartition("-")[0], instance_id)
+                member.incarnation = incarnation
+            for member in self:
+                member.supervisor.start_soon()
+            await asyncio.gather(*(one.supervisor.settled() for one in self))
+            return
         added = [self._add(role) for role, count in counts.items() for _ in range(count)]
         self._starting_at_once = len(added)
         starts = [asyncio.create_task(one.supervisor.start()) for one in added]
@@ -141,23 +160,36 @@ class Members:
         ends = (one.supervisor.retire(drain_seconds, CLOSING) for one in self.staying)
         await asyncio.gather(*ends)
 
-    def _add(self, role: str) -> Member:
+    def _add(self, role: str, found: str = "") -> OwnMember:
+        """:param found: its name if it is there already."""
         ids = (f"{role}-{number}" for number in itertools.count())
-        instance_id = next(one for one in ids if one not in self._by_id)
-        member = Member(instance_id, role, self._told)
+        instance_id = found or next(one for one in ids if one not in self._by_id)
+        member = OwnMember(instance_id, role, self._told)
         member.supervisor = Supervisor(
             instance_id,
-            lambda: self._site.launch(instance_id, self._command, self._plan(member)),
+            lambda: self._launch(member),
             member,
             self._limits.restart,
             self._limits.startup_seconds,
             self._limits.silence_seconds,
         )
         self._by_id[instance_id] = member
-        self._site.enter(instance_id)
+        if found:
+            self._found.add(found)
+        else:
+            self._site.enter(instance_id)
         return member
 
-    def _plan(self, member: Member) -> LaunchPlan:
+    async def _launch(self, member: OwnMember) -> InstanceProcess:
+        """Take over the incarnation that was found, if one was; else start the next."""
+        if member.instance_id in self._found:
+            self._found.discard(member.instance_id)
+            process = await self._site.rejoin(member.instance_id)
+            if process is not None:
+                return process
+        return await self._site.launch(member.instance_id, self._command, self._plan(member))
+
+    def _plan(self, member: OwnMember) -> LaunchPlan:
         """What the next start of an instance is given, wherever it runs."""
         values = {
             "memory_parts": str(self._starting_at_once),
@@ -180,12 +212,12 @@ class Members:
             for one in serving:
                 one.supervisor.send(Introduce(addresses))
 
-    def _retire(self, member: Member) -> None:
+    def _retire(self, member: OwnMember) -> None:
         self._told.leaving(member.instance_id)
         retiring = asyncio.create_task(self._leave(member))
         self._retiring[member.instance_id] = retiring
 
-    async def _leave(self, member: Member) -> None:
+    async def _leave(self, member: OwnMember) -> None:
         """Drain and forget an instance; its requests go on elsewhere if they outlast it."""
         await member.supervisor.retire(self._limits.drain_seconds, DRAINED)
         del self._by_id[member.instance_id]

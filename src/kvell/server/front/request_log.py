@@ -80,6 +80,7 @@ class RequestTrace(Protocol):
 class LogEntry:
     """One request from its arrival to its end.
 
+    :param prefix: of its id, which nobody but instances sees; see :class:`.RequestNames`.
     :param prompt: token ids as little-endian int32 bytes.
     :param output: tokens that went to the reader; the next attempt goes on behind them.
     :param model: which of several models; "" is the first.
@@ -94,6 +95,7 @@ class LogEntry:
     :param pending_prompt_tokens: that the instance has still to compute, as far as is known, those
         of the hit included.
     :param pending_output_tokens: that the instance is expected to make yet.
+    :param held_tokens: that its instance counts for it: its prompt and what it has emitted.
     :param scored_tokens: of the prompt, of which it was told how likely they are; never the first.
     :param end_as: the reason to report when the instance says ``cancelled``.
     :param is_dropped: whether the instance was told to cancel it.
@@ -114,12 +116,14 @@ class LogEntry:
     tensors: tuple[SentTensor, ...] = ()
     priority: int = 0
     line: str = ""
+    prefix: str = ""
     goes_to: str = ""
     goes_to_incarnation: int = 0
     pulls_from: str = ""
     hit_tokens: int = 0
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
+    held_tokens: int = 0
     scored_tokens: int = 0
     output: "array[int]" = field(default_factory=lambda: array("i"))
     submitted_seconds: float | None = None
@@ -133,6 +137,11 @@ class LogEntry:
     early_end: Finished | None = None
     attempts: Attempts = field(default_factory=Attempts)
     mailbox: Mailbox = field(default_factory=Mailbox)
+
+    @property
+    def shown_id(self) -> str:
+        """Its id as whoever asked named it."""
+        return self.request_id.removeprefix(self.prefix)
 
     @property
     def prompt_tokens(self) -> int:

@@ -2,14 +2,14 @@
 
 ::
 
-    first death ──killed──► again
-        └────────crash────► again, on probation
+    first death ──killed, cut──► again
+        └──────────crash───────► again, on probation
     on probation: the only suspect until its next token; if the instance crashes, it is refused
 """
 
 from dataclasses import dataclass
 
-from kvell.server.instance.death import Cause
+from kvell.server.instance.death import BLAMELESS, Cause
 
 MOST_RETRIES = 2
 
@@ -37,7 +37,7 @@ class Attempts:
         if cause == "drained":
             return None
         self.deaths += 1
-        self.alone += sole and cause != "killed"
+        self.alone += sole and cause not in BLAMELESS
         if self.deaths > MOST_RETRIES:
             return f"its instance ended {self.deaths} times, and a request is retried twice"
         if self.alone > 1 or (self.on_probation and cause == "crash"):

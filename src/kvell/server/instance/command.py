@@ -14,7 +14,7 @@ INHERITED = (
 )
 """Arguments that the front fills in at each start of an instance."""
 PLACED = (
-    *("--front", "{front}", "--incarnation", "{incarnation}", "--threads", "{threads}"),
+    *("--incarnation", "{incarnation}", "--threads", "{threads}"),
     *("--memory-parts", "{memory_parts}", "--instance-id", "{instance_id}", "--role", "{role}"),
     *("--pool-name", "{pool_name}", "--pool-host", "{host}", "--pd-caching", "{pd_caching}"),
 )

@@ -60,6 +60,11 @@ class InstanceLine(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """End the line at once; what was not sent yet is lost."""
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
         assert isinstance(transport, asyncio.WriteTransport)

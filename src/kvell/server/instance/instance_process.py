@@ -48,6 +48,12 @@ def filled_in(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [in_braces.get(argument, argument) for argument in command]
 
 
+def said_last(problem: str, words: str) -> str:
+    """A problem, and the last line of what an instance wrote at its end."""
+    last = next(iter(words.strip().splitlines()[::-1]), "")
+    return f"{problem}: {last}" if last else problem
+
+
 class Running(Protocol):
     """A process that was started: asyncio's, or one on another machine."""
 
@@ -72,12 +78,23 @@ class InstanceProcess:
     """One incarnation: it has been started, and is over when :meth:`follow` ends.
 
     :param host: where it runs; "" is this machine.
+    :param address: where it listens for other fronts; "" if it has this one alone.
+    :param last_words: what it wrote at its end, where nobody reads its terminal.
     """
 
-    def __init__(self, process: Running, line: InstanceLine, host: str = "") -> None:
+    def __init__(
+        self,
+        process: Running,
+        line: InstanceLine,
+        host: str = "",
+        address: str = "",
+        *,
+        last_words: Callable[[], str] = str,
+    ) -> None:
         self._process = process
         self._line = line
-        self.host = host
+        self.host, self.address = host, address
+        self._last_words = last_words
 
     @classmethod
     async def launch(cls, command: Sequence[str], plan: LaunchPlan) -> "InstanceProcess":
@@ -138,7 +155,8 @@ class InstanceProcess:
             raise InstanceStartError(problem) from error
         if first is None:
             code = await self.end()
-            raise InstanceStartError(f"the instance ended before it was ready (exit {code})", code)
+            problem = f"the instance ended before it was ready (exit {code})"
+            raise InstanceStartError(said_last(problem, self._last_words()), code)
         if not isinstance(first, Ready) or first.schema_version != SCHEMA_VERSION:
             raise InstanceStartError(
                 f"the instance speaks another protocol; this front needs version {SCHEMA_VERSION}"

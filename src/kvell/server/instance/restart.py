@@ -9,7 +9,7 @@ class RestartPolicy:
 
     :param first_seconds: the pause before the first restart.
     :param longest_seconds: no pause is longer.
-    :param attempts: restarts in a row without one served token before giving up.
+    :param attempts: restarts in a row without a step of work before giving up.
     """
 
     first_seconds: float = 0.1

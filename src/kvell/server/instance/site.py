@@ -17,6 +17,17 @@ class Site(Protocol):
         """An instance is gone for good."""
         ...
 
+    async def found(self) -> dict[str, int]:
+        """Instances that were started here before, by somebody who is no more.
+
+        :returns: the incarnation of each that runs, 0 where none does.
+        """
+        ...
+
+    async def rejoin(self, instance_id: str) -> InstanceProcess | None:
+        """Connect to the incarnation that was found; None if none runs, or does not answer."""
+        ...
+
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:

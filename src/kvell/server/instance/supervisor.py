@@ -14,7 +14,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
-from kvell.engine.protocol.messages import Command, Drain, Event, Ready, Tokens
+from kvell.engine.protocol.messages import (
+    Command,
+    Drain,
+    Event,
+    Heartbeat,
+    Ready,
+    Tokens,
+)
 from kvell.errors import InstanceDied
 from kvell.frames import ProtocolError
 from kvell.server.instance.death import InstanceDeath, ended
@@ -77,6 +84,7 @@ class Supervisor:
         self._process: InstanceProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._pulse = Pulse(silence_seconds)
+        self._settled = asyncio.Event()
         self.state: InstanceState = "starting"
         self.restarts = 0
 
@@ -90,6 +98,11 @@ class Supervisor:
         """The machine of that instance; "" is this one, or none."""
         return self._process.host if self._process and self._is_up else ""
 
+    @property
+    def address(self) -> str:
+        """Where that instance listens for other fronts; "" if it does not."""
+        return self._process.address if self._process and self._is_up else ""
+
     async def start(self) -> None:
         """Start the first incarnation and wait until it is ready.
 
@@ -101,6 +114,10 @@ class Supervisor:
     def start_soon(self) -> None:
         """Start the first incarnation while others serve; a failure shows in ``state``."""
         self._task = asyncio.create_task(self._start_and_supervise())
+
+    async def settled(self) -> None:
+        """Wait until the first incarnation serves, or could not be started at once."""
+        await self._settled.wait()
 
     def send(self, command: Command) -> None:
         """Queue a command for the instance.
@@ -148,6 +165,7 @@ class Supervisor:
         self._process = process
         self._pulse = Pulse(self._silence_seconds)
         self.state = "serving"
+        self._settled.set()
         where = f" on {process.host}" if process.host else ""
         logger.info("instance %s is ready (pid %d%s)", self.name, process.pid, where)
         self._listener.instance_ready(ready)
@@ -156,9 +174,9 @@ class Supervisor:
     async def _start_and_supervise(self) -> None:
         try:
             process: InstanceProcess | None = await self._launch()
-        except InstanceStartError as error:
+        except (InstanceStartError, ProtocolError) as error:
             logger.error("instance %s: %s", self.name, error)
-            if error.exit_code == USER_MUST_CHANGE:
+            if isinstance(error, InstanceStartError) and error.exit_code == USER_MUST_CHANGE:
                 self._give_up()
                 return
             process = await self._relaunch()
@@ -205,11 +223,13 @@ class Supervisor:
 
     def _heard(self, event: Event) -> None:
         self._pulse.beat()
-        if isinstance(event, Tokens):
+        # Tokens for others' fronts are not heard here, but beats behind a step are.
+        if isinstance(event, Tokens) or (isinstance(event, Heartbeat) and event.step):
             self._fruitless_restarts = 0
         self._listener.instance_said(event)
 
     async def _relaunch(self) -> InstanceProcess | None:
+        self._settled.set()
         while (pause := self._policy.pause_seconds(self._fruitless_restarts)) is not None:
             self.state = "restarting"
             await asyncio.sleep(pause)
@@ -223,5 +243,6 @@ class Supervisor:
 
     def _give_up(self) -> None:
         self.state = "failed"
+        self._settled.set()
         logger.error("instance %s cannot be started; giving up", self.name)
         self._listener.instance_given_up()

@@ -50,7 +50,7 @@ def request_row(entry: LogEntry, now_seconds: float) -> dict[str, Any]:
     later_tokens = entry.emitted_tokens - 1
     has_pace = first is not None and last is not None and later_tokens > 0
     return {
-        "id": entry.request_id,
+        "id": entry.shown_id,
         "instance": entry.line,
         "state": _state(entry),
         "prompt_tokens": entry.prompt_tokens,

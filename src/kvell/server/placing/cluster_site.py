@@ -2,46 +2,48 @@
 
 ::
 
-    front ── start(incarnation) ──► placer ──► keeper on a machine ──► instance
-      ▲                                                                   │
-      └────────────── connects, both prove the secret, frames ────────────┘
+    manager ── start(incarnation) ──► placer ──► keeper on a machine ──► instance
+       └────────── connects where it listens, both prove the secret, frames ──► │
 """
 
 import asyncio
 import contextlib
 import secrets
-import socket
 from collections.abc import Iterable, Sequence
 
-from kvell.server.instance.instance_line import InstanceLine
+from kvell.errors import ChangeSomething
+from kvell.frames import ProtocolError
+from kvell.mempool.transports.greeting import Greeting
+from kvell.server.instance.dialing import dial_instance
 from kvell.server.instance.instance_process import (
     InstanceProcess,
     InstanceStartError,
     LaunchPlan,
     filled_in,
+    said_last,
 )
-from kvell.server.placing.entrance import Entrance
-from kvell.server.placing.placer import Placed, Placer, PlacingError
+from kvell.server.manager.messages import MANAGER
+from kvell.server.placing.placer import Found, Placed, Placer, PlacingError
 from kvell.server.placing.remote_process import KILL_SECONDS, RemoteProcess, tell_last_words
 
-LOOK_SECONDS = 0.5
-"""Between two looks whether an instance ended before it connected."""
-POOL_BYTES = 8
+INCARNATION_BITS = 48
 
 
 class ClusterSite:
     """A :class:`.Site` on several machines.
 
-    :param entrance: where instances connect; opened at the first start.
-    :param placing_seconds: a machine must take an instance, and the instance connect, within this
+    :param secret: of the cluster.
+    :param pool: its name; instances of different ones refuse each other.
+    :param placing_seconds: a machine must take an instance, and the instance listen, within this
         time.
     """
 
-    def __init__(self, placer: Placer, entrance: Entrance, placing_seconds: float = 600.0) -> None:
-        self._placer, self._entrance = placer, entrance
+    def __init__(
+        self, placer: Placer, secret: bytes, pool: str, placing_seconds: float = 600.0
+    ) -> None:
+        self._placer, self._secret, self._pool = placer, secret, pool
         self._placing_seconds = placing_seconds
-        self._pool = f"kvell-{secrets.token_hex(POOL_BYTES)}"
-        self._is_open = False
+        self._told = Greeting(MANAGER, secrets.randbits(INCARNATION_BITS), "", 0)
 
     def enter(self, instance_id: str) -> None:
         """See :class:`.Site`."""
@@ -51,73 +53,88 @@ class ClusterSite:
         """See :class:`.Site`."""
         self._placer.leave(instance_id)
 
+    async def found(self) -> dict[str, int]:
+        """See :class:`.Site`."""
+        return {one.instance_id: one.incarnation for one in await self._found()}
+
+    async def rejoin(self, instance_id: str) -> InstanceProcess | None:
+        """See :class:`.Site`."""
+        for one in await self._found():
+            if one.instance_id == instance_id and one.placed is not None:
+                with contextlib.suppress(InstanceStartError):
+                    return await self._reached(instance_id, one.incarnation, one.placed)
+        return None
+
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:
         """See :class:`.Site`."""
-        if not self._is_open:
-            self._is_open = True
-            self._entrance.open()
         values = {
             **plan.values,
             "incarnation": str(plan.incarnation),
             "pool_name": self._pool,
         }
         words = filled_in(command, values)
-        arrives = self._entrance.expect(instance_id, plan.incarnation)
         try:
             async with asyncio.timeout(self._placing_seconds):
                 placed = await self._placer.start(
                     instance_id, words, plan.incarnation, self._placing_seconds
                 )
-                sock = await self._arrived(arrives, instance_id, plan.incarnation, placed)
-            _, line = await asyncio.get_running_loop().create_connection(InstanceLine, sock=sock)
-        except (PlacingError, TimeoutError, OSError) as error:
-            await self._give_up(arrives, instance_id, plan.incarnation)
-            problem = str(error) or f"it did not connect within {self._placing_seconds:g} s"
+                await self._check_alive(instance_id, plan.incarnation, placed)
+                return await self._reached(instance_id, plan.incarnation, placed)
+        except (PlacingError, TimeoutError) as error:
+            await self._give_up(instance_id, plan.incarnation)
+            problem = str(error) or f"it did not listen within {self._placing_seconds:g} s"
             raise InstanceStartError(f"cannot place {instance_id}: {problem}") from error
         except BaseException:
-            await self._give_up(arrives, instance_id, plan.incarnation)
+            await self._give_up(instance_id, plan.incarnation)
             raise
-        process = RemoteProcess(self._placer, instance_id, plan.incarnation, placed)
-        return InstanceProcess(process, line, placed.host)
 
     def check_room(self, contracts: Iterable[tuple[int | None, int]], further: int) -> None:
         """See :class:`.Site`.  Each machine refuses by itself what its memory cannot hold."""
 
     async def close(self) -> None:
         """See :class:`.Site`."""
-        await self._entrance.close()
         with contextlib.suppress(PlacingError):  # the cluster has ended before
             await self._placer.close()
 
-    async def _give_up(
-        self, arrives: "asyncio.Future[socket.socket]", instance_id: str, incarnation: int
-    ) -> None:
+    async def _found(self) -> list[Found]:
+        with contextlib.suppress(PlacingError):
+            return await self._placer.found()
+        return []
+
+    async def _reached(self, instance_id: str, incarnation: int, placed: Placed) -> InstanceProcess:
+        """Connect to an incarnation.
+
+        :raises InstanceStartError: when it does not answer, or another does.
+        """
+        try:
+            line = await dial_instance(
+                placed.address, self._told, self._secret, instance_id, incarnation
+            )
+        except (OSError, ProtocolError, ChangeSomething) as error:
+            raise InstanceStartError(f"cannot reach {instance_id}: {error}") from error
+        process = RemoteProcess(self._placer, instance_id, incarnation, placed)
+        return InstanceProcess(
+            process, line, placed.host, placed.address, last_words=lambda: process.last_words
+        )
+
+    async def _give_up(self, instance_id: str, incarnation: int) -> None:
         """Leave nothing of an incarnation that nobody waits for any more."""
-        if not arrives.cancel() and not arrives.cancelled():
-            arrives.result().close()
         with contextlib.suppress(PlacingError, TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
                 await self._placer.stop(instance_id, incarnation)
 
-    async def _arrived(
-        self,
-        arrives: "asyncio.Future[socket.socket]",
-        instance_id: str,
-        incarnation: int,
-        placed: Placed,
-    ) -> socket.socket:
-        """The connection of an instance that was started.
+    async def _check_alive(self, instance_id: str, incarnation: int, placed: Placed) -> None:
+        """Check that an instance that was started listens.
 
-        :raises InstanceStartError: when it ends before.
+        :raises InstanceStartError: when it ended before.
         """
-        while True:
-            done, _ = await asyncio.wait([arrives], timeout=LOOK_SECONDS)
-            if done:
-                return arrives.result()
-            ended = await self._placer.ended(instance_id, incarnation)
-            if ended is not None and not arrives.done():
-                tell_last_words(instance_id, placed.host, ended)
-                problem = f"the instance ended before it connected (exit {ended.exit_code})"
-                raise InstanceStartError(problem, ended.exit_code)
+        if placed.address:
+            return
+        ended = await self._placer.ended(instance_id, incarnation)
+        if ended is None:
+            raise InstanceStartError("the instance does not listen")
+        tell_last_words(instance_id, placed.host, ended)
+        problem = f"the instance ended before it listened (exit {ended.exit_code})"
+        raise InstanceStartError(said_last(problem, ended.last_words), ended.exit_code)

@@ -1,4 +1,11 @@
-"""Keeps one instance on its machine: starts it as a child, watches it, and ends with it."""
+"""Keeps one instance on its machine: starts it as a child, watches it, and ends with it.
+
+::
+
+    keeper ── stdin: the secret, then nothing ──► instance
+           ◄── stdout: where it listens ─────────
+           ◄── stderr: its log ──────────────────
+"""
 
 import contextlib
 import subprocess
@@ -8,12 +15,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvell.server.instance.instance_process import filled_in
-from kvell.server.placing.placer import Ended
+from kvell.server.placing.placer import Ended, Placed
 
 PROGRAM = (sys.executable, "-m", "kvell.cli.main")
 LAST_LINES = 8
 """Lines of stderr that are kept to say why an instance ended."""
 REAP_SECONDS = 5.0
+LISTEN_SECONDS = 120.0
+"""A child that does not listen after this time is killed."""
 KILLED = -9
 
 
@@ -23,7 +32,6 @@ class Keeper:
     The child hears the secret on stdin, where no command line and no environment shows it.  The
     pipe stays open as long as this process lives, and a child whose pipe ends hangs up.
 
-    :param front: where the front listens.
     :param host: address of this machine.
     :param threads: of the instance's steps.
     :param program: what runs ``kvell``'s arguments.
@@ -31,38 +39,37 @@ class Keeper:
 
     def __init__(
         self,
-        front: str,
         secret: bytes,
         host: str,
         threads: int,
         program: Sequence[str] = PROGRAM,
     ) -> None:
         self._secret, self._program = secret, tuple(program)
-        self._values = {"front": front, "host": host, "threads": str(threads)}
+        self._values = {"host": host, "threads": str(threads)}
         self._child: subprocess.Popen[bytes] | None = None
-        self._incarnation = 0
+        self._incarnation, self._address = 0, ""
         self._last = deque[str](maxlen=LAST_LINES)
         self._reader: threading.Thread | None = None
 
-    def start(self, words: Sequence[str], incarnation: int) -> int:
-        """Start an incarnation, and end the one before; its process id.
+    def start(self, words: Sequence[str], incarnation: int) -> Placed:
+        """Start an incarnation, and end the one before; returns once it listens, or has ended.
 
         The same incarnation is started once, however often that is asked for.
 
         :raises OSError: when the program cannot be started.
         """
         if self._child is not None and self._incarnation == incarnation:
-            return self._child.pid
+            return self._placed(self._child)
         self.close()
         child = subprocess.Popen(
             [*self._program, *filled_in(words, self._values)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
         assert child.stdin is not None
-        self._child, self._incarnation = child, incarnation
+        self._child, self._incarnation, self._address = child, incarnation, ""
         self._last = deque(maxlen=LAST_LINES)
         self._reader = threading.Thread(
             target=_listen, args=(child, self._last), name="kvell-keeper", daemon=True
@@ -71,7 +78,14 @@ class Keeper:
         with contextlib.suppress(BrokenPipeError):  # it has ended: its exit status says why
             child.stdin.write(self._secret)
             child.stdin.flush()
-        return child.pid
+        self._address = _first_line(child)
+        return self._placed(child)
+
+    def runs(self) -> tuple[int, Placed] | None:
+        """The incarnation that runs, and where; None if none does."""
+        if self._child is None or self._child.poll() is not None:
+            return None
+        return self._incarnation, self._placed(self._child)
 
     def ended(self, incarnation: int) -> Ended | None:
         """How an incarnation ended; None while it runs.  One that is not known was killed."""
@@ -95,10 +109,32 @@ class Keeper:
     def close(self) -> None:
         """End whatever runs."""
         self.stop(self._incarnation)
-        if self._child is not None and self._child.stdin is not None:
+        for pipe in (self._child.stdin, self._child.stdout) if self._child is not None else ():
+            assert pipe is not None
             with contextlib.suppress(OSError):
-                self._child.stdin.close()
+                pipe.close()
         self._child = None
+
+    def _placed(self, child: "subprocess.Popen[bytes]") -> Placed:
+        return Placed(self._values["host"], child.pid, self._address)
+
+
+def _first_line(child: "subprocess.Popen[bytes]") -> str:
+    """What a child says first on stdout; "" if it ends before, or takes too long: it has ended
+    then."""
+    assert child.stdout is not None
+    late = threading.Timer(LISTEN_SECONDS, child.kill)
+    late.start()
+    try:
+        line = child.stdout.readline().decode().strip()
+    finally:
+        late.cancel()
+    if not line:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(REAP_SECONDS)
+        child.kill()
+        child.wait()
+    return line
 
 
 def _listen(child: "subprocess.Popen[bytes]", last: deque[str]) -> None:

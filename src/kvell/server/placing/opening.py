@@ -1,16 +1,11 @@
-"""From ``--cluster`` to a site for instances: Ray if it is installed, and addresses that fit."""
+"""From ``--cluster`` to a cluster's manager: Ray if it is installed, which places one if needed."""
 
-import asyncio
 import importlib.util
-import ipaddress
-import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 
-from kvell.errors import ChangeSomething
-from kvell.mempool.place import SECRET_BYTES
-from kvell.server.placing.cluster_site import ClusterSite
-from kvell.server.placing.entrance import Entrance
+from kvell.errors import ChangeSomething, TryLater
+from kvell.server.joined.manager_link import Find, ManagerAddress
+from kvell.server.manager.settings import ClusterSettings
+from kvell.server.placing.meeting import meet
 
 REMEDY = 'pip install "kvell[ray]"'
 
@@ -24,53 +19,27 @@ def check_ray(cluster: str) -> None:
         raise ChangeSomething("--cluster", cluster, "needs Ray, which is not installed", REMEDY)
 
 
-@asynccontextmanager
-async def cluster_site(
-    cluster: str, host: str, placing_seconds: float
-) -> AsyncIterator[ClusterSite]:
-    """A site on the machines of a Ray cluster, connected until the end of ``async with``.
+def manager_finder(cluster: str, settings: ClusterSettings) -> Find:
+    """Who finds the manager of a cluster on the machines of Ray.
+
+    The first time it raises ChangeSomething when no Ray answers; later, Ray may be away.
 
     :param cluster: Ray's address: ``host:port``, ``ray://host:port`` or ``auto``.
-    :param host: address of this machine, at which instances reach the front.
-    :param placing_seconds: most time from an order to the instance's connection.
-    :raises ChangeSomething: when Ray is not installed or does not answer, or the address cannot be
-        bound or reached.
+    :param settings: of the cluster if it is new; an old one has its own.
+    :raises ChangeSomething: when Ray is not installed.
     """
     check_ray(cluster)
-    from kvell.server.placing import ray_cluster
+    was_there = False
 
-    secret = secrets.token_bytes(SECRET_BYTES)
-    entrance = Entrance(host, secret)
-    here = await asyncio.to_thread(ray_cluster.connect, cluster)
-    try:
-        known = await asyncio.to_thread(ray_cluster.machines)
-        check_reachable(host, here, [one.address for one in known if one.is_alive])
-        placer = ray_cluster.RayPlacer(entrance.address, secret)
-        yield ClusterSite(placer, entrance, placing_seconds)
-    finally:
-        await entrance.close()
-        await asyncio.to_thread(ray_cluster.disconnect)
+    async def find() -> ManagerAddress:
+        nonlocal was_there
+        try:
+            address, secret = await meet(cluster, settings)
+        except ChangeSomething as error:
+            if was_there:
+                raise TryLater(str(error)) from error
+            raise
+        was_there = True
+        return ManagerAddress(address, secret, settings.fingerprint)
 
-
-def check_reachable(host: str, here: str, machines: Sequence[str]) -> None:
-    """Check that other machines may reach an address of this one.
-
-    :param host: the address, or a name.
-    :param here: this machine's address among Ray's.
-    :param machines: addresses of all machines.
-    :raises ChangeSomething: if it is a loopback address, and there are other machines.
-    """
-    if not _is_loopback(host):
-        return
-    far = [one for one in machines if one != here and not _is_loopback(one)]
-    if far:
-        problem = f"cannot be reached from {far[0]}"
-        remedy = f"give this machine's address, like --cluster-host {here}"
-        raise ChangeSomething("--cluster-host", host, problem, remedy)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return find

@@ -17,10 +17,26 @@ class Placed:
 
     :param host: address of its machine.
     :param pid: its process id there.
+    :param address: where it listens for fronts and the manager, like ``tcp://10.0.0.1:5000``; ""
+        if it ended before it did.
     """
 
     host: str
     pid: int
+    address: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """An instance that was placed before, by a manager that is no more.
+
+    :param incarnation: that runs; 0 if none does.
+    :param placed: where it runs; None if none does.
+    """
+
+    instance_id: str
+    incarnation: int = 0
+    placed: Placed | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,13 @@ class Ended:
 class Placer(Protocol):
     """Starts instances on machines that it chooses, and watches them there."""
 
+    async def found(self) -> list[Found]:
+        """The instances that are placed already; they need not enter again.
+
+        :raises PlacingError: when that is not known.
+        """
+        ...
+
     def enter(self, instance_id: str) -> None:
         """An instance will be started, and maybe again and again."""
         ...
@@ -51,8 +74,9 @@ class Placer(Protocol):
     ) -> Placed:
         """Start an incarnation; an earlier one of the same instance is ended first.
 
-        :param words: arguments of ``kvell``.  The machine fills in ``{front}``, ``{host}`` and
-            ``{threads}``.
+        It returns once the instance listens, or has ended; its weights may not be there yet.
+
+        :param words: arguments of ``kvell``.  The machine fills in ``{host}`` and ``{threads}``.
         :raises PlacingError: when no machine takes it in time.
         """
         ...

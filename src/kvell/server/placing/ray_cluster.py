@@ -1,14 +1,15 @@
-"""Ray places instances on machines; the only file that imports it.
+"""Ray places a cluster's manager and its instances on machines; the only file that imports it.
 
 ::
 
-    front ── one placement group ──► Ray          a bundle for each instance, spread over machines
-      │ ──── a named detached actor ──► KeeperActor ──► Keeper ──► kvell instance
-      └ ◄─── the instance protocol, over TCP ──────────────────────────┘
+    fronts ── meet ──► ManagerActor          a named detached actor, started again by Ray
+                          │ ── a placement group ──► Ray   bundles spread over machines
+                          │ ── start, stop ──► KeeperActor ──► Keeper ──► kvell instance
+                          └──── the instance protocol, over TCP ───────────────┘ ◄── fronts
 
 Ray sees orders and ends, never a prompt, a token or a page.  When a machine dies, Ray starts its
-actors elsewhere.  They start nothing by themselves: the front orders the next incarnation, with
-its own bounds.  The group belongs to the front, so that Ray ends all actors when the front dies.
+actors elsewhere.  Keepers start nothing by themselves: the manager orders the next incarnation,
+with its own bounds.  A manager that Ray has started again finds the keepers by their names.
 """
 
 import asyncio
@@ -16,24 +17,38 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import astuple, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from kvell.errors import ChangeSomething
+from kvell.errors import ChangeSomething, KvellError, TryLater
+from kvell.server.manager.manager import Manager
+from kvell.server.manager.messages import MANAGER
+from kvell.server.manager.settings import ClusterSettings
+from kvell.server.placing.cluster_site import ClusterSite
 from kvell.server.placing.keeper import Keeper
-from kvell.server.placing.placer import Ended, Placed, PlacingError
+from kvell.server.placing.placer import Ended, Found, Placed, PlacingError
 
 NAMESPACE = "kvell"
+MEET_SECONDS = 30.0
+"""A manager that Ray has just placed says where it listens within this time."""
 BUNDLE = {"CPU": 1.0}
 """What an instance reserves: one of a machine's CPUs.  More would leave no machine with room for
 the instances of one that died."""
@@ -47,26 +62,74 @@ ATTEMPTS = 3
 """Of connecting to a Ray that answers but does not serve yet."""
 
 
+class ManagerActor:
+    """The manager of a cluster as an actor of Ray; it ends itself when the cluster is over.
+
+    :param encoded: its :class:`.ClusterSettings`.
+    """
+
+    def __init__(self, encoded: bytes) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        self._settings = ClusterSettings.decoded(encoded)
+        self._address: Future[str] = Future()
+        self._itself = ray.get_runtime_context().current_actor
+        host = str(ray.util.get_node_ip_address())
+        threading.Thread(target=self._run, args=(host,), name="kvell-manager", daemon=True).start()
+
+    @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
+    def meet(self) -> tuple[str, bytes]:
+        """Where it listens for fronts, and the cluster's secret."""
+        return self._address.result(MEET_SECONDS), self._settings.secret
+
+    def _run(self, host: str) -> None:
+        try:
+            asyncio.run(self._managed(host))
+        except KvellError:
+            logging.getLogger(__name__).exception("the cluster could not start")
+        except BaseException:
+            logging.getLogger(__name__).exception("the manager failed")
+            os._exit(1)  # Ray starts it again
+        ray.kill(self._itself, no_restart=True)
+
+    async def _managed(self, host: str) -> None:
+        told = self._settings
+        placer = RayPlacer(told.secret, told.name)
+        site = ClusterSite(placer, told.secret, told.name, told.limits.startup_seconds)
+        manager = Manager(
+            *(told.command, told.counts, told.limits, site, told.secret),
+            pool=told.pool,
+            host=host,
+            fingerprint=told.fingerprint,
+            adaptive_roles=told.pool.adaptive_roles,
+        )
+        async with manager:
+            self._address.set_result(manager.address)
+            await manager.run()
+
+
 class KeeperActor:
     """A :class:`.Keeper` as an actor of Ray; one for each instance.
 
-    :param front: where the front listens.
     :param secret: of the cluster.
     :param sharing: instances that this machine may have.
     """
 
-    def __init__(self, front: str, secret: bytes, sharing: int) -> None:
-        self._host = str(ray.util.get_node_ip_address())
+    def __init__(self, secret: bytes, sharing: int) -> None:
         threads = max(1, int(_processors_here()) // sharing)
-        self._keeper = Keeper(front, secret, self._host, threads)
+        self._keeper = Keeper(secret, str(ray.util.get_node_ip_address()), threads)
 
     @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
-    def start(self, words: Sequence[str], incarnation: int) -> tuple[str, int]:
-        """Start an incarnation; the machine's address and the process's id.
+    def start(self, words: Sequence[str], incarnation: int) -> tuple[str, int, str]:
+        """Start an incarnation; what is known of it is as of :class:`.Placed`.
 
         Ray asks again where it starts the actor anew, so it may be asked twice.
         """
-        return self._host, self._keeper.start(words, incarnation)
+        return astuple(self._keeper.start(words, incarnation))
+
+    def runs(self) -> tuple[int, tuple[str, int, str]] | None:
+        """The incarnation that runs, and where; None if none does."""
+        found = self._keeper.runs()
+        return None if found is None else (found[0], astuple(found[1]))
 
     def ended(self, incarnation: int) -> tuple[int, str] | None:
         """Exit status and last words of an incarnation; None while it runs."""
@@ -93,28 +156,54 @@ class Machine:
 
 @dataclass
 class _Bundle:
-    """A reserved place in a group."""
+    """A reserved place in a group, and the group's name."""
 
     group: PlacementGroup
+    name: str
     index: int
 
 
-class RayPlacer:
-    """A :class:`.Placer`; made by :meth:`connect`, and used from one loop.
+@dataclass(frozen=True)
+class _Place:
+    """What the name of a keeper says: whose it is, and its bundle."""
 
-    :param front: where the front listens.
-    :param secret: of the cluster; actors get both when they are made.
+    instance_id: str
+    group: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.instance_id}@{self.group}@{self.index}"
+
+    @staticmethod
+    def of(name: str) -> "_Place | None":
+        """None for the name of a manager."""
+        words = name.partition("/")[2].split("@")
+        return _Place(words[0], words[1], int(words[2])) if len(words) == 3 else None
+
+
+class RayPlacer:
+    """A :class:`.Placer`, used from one loop of a process that is connected.
+
+    :param secret: of the cluster; actors get it when they are made.
+    :param name: of the cluster.
     """
 
-    def __init__(self, front: str, secret: bytes) -> None:
-        self._front, self._secret = front, secret
-        self._name = f"kvell-{secrets.token_hex(NAME_BYTES)}"
+    def __init__(self, secret: bytes, name: str) -> None:
+        self._secret, self._name = secret, name
         self._waiting: list[str] = []
         self._bundles: dict[str, _Bundle] = {}
         self._free: list[_Bundle] = []
         self._groups: list[PlacementGroup] = []
         self._actors: dict[str, Any] = {}
         self._reserving = asyncio.Lock()
+
+    async def found(self) -> list[Found]:
+        """See :class:`.Placer`; a keeper whose machine does not answer has nothing that runs."""
+        for name in await _called(lambda: _named(f"{self._name}/")):
+            place = _Place.of(name)
+            if place is not None and place.instance_id not in self._actors:
+                await _called(functools.partial(self._take_over, name, place))
+        return [await self._found(instance_id) for instance_id in self._actors]
 
     def enter(self, instance_id: str) -> None:
         """See :class:`.Placer`; those that enter before the first start are reserved together."""
@@ -143,8 +232,7 @@ class RayPlacer:
         if instance_id not in self._actors:
             self._actors[instance_id] = await _called(functools.partial(self._make, instance_id))
         ordered = self._actors[instance_id].start.remote(list(words), incarnation)
-        host, pid = await _answer(ordered, within_seconds, "no machine took the instance")
-        return Placed(host, pid)
+        return Placed(*await _answer(ordered, within_seconds, "no machine took the instance"))
 
     async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
         """See :class:`.Placer`."""
@@ -159,11 +247,28 @@ class RayPlacer:
         """See :class:`.Placer`."""
         await _called(self._close)
 
-    async def _asked(self, instance_id: str, what: str, incarnation: int) -> Any:
+    def _take_over(self, name: str, place: "_Place") -> None:
+        """Know a keeper that a manager before has made, and its bundle."""
+        known = (one.group for one in self._bundles.values() if one.name == place.group)
+        group = next(known, None)
+        if group is None:
+            group = get_placement_group(place.group)
+            self._groups.append(group)
+        self._actors[place.instance_id] = ray.get_actor(name, NAMESPACE)
+        self._bundles[place.instance_id] = _Bundle(group, place.group, place.index)
+
+    async def _found(self, instance_id: str) -> Found:
+        try:
+            runs = await self._asked(instance_id, "runs")
+        except PlacingError:
+            runs = None
+        return Found(instance_id) if runs is None else Found(instance_id, runs[0], Placed(*runs[1]))
+
+    async def _asked(self, instance_id: str, what: str, *words: int) -> Any:
         actor = self._actors.get(instance_id)
         if actor is None:
             raise PlacingError(f"{instance_id} is nowhere")
-        answer = getattr(actor, what).remote(incarnation)
+        answer = getattr(actor, what).remote(*words)
         return await _answer(answer, ANSWER_SECONDS, "its machine does not answer")
 
     async def _reserve(self, within_seconds: float) -> None:
@@ -174,8 +279,9 @@ class RayPlacer:
         if not names:
             return
         bundles = [dict(BUNDLE) for _ in names]
-        name = f"{self._name}-{len(self._groups)}"
-        group = await _called(lambda: placement_group(bundles, strategy="SPREAD", name=name))
+        name = f"{self._name}-{secrets.token_hex(NAME_BYTES)}"
+        make = functools.partial(placement_group, bundles, "SPREAD", name, "detached")
+        group = await _called(make)
         self._groups.append(group)
         problem = f"the cluster has no room for {len(names)} more, with a CPU for each"
         try:
@@ -185,7 +291,7 @@ class RayPlacer:
             self._waiting += names
             await _called(lambda: remove_placement_group(group))
             raise
-        self._bundles |= {one: _Bundle(group, index) for index, one in enumerate(names)}
+        self._bundles |= {one: _Bundle(group, name, index) for index, one in enumerate(names)}
 
     def _give_back(self, group: PlacementGroup) -> None:
         """Let Ray have the room of a group that nobody is in any more; it cannot have a part."""
@@ -200,14 +306,14 @@ class RayPlacer:
         with_room = sum(1 for one in machines() if one.is_alive and one.processors)
         sharing = math.ceil(len(self._bundles) / max(1, with_room))
         kind = ray.remote(KeeperActor).options(
-            name=f"{self._name}/{instance_id}",
+            name=f"{self._name}/{_Place(instance_id, bundle.name, bundle.index)}",
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=-1,
             num_cpus=BUNDLE["CPU"],
             scheduling_strategy=PlacementGroupSchedulingStrategy(bundle.group, bundle.index),
         )
-        return kind.remote(self._front, self._secret, sharing)
+        return kind.remote(self._secret, sharing)
 
     def _close(self) -> None:
         for actor in self._actors.values():
@@ -216,8 +322,49 @@ class RayPlacer:
             remove_placement_group(group)
 
 
-def connect(address: str) -> str:
-    """Connect this process to Ray, quietly; the address of this machine among Ray's.
+async def met(address: str, settings: ClusterSettings) -> tuple[str, bytes]:
+    """Find the manager of a cluster, and let Ray place one if there is none; see
+    :meth:`ManagerActor.meet`.
+
+    :param address: Ray's.
+    :param settings: of a cluster that is new.
+    :raises ChangeSomething: when no Ray answers at the address.
+    :raises TryLater: when the manager does not answer.
+    """
+    await asyncio.to_thread(connect, address)
+    try:
+        actor = await _called(functools.partial(_manager, settings))
+        told: tuple[str, bytes] = await _answer(
+            actor.meet.remote(), MEET_SECONDS, "the cluster's manager does not answer"
+        )
+    except PlacingError as error:
+        raise TryLater(str(error)) from error
+    finally:
+        await asyncio.to_thread(disconnect)
+    return told
+
+
+def _manager(settings: ClusterSettings) -> Any:
+    kind = ray.remote(ManagerActor).options(
+        name=f"{settings.name}/{MANAGER}",
+        namespace=NAMESPACE,
+        lifetime="detached",
+        max_restarts=-1,
+        num_cpus=0,
+        get_if_exists=True,
+    )
+    return kind.remote(settings.encoded())
+
+
+def _named(beginning: str) -> list[str]:
+    """Names of the actors of Kvell that begin so."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [str(one["name"]) for one in actors if one["namespace"] == NAMESPACE]
+    return [name for name in names if name.startswith(beginning)]
+
+
+def connect(address: str) -> None:
+    """Connect this process to Ray, quietly.
 
     :raises ChangeSomething: when no Ray answers at the address.
     """
@@ -242,7 +389,6 @@ def connect(address: str) -> str:
             raise ChangeSomething("--cluster", address, problem, remedy) from error
     with contextlib.suppress(AttributeError):  # this process is no client, but a part of Ray
         ray.util.client.ray.get_context().client_worker.log_client.disable_logs()
-    return str(ray.util.get_node_ip_address())
 
 
 def disconnect() -> None:

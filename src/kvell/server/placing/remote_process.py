@@ -21,6 +21,8 @@ class RemoteProcess:
 
     So a machine that does not answer any more makes nobody wait for long: what runs there sees
     its connection end, or is refused by the other instances, which know its incarnation.
+
+    :ivar last_words: what it wrote to stderr at its end, if it ended by an error.
     """
 
     def __init__(self, placer: Placer, instance_id: str, incarnation: int, placed: Placed) -> None:
@@ -28,6 +30,7 @@ class RemoteProcess:
         self._incarnation, self._placed = incarnation, placed
         self._killing: asyncio.Task[None] | None = None
         self._code: int | None = None
+        self.last_words = ""
 
     @property
     def pid(self) -> int:
@@ -68,6 +71,7 @@ class RemoteProcess:
     async def _ended(self) -> Ended | None:
         ended = await self._placer.ended(self._instance_id, self._incarnation)
         if ended is not None and ended.exit_code > 0 and ended.last_words:
+            self.last_words = ended.last_words
             tell_last_words(self._instance_id, self.host, ended)
         return ended
 

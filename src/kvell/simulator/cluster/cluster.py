@@ -131,7 +131,7 @@ class VirtualCluster:
             pulls=spec.pd_caching > 0,
             locality=locality or (Locality() if spec.routing in BY_LOCALITY else None),
             costs=spec.costs,
-            roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
+            roles=None if spec.role_rules is None else RoleChanger(spec.role_rules, spec.costs),
         )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.front = VirtualFront(

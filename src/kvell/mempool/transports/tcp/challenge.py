@@ -34,8 +34,9 @@ NONCE_BYTES = 32
 LEAST_SECRET_BYTES = 16
 """Whoever hears a proof may try secrets at leisure."""
 
-Purpose = Literal["messages", "pages", "commands"]
-"""What a connection is for: messages between instances, pages, or a front's commands."""
+Purpose = Literal["messages", "pages", "commands", "cluster"]
+"""What a connection is for: messages between instances, pages, a front's commands, or the words
+between a front and its cluster's manager."""
 AMONG_INSTANCES: tuple[Purpose, ...] = ("messages", "pages")
 
 

@@ -44,12 +44,12 @@ class ClusterApi:
 
     async def scale(self, body: ScaleRequest) -> Response:
         """Set how many instances there are; they start or drain after the answer."""
-        self._front.scale(checked_counts(body.instances))
+        await self._front.scale(checked_counts(body.instances))
         return self._answer(202)
 
     async def drain(self, body: DrainRequest) -> Response:
         """Take an instance out of service; it finishes what it has after the answer."""
-        self._front.drain(body.id)
+        await self._front.drain(body.id)
         return self._answer(202)
 
     def install(self, app: FastAPI) -> None:

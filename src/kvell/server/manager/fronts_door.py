@@ -1,57 +1,54 @@
-"""Where instances of other machines come in: the front listens, and both sides prove themselves.
-
-::
-
-    instance                                      front
-      │ ── connects, proves the secret ─────────►   │  who is it; is it expected
-      │ ◄── proves the secret ───────────────────   │
-      │ ◄─────── the instance protocol ──────────►  │  the same frames as on one host
+"""Where fronts come in: the manager listens, and both sides prove that they know the secret.
 
 Whoever says nothing is hung up on after ``GREETING_SECONDS``, and only so many are heard at once.
 """
 
 import asyncio
 import contextlib
-import secrets
+import logging
 import socket
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from kvell.frames import ProtocolError
 from kvell.mempool.door import GREETERS, MOST_STRANGERS
-from kvell.mempool.transports.endpoints import endpoint_of, keep, listen_at
+from kvell.mempool.transports.endpoints import endpoint_of, keep, listen_at, tcp_endpoint
 from kvell.mempool.transports.greeting import Greeting
 from kvell.mempool.transports.tcp.challenge import answer_session, check_secret
 from kvell.mempool.transports.tcp.channel import Channel
 
-FRONT = "front"
-"""The front's name in its greeting; instances are named by role and number."""
-INCARNATION_BITS = 48
+logger = logging.getLogger(__name__)
+
 PAUSE_SECONDS = 0.05
 """After a connection that could not be accepted."""
 
-Awaited = tuple[str, int]
-"""Name and incarnation of an instance."""
 
+class FrontsDoor:
+    """Lets in the fronts of this cluster; from :meth:`open` to :meth:`close`.
 
-class Entrance:
-    """Lets in the incarnations that are expected, each once; from :meth:`open` to :meth:`close`.
-
-    :param host: address to listen on, which instances are told.
+    :param told: who this is.  A front made with other settings has another ``fingerprint``: it
+        hears this one, and is hung up on.
     :param secret: of the cluster.
-    :raises ChangeSomething: when the address cannot be bound.
+    :param enters: gets each front's name and its connection, which does not block.
+    :raises ChangeSomething: when the address cannot be bound, or the secret is too short.
+    :ivar address: where it listens from now on, like ``tcp://10.0.0.1:5000``.
     """
 
-    def __init__(self, host: str, secret: bytes, port: int = 0) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        told: Greeting,
+        secret: bytes,
+        enters: Callable[[str, socket.socket], Awaitable[None]],
+    ) -> None:
         check_secret(secret)
-        self._secret = secret
-        self._told = Greeting(FRONT, secrets.randbits(INCARNATION_BITS), "", 0)
-        written = f"[{host}]" if ":" in host else host
-        self._listener = listen_at(f"tcp://{written}:{port}")
+        self._told, self._secret, self._enters = told, secret, enters
+        self._listener = listen_at(tcp_endpoint(host, port))
         self.address = str(endpoint_of(self._listener))
-        self._expected: dict[Awaited, asyncio.Future[socket.socket]] = {}
         self._strangers: set[socket.socket] = set()
         self._greeting: set[asyncio.Task[None]] = set()
-        self._greeters = ThreadPoolExecutor(GREETERS, thread_name_prefix="kvell-entrance")
+        self._greeters = ThreadPoolExecutor(GREETERS, thread_name_prefix="kvell-fronts-door")
         self._accepting: asyncio.Task[None] | None = None
 
     @property
@@ -60,16 +57,8 @@ class Entrance:
         return len(self._strangers)
 
     def open(self) -> None:
-        """Begin to let instances in; in the loop that :meth:`expect` is called from."""
+        """Begin to let fronts in."""
         self._accepting = asyncio.create_task(self._accept())
-
-    def expect(self, instance: str, incarnation: int) -> "asyncio.Future[socket.socket]":
-        """The connection of an incarnation, once it has proved itself; cancelled: not any more."""
-        awaited = instance, incarnation
-        arrives: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        self._expected[awaited] = arrives
-        arrives.add_done_callback(lambda _: self._expected.pop(awaited, None))
-        return arrives
 
     async def close(self) -> None:
         """Let nobody in any more."""
@@ -83,8 +72,6 @@ class Entrance:
         if self._greeting:
             await asyncio.wait(self._greeting)
         self._greeters.shutdown()
-        for arrives in list(self._expected.values()):
-            arrives.cancel()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -111,15 +98,15 @@ class Entrance:
             return
         finally:
             self._strangers.discard(sock)
-        arrives = self._expected.get((heard.instance, heard.incarnation))
-        if arrives is None or arrives.done():  # given up, or of a front before
+        if heard.fingerprint != self._told.fingerprint:
+            logger.warning("front %s has other settings; it was hung up on", heard.instance)
             sock.close()
             return
         sock.setblocking(False)
-        arrives.set_result(sock)
+        await self._enters(heard.instance, sock)
 
     def _met(self, sock: socket.socket) -> Greeting:
         """Who it is; in a thread."""
         keep(sock)
-        _, heard = answer_session(Channel(sock), self._told, self._secret, ("commands",))
+        _, heard = answer_session(Channel(sock), self._told, self._secret, ("cluster",))
         return heard

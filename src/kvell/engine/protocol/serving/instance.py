@@ -1,4 +1,4 @@
-"""The instance's side of the protocol: a loop around an engine and a socket.
+"""A loop around an engine and the socket of its one front.
 
 ::
 
@@ -12,137 +12,18 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.engine.protocol.channel import Channel, PeerClosed
-from kvell.engine.protocol.heart import Heart
-from kvell.engine.protocol.messages import (
-    HEARTBEAT_SECONDS,
-    Cancel,
-    Command,
-    Drain,
-    Drained,
-    Event,
-    Finished,
-    Heartbeat,
-    Ready,
-    Submit,
-)
-from kvell.engine.protocol.rhythm import Rhythm
-from kvell.vocabulary import RequestId
+from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Command, Drain, Event
+from kvell.engine.protocol.serving.channel import Channel, PeerClosed
+from kvell.engine.protocol.serving.gate import CommandGate, Engine
+from kvell.engine.protocol.serving.heart import Heart
+from kvell.engine.protocol.serving.rhythm import Rhythm
 
 OUTGOING_LIMIT_BYTES = 4 << 20
 LONGEST_STEP_SECONDS = 600.0
 """A loop that is inside one turn for longer is taken for one that hangs."""
-
-
-class Engine(Protocol):
-    """What the loop needs of an engine; it is called from one thread."""
-
-    def ready(self) -> Ready:
-        """What this engine can serve, and how many requests at once (credits)."""
-        ...
-
-    def handle(self, command: Command) -> list[Event]:
-        """Take a command; events that need no step are returned at once."""
-        ...
-
-    def has_work(self) -> bool:
-        """Whether :meth:`step` would do anything."""
-        ...
-
-    def has_requests(self) -> bool:
-        """Whether any request has not ended, if none needs a step; some come from elsewhere."""
-        ...
-
-    def step(self) -> list[Event]:
-        """One plan, run and commit."""
-        ...
-
-    def wakes(self) -> int | None:
-        """A descriptor that becomes readable when :meth:`woken` has something; None: never."""
-        ...
-
-    def woken(self) -> list[Event]:
-        """Take in what came from elsewhere than the front."""
-        ...
-
-    def pulse(self) -> Heartbeat:
-        """What there is between two steps; called when a heartbeat is due, not at every step."""
-        ...
-
-
-class CommandGate:
-    """Enforces credits and draining around an engine, for both kinds of instance."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._in_flight: set[RequestId] = set()
-        self._draining = False
-        self.ready = engine.ready()
-        self.drained = False
-
-    def accept(self, command: Command) -> list[Event]:
-        """Pass a command on, or refuse it; returns what can be answered at once."""
-        if isinstance(command, Submit):
-            return self._submit(command)
-        if isinstance(command, Drain):
-            if self._draining:
-                return []
-            self._draining = True
-        return self._after(self._engine.handle(command))
-
-    def has_work(self) -> bool:
-        """Whether :meth:`advance` would do anything."""
-        return self._engine.has_work()
-
-    def advance(self) -> list[Event]:
-        """One step of the engine."""
-        return self._after(self._engine.step())
-
-    @property
-    def wakes(self) -> int | None:
-        """See :meth:`Engine.wakes`."""
-        return self._engine.wakes()
-
-    def woken(self) -> list[Event]:
-        """See :meth:`Engine.woken`."""
-        return self._after(self._engine.woken())
-
-    def cancel_all(self) -> None:
-        """Cancel all requests in flight; nobody listens any more."""
-        for request_id in sorted(self._in_flight):
-            self._engine.handle(Cancel(request_id))
-        self._in_flight.clear()
-
-    def _submit(self, command: Submit) -> list[Event]:
-        if self._draining:
-            refusal = _refusal(command, "the instance is draining")
-            return [replace(refusal, not_taken=True)]
-        if command.request_id in self._in_flight:
-            return [_refusal(command, "a request with this id is in flight")]
-        if len(self._in_flight) >= self.ready.credits:
-            return [_refusal(command, f"all {self.ready.credits} credits are in use")]
-        self._in_flight.add(command.request_id)
-        return self._after(self._engine.handle(command))
-
-    def _after(self, events: list[Event]) -> list[Event]:
-        for event in events:
-            if isinstance(event, Finished):
-                self._in_flight.discard(event.request_id)
-        # Drained ends the process, so it is sent from here, once, and never passed on.
-        kept: list[Event] = [event for event in events if not isinstance(event, Drained)]
-        is_idle = not self._engine.has_requests() and not self._in_flight
-        if self._draining and not self.drained and is_idle:
-            self.drained = True
-            kept.append(Drained())
-        return kept
-
-
-def _refusal(command: Submit, why: str) -> Finished:
-    return Finished(command.request_id, command.attempt, "refused", message=why, try_later=True)
 
 
 class LocalInstance:
@@ -196,7 +77,7 @@ def serve_instance(
     heart = Heart(engine.pulse, channel, clock or MonotonicClock(), rhythm)
     serving = _Serving(gate, channel, heart)
     try:
-        with _sigterm_as_readable() as terminated, selectors.DefaultSelector() as selector:
+        with sigterm_as_readable() as terminated, selectors.DefaultSelector() as selector:
             selector.register(terminated, selectors.EVENT_READ)
             selector.register(sock, selectors.EVENT_READ)
             if gate.wakes is not None:
@@ -272,7 +153,7 @@ def _interest(channel: Channel) -> int:
 
 
 @contextlib.contextmanager
-def _sigterm_as_readable() -> Iterator[socket.socket]:
+def sigterm_as_readable() -> Iterator[socket.socket]:
     """Yield a socket that becomes readable on SIGTERM; outside the main thread it never does."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from kvell.engine.protocol.codec import decode_event, encode_frame
-from kvell.engine.protocol.instance import serve_instance
 from kvell.engine.protocol.messages import Command, Event, Heartbeat, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.serving.instance import serve_instance
 from kvell.frames import FrameReader
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import RequestId

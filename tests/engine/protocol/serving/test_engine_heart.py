@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.engine.protocol.channel import Channel
 from kvell.engine.protocol.codec import decode_event, encode_frame
-from kvell.engine.protocol.heart import Heart
 from kvell.engine.protocol.messages import (
     Cancel,
     Drain,
@@ -21,11 +19,13 @@ from kvell.engine.protocol.messages import (
     Ready,
     Tokens,
 )
-from kvell.engine.protocol.rhythm import Rhythm
+from kvell.engine.protocol.serving.channel import Channel
+from kvell.engine.protocol.serving.heart import Heart
+from kvell.engine.protocol.serving.rhythm import Rhythm
 from kvell.frames import FrameReader
 from kvell.testing.instance import POOL_BYTES, TOKEN_BYTES, FakeEngine, fake_token
 from kvell.vocabulary import RequestId
-from tests.engine.protocol.peer import FOREVER, WAIT_SECONDS, serving, submit, tokens_of
+from tests.engine.protocol.serving.peer import FOREVER, WAIT_SECONDS, serving, submit, tokens_of
 
 QUICK_SECONDS = 0.005
 LOOKS = 8

@@ -3,12 +3,27 @@
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 from kvell.clock import Clock
-from kvell.engine.protocol.channel import Channel, PeerClosed
-from kvell.engine.protocol.codec import encode_frame
 from kvell.engine.protocol.messages import Heartbeat
-from kvell.engine.protocol.rhythm import Rhythm
+from kvell.engine.protocol.serving.channel import PeerClosed
+from kvell.engine.protocol.serving.rhythm import Rhythm
+
+
+class Listeners(Protocol):
+    """Whom heartbeats are sent to: a :class:`.Channel`, or several."""
+
+    lock: threading.RLock
+    """Whoever holds it is alone with what waits to be sent."""
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Send a heartbeat, from the loop."""
+        ...
+
+    def beat_again(self) -> None:
+        """Send the last one again, from the heart's thread."""
+        ...
 
 
 class Heart:
@@ -21,14 +36,13 @@ class Heart:
     """
 
     def __init__(
-        self, pulse: Callable[[], Heartbeat], channel: Channel, clock: Clock, rhythm: Rhythm
+        self, pulse: Callable[[], Heartbeat], listeners: Listeners, clock: Clock, rhythm: Rhythm
     ) -> None:
         """:param pulse: is called from the loop's thread alone, and only when a beat is due."""
         self._pulse = pulse
-        self._channel = channel
+        self._listeners = listeners
         self._clock = clock
         self._rhythm = rhythm
-        self._frame = b""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvell-heart", daemon=True)
 
@@ -45,25 +59,21 @@ class Heart:
         self.end()
 
     def works(self) -> None:
-        """Note that the loop begins a turn; beat if it is time.
-
-        A peer that does not read gets no further beats: they would only fill the buffer.
-        """
+        """Note that the loop begins a turn; beat if it is time."""
         now_seconds = self._clock.now_seconds()
         is_due = self._rhythm.is_due(now_seconds) and not self._ended.is_set()
         if is_due:  # noted before the turn is, so that the thread does not beat as well
             self._rhythm.beats(now_seconds)
         self._rhythm.works(now_seconds)
-        if is_due and not self._channel.full:
-            self._frame = encode_frame(self._pulse())
-            self._channel.queue_frames(self._frame)
+        if is_due:
+            self._listeners.beat(self._pulse())
 
     def rests(self) -> float | None:
         """Note that the loop waits for its peer.
 
         :returns: for how many seconds it may, since a beat is due then; None: for ever.
         """
-        with self._channel.lock:  # afterwards, only the loop adds to what it waits to send
+        with self._listeners.lock:  # afterwards, only the loop adds to what it waits to send
             self._rhythm.rests()
         if self._ended.is_set():
             return None
@@ -86,8 +96,8 @@ class Heart:
         return remaining_seconds or self._rhythm.beat_seconds
 
     def _beat_alone(self) -> None:
-        with self._channel.lock:
+        with self._listeners.lock:
             now_seconds = self._clock.now_seconds()
             if self._rhythm.may_beat_alone(now_seconds):
                 self._rhythm.beats(now_seconds, alone=True)
-                self._channel.offer_frame(self._frame)
+                self._listeners.beat_again()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvell.engine.protocol.rhythm import Rhythm
+from kvell.engine.protocol.serving.rhythm import Rhythm
 
 BEAT_SECONDS = 4.0
 LONGEST_SECONDS = 20.0

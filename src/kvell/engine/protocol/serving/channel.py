@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
-from kvell.engine.protocol.messages import Command, Event
+from kvell.engine.protocol.messages import Command, Event, Heartbeat
 from kvell.frames import FrameReader
 
 READ_BYTES = 256 << 10
@@ -31,6 +31,7 @@ class Channel:
         self._limit_bytes = outgoing_limit_bytes
         self._reader = FrameReader()
         self._outgoing = bytearray()
+        self._beat = b""
 
     @property
     def pending(self) -> bool:
@@ -54,6 +55,22 @@ class Channel:
         with self.lock:
             self._outgoing += frames
             self.flush()
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Send a heartbeat.  A peer that does not read gets none: it would only fill the buffer.
+
+        :raises PeerClosed: when it has closed.
+        """
+        if not self.full:
+            self._beat = encode_frame(beat)
+            self.queue_frames(self._beat)
+
+    def beat_again(self) -> None:
+        """Send the last heartbeat again, from another thread than the loop's.
+
+        :raises PeerClosed: when the peer has closed.
+        """
+        self.offer_frame(self._beat)
 
     def offer_frame(self, frame: bytes) -> None:
         """Send a frame if nothing waits; else only send of that what the peer takes.

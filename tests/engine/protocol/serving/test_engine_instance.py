@@ -8,11 +8,6 @@ import threading
 import pytest
 
 from kvell.engine.protocol.codec import encode_frame
-from kvell.engine.protocol.instance import (
-    CommandGate,
-    LocalInstance,
-    serve_instance,
-)
 from kvell.engine.protocol.messages import (
     AskStats,
     Cancel,
@@ -25,10 +20,22 @@ from kvell.engine.protocol.messages import (
     Stats,
     Tokens,
 )
+from kvell.engine.protocol.serving.gate import CommandGate
+from kvell.engine.protocol.serving.instance import (
+    LocalInstance,
+    serve_instance,
+)
 from kvell.frames import ProtocolError, framed
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
-from tests.engine.protocol.peer import FOREVER, WAIT_SECONDS, Peer, serving, submit, tokens_of
+from tests.engine.protocol.serving.peer import (
+    FOREVER,
+    WAIT_SECONDS,
+    Peer,
+    serving,
+    submit,
+    tokens_of,
+)
 
 
 def test_ready_comes_first_and_a_request_is_served_in_order() -> None:

@@ -1,0 +1,212 @@
+"""Credits and draining around an engine, for one front or for several; no I/O."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Command,
+    Drain,
+    Drained,
+    Event,
+    Finished,
+    Heartbeat,
+    KeepAlive,
+    Ready,
+    Submit,
+    Tokens,
+)
+from kvell.vocabulary import RequestId
+
+NAME_END = ":"
+"""Ends the name of its front in a request's id, where fronts are several."""
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine; it is called from one thread."""
+
+    def ready(self) -> Ready:
+        """What this engine can serve, and how many requests at once (credits)."""
+        ...
+
+    def handle(self, command: Command) -> list[Event]:
+        """Take a command; events that need no step are returned at once."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether :meth:`step` would do anything."""
+        ...
+
+    def has_requests(self) -> bool:
+        """Whether any request has not ended, if none needs a step; some come from elsewhere."""
+        ...
+
+    def step(self) -> list[Event]:
+        """One plan, run and commit."""
+        ...
+
+    def wakes(self) -> int | None:
+        """A descriptor that becomes readable when :meth:`woken` has something; None: never."""
+        ...
+
+    def woken(self) -> list[Event]:
+        """Take in what came from elsewhere than the front."""
+        ...
+
+    def pulse(self) -> Heartbeat:
+        """What there is between two steps; called when a heartbeat is due, not at every step."""
+        ...
+
+
+def front_of(request_id: RequestId) -> str:
+    """The front whose request it is, where fronts are several."""
+    return request_id.partition(NAME_END)[0]
+
+
+@dataclass
+class _Share:
+    """What a front has: prompt tokens that have no answer yet, by request, and their sum.
+
+    :ivar ending: requests that are cancelled since the front went, and have not ended yet.
+    :ivar again: of these, what the front has asked for anew since it came back.
+    """
+
+    pending_tokens: dict[RequestId, int] = field(default_factory=dict)
+    sum_tokens: int = 0
+    ending: set[RequestId] = field(default_factory=set)
+    again: dict[RequestId, Submit] = field(default_factory=dict)
+
+    def began(self, request_id: RequestId) -> None:
+        """A token came: the prompt is computed, maybe by another instance."""
+        self.sum_tokens -= self.pending_tokens.get(request_id, 0)
+        self.pending_tokens[request_id] = 0
+
+    def ended(self, request_id: RequestId) -> None:
+        self.sum_tokens -= self.pending_tokens.pop(request_id, 0)
+
+
+class CommandGate:
+    """Enforces credits and draining around an engine, for both kinds of instance.
+
+    :param is_shared: whether fronts are several; then a request's id begins with its front's name,
+        and each has the credits for itself.
+    """
+
+    def __init__(self, engine: Engine, *, is_shared: bool = False) -> None:
+        self._engine, self._is_shared = engine, is_shared
+        self._shares: dict[str, _Share] = {}
+        self._draining = False
+        self.ready = engine.ready()
+        self.drained = False
+
+    def accept(self, command: Command, front: str = "") -> list[Event]:
+        """Pass a command of a front on, or refuse it; returns what can be answered at once."""
+        if isinstance(command, KeepAlive):
+            return []
+        if isinstance(command, Submit):
+            return self._submit(command, front)
+        if isinstance(command, Drain):
+            if self._draining:
+                return []
+            self._draining = True
+        return self._after(self._engine.handle(command))
+
+    def has_work(self) -> bool:
+        """Whether :meth:`advance` would do anything."""
+        return self._engine.has_work()
+
+    def advance(self) -> list[Event]:
+        """One step of the engine."""
+        return self._after(self._engine.step())
+
+    @property
+    def wakes(self) -> int | None:
+        """See :meth:`Engine.wakes`."""
+        return self._engine.wakes()
+
+    def woken(self) -> list[Event]:
+        """See :meth:`Engine.woken`."""
+        return self._after(self._engine.woken())
+
+    def others(self, front: str) -> tuple[int, int]:
+        """Prompt tokens without an answer, and requests, of all fronts but this."""
+        others = [share for name, share in self._shares.items() if name != front]
+        return sum(one.sum_tokens for one in others), sum(len(one.pending_tokens) for one in others)
+
+    def cancel_all(self) -> None:
+        """Cancel all requests in flight; nobody listens any more."""
+        for front in list(self._shares):
+            self.cancel_of(front)
+
+    def cancel_of(self, front: str) -> list[Event]:
+        """Cancel all that a front has; nobody listens there any more, but it may come back.
+
+        :returns: what others are told.
+        """
+        share = self._shares.get(front)
+        if share is None:
+            return []
+        share.again.clear()
+        share.ending |= share.pending_tokens.keys()
+        told: list[Event] = []
+        for request_id in sorted(share.pending_tokens):
+            told += self._after(self._engine.handle(Cancel(request_id)))
+        return told
+
+    def cancel(self, request_id: RequestId) -> list[Event]:
+        """Cancel a request that came from another instance, and whose front is not here."""
+        return self._after(self._engine.handle(Cancel(request_id)))
+
+    def _submit(self, command: Submit, front: str) -> list[Event]:
+        if self._draining:
+            refusal = _refusal(command, "the instance is draining")
+            return [replace(refusal, not_taken=True)]
+        if self._is_shared and front_of(command.request_id) != front:
+            return [_refusal(command, f"the request's id must begin with {front}{NAME_END}")]
+        share = self._shares.setdefault(front, _Share())
+        if command.request_id in share.ending - share.again.keys():
+            share.again[command.request_id] = command
+            return []
+        if command.request_id in share.pending_tokens:
+            return [_refusal(command, "a request with this id is in flight")]
+        if len(share.pending_tokens) >= self.ready.credits:
+            return [_refusal(command, f"all {self.ready.credits} credits are in use")]
+        tokens = len(command.prompt) // 4
+        share.pending_tokens[command.request_id] = tokens
+        share.sum_tokens += tokens
+        return self._after(self._engine.handle(command))
+
+    def _after(self, events: Iterable[Event]) -> list[Event]:
+        kept: list[Event] = []
+        for event in events:
+            # Drained ends the process, so it is sent from here, once, and never passed on.
+            if not isinstance(event, Drained):
+                kept.append(event)
+            if isinstance(event, Finished):
+                kept += self._finished(event.request_id)
+            elif self._is_shared and isinstance(event, Tokens):
+                front = front_of(event.request_id)
+                self._shares.setdefault(front, _Share()).began(event.request_id)
+        is_idle = not self._engine.has_requests() and not self._shares
+        if self._draining and not self.drained and is_idle:
+            self.drained = True
+            kept.append(Drained())
+        return kept
+
+    def _finished(self, request_id: RequestId) -> list[Event]:
+        """Take a request off its front's share; what comes of one that waited for its end."""
+        front = front_of(request_id) if self._is_shared else ""
+        share = self._shares.get(front)
+        if share is None:
+            return []
+        share.ended(request_id)
+        share.ending.discard(request_id)
+        again = share.again.pop(request_id, None)
+        if not share.pending_tokens and again is None:
+            del self._shares[front]
+        return [] if again is None else self._submit(again, front)
+
+
+def _refusal(command: Submit, why: str) -> Finished:
+    return Finished(command.request_id, command.attempt, "refused", message=why, try_later=True)
