@@ -8,11 +8,13 @@ import signal
 import pytest
 
 import kvell.server.manager.manager as manager_module
+import kvell.server.placing.cluster_site as cluster_site_module
 from kvell.engine.protocol.messages import Ready
 from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.dialing import dial_instance
 from kvell.server.manager.messages import FrontBeat, Leave
 from kvell.server.placing.cluster_site import ClusterSite
+from kvell.server.placing.placer import Found, PlacingError
 from tests.server.front.scenarios import is_gone, run, until
 from tests.server.manager.front_client import SECRET, Managed, joined, managed
 from tests.server.placing.host_placer import HostPlacer
@@ -108,5 +110,32 @@ def test_a_manager_that_comes_again_takes_over_what_runs() -> None:
             front.say(Leave())
             await front.hung_up()
             assert placer.is_closed and all(is_gone(pid) for pid in pids)
+
+    run(scenario())
+
+
+def test_a_placer_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what runs would be started a second time."""
+    monkeypatch.setattr(cluster_site_module, "LOOK_SECONDS", 0.01)
+
+    class Away(HostPlacer):
+        asked = 0
+
+        async def found(self) -> list[Found]:
+            self.asked += 1
+            if self.asked < 4:
+                raise PlacingError("Ray: no answer")
+            return await super().found()
+
+    async def scenario() -> None:
+        placer = Away(SECRET)
+        async with (
+            managed(WORDS, {"mixed": 1}, site=site_of(placer)) as one,
+            await joined(one.manager) as front,
+        ):
+            await front.serving(1)
+            assert placer.asked == 4
+            front.say(Leave())
+            await front.hung_up()
 
     run(scenario())

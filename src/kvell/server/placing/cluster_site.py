@@ -8,6 +8,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Iterable, Sequence
 
@@ -27,6 +28,9 @@ from kvell.server.placing.placer import Found, Placed, Placer, PlacingError
 from kvell.server.placing.remote_process import KILL_SECONDS, RemoteProcess, tell_last_words
 
 INCARNATION_BITS = 48
+LOOK_SECONDS = 1.0
+"""Before a placer that did not answer is asked again."""
+logger = logging.getLogger(__name__)
 
 
 class ClusterSite:
@@ -43,6 +47,7 @@ class ClusterSite:
     ) -> None:
         self._placer, self._secret, self._pool = placer, secret, pool
         self._placing_seconds = placing_seconds
+        self._found: dict[str, Found] = {}
         self._told = Greeting(MANAGER, secrets.randbits(INCARNATION_BITS), "", 0)
 
     def enter(self, instance_id: str) -> None:
@@ -54,15 +59,25 @@ class ClusterSite:
         self._placer.leave(instance_id)
 
     async def found(self) -> dict[str, int]:
-        """See :class:`.Site`."""
-        return {one.instance_id: one.incarnation for one in await self._found()}
+        """See :class:`.Site`.  A placer that does not answer is asked again: who took a cluster
+        that runs for a new one would start everything twice."""
+        while True:
+            try:
+                found = await self._placer.found()
+                break
+            except PlacingError as error:
+                logger.warning("what runs already is not known yet: %s", error)
+                await asyncio.sleep(LOOK_SECONDS)
+        self._found = {one.instance_id: one for one in found}
+        return {one.instance_id: one.incarnation for one in found}
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
         """See :class:`.Site`."""
-        for one in await self._found():
-            if one.instance_id == instance_id and one.placed is not None:
-                with contextlib.suppress(InstanceStartError):
-                    return await self._reached(instance_id, one.incarnation, one.placed)
+        found = self._found.pop(instance_id, None)
+        if found is None or found.placed is None:
+            return None
+        with contextlib.suppress(InstanceStartError):
+            return await self._reached(instance_id, found.incarnation, found.placed)
         return None
 
     async def launch(
@@ -97,11 +112,6 @@ class ClusterSite:
         """See :class:`.Site`."""
         with contextlib.suppress(PlacingError):  # the cluster has ended before
             await self._placer.close()
-
-    async def _found(self) -> list[Found]:
-        with contextlib.suppress(PlacingError):
-            return await self._placer.found()
-        return []
 
     async def _reached(self, instance_id: str, incarnation: int, placed: Placed) -> InstanceProcess:
         """Connect to an incarnation.
