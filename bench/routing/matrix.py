@@ -39,6 +39,7 @@ GENERATED = ("loogle-like", "sharegpt-like", "react-like")
 REAL = ("mooncake-conversation", "coding-assistant")
 """Traces of ``--traces``."""
 TEXTS, TEXT_TOKENS, BLOCK_TOKENS, EDIT_OUTPUT_TOKENS = 6, 8_192, 16, 32
+FORKS_OF_A_TEXT = 6
 OVERLAP = "token overlap"
 """prompt-tree over overlaps of tokens."""
 RATES = {
@@ -46,6 +47,7 @@ RATES = {
     "sharegpt-like": 40.0,
     "react-like": 20.0,
     "edits": 2.5,
+    "forks": 2.5,
     "mooncake-conversation": 2.0,
     "coding-assistant": 1.0,
 }
@@ -108,6 +110,8 @@ def rows_of(case: Case) -> list[TraceRow]:
         rows = [one for one in rows if one.num_tokens <= MOST_MODEL_TOKENS][:count]
     elif case.workload == "edits":
         rows = edits(count, case.seed)
+    elif case.workload == "forks":
+        rows = forks(count, case.seed)
     else:
         rows = shared(generate_trace(case.workload, count // case.share, case.seed), case.share)
     return retimed(rows, rate=case.rate * case.computing, seed=case.seed)
@@ -126,6 +130,20 @@ def edits(count: int, seed: int) -> list[TraceRow]:
     return [
         TraceRow(0.0, TEXT_TOKENS, EDIT_OUTPUT_TOKENS, text * blocks + np.arange(cut), BLOCK_TOKENS)
         for text, cut in zip(which.tolist(), kept.tolist(), strict=True)
+    ]
+
+
+def forks(count: int, seed: int) -> list[TraceRow]:
+    """Texts that go on in several ways, as agents do that try a task again from earlier places.
+
+    The ways of a text follow one another.  Each keeps the text up to a random place, where nobody
+    has a state, and is another from there on.
+    """
+    draw, blocks = np.random.default_rng(seed), TEXT_TOKENS // BLOCK_TOKENS
+    kept = draw.integers(blocks // 4, blocks, count).tolist()
+    return [
+        TraceRow(0.0, TEXT_TOKENS, EDIT_OUTPUT_TOKENS, text * blocks + np.arange(cut), BLOCK_TOKENS)
+        for text, cut in ((i // FORKS_OF_A_TEXT, cut) for i, cut in enumerate(kept))
     ]
 
 
@@ -185,16 +203,16 @@ def grid(args: argparse.Namespace) -> Iterable[Case]:
             yield from each(
                 workload="loogle-like", counts=split, rate=60.0, requests=requests, share=share
             )
-    workloads = [*GENERATED, *(REAL if args.traces is not None else ())]
+    workloads = args.workloads or [*GENERATED, *(REAL if args.traces is not None else ())]
     if args.only in ("", "matrix"):
         for workload in workloads:
             for count in args.instances:
-                rate = RATES[workload]
-                each_ = max(20, requests * 4 // count)
+                rate, fewest = RATES[workload], 10 if workload in REAL else 20
+                each_ = max(fewest, requests * 4 // count)
                 mixed = (("mixed", count),)
                 yield from each(workload=workload, counts=mixed, rate=rate, requests=each_)
     if args.only in ("", "hybrid"):
-        for workload in ("edits", "react-like"):
+        for workload in ("edits", "forks", "react-like"):
             for policy in (*args.policies, OVERLAP):
                 yield Case(
                     *(workload, policy, (("mixed", 4),), RATES[workload], requests),
@@ -235,6 +253,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--policies", nargs="+", default=list(ROUTINGS))
     parser.add_argument("--only", choices=("shares", "matrix", "hybrid", "stale"), default="")
     parser.add_argument("--instances", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--workloads", nargs="+", choices=GENERATED + REAL, help="of the matrix")
     parser.add_argument("--requests", type=int, default=200, help="per instance, of the smallest")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)

@@ -10,9 +10,11 @@ ten times as many tokens of answers.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ from kvell.simulator.traces.rows import TraceRow
 OBJECTIVES = Objectives(ttft_seconds=1.0, tpot_seconds=0.02)
 PROMPTS, ANSWERS = (4_000, 40), (400, 400)
 """Tokens of prompt and answer of a request, in the two halves of a swing."""
+LATENCIES = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99")
+AVERAGED = ("slo_attainment", *LATENCIES, "changes_per_swing")
 
 
 @dataclass(frozen=True)
@@ -59,18 +63,37 @@ class Case:
         return f"{split}, roles follow" if self.follows else split
 
 
-def rows_of(case: Case) -> list[TraceRow]:
-    """Requests as a Poisson process whose rate and lengths swing; no prefix is shared."""
-    draw, rows, start = np.random.default_rng(case.seed), list[TraceRow](), 0.0
-    halves = ((case.prompt_rate, PROMPTS), (case.answer_rate, ANSWERS))
-    for rate, (prompt, answer) in halves * case.swings:
+@dataclass(frozen=True)
+class Half:
+    """Half a swing.
+
+    :param rate: requests per second.
+    :param prompt_tokens: of a request on average, and ``answer_tokens``; each from half to one and
+        a half of it.
+    """
+
+    rate: float
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def swinging(halves: Sequence[Half], half_seconds: float, seed: int) -> list[TraceRow]:
+    """Requests of one half after another, each as a Poisson process; no prefix is shared."""
+    draw, rows, start = np.random.default_rng(seed), list[TraceRow](), 0.0
+    for half in halves:
         at = start
-        while (at := at + draw.exponential(1 / rate)) < start + case.half_seconds:
+        while (at := at + draw.exponential(1 / half.rate)) < start + half_seconds:
             spread = draw.uniform(0.5, 1.5, 2)
-            lengths = max(1, int(prompt * spread[0])), max(2, int(answer * spread[1]))
-            rows.append(TraceRow(at, *lengths))
-        start += case.half_seconds
+            lengths = int(half.prompt_tokens * spread[0]), int(half.answer_tokens * spread[1])
+            rows.append(TraceRow(at, max(1, lengths[0]), max(2, lengths[1])))
+        start += half_seconds
     return rows
+
+
+def rows_of(case: Case) -> list[TraceRow]:
+    """Requests whose rate and lengths swing."""
+    halves = (Half(case.prompt_rate, *PROMPTS), Half(case.answer_rate, *ANSWERS))
+    return swinging(halves * case.swings, case.half_seconds, case.seed)
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -97,6 +120,18 @@ def run(case: Case) -> dict[str, Any]:
     }
 
 
+def means(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The figures of each kind of roles, as means over its seeds."""
+    names = dict.fromkeys(one["name"] for one in found)
+    return [
+        {"name": name, **_mean([one for one in found if one["name"] == name])} for name in names
+    ]
+
+
+def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {name: fmean(one[name] for one in runs) for name in AVERAGED}
+
+
 def main(given: Sequence[str] | None = None) -> None:
     """Print a table, and write the figures if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -105,20 +140,23 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--answer-rate", type=float, default=60.0)
     parser.add_argument("--half-seconds", type=float, default=60.0)
     parser.add_argument("--swings", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--json", type=str)
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args(given)
-    asked = (args.prompt_rate, args.answer_rate, args.half_seconds, args.swings, args.seed)
+    asked = (args.prompt_rate, args.answer_rate, args.half_seconds, args.swings)
     half = args.instances // 2
-    cases = [Case(one, args.instances, False, *asked) for one in range(1, args.instances)]
-    cases.append(Case(half, args.instances, True, *asked))
+    splits = [(one, False) for one in range(1, args.instances)] + [(half, True)]
+    cases = [
+        Case(prefill, args.instances, follows, *asked, seed)
+        for prefill, follows in splits
+        for seed in args.seeds
+    ]
     with ProcessPoolExecutor(args.processes) as pool:
         found = list(pool.map(run, cases))
-    columns = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99")
-    table = Table("roles", "in time", *(f"{one} ms" for one in columns), "changes per swing")
-    for one in found:
-        values = (f"{1000 * one[name]:,.1f}" for name in columns)
+    table = Table("roles", "in time", *(f"{one} ms" for one in LATENCIES), "changes per swing")
+    for one in means(found):
+        values = (f"{1000 * one[name]:,.1f}" for name in LATENCIES)
         table.add_row(
             one["name"], f"{one['slo_attainment']:.1%}", *values, f"{one['changes_per_swing']:.1f}"
         )

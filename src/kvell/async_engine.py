@@ -35,10 +35,10 @@ from kvell.llm_jobs import embedding_output
 from kvell.mempool.place import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress, quiet
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.member import MemberStatus
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.command import instance_command
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import MemberStatus
+from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.text.embeddings import embedded
 from kvell.server.text.named_texts import texts_of
 from kvell.server.text.session_key import conversation_key, prompt_key

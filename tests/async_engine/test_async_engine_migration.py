@@ -7,7 +7,7 @@ import pytest
 
 from kvell import AsyncEngine, SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.server.front.front_limits import FrontLimits
+from kvell.server.members.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 from tests.server.front.scenarios import run
 

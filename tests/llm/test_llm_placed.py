@@ -16,12 +16,12 @@ import pytest
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.command import placed_command
 from kvell.server.joined.joined_cluster import JoinedCluster
 from kvell.server.joined.manager_link import ManagerAddress
 from kvell.server.manager.manager import Manager
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.placing.cluster_site import ClusterSite
 from kvell.server.placing.keeper import PROGRAM
 from tests.server.front.scenarios import run, until

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.server.front.front_limits import FrontLimits
+from kvell.server.members.front_limits import FrontLimits
 from kvell.server.run import ServeOptions, Texts, serve
 from kvell.testing.instance import ByteText
 

@@ -86,7 +86,7 @@ PAGES = (
                 "What it takes and returns",
                 (
                     *_of("kvell.async_engine", "Prompt StreamedOutput"),
-                    "kvell.server.front.front_limits.FrontLimits",
+                    "kvell.server.members.front_limits.FrontLimits",
                     "kvell.server.instance.restart.RestartPolicy",
                     "kvell.engine.setup.engine_settings.EngineSettings",
                     "kvell.cluster.routing.policies.ROUTINGS",
@@ -95,7 +95,7 @@ PAGES = (
             Section(
                 "What instances say of themselves",
                 (
-                    "kvell.server.front.member.MemberStatus",
+                    "kvell.server.members.member.MemberStatus",
                     "kvell.server.instance.supervisor.InstanceState",
                     *_of("kvell.engine.protocol.messages", "Ready Heartbeat Stats GroupStats"),
                     *_of(

@@ -37,8 +37,8 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.mempool.place import PageTransport, PdCaching
 from kvell.server.answers.named import check_parsers
 from kvell.server.events.events_config import parse_events_config
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.logs.lines import LogFormat, lines_on, tell
+from kvell.server.members.pool_settings import PoolSettings
 
 logger = logging.getLogger(__name__)
 

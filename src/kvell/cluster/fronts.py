@@ -61,7 +61,8 @@ class FrontTable:
 
         So a manager that has just started learns which roles there are.
 
-        :param loads: prompt tokens that each instance has still to do for it, ≥ 0.
+        :param loads: work that each instance has still to do for it, ≥ 0; see
+            :class:`kvell.cluster.roles.RoleView`.
         :raises ChangeSomething: for a load below 0 or a role that there is not; then nothing of
             it holds.
         """
@@ -94,7 +95,7 @@ class FrontTable:
         return list(self._fronts)
 
     def loads(self, now_seconds: float) -> dict[str, int]:
-        """Prompt tokens that each instance has still to do, for all fronts together."""
+        """Work that each instance has still to do, for all fronts together."""
         self._expire(now_seconds)
         total: Counter[str] = Counter()
         for front in self._fronts.values():
@@ -120,10 +121,10 @@ class FrontTable:
 
 
 def _check(loads: Mapping[str, int], roles: Mapping[str, str]) -> None:
-    for instance_id, tokens in loads.items():
-        if tokens < 0:
+    for instance_id, work in loads.items():
+        if work < 0:
             problem = f"is below 0 for {instance_id}"
-            raise ChangeSomething("loads", tokens, problem, "count what is still to do")
+            raise ChangeSomething("loads", work, problem, "count what is still to do")
     for instance_id, role in roles.items():
         if role not in ROLES:
             problem = f"is no role of an instance, as {instance_id} has"

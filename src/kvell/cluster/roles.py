@@ -1,4 +1,5 @@
-"""Which instance changes its role when prompts outweigh answers, or the other way round.
+"""Which instances change their role when prompts or answers would be late, and the others have
+time to spare.
 
 A role is what the front sends an instance, and nothing of the instance itself.  So one that
 computes prompts goes on with answers from the next request on, and nothing has to start.
@@ -10,15 +11,20 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal
 
+from kvell.cluster.routing.costs import FIT_BATCH, ExecCosts
+
 Role = Literal["prefill", "decode"]
 OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
+FALLING = 0.99
+"""Work gets less if it is below this part of its average."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleView:
     """An instance that does a part of the work.
 
-    :param work: what it has still to do, in prompt tokens.
+    :param work: of a prefill instance, prompt tokens that it has still to compute.  Of a decode
+        instance, requests that it answers; long ones count several times (:meth:`.Line.part`).
     """
 
     instance_id: str
@@ -28,78 +34,117 @@ class RoleView:
 
 @dataclass(frozen=True)
 class RoleRules:
-    """When a role is changed.
+    """When roles are changed.
 
-    :param gain: the busier role's work per instance must fall by this factor.  The change back
-        would raise it, so equal work never swings an instance to and fro.
-    :param patience_seconds: for which that must have been so.
+    A role is *late* while its work takes longer than one of the first two.  Its lateness is 1 then.
+
+    :param wait_seconds: until all prompts of a prefill instance are computed.
+    :param slowdown: a step of a decode instance, over one that reads the weights for nobody.
+    :param spare: a change should bring both roles to this lateness or below.
+    :param gain: where none does, it must lower the lateness of the later role by this factor.
+    :param patience_seconds: for which a role must have been late.
     :param rest_seconds: between two changes, until the first shows.
-    :param memory_seconds: over which work is averaged, so that one long prompt changes nothing.
-    :param least_work: prompt tokens per instance of the busier role; below, all is well.
+    :param memory_seconds: over which work is averaged.
     """
 
+    wait_seconds: float = 0.5
+    slowdown: float = 2.0
+    spare: float = 0.9
     gain: float = 1.25
-    patience_seconds: float = 4.0
+    patience_seconds: float = 1.0
     rest_seconds: float = 12.0
     memory_seconds: float = 4.0
-    least_work: int = 2_048
 
 
 class RoleChanger:
-    """Decides, from what the front counts; pure."""
+    """Decides, from what the front counts; pure.
 
-    def __init__(self, rules: RoleRules | None = None) -> None:
+    :param costs: of the instances' model.
+    """
+
+    def __init__(self, rules: RoleRules | None = None, costs: ExecCosts | None = None) -> None:
         self._rules = rules or RoleRules()
-        self._work: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}
+        self._prices = _Prices(costs or ExecCosts(), self._rules)
+        self._average: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}
         self._looked_seconds: float | None = None
-        self._wanted: Role | None = None
-        self._wanted_since_seconds = 0.0
+        self._late: Role | None = None
+        self._late_since_seconds = 0.0
         self._rests_until_seconds = 0.0
 
-    def decide(self, instances: Sequence[RoleView], now_seconds: float) -> tuple[str, Role] | None:
-        """Return an instance and the role that it should have from now on; None: all stay.
+    def decide(self, instances: Sequence[RoleView], now_seconds: float) -> list[tuple[str, Role]]:
+        """Return instances and the role that each should have from now on; the others stay.
 
-        To be called every second or so.
+        All of them get the same role.  To be called every second or so.
 
         :param instances: those that may get requests; ones that do all of the work are not among
             them.
         :param now_seconds: of a clock that does not go back.
         """
-        self._average(instances, now_seconds)
-        wanted = self._better(instances)
-        if wanted != self._wanted:
-            self._wanted, self._wanted_since_seconds = wanted, now_seconds
-        waited_seconds = now_seconds - self._wanted_since_seconds
-        is_early = waited_seconds < self._rules.patience_seconds
-        if wanted is None or is_early or now_seconds < self._rests_until_seconds:
-            return None
-        self._wanted, self._rests_until_seconds = None, now_seconds + self._rules.rest_seconds
-        giving = [one for one in instances if one.role != wanted]
-        idlest = min(giving, key=lambda one: (one.work, one.instance_id))
-        return idlest.instance_id, wanted
+        work: dict[Role, int] = {
+            role: sum(one.work for one in instances if one.role == role) for role in OTHER
+        }
+        self._remember(work, now_seconds)
+        counts = {role: sum(one.role == role for one in instances) for role in OTHER}
+        late = self._late_role(work, counts) if all(counts.values()) else None
+        if late != self._late:
+            self._late, self._late_since_seconds = late, now_seconds
+        is_early = now_seconds - self._late_since_seconds < self._rules.patience_seconds
+        if late is None or is_early or now_seconds < self._rests_until_seconds:
+            return []
+        giving = [one for one in instances if one.role != late]
+        count = self._number(late, work, counts)
+        if count:
+            self._late, self._rests_until_seconds = None, now_seconds + self._rules.rest_seconds
+        idlest = sorted(giving, key=lambda one: (one.work, one.instance_id))
+        return [(one.instance_id, late) for one in idlest[:count]]
 
-    def _average(self, instances: Sequence[RoleView], now_seconds: float) -> None:
+    def _remember(self, work: dict[Role, int], now_seconds: float) -> None:
         """Take in the work of both roles; what was longer ago counts less."""
         before, self._looked_seconds = self._looked_seconds, now_seconds
         kept = 0.0
         if before is not None:
             kept = exp(-max(0.0, now_seconds - before) / self._rules.memory_seconds)
-        for role in self._work:
-            now = sum(one.work for one in instances if one.role == role)
-            self._work[role] = kept * self._work[role] + (1 - kept) * now
+        for role, now in work.items():
+            self._average[role] = kept * self._average[role] + (1 - kept) * now
 
-    def _better(self, instances: Sequence[RoleView]) -> Role | None:
-        """The role that one more instance would help most; None if that is not worth it."""
-        counts = {role: sum(one.role == role for one in instances) for role in self._work}
-        if not all(counts.values()):
-            return None
-        busier: Role = max(self._work, key=lambda role: self._work[role] / counts[role])
-        idler = OTHER[busier]
-        # Work must have been there for a while, and still be: a peak that is over needs nobody.
-        now = {role: sum(one.work for one in instances if one.role == role) for role in counts}
-        much, little = min(self._work[busier], now[busier]), max(self._work[idler], now[idler])
-        most = much / counts[busier]
-        if counts[idler] < 2 or most < self._rules.least_work:
-            return None
-        then = max(much / (counts[busier] + 1), little / (counts[idler] - 1))
-        return busier if then * self._rules.gain <= most else None
+    def _late_role(self, work: dict[Role, int], counts: dict[Role, int]) -> Role | None:
+        """The later role, if it is late; work that gets less by itself makes none late."""
+        lateness = {role: self._prices.lateness(role, work[role], counts[role]) for role in OTHER}
+        later: Role = max(OTHER, key=lambda role: lateness[role])
+        gets_less = work[later] < FALLING * self._average[later]
+        return None if lateness[later] < 1 or gets_less else later
+
+    def _number(self, late: Role, work: dict[Role, int], counts: dict[Role, int]) -> int:
+        """How many instances should change to a role: the fewest that leave neither role late."""
+        idler = OTHER[late]
+        idlers_work = max(work[idler], self._average[idler])
+        then = [
+            max(
+                self._prices.lateness(late, work[late], counts[late] + count),
+                self._prices.lateness(idler, idlers_work, counts[idler] - count),
+            )
+            for count in range(counts[idler])
+        ]
+        enough = [count for count, lateness in enumerate(then) if lateness <= self._rules.spare]
+        if enough:
+            return enough[0]
+        best = min(range(len(then)), key=lambda count: then[count])
+        return best if then[best] * self._rules.gain <= then[0] else 0
+
+
+class _Prices:
+    """Prices of the work of both roles in seconds, over what the rules allow."""
+
+    def __init__(self, costs: ExecCosts, rules: RoleRules) -> None:
+        self._rules = rules
+        self._token_seconds = costs.token_seconds + costs.request_seconds / costs.chunk_tokens
+        self._step_seconds = costs.request_seconds
+        measured_seconds = FIT_BATCH * costs.output_token_seconds
+        self._answer_seconds = max(0.0, measured_seconds - self._step_seconds) / FIT_BATCH
+
+    def lateness(self, role: Role, work: float, instances: int) -> float:
+        """Of a role's work, shared evenly by so many instances (≥ 1)."""
+        each = work / instances
+        if role == "prefill":
+            return each * self._token_seconds / self._rules.wait_seconds
+        return (1 + each * self._answer_seconds / self._step_seconds) / self._rules.slowdown

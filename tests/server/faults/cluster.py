@@ -9,11 +9,11 @@ from pathlib import Path
 
 from kvell.engine.protocol.messages import Stats
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.joined.joined_cluster import JoinedCluster
 from kvell.server.joined.joined_members import JoinedMembers
 from kvell.server.joined.manager_link import ManagerAddress
 from kvell.server.manager.messages import Roster
+from kvell.server.members.front_limits import FrontLimits
 from tests.server.faults.load import Load
 from tests.server.faults.machines.machines import Machines
 from tests.server.faults.managing import ManagedCluster

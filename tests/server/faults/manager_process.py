@@ -13,10 +13,10 @@ import sys
 import threading
 
 from kvell.engine.protocol.serving.door import read_secret
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.restart import RestartPolicy
 from kvell.server.manager.manager import Manager
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.placing.cluster_site import ClusterSite
 from tests.server.faults.machines.placer import NodePlacer
 

@@ -15,10 +15,10 @@ from kvell.engine.protocol.messages import SCHEMA_VERSION, Finished, Stats
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.member import MemberStatus
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import MemberStatus
 from kvell.testing.instance import fake_token
 from tests.server.front.scenarios import run, until
 

@@ -14,8 +14,8 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.request_log import EndedRequest, LogEntry
+from kvell.server.members.front_limits import FrontLimits
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.embeddings import all_embedded, embedded
 from kvell.server.text.text_model import PreparedPrompt

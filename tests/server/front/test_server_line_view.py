@@ -74,6 +74,10 @@ class LineMachine(RuleBasedStateMachine):
         memory = (9, 9, free_bytes, 9_000)
         self.line.heard(Heartbeat(self.incarnation, 1, 0, 0, *memory, tokens, requests))
 
+    @rule(role=st.sampled_from(["mixed", "prefill", "decode"]))
+    def changes_its_role(self, role: str) -> None:
+        self.line.role = role
+
     @invariant()
     def the_view_is_what_there_is(self) -> None:
         prompts = list(self.computing.values())
@@ -87,7 +91,9 @@ class LineMachine(RuleBasedStateMachine):
             sum(max(1, one.prompt_tokens - one.hit_tokens) for one in prompts) + self.others_tokens,
             sum(pairs(one.prompt_tokens, one.hit_tokens) for one in prompts),
             len(self.running) + self.others_requests,
-            sum(one.prompt_tokens for one in prompts)
+            0
+            if self.line.role == "prefill"
+            else sum(one.prompt_tokens for one in prompts)
             + sum(one.prompt_tokens + self.made[name] for name, one in self.running.items()),
         )
         outputs = [*prompts, *self.running.values()]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.place import Place
 from kvell.server.instance.restart import RestartPolicy
+from kvell.server.members.front_limits import FrontLimits
 
 CommandFactory = Callable[..., list[str]]
 

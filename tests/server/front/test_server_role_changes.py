@@ -114,3 +114,31 @@ def test_a_role_that_others_give_is_taken_once() -> None:
     assert front.queue.set_role(home, "prefill") == []
     assert (front.roles()[home], front.queue.role_changes) == ("prefill", 1)
     assert front.queue.set_role(home, "decode") == []
+
+
+def test_what_moves_goes_to_none_that_changes_too() -> None:
+    front = Front()
+    front.queue.open(*("decode-2", 8, 1), free_bytes=1 << 20, token_bytes=1, joins_others=False)
+    homes: dict[str, str] = {}
+    for _ in range(3):
+        _, submission = front.submit(20, answer=40)
+        homes[submission.goes_to] = submission.request_id
+        front.hand_over(submission)
+    assert sorted(homes) == ["decode-0", "decode-1", "decode-2"], "each gives an answer"
+    told = front.queue.set_roles([("decode-0", "prefill"), ("decode-1", "prefill")])
+    assert told == [
+        (name, Migrate(RequestId(homes[name]), 0, "decode-2")) for name in ("decode-0", "decode-1")
+    ]
+    assert front.queue.role_changes == 2
+    assert front.queue.set_roles([]) == []
+
+
+def test_the_load_asks_for_several_at_once() -> None:
+    front = Front()
+    for name in ("decode-2", "decode-3"):
+        front.queue.open(*(name, 8, 1), free_bytes=1 << 20, token_bytes=1, joins_others=False)
+    for _ in range(8):
+        front.submit(5_000)
+    front.beat()
+    assert front.queue.role_changes == 3
+    assert sorted(front.roles().values()) == ["decode"] + ["prefill"] * 4

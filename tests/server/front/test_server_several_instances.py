@@ -15,9 +15,9 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.member import MemberStatus
 from kvell.server.instance.restart import RestartPolicy
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import MemberStatus
 from kvell.testing.instance import CRASH_TOKEN, fake_token
 from tests.server.front.scenarios import damage_next_bytes, is_gone, line_of, run, until
 

@@ -20,7 +20,6 @@ from kvell.mempool.transports.greeting import Greeting
 from kvell.mempool.transports.tcp.challenge import answer_session
 from kvell.mempool.transports.tcp.channel import Channel
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.joined.instance_link import InstanceLink
 from kvell.server.joined.joined_cluster import JoinedCluster
 from kvell.server.joined.manager_link import ManagerAddress
@@ -36,6 +35,7 @@ from kvell.server.manager.messages import (
     decode_to_manager,
     encode_message,
 )
+from kvell.server.members.front_limits import FrontLimits
 from kvell.testing.instance import FakeEngine, fake_token
 
 SECRET = b"0123456789abcdef"

@@ -10,9 +10,6 @@ from typing import Any, Self
 
 from kvell.frames import FrameReader
 from kvell.mempool.transports.greeting import Greeting
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.host import Host
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.dialing import dial
 from kvell.server.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.server.instance.restart import RestartPolicy
@@ -28,6 +25,9 @@ from kvell.server.manager.messages import (
     decode_to_front,
     encode_message,
 )
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.host import Host
+from kvell.server.members.pool_settings import PoolSettings
 from tests.server.front.scenarios import until
 
 SECRET = secrets.token_bytes(32)

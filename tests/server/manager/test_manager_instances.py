@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import kvell.server.manager.manager as manager_module
-from kvell.server.front.members import Members
 from kvell.server.manager.messages import Answer, FrontBeat, Roster, ScaleInstances
+from kvell.server.members.members import Members
 from tests.server.front.scenarios import is_gone, run, until
 from tests.server.manager.front_client import HeldSite, joined, managed
 

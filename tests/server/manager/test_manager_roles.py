@@ -13,7 +13,7 @@ from tests.server.manager.front_client import FrontClient, Managed, joined, mana
 CommandFactory = Callable[..., list[str]]
 COUNTS = {"prefill": 1, "decode": 2}
 HALF = 1_500
-"""Prompt tokens: two fronts with so many have more than ``RoleRules.wait_seconds`` allows, one has not."""
+"""Prompt tokens: those of two fronts take longer than ``RoleRules.wait_seconds``, of one not."""
 
 
 @pytest.fixture(autouse=True)

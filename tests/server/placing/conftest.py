@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import pytest
 
 from kvell.server.front.front import Front
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.instance_line import InstanceLine
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
 from kvell.server.joined.joined_cluster import JoinedCluster
 from kvell.server.joined.manager_link import ManagerAddress
 from kvell.server.manager.manager import Manager
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.placing.cluster_site import ClusterSite
 from tests.server.placing.host_placer import HostPlacer
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.restart import RestartPolicy
 from kvell.server.manager.settings import ClusterSettings
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.placing import meeting
 from kvell.server.placing.meeting import answer, meet
 from tests.server.front.scenarios import run

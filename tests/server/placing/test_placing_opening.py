@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.manager.settings import ClusterSettings
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.placing import opening
 from kvell.server.placing.opening import check_ray, manager_finder
 

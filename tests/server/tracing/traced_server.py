@@ -7,8 +7,8 @@ and what was imported of tracing, and ends on SIGTERM.
 import sys
 from pathlib import Path
 
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.logs.lines import lines_on
+from kvell.server.members.front_limits import FrontLimits
 from kvell.server.run import ServeOptions, Texts, serve
 from kvell.testing.instance import ByteText
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.server.events.events_config import KvEventsConfig
 from kvell.server.front.front import ONE_MIXED
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.pool_settings import PoolSettings
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.pool_settings import PoolSettings
 
 MAX_BODY_BYTES = 32 << 20
 

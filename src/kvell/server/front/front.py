@@ -33,21 +33,21 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import InstanceDied
 from kvell.frames import ProtocolError
 from kvell.server.front.admission_queue import AdmissionQueue
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.host import Host
 from kvell.server.front.index_observer import IndexObserver
 from kvell.server.front.line import Line
 from kvell.server.front.mailbox import Output
-from kvell.server.front.member import MemberStatus, Told, stats_of
-from kvell.server.front.members import CLOSING, Members
 from kvell.server.front.membership import JoinedMembership, Joins, Membership
 from kvell.server.front.place import Place
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.front.request_log import LogEntry, RequestObserver, RequestTrace
 from kvell.server.front.request_names import RequestNames
-from kvell.server.front.watch import pages_of
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.site import Site
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.host import Host
+from kvell.server.members.member import MemberStatus, Told, stats_of
+from kvell.server.members.members import CLOSING, Members
+from kvell.server.members.pool_settings import PoolSettings
+from kvell.server.members.watch import pages_of
 from kvell.vocabulary import RequestId
 
 FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]

@@ -13,7 +13,6 @@ from kvell.vocabulary import RequestId
 class Line:
     """The way to one instance; pure bookkeeping.
 
-    :ivar role: what it does now; its first is in its name.
     :ivar in_flight: requests that the instance has and did not finish, oldest first.
     :ivar outstanding_prompt_tokens: prompt tokens that it has still to compute.
     :ivar outstanding_output_tokens: output tokens that it is expected to make yet.
@@ -25,7 +24,7 @@ class Line:
 
     def __init__(self, instance_id: str) -> None:
         self.instance_id = instance_id
-        self.role = instance_id.rpartition("-")[0]
+        self._role = instance_id.rpartition("-")[0]
         self.in_flight: dict[RequestId, LogEntry] = {}
         self.incarnation = 0
         self.outstanding_prompt_tokens = 0
@@ -42,6 +41,15 @@ class Line:
         self._others_prompt_tokens = self._others_requests = 0
         self.coming: set[RequestId] = set()
         self._view: InstanceView | None = None
+
+    @property
+    def role(self) -> str:
+        """What it does now; its first is in its name."""
+        return self._role
+
+    @role.setter
+    def role(self, role: str) -> None:
+        self._role, self._view = role, None
 
     @property
     def free_credits(self) -> int:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.line import Line
-from kvell.server.front.member import Member, Told
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import Member, Told
 
 
 class Membership(Protocol):

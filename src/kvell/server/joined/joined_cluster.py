@@ -4,12 +4,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.line import Line
-from kvell.server.front.member import Told
 from kvell.server.joined.joined_members import JoinedMembers
 from kvell.server.joined.manager_link import Find
 from kvell.server.manager.messages import BEAT_SECONDS
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import Told
 
 INCARNATION_BITS = 48
 NAME_BYTES = 4

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from kvell.engine.protocol.messages import Ready
 from kvell.errors import ChangeSomething
 from kvell.mempool.transports.greeting import Greeting
-from kvell.server.front.front_limits import FrontLimits
 from kvell.server.front.line import Line
-from kvell.server.front.member import Member, Told
-from kvell.server.front.members import CLOSING, DRAINED
 from kvell.server.instance.dialing import DialedLine, dial_instance
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.joined.instance_link import InstanceLink
 from kvell.server.joined.manager_link import ManagerLink
 from kvell.server.manager.messages import FrontBeat, Roster, RosterEntry
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import Member, Told
+from kvell.server.members.members import CLOSING, DRAINED
 
 if TYPE_CHECKING:
     from kvell.server.joined.joined_cluster import JoinedCluster

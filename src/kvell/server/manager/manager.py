@@ -24,10 +24,6 @@ from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Ready
 from kvell.errors import ChangeSomething, KvellError
 from kvell.frames import ProtocolError
 from kvell.mempool.transports.greeting import Greeting
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.member import INCARNATION_BITS, Told
-from kvell.server.front.members import Members
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.site import Site
@@ -46,6 +42,10 @@ from kvell.server.manager.messages import (
 )
 from kvell.server.manager.orders import carried_out, refused
 from kvell.server.manager.rosters import entries, role_views
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import INCARNATION_BITS, Told
+from kvell.server.members.members import Members
+from kvell.server.members.pool_settings import PoolSettings
 
 logger = logging.getLogger(__name__)
 

@@ -91,8 +91,8 @@ class Roster(_Message, frozen=True):
 class FrontBeat(_Message, frozen=True):
     """A front lives, and what it knows.
 
-    :param loads: what instances have still to do for it of the part that is theirs, in prompt
-        tokens; those that do all parts are not named.
+    :param loads: what instances have still to do for it of the part that is theirs, as of
+        :class:`kvell.cluster.roles.RoleView`; those that do all parts are not named.
     :param roles: the role of each instance that it knows, as of ``role_changes``.
     """
 

@@ -2,8 +2,8 @@
 
 from kvell.cluster.instances import checked_counts
 from kvell.errors import ChangeSomething, KvellError
-from kvell.server.front.members import Members
 from kvell.server.manager.messages import Answer, DrainInstance, ScaleInstances
+from kvell.server.members.members import Members
 
 Order = ScaleInstances | DrainInstance
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from kvell.cluster.roles import OTHER, RoleView
-from kvell.server.front.members import OwnMember
 from kvell.server.manager.messages import Ended, RosterEntry
+from kvell.server.members.members import OwnMember
 
 
 def entries(
@@ -28,7 +28,7 @@ def entries(
 def role_views(told: Iterable[RosterEntry], loads: Mapping[str, int]) -> list[RoleView]:
     """The instances whose role may change: those that serve, and do a part of the work.
 
-    :param loads: prompt tokens that they have still to do, by id; none is 0.
+    :param loads: the work that they have still to do, by id; none is 0.
     """
     return [
         RoleView(one.instance_id, role, loads.get(one.instance_id, 0))

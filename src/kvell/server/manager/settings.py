@@ -4,8 +4,8 @@ import hashlib
 
 import msgspec
 
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.pool_settings import PoolSettings
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.pool_settings import PoolSettings
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):

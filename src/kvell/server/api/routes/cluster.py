@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvell.cluster.instances import checked_counts
 from kvell.server.front.front import Front
 from kvell.server.front.line import Line
-from kvell.server.front.member import MemberStatus
+from kvell.server.members.member import MemberStatus
 from kvell.server.metrics.memory_page import contract_of_all
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.messages import Ready
 from kvell.errors import ChangeSomething
-from kvell.server.front.front_limits import FrontLimits
-from kvell.server.front.member import Member, Told
-from kvell.server.front.pool_settings import PoolSettings
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.server.instance.site import Site
 from kvell.server.instance.supervisor import Supervisor
+from kvell.server.members.front_limits import FrontLimits
+from kvell.server.members.member import Member, Told
+from kvell.server.members.pool_settings import PoolSettings
 
 CLOSING = InstanceDeath("the server is shutting down", "closing")
 DRAINED = InstanceDeath("the instance was taken out of service", "drained")

@@ -9,9 +9,9 @@ from typing import Protocol
 from kvell.engine.protocol.messages import AskStats, Command, Event, Heartbeat, Ready, Stats
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.errors import InstanceDied, TryLater
-from kvell.server.front.watch import Watch
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.supervisor import InstanceState
+from kvell.server.members.watch import Watch
 
 INCARNATION_BITS = 48
 

@@ -13,7 +13,7 @@ from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.server.front.front import Front
-from kvell.server.front.watch import MOST_QUESTIONS, Watch, pages_of
+from kvell.server.members.watch import MOST_QUESTIONS, Watch, pages_of
 from kvell.testing.instance import LARGE_PAGES
 from tests.server.front.scenarios import run, until
 

@@ -1,0 +1,1 @@
+"""Instances kept together: started, restarted, added and drained, for a front or a manager."""
