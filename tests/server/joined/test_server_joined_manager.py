@@ -146,12 +146,11 @@ def test_a_manager_that_nobody_reaches_is_an_error_that_says_why() -> None:
 
 def test_an_instance_that_this_front_does_not_reach_is_an_error_that_says_why() -> None:
     async def scenario() -> None:
-        one = one_instance()
-        with ended(one), socket.create_server(("127.0.0.1", 0)) as taken:
+        one, elsewhere = one_instance(), ScriptedInstance("mixed-1", 12)
+        with ended(one, elsewhere), socket.create_server(("127.0.0.1", 0)) as taken:
             nobody = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
             taken.close()
-            elsewhere = ScriptedInstance("mixed-1", 12).entry
-            other = elsewhere(address=nobody)
+            other = elsewhere.entry(address=nobody)
             async with ScriptedManager(one.entry(), other) as manager:
                 with pytest.raises(InstanceStartError, match=r"did not reach mixed-1 \(.*refused"):
                     async with joined(manager, replace(LIMITS, startup_seconds=0.5)):

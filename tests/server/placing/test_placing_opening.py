@@ -70,7 +70,7 @@ def test_a_ray_that_is_away_later_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     async def scenario() -> None:
         first = await find()
         assert (first.address, first.secret) == ("tcp://10.0.0.1:5", b"secret")
-        assert first.fingerprint == SETTINGS.fingerprint
+        assert (first.fingerprint, first.cluster) == (SETTINGS.fingerprint, "kvell")
         with pytest.raises(TryLater, match="no Ray answers there"):
             await find()
         assert (await find()).address == "tcp://10.0.0.2:6"

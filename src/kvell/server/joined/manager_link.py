@@ -229,8 +229,8 @@ class ManagerLink:
             self._calls[message.call].set_result(message)
 
     def _away(self, problem: str) -> None:
-        """Tell it, but once for each problem."""
-        if problem != self.problem and not self._is_leaving:
+        """Tell it, but once for each problem.  Who never met it is told by the start."""
+        if problem != self.problem and self.met is not None and not self._is_leaving:
             logger.warning("the cluster's manager is away: %s; requests go on", problem)
         self.problem = problem
 

@@ -40,6 +40,6 @@ def manager_finder(cluster: str, settings: ClusterSettings) -> Find:
                 raise TryLater(str(error)) from error
             raise
         was_there = True
-        return ManagerAddress(address, secret, settings.fingerprint)
+        return ManagerAddress(address, secret, settings.fingerprint, settings.name)
 
     return find
