@@ -17,15 +17,12 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.server.front.front import Front
 from kvell.server.instance.command import placed_command
-from kvell.server.joined.joined_cluster import JoinedCluster
-from kvell.server.joined.manager_link import ManagerAddress
-from kvell.server.manager.manager import Manager
 from kvell.server.members.front_limits import FrontLimits
-from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.placing.cluster_site import ClusterSite
 from kvell.server.placing.keeper import PROGRAM
 from tests.server.front.scenarios import run, until
 from tests.server.placing.host_placer import HostPlacer
+from tests.server.placing.placed_front import placed_front
 
 DATA = Path(__file__).parents[1] / "data"
 ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()][:12]
@@ -38,19 +35,9 @@ async def apart() -> AsyncIterator[Front]:
     secret = secrets.token_bytes(32)
     # Machines with another address than the front's: peers must come back to that one.
     site = ClusterSite(HostPlacer(secret, PROGRAM, "127.0.0.3"), secret, "test", PATIENCE_SECONDS)
-    manager = Manager(
-        *(placed_command(SETTINGS), {"prefill": 1, "decode": 1}, FrontLimits(), site, secret),
-        pool=PoolSettings(),
-    )
-
-    async def find() -> ManagerAddress:
-        return ManagerAddress(manager.address, secret, "")
-
-    async with manager:
-        over = asyncio.create_task(manager.run())
-        async with Front(joins=JoinedCluster(find)) as front:
-            yield front
-        await over
+    command, counts = placed_command(SETTINGS), {"prefill": 1, "decode": 1}
+    async with placed_front(command, counts, FrontLimits(), site, secret) as (front, _):
+        yield front
 
 
 async def tokens_of(front: Front, row: dict[str, Any]) -> list[int]:

@@ -1,7 +1,5 @@
 """A manager and a front whose instances are placed without Ray."""
 
-import asyncio
-import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,15 +9,12 @@ import pytest
 
 from kvell.server.front.front import Front
 from kvell.server.instance.instance_line import InstanceLine
-from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
-from kvell.server.joined.joined_cluster import JoinedCluster
-from kvell.server.joined.manager_link import ManagerAddress
 from kvell.server.manager.manager import Manager
 from kvell.server.members.front_limits import FrontLimits
-from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.placing.cluster_site import ClusterSite
 from tests.server.placing.host_placer import HostPlacer
+from tests.server.placing.placed_front import placed_front
 
 WORDS = ("--door", "{host}", "--incarnation", "{incarnation}", "--instance-id", "{instance_id}")
 QUICK = FrontLimits(
@@ -64,22 +59,10 @@ def served() -> Served:
         secret = secrets.token_bytes(32)
         placer = HostPlacer(secret)
         site = ClusterSite(placer, secret, "kvell-test", placing_seconds)
-        manager = Manager(
-            *([*WORDS, *arguments], instances or {"mixed": 1}, limits, site, secret),
-            pool=PoolSettings(),
-        )
-
-        async def find() -> ManagerAddress:
-            return ManagerAddress(manager.address, secret, "")
-
-        async with manager:
-            over = asyncio.create_task(manager.run())
-            try:
-                async with Front(limits=limits, joins=JoinedCluster(find)) as front:
-                    yield Placed(front, placer, manager)
-            finally:
-                with contextlib.suppress(InstanceStartError):  # the front has been told
-                    await over
+        command = [*WORDS, *arguments]
+        counts = instances or {"mixed": 1}
+        async with placed_front(command, counts, limits, site, secret) as (front, manager):
+            yield Placed(front, placer, manager)
         assert placer.is_closed
 
     return serving

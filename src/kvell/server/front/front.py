@@ -41,7 +41,6 @@ from kvell.server.front.place import Place
 from kvell.server.front.request_log import LogEntry, RequestObserver, RequestTrace
 from kvell.server.front.request_names import RequestNames
 from kvell.server.instance.death import InstanceDeath
-from kvell.server.instance.site import Site
 from kvell.server.members.front_limits import FrontLimits
 from kvell.server.members.host import Host
 from kvell.server.members.member import MemberStatus, Told, stats_of
@@ -64,7 +63,6 @@ class Front:
     :param routing: which instance gets a request (:data:`kvell.cluster.routing.policies.ROUTINGS`).
     :param observer: is told of each request's times.
     :param place: is taken while a single instance serves, and given back while one is started.
-    :param site: where the instances run; this machine if not given.
     :param joins: a cluster whose manager starts the instances in place of the front.
     :param index_observer: is told what instances cache; they tell nothing if there is none.
     :param pool: how the instances share their memory.
@@ -80,7 +78,6 @@ class Front:
         observer: RequestObserver | None = None,
         clock: Clock | None = None,
         place: Place | None = None,
-        site: Site | None = None,
         index_observer: IndexObserver | None = None,
         pool: PoolSettings | None = None,
         joins: Joins | None = None,
@@ -115,7 +112,7 @@ class Front:
         self._own: Members | None = None
         self._joined: JoinedMembership | None = None
         if joins is None:
-            self._members = self._own = Members(command, self._limits, site or Host(), told, pool)
+            self._members = self._own = Members(command, self._limits, Host(), told, pool)
         else:
             lines = self._admission_queue.lines
             self._members = self._joined = joins.members(self._limits, told, lines)

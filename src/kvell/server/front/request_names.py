@@ -7,6 +7,7 @@ know a request as ``front-3f9a12cc:name``, and what people see is without the fr
 from dataclasses import replace
 
 from kvell.engine.protocol.pages import LargePage, Pages
+from kvell.engine.protocol.serving.gate import NAME_END
 from kvell.vocabulary import RequestId
 
 
@@ -17,7 +18,7 @@ class RequestNames:
     """
 
     def __init__(self, front: str = "") -> None:
-        self.prefix = f"{front}:" if front else ""
+        self.prefix = f"{front}{NAME_END}" if front else ""
 
     def known(self, shown: str) -> RequestId:
         """The name that instances know."""

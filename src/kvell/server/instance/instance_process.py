@@ -48,6 +48,25 @@ def filled_in(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [in_braces.get(argument, argument) for argument in command]
 
 
+async def hear_ready(line: InstanceLine, deadline_seconds: float) -> Ready | None:
+    """The first event, which must be :class:`Ready` in our schema version; None if the line ends.
+
+    :raises InstanceStartError: when it is late or of another version.
+    :raises ProtocolError: when it is not the protocol.
+    """
+    try:
+        async with asyncio.timeout(deadline_seconds):
+            first = await line.first()
+    except TimeoutError as error:
+        problem = f"the instance was not ready within {deadline_seconds:g} s"
+        raise InstanceStartError(problem) from error
+    if first is None or (isinstance(first, Ready) and first.schema_version == SCHEMA_VERSION):
+        return first
+    raise InstanceStartError(
+        f"the instance speaks another protocol; this front needs version {SCHEMA_VERSION}"
+    )
+
+
 def said_last(problem: str, words: str) -> str:
     """A problem, and the last line of what an instance wrote at its end."""
     last = next(iter(words.strip().splitlines()[::-1]), "")
@@ -147,21 +166,12 @@ class InstanceProcess:
 
         :raises InstanceStartError: when it ends, is late or speaks another version.
         """
-        try:
-            async with asyncio.timeout(deadline_seconds):
-                first = await self._line.first()
-        except TimeoutError as error:
-            problem = f"the instance was not ready within {deadline_seconds:g} s"
-            raise InstanceStartError(problem) from error
-        if first is None:
+        ready = await hear_ready(self._line, deadline_seconds)
+        if ready is None:
             code = await self.end()
             problem = f"the instance ended before it was ready (exit {code})"
             raise InstanceStartError(said_last(problem, self._last_words()), code)
-        if not isinstance(first, Ready) or first.schema_version != SCHEMA_VERSION:
-            raise InstanceStartError(
-                f"the instance speaks another protocol; this front needs version {SCHEMA_VERSION}"
-            )
-        return first
+        return ready
 
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
         """Close our end, wait for the process, kill it when it lingers; its exit status."""

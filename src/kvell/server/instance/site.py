@@ -25,7 +25,10 @@ class Site(Protocol):
         ...
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
-        """Connect to the incarnation that was found; None if none runs, or does not answer."""
+        """Connect to the incarnation that was found.
+
+        :returns: None if none was, or it does not answer, or it was connected to before.
+        """
         ...
 
     async def launch(

@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready, Tokens
+from kvell.engine.protocol.messages import Command, Event, Ready, Tokens
 from kvell.errors import InstanceDied, KvellError
 from kvell.frames import ProtocolError
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.dialing import DialedLine
-from kvell.server.instance.instance_process import InstanceStartError
+from kvell.server.instance.instance_process import InstanceStartError, hear_ready
 from kvell.server.instance.pulse import Pulse
 from kvell.server.instance.supervisor import InstanceListener, InstanceState
 from kvell.server.joined.reaching import Pauses, hang_up_after, reached
@@ -189,22 +189,13 @@ class InstanceLink:
         :raises ProtocolError: when it says something that is not the protocol.
         """
         try:
-            async with asyncio.timeout(self._startup_seconds):
-                first = await line.first()
-            if isinstance(first, Ready) and first.schema_version == SCHEMA_VERSION:
-                return first
-            if first is None:
-                raise InstanceStartError("the instance hung up before it was ready")
-            raise InstanceStartError(
-                f"the instance speaks another protocol; this front needs version {SCHEMA_VERSION}"
-            )
-        except TimeoutError as error:
-            line.abort()
-            problem = f"the instance was not ready within {self._startup_seconds:g} s"
-            raise InstanceStartError(problem) from error
+            ready = await hear_ready(line, self._startup_seconds)
         except BaseException:
             line.abort()
             raise
+        if ready is None:
+            raise InstanceStartError("the instance hung up before it was ready")
+        return ready
 
     async def _follow(self, line: DialedLine, ready: Ready) -> None:
         """Pass events on until the connection ends, and say how the instance ended."""

@@ -9,9 +9,8 @@ from kvell.server.joined.joined_members import JoinedMembers
 from kvell.server.joined.manager_link import Find
 from kvell.server.manager.messages import BEAT_SECONDS
 from kvell.server.members.front_limits import FrontLimits
-from kvell.server.members.member import Told
+from kvell.server.members.member import INCARNATION_BITS, Told
 
-INCARNATION_BITS = 48
 NAME_BYTES = 4
 
 

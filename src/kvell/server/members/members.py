@@ -51,7 +51,6 @@ class Members:
         self._by_id: dict[str, OwnMember] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._starting_at_once = 1
-        self._found: set[str] = set()
 
     def __iter__(self) -> Iterator[OwnMember]:
         return iter(list(self._by_id.values()))
@@ -174,19 +173,15 @@ class Members:
             self._limits.silence_seconds,
         )
         self._by_id[instance_id] = member
-        if found:
-            self._found.add(found)
-        else:
+        if not found:
             self._site.enter(instance_id)
         return member
 
     async def _launch(self, member: OwnMember) -> InstanceProcess:
         """Take over the incarnation that was found, if one was; else start the next."""
-        if member.instance_id in self._found:
-            self._found.discard(member.instance_id)
-            process = await self._site.rejoin(member.instance_id)
-            if process is not None:
-                return process
+        process = await self._site.rejoin(member.instance_id)
+        if process is not None:
+            return process
         return await self._site.launch(member.instance_id, self._command, self._plan(member))
 
     def _plan(self, member: OwnMember) -> LaunchPlan:

@@ -24,10 +24,10 @@ from kvell.server.instance.instance_process import (
     said_last,
 )
 from kvell.server.manager.messages import MANAGER
+from kvell.server.members.member import INCARNATION_BITS
 from kvell.server.placing.placer import Found, Placed, Placer, PlacingError
 from kvell.server.placing.remote_process import KILL_SECONDS, RemoteProcess, tell_last_words
 
-INCARNATION_BITS = 48
 LOOK_SECONDS = 1.0
 """Before a placer that did not answer is asked again."""
 logger = logging.getLogger(__name__)
