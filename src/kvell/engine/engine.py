@@ -370,4 +370,5 @@ def _refused(command: Submit, problem: ChangeSomething) -> Finished:
         len(command.prompt) // 4,
         message=str(problem),
         field=problem.field,
+        bound=problem.bound,
     )

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from kvell.errors import ChangeSomething, InstanceDied, KvellError, TryLater
+from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, TryLater
 from kvell.server.api import http_errors
 from kvell.server.api.http_errors import ContextTooLong, UnknownModel, api_error
 from kvell.server.text.text_stream import RequestFailed, RequestRefused
@@ -20,9 +20,9 @@ class Body(BaseModel):
     text: str = ""
 
 
-def app_that_raises(error: Exception) -> TestClient:
+def app_that_raises(error: Exception, told: list[Bound] | None = None) -> TestClient:
     app = FastAPI()
-    http_errors.install(app)
+    http_errors.install(app, (told if told is not None else []).append)
 
     async def fail() -> None:
         raise error
@@ -95,3 +95,14 @@ def test_unknown_paths_and_methods_have_the_shape_too() -> None:
     for reply, status in ((client.get("/nowhere"), 404), (client.get("/take"), 405)):
         assert reply.status_code == status
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_an_exceeded_bound_is_told_to_whom_counts_them_and_other_errors_are_not() -> None:
+    told: list[Bound] = []
+    exceeding = ChangeSomething("prompt", "…", "is too long", "send less", bound="text_bytes")
+    assert app_that_raises(exceeding, told).get("/fail").status_code == 400
+    refused = RequestRefused("too complex", "structured_outputs.grammar", "grammar")
+    assert app_that_raises(refused, told).get("/fail").status_code == 400
+    assert app_that_raises(TryLater("full"), told).get("/fail").status_code == 429
+    assert app_that_raises(ChangeSomething("n", 0, "is odd", "use 1"), told).get("/fail")
+    assert told == ["text_bytes", "grammar"]

@@ -6,7 +6,7 @@ import pytest
 
 from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import ChangeSomething, TryLater
+from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.mailbox import Mailbox, Output
 from kvell.server.front.request_log import EndedRequest, LogEntry
@@ -33,8 +33,8 @@ class Recorder:
     def ended(self, request: EndedRequest) -> None:
         self.told.append((request.finished.reason, request))
 
-    def rejected(self) -> None:
-        self.told.append(("rejected",))
+    def rejected(self, bound: Bound) -> None:
+        self.told.append(("rejected", bound))
 
 
 def entry(name: str, arrived: float = 0.0) -> LogEntry:
@@ -310,7 +310,7 @@ def test_an_observer_hears_of_those_that_found_the_line_full() -> None:
     admission_queue.add(entry("a"))
     with pytest.raises(TryLater):
         admission_queue.add(entry("b"))
-    assert recorder.told == [("rejected",)]
+    assert recorder.told == [("rejected", "max_waiting")]
 
 
 def test_a_mailbox_keeps_only_the_first_end() -> None:

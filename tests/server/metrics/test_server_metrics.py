@@ -140,7 +140,7 @@ def test_prompts_with_several_answers() -> None:
     metrics = ServerMetrics("m")
     metrics.asked(4)
     metrics.answered(9)
-    metrics.rejected()
+    metrics.rejected("max_waiting")
     assert sample(metrics, "request_params_n_sum") == 4
     assert sample(metrics, "request_max_num_generation_tokens_sum") == 9
     assert sample(metrics, "admission_rejections_total", reason="max_waiting") == 1

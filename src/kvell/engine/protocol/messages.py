@@ -39,10 +39,10 @@ from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
-from kvell.errors import ChangeSomething
+from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
@@ -216,7 +216,8 @@ class Finished:
 
     For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
     and ``try_later`` says that nothing must be: there was just no room.  ``not_taken`` says that
-    the instance takes no requests any more, so another may have this one.
+    the instance takes no requests any more, so another may have this one.  ``bound`` is the bound
+    that the request exceeded, if that is why it was refused.
 
     ``embedding`` is the prompt's vector where that was asked for, as little-endian float32 bytes.
 
@@ -236,6 +237,7 @@ class Finished:
     try_later: bool = False
     not_taken: bool = False
     embedding: bytes = b""
+    bound: Bound | None = None
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)

@@ -15,7 +15,8 @@ class RateExceeded(TryLater):
         self.unit, self.retry_seconds = unit, retry_seconds
         super().__init__(
             f"this key's limit of {limit} {unit} per minute is used up; "
-            f"come back in {retry_seconds} s"
+            f"come back in {retry_seconds} s",
+            bound="requests_per_minute" if unit == "requests" else "tokens_per_minute",
         )
 
 

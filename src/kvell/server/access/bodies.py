@@ -175,4 +175,4 @@ class _Scan:
             raise self._exceeds(f"has more than {self._most} elements")
 
     def _exceeds(self, problem: str) -> ChangeSomething:
-        return ChangeSomething(self._field, "…", problem, "send less")
+        return ChangeSomething(self._field, "…", problem, "send less", bound="body_shape")

@@ -1,6 +1,6 @@
 """The door: which paths need which key, how many requests a key has, and what each visit used."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver, VisitTracer
@@ -59,8 +60,14 @@ def visit_of(request: Request) -> Visit:
 class AccessGuard:
     """Lets a request in, follows it to its end, and settles what it used."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        rejected: Callable[[Bound], None] = lambda bound: None,
+    ) -> None:
+        """:param rejected: is told of each request that exceeds a limit of its key."""
+        self._app, self._access, self._rejected = app, access, rejected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its :class:`Visit`, or answer 401, 403 or 429."""
@@ -92,6 +99,8 @@ class AccessGuard:
                 holder.account.take_request(self._access.clock.now_seconds())
             await self._app(scope, receive, answer.send)
         except RateExceeded as error:
+            if error.bound is not None:
+                self._rejected(error.bound)
             await api_error(error).response()(scope, receive, answer.send)
         except Exception:
             answer.status = answer.status or SERVER_ERROR

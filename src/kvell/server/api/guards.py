@@ -1,11 +1,11 @@
 """What a body must pass before anything reads it: bounds of its length and its breadth."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvell.errors import ChangeSomething
+from kvell.errors import Bound, ChangeSomething
 from kvell.server.access.bodies import BodyBounds, check_body
 from kvell.server.api.http_errors import api_error, invalid_request
 
@@ -15,6 +15,7 @@ class BodyLimit:
 
     :param bounds: of the JSON in it; None looks at the length alone.
     :param by_path: bounds of paths that have their own.
+    :param rejected: is told of each body that exceeds a bound.
     """
 
     def __init__(
@@ -23,9 +24,11 @@ class BodyLimit:
         max_body_bytes: int,
         bounds: BodyBounds | None = None,
         by_path: Mapping[str, BodyBounds] = MappingProxyType({}),
+        rejected: Callable[[Bound], None] = lambda bound: None,
     ) -> None:
         self._app = app
         self._max_body_bytes, self._bounds = max_body_bytes, bounds
+        self._rejected = rejected
         self._by_path = by_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,6 +38,7 @@ class BodyLimit:
             return
         body = await self._read(scope, receive)
         if body is None:
+            self._rejected("body_bytes")
             message = f"the body exceeds {self._max_body_bytes} bytes"
             await invalid_request(message, status=413).response()(scope, receive, send)
             return
@@ -43,6 +47,8 @@ class BodyLimit:
             if body and bounds is not None:
                 check_body(body, bounds)
         except ChangeSomething as error:
+            if error.bound is not None:
+                self._rejected(error.bound)
             await api_error(error).response()(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)

@@ -1,6 +1,6 @@
 """Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from kvell.errors import ChangeSomething, InstanceDied, KvellError, TryLater
+from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, TryLater
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.bodies import WHOLE
 from kvell.server.text.text_stream import DeadlineExceeded, RequestFailed, RequestRefused
@@ -131,8 +131,11 @@ def validation_error(error: RequestValidationError) -> ApiError:
     return invalid_request(message, place[0] if place else None)
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of an app come out in OpenAI's shape."""
+def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:
+    """Make every error of an app come out in OpenAI's shape.
+
+    :param rejected: is told of each request that exceeded a bound.
+    """
 
     async def on_invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -145,6 +148,8 @@ def install(app: FastAPI) -> None:
         return response
 
     async def on_error(_request: Request, error: Exception) -> Response:
+        if isinstance(error, KvellError) and error.bound is not None:
+            rejected(error.bound)
         return api_error(error).response()
 
     app.add_exception_handler(RequestValidationError, on_invalid)

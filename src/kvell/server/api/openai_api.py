@@ -72,11 +72,15 @@ def build_app(
     OperatorApi(front, metrics, floor_bytes).install(app)
     ClusterApi(front, floor_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
-    http_errors.install(app)
+    http_errors.install(app, metrics.rejected)
     app.add_middleware(
-        BodyLimit, max_body_bytes=max_body_bytes, bounds=BodyBounds(), by_path=_BOUNDS_BY_PATH
+        BodyLimit,
+        max_body_bytes=max_body_bytes,
+        rejected=metrics.rejected,
+        bounds=BodyBounds(),
+        by_path=_BOUNDS_BY_PATH,
     )
-    app.add_middleware(AccessGuard, access=access or Access())
+    app.add_middleware(AccessGuard, access=access or Access(), rejected=metrics.rejected)
     return app
 
 

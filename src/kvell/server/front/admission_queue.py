@@ -140,7 +140,7 @@ class AdmissionQueue:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
         if self._is_full():
             if self._observer is not None:
-                self._observer.rejected()
+                self._observer.rejected("max_waiting")
             raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
         self._waiting[entry.request_id] = entry
         if entry.trace is not None:

@@ -11,6 +11,7 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.errors import Bound
 from kvell.server.front.mailbox import Mailbox
 from kvell.server.front.retries import Attempts
 from kvell.server.instance.death import InstanceDeath
@@ -59,8 +60,8 @@ class RequestObserver(Protocol):
         """A request that was let in is over."""
         ...
 
-    def rejected(self) -> None:
-        """A request was not let in: the waiting line was full."""
+    def rejected(self, bound: Bound) -> None:
+        """A request was not let in, since it exceeded a bound."""
         ...
 
 

@@ -6,6 +6,7 @@ where a small model on a CPU or one step of a large GPU would fall into the firs
 """
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,6 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from kvell.errors import Bound
 from kvell.server.front.request_log import EndedRequest
 from kvell.server.metrics.instance_metrics import InstancesCollector
 
@@ -66,7 +68,6 @@ HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
 }
 REASONS = ("stop", "length", "cancelled", "refused", "error")
 ANSWERED = ("stop", "length")
-LINE_IS_FULL = "max_waiting"
 COUNTED_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"}
 )
@@ -117,7 +118,8 @@ class ServerMetrics:
         self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
         for reason in REASONS:
             self._ends.labels(model_name, reason)
-        self._rejected.labels(model_name, LINE_IS_FULL)
+        for bound in get_args(Bound):
+            self._rejected.labels(model_name, bound)
 
     def first_tokens(self, seconds: float, count: int, prompt_tokens: int) -> None:
         """A request's first ``count`` tokens came so long after it."""
@@ -142,9 +144,9 @@ class ServerMetrics:
                 if value is not None:
                     self._observe(name, value)
 
-    def rejected(self) -> None:
-        """The waiting line was full."""
-        self._rejected.labels(self.model_name, LINE_IS_FULL).inc()
+    def rejected(self, bound: Bound) -> None:
+        """A request was not let in, since it exceeded a bound."""
+        self._rejected.labels(self.model_name, bound).inc()
 
     def answered_over_http(self, path: str, status: int) -> None:
         """A request got this status; 499 if its client left, 401 and 403 if its key was refused."""

@@ -9,7 +9,7 @@ from typing import Literal
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import KvellError, TryLater
+from kvell.errors import Bound, KvellError, TryLater
 from kvell.server.front.front import Front
 from kvell.server.front.mailbox import Output
 from kvell.server.text.text_model import PreparedPrompt, TextModel
@@ -28,10 +28,11 @@ class RequestRefused(KvellError):  # noqa: N818
 
     :param message: why, in one line.
     :param field: which field to change; "" if none is to blame.
+    :param bound: that it exceeds, if that is why.
     """
 
-    def __init__(self, message: str, field: str = "") -> None:
-        self.field = field
+    def __init__(self, message: str, field: str = "", bound: Bound | None = None) -> None:
+        self.field, self.bound = field, bound
         super().__init__(message)
 
 
@@ -215,5 +216,5 @@ def raise_unless_done(finished: Finished) -> None:
     if finished.reason == "refused" and finished.try_later:
         raise TryLater(finished.message)
     if finished.reason == "refused":
-        raise RequestRefused(finished.message, finished.field)
+        raise RequestRefused(finished.message, finished.field, finished.bound)
     raise RequestFailed(finished.message or f"the request ended: {finished.reason}")
