@@ -30,7 +30,7 @@ def main(shape: str, transport: str, folder: Path) -> None:
     ):
         pool.memory[:] = 0  # every page has its memory
         rights = Rights()
-        rights.grant(GRANTED)
+        rights.grant(GRANTED, "sender", [(0, len(pool.memory))])
         server = PageServer(pool.memory, rights)
         threading.Thread(target=_take_in, args=(sink, pool.memory), daemon=True).start()
         threading.Thread(target=_let_read, args=(reads, server), daemon=True).start()
@@ -53,7 +53,7 @@ def _take_in(sink: socket.socket, memory: Bytes) -> None:
 
 def _let_read(reads: socket.socket, server: PageServer) -> None:
     reader, _ = reads.accept()
-    server.serve("bench", Channel(reader))
+    server.serve("sender", Channel(reader))
 
 
 if __name__ == "__main__":

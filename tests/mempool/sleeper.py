@@ -50,9 +50,9 @@ class Sleep:
             self._comes_to(LOOK)
             return stands(rights, number)
 
-        def granted(rights: Rights, number: int) -> None:
+        def granted(rights: Rights, number: int, *offered: Any) -> None:
             self._comes_to(OFFER)
-            grant(rights, number)
+            grant(rights, number, *offered)
 
         np.copyto = copied  # type: ignore[assignment]
         RightsOfPeer.stands = looked  # type: ignore[assignment,method-assign]

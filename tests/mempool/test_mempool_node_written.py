@@ -72,7 +72,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Told
     for one in (a, c):
         assert b.node.address is not None
         one.node.connect(b.node.address)
-    a.node.rights.grant(TRANSFER.number)
+    a.node.rights.grant(TRANSFER.number, "b", [(0, LAYOUT.pool_bytes)])
     yield a, b, c
     for one in (a, b, c):
         one.close()

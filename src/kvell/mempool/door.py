@@ -19,7 +19,7 @@ from kvell.mempool.transports.endpoints import (
     listen_at,
     tcp_endpoint,
 )
-from kvell.mempool.transports.greeting import GREETING_SECONDS, Greeting, hear, proven, say
+from kvell.mempool.transports.greeting import GREETING_SECONDS, Greeting, exchange_descriptors
 from kvell.mempool.transports.mapped import MappedPages
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.peer import Peer
@@ -156,10 +156,11 @@ class Door:
 
     def _let_in(self, sock: socket.socket) -> Peer | None:
         """Find out who connected; None if it only wants to read pages."""
-        if sock.family == socket.AF_UNIX:
-            return self._met(sock)
-        keep(sock)
         channel = Channel(sock)
+        if sock.family == socket.AF_UNIX:
+            _, told = answer_session(channel, self._told, self._secret, ("messages",))
+            return self._on_this_host(sock, told)
+        keep(sock)
         purpose, told = answer_session(channel, self._told, self._secret)
         if purpose == "pages":
             self._pages.serve(told.instance, channel)
@@ -167,14 +168,16 @@ class Door:
         endpoint = tcp_endpoint(sock.getpeername()[0], told.port)
         return Peer(sock, told, TcpPages(partial(self._open_pages, endpoint, told)))
 
-    def _met(self, sock: socket.socket, endpoint: Endpoint | None = None) -> Peer:
+    def _met(self, sock: socket.socket, endpoint: Endpoint) -> Peer:
         """Say who this is and hear who answers."""
+        told = open_session(Channel(sock), self._told, self._secret, "messages")
         if isinstance(endpoint, str):
-            told = open_session(Channel(sock), self._told, self._secret, "messages")
             return Peer(sock, told, TcpPages(partial(self._open_pages, endpoint, told)))
-        sock.settimeout(GREETING_SECONDS)
-        say(sock, proven(self._told, self._secret), self._descriptors)
-        told, descriptors = hear(sock, self._secret)
+        return self._on_this_host(sock, told)
+
+    def _on_this_host(self, sock: socket.socket, told: Greeting) -> Peer:
+        """A peer that has proved to know the secret: each maps the other's memory."""
+        descriptors = exchange_descriptors(sock, self._descriptors, GREETING_SECONDS)
         return Peer(sock, told, MappedPages(told.pool_bytes, descriptors))
 
     def _open_pages(self, endpoint: str, told: Greeting) -> Channel:

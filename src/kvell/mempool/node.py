@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from kvell.clock import Clock, MonotonicClock
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import GroupSpec
@@ -37,7 +39,7 @@ from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
 from kvell.mempool.transports.endpoints import Endpoint
 from kvell.mempool.transports.greeting import Greeting
 from kvell.mempool.transports.mover import Mover
-from kvell.mempool.transports.page_copies import Bytes
+from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer, PeerGone
 from kvell.mempool.transports.rights import Rights
 
@@ -83,7 +85,7 @@ class Node:
         self.instance, self._handle = instance, handle
         self._deadline: Tick | None = None
         self._clock, self._tells = clock or MonotonicClock(), tells
-        self.rights = Rights()
+        self.rights, self._groups = Rights(), groups
         told = Greeting(instance, incarnation, fingerprint, len(memory))
         self._door = Door(
             told,
@@ -169,11 +171,18 @@ class Node:
             elif isinstance(action, StopPull):
                 self.mover.stop(action.transfer)
             elif isinstance(action, Grant):
-                self.rights.grant(action.transfer.number)
+                self.grant(action)
             elif isinstance(action, Revoke):
                 self.rights.revoke(action.transfer.number)
             elif isinstance(action, News):
                 self._tells(action)
+
+    def grant(self, action: Grant) -> None:
+        """Let a transfer's receiver read what was offered to it; from any thread."""
+        pages = np.frombuffer(action.pages, "<i4").reshape(-1, 2)
+        rows = pages[:, [0, 1, 1]].astype(np.int32)
+        extents = [(one.source, one.size_bytes) for one in pieces_of(self._groups, rows)]
+        self.rights.grant(action.transfer.number, action.receiver, extents)
 
     def peers(self) -> list[str]:
         """Instances that are connected."""

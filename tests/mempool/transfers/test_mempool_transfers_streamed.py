@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from kvell.mempool.entries import Heard, PullEnded
@@ -223,7 +224,10 @@ def test_the_right_is_granted_with_the_first_offer_and_once() -> None:
     def grants(actions: Sequence[Action]) -> list[Action]:
         return [action for action in actions if isinstance(action, Grant)]
 
-    assert grants(sender.sending.early(transfer, places, STAGES)) == [Grant(transfer)]
+    first = sender.sending.early(transfer, places, STAGES)
+    pairs = [[group, places[group, at]] for group, at in sender.sending.missing(transfer)]
+    assert pairs
+    assert grants(first) == [Grant(transfer, "b", np.asarray(pairs, "<i4").tobytes())]
     assert sender.sending.early(transfer, places, STAGES) == []
     assert sender.sending.pulled("b", Pulled(transfer)) == [], "it is not whole yet"
     assert grants(sender.sending.ready(transfer, places)) == []

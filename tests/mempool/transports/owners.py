@@ -22,13 +22,17 @@ class Owner:
     def __init__(self, pool_bytes: int, piece_seconds: float = 60.0) -> None:
         self.memory: Bytes = np.random.default_rng(1).integers(0, 256, pool_bytes, np.uint8)
         self.rights = Rights()
-        self.rights.grant(GRANTED)
+        self.grant(GRANTED)
         self.server = PageServer(self.memory, self.rights, piece_seconds)
         self.names: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
+
+    def grant(self, number: int, receiver: str = "puller") -> None:
+        """Let a peer read everything."""
+        self.rights.grant(number, receiver, [(0, len(self.memory))])
 
     def __enter__(self) -> "Owner":
         return self

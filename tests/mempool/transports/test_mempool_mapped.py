@@ -22,7 +22,7 @@ CONTENT: Bytes = np.random.default_rng(2).integers(0, 256, POOL_BYTES, np.uint8)
 @pytest.fixture
 def rights() -> Iterator[Rights]:
     one = Rights()
-    one.grant(GRANTED)
+    one.grant(GRANTED, "puller", [(0, POOL_BYTES)])
     yield one
     one.close()
 

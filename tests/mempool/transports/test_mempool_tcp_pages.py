@@ -165,7 +165,7 @@ def test_a_refusal_is_told_and_the_connection_serves_on(owner: Owner, pages: Tcp
     owner.rights.revoke(GRANTED)
     assert bring(pages, SOME, target) == RIGHT_GONE
     assert not target.any()
-    owner.rights.grant(GRANTED + 2)
+    owner.grant(GRANTED + 2)
     assert bring(pages, SOME, target, number=GRANTED + 2) == ""
     assert len(owner.server) == 1
 
@@ -297,16 +297,17 @@ def request(extents: list[tuple[int, int]], number: int = GRANTED) -> bytes:
 
 def test_a_peer_that_reads_nothing_is_given_up_while_others_are_served() -> None:
     with Owner(LARGE_BYTES, piece_seconds=2.0) as owner:
-        owner.names = ["slow", "quick"]
+        owner.names = ["puller", "quick"]
+        owner.grant(GRANTED + 1, "quick")
         with socket.create_connection(("127.0.0.1", owner.port)) as slow:
             slow.sendall(request([(0, LARGE_BYTES)]))
             until(lambda: len(owner.server) == 1)
             pages, target = pages_at(owner.port), np.zeros(LARGE_BYTES, np.uint8)
             few = [Piece(0, 0, SMALL_BYTES)]
-            assert bring(pages, few, target) == ""
+            assert bring(pages, few, target, number=GRANTED + 1) == ""
             assert (target == expected(owner, few)).all()
             until(lambda: len(owner.server) == 1)  # the quick one's
-            assert bring(pages, few, target) == ""
+            assert bring(pages, few, target, number=GRANTED + 1) == ""
             slow.settimeout(PATIENCE_SECONDS)
             received = 0
             with pytest.raises((ConnectionError, EOFError)):
@@ -346,14 +347,15 @@ def test_what_is_no_request_ends_the_connection(said: bytes) -> None:
 def test_readers_are_bounded_and_each_instance_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "MOST_READERS", 2)
     with Owner(SMALL_BYTES) as owner:
-        owner.names = ["a", "b", "c"]
+        owner.names = ["puller", "b", "c"]
+        owner.grant(GRANTED + 1, "b")
         target = np.zeros(SMALL_BYTES, np.uint8)
         a, b, c = (pages_at(owner.port) for _ in range(3))
-        assert bring(a, SOME, target) == bring(b, SOME, target) == ""
+        assert bring(a, SOME, target) == bring(b, SOME, target, number=GRANTED + 1) == ""
         assert "did not come" in bring(c, SOME, target)
         b.close()
         until(lambda: len(owner.server) == 1)
-        owner.names = ["a"]
+        owner.names = ["puller"]
         again = pages_at(owner.port)
         assert bring(again, SOME, target) == ""
         until(lambda: len(owner.server) == 1)  # what it had before ended
@@ -366,7 +368,7 @@ def test_readers_are_bounded_and_each_instance_has_one(monkeypatch: pytest.Monke
 @given(said=st.binary(max_size=200))
 def test_rubbish_ends_only_its_own_connection(said: bytes) -> None:
     with Owner(SMALL_BYTES) as owner:
-        owner.names = ["rude", "polite"]
+        owner.names = ["rude", "puller"]
         channel = channel_to(owner.port)
         channel.socket.settimeout(PATIENCE_SECONDS)
         channel.socket.sendall(said)

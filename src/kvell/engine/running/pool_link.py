@@ -103,7 +103,7 @@ class PoolLink:
             if isinstance(action, Heard):
                 self._take(action)
             elif isinstance(action, Grant):
-                self._node.rights.grant(action.transfer.number)
+                self._node.grant(action)
             elif isinstance(action, Revoke):
                 self._node.rights.revoke(action.transfer.number)
                 self._streaming.pop(action.transfer.number, None)

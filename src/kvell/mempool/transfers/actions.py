@@ -44,9 +44,15 @@ class StopPull:
 
 @dataclass(frozen=True)
 class Grant:
-    """From now on the transfer's receiver may read the pages that were offered."""
+    """From now on the transfer's receiver may read the pages that were offered.
+
+    :param receiver: the instance that may.
+    :param pages: (group, page) of each, little-endian int32 pairs.
+    """
 
     transfer: Transfer
+    receiver: str
+    pages: bytes
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,8 @@ class Sending:
         if pages is None:  # what is not there yet is offered later
             return []
         sent.early = pages
-        return [Grant(transfer), self._said(sent, Offer(transfer, pages, stages=stages))]
+        offer = Offer(transfer, pages, stages=stages)
+        return [_grant(transfer, sent, pages), self._said(sent, offer)]
 
     def ready(self, transfer: Transfer, places: Places, private: bytes = b"") -> list[Action]:
         """The text is computed, and its pages are held; nothing if the transfer is over.
@@ -199,7 +200,7 @@ class Sending:
             return self._over(transfer, "pages are asked for that are not there")
         if sent.early not in (None, pages):
             return self._over(transfer, "its pages lie elsewhere than was offered")
-        grants = [] if sent.is_granted else [Grant(transfer)]
+        grants = [] if sent.is_granted else [_grant(transfer, sent, pages)]
         sent.is_offered = True
         return [*grants, self._said(sent, Offer(transfer, pages, private))]
 
@@ -217,6 +218,14 @@ class Sending:
         sent = self._sent.pop(transfer)
         actions: list[Action] = [Revoke(transfer)] if sent.is_granted else []
         return [*actions, Ended(transfer, problem)]
+
+
+def _grant(transfer: Transfer, sent: _Sent, pages: bytes) -> Grant:
+    """The right to read what is offered, and nothing else."""
+    assert sent.missing is not None, "pages are offered once it is known which are missing"
+    groups = np.asarray(sent.missing, "<i4").reshape(-1, 2)[:, 0]
+    pairs = np.stack([groups, np.frombuffer(pages, "<i4")], axis=1)
+    return Grant(transfer, sent.target, pairs.astype("<i4").tobytes())
 
 
 def _pages(missing: Sequence[Sequence[int]], places: Places) -> bytes | None:

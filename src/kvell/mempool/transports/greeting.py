@@ -2,25 +2,29 @@
 
 import array
 import hmac
+import os
 import socket
+from collections.abc import Iterable
 
 import msgspec
 
-from kvell.frames import FrameReader, ProtocolError, framed
+from kvell.frames import ProtocolError
 
-VERSION = 2
+VERSION = 3
 GREETING_BYTES = 4096
 """Most bytes of a greeting."""
 GREETING_SECONDS = 5.0
 """A peer must say who it is within this time."""
 DESCRIPTORS = 2
+MEMORY_FOLLOWS = b"m"
+"""The byte that descriptors come with."""
 
 
 class Greeting(msgspec.Struct, frozen=True):
     """Who this is.
 
-    :param pool_bytes: of its memory.  On one host that is the first descriptor that comes along;
-        the second is its table of rights.
+    :param pool_bytes: of its memory.  On one host that is the first descriptor that follows; the
+        second is its table of rights.
     :param port: at which it listens for TCP; 0: nowhere.
     :param proof: of the cluster's secret, over the rest and the session that it is said in.
     """
@@ -34,16 +38,15 @@ class Greeting(msgspec.Struct, frozen=True):
     proof: str = ""
 
 
-def proven(told: Greeting, secret: bytes, session: bytes = b"") -> Greeting:
+def proven(told: Greeting, secret: bytes, session: bytes) -> Greeting:
     """A greeting with its proof.
 
-    :param session: makes the proof worthless elsewhere; nothing where only processes of this user
-        can hear it.
+    :param session: makes the proof worthless elsewhere.
     """
     return msgspec.structs.replace(told, proof=_proof(told, secret, session))
 
 
-def checked(body: bytes, secret: bytes, session: bytes = b"") -> Greeting:
+def checked(body: bytes, secret: bytes, session: bytes) -> Greeting:
     """Read a greeting.
 
     :raises ProtocolError: when it is none, or does not know the secret.
@@ -60,44 +63,47 @@ def checked(body: bytes, secret: bytes, session: bytes = b"") -> Greeting:
     return told
 
 
-def say(sock: socket.socket, told: Greeting, descriptors: tuple[int, int]) -> None:
-    """Send a greeting and the descriptors with it."""
-    fds = array.array("i", descriptors)
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
-    sock.sendmsg([framed(msgspec.msgpack.encode(told))], ancillary)
+def exchange_descriptors(
+    sock: socket.socket, descriptors: tuple[int, int], seconds: float
+) -> list[int]:
+    """Give a proven peer of this host the descriptors of own memory, and get those of its own.
 
+    What is given can be mapped for reading alone.
 
-def hear(sock: socket.socket, secret: bytes) -> tuple[Greeting, list[int]]:
-    """Receive the peer's greeting and its descriptors, which are the caller's to close.
-
-    :raises ProtocolError: when it is none, or does not know the secret; then no descriptor is
-        left open.
-    :raises OSError: when the connection fails, or nothing comes within the socket's timeout.
+    :returns: the peer's, which are the caller's to close.
+    :raises ProtocolError: when something else comes; then no descriptor is left open.
+    :raises OSError: when the connection fails, or nothing comes in time.
     """
-    reader, fds = FrameReader(), array.array("i")
-    bodies: list[bytes] = []
+    given, fds = list[int](), array.array("i")
     try:
-        while not bodies:
-            space = socket.CMSG_SPACE(DESCRIPTORS * fds.itemsize)
-            data, ancillary, _, _ = sock.recvmsg(GREETING_BYTES, space)
-            for level, kind, content in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-            if not data:
-                raise ProtocolError("the peer hung up before it said who it is")
-            bodies = reader.feed(data)
-            if reader.pending_bytes > GREETING_BYTES:
-                raise ProtocolError("a greeting is too long")
-        if len(bodies) != 1:
-            raise ProtocolError("more than a greeting came")
-        told = checked(bodies[0], secret)
-        if len(fds) != DESCRIPTORS or reader.pending_bytes:
-            raise ProtocolError("a greeting came without its descriptors, or with more behind it")
+        for one in descriptors:
+            given.append(_for_reading(one))
+        sock.settimeout(seconds)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))]
+        sock.sendmsg([MEMORY_FOLLOWS], ancillary)
+        space = socket.CMSG_SPACE(DESCRIPTORS * fds.itemsize)
+        data, found, _, _ = sock.recvmsg(len(MEMORY_FOLLOWS), space)
+        for level, kind, content in found:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        if data != MEMORY_FOLLOWS or len(fds) != DESCRIPTORS:
+            raise ProtocolError("the peer did not give the descriptors of its memory")
     except BaseException:
-        for descriptor in fds:
-            socket.close(descriptor)
+        _close(fds)
         raise
-    return told, fds.tolist()
+    finally:
+        _close(given)
+    return fds.tolist()
+
+
+def _for_reading(descriptor: int) -> int:
+    """A further descriptor of a memfd, which cannot write."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _proof(told: Greeting, secret: bytes, session: bytes) -> str:

@@ -78,7 +78,7 @@ class PageServer:
                 while True:
                     channel.wait()
                     look = within(self._piece_seconds)
-                    self._answer(channel, channel.hear(_REQUESTS, REQUEST_BYTES, look))
+                    self._answer(instance, channel, channel.hear(_REQUESTS, REQUEST_BYTES, look))
         finally:
             with self._lock:
                 del self._threads[channel]
@@ -86,11 +86,11 @@ class PageServer:
                     del self._served[instance]
             channel.close()
 
-    def _answer(self, channel: Channel, request: ReadPages) -> None:
-        problem = self._sent(channel, request)
+    def _answer(self, instance: str, channel: Channel, request: ReadPages) -> None:
+        problem = self._sent(instance, channel, request)
         channel.say(ReadEnded(problem), within(self._piece_seconds))
 
-    def _sent(self, channel: Channel, request: ReadPages) -> str:
+    def _sent(self, instance: str, channel: Channel, request: ReadPages) -> str:
         """Send everything; why it does not count, or "".
 
         What a call of the system takes is copied before it returns.  So a right that stands after
@@ -100,6 +100,10 @@ class PageServer:
             extents = unpacked(request.extents, len(self._memory))
         except ValueError as error:
             return str(error)
+        if not self._rights.stands(request.number):
+            return RIGHT_GONE
+        if not self._rights.covers(request.number, instance, extents):
+            return "these pages were not offered to it"
         memory = self._memory.data
         for parts in in_pieces(extents):
             if not self._rights.stands(request.number):

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from kvell.mempool.transports.rights import Extent
+
 PIECE_BYTES = 1 << 20
 """Most bytes of a piece: what is sent, and checked, at once."""
 PIECE_PARTS = 256
@@ -27,9 +29,6 @@ MOST_EXTENTS = 8192
 REQUEST_BYTES = 16 * MOST_EXTENTS + 256
 REPLY_BYTES = 4096
 """Most bytes of what stands between pieces."""
-
-Extent = tuple[int, int]
-"""Offset and size in bytes."""
 
 
 class ReadPages(Struct, frozen=True, tag=True):
