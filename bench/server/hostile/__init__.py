@@ -1,0 +1,1 @@
+"""Hostile clients beside a well-behaved tenant, against one server."""
