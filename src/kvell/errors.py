@@ -15,6 +15,7 @@ Bound = Literal[
     "image_pixels",
     "grammar",
     "connections",
+    "slow_client",
     "sequences",
     "priority",
     "requests_per_minute",

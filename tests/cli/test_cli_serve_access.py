@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvell.server.api.http_bounds import HttpBounds
 from kvell.server.logs.lines import tell
 from kvell.server.text.served_text import ServedText
 
@@ -48,20 +49,29 @@ def test_without_flags_nobody_needs_a_key_and_statistics_are_told(
     [options] = served.options
     assert (options.api_key, options.api_key_file, options.guard_metrics) == (None, None, False)
     assert (options.log_requests, options.stats_seconds) == (False, 10.0)
+    assert options.http == HttpBounds(max_connections=4096, keep_alive_seconds=5)
 
 
 def test_all_flags_arrive(kvell: Kvell, served: Served) -> None:
     flags = ["--api-key", "one", "--api-key-file", "some/keys.toml", "--guard-metrics"]
     flags += ["--log-requests", "--stats-seconds", "2.5"]
+    flags += ["--max-connections", "100", "--keep-alive-seconds", "75"]
     assert kvell("serve", *flags).code == 0
     [options] = served.options
     assert (options.api_key, options.api_key_file) == ("one", Path("some/keys.toml"))
     assert options.guard_metrics
     assert (options.log_requests, options.stats_seconds) == (True, 2.5)
+    assert options.http == HttpBounds(max_connections=100, keep_alive_seconds=75)
 
 
 @pytest.mark.parametrize(
-    "flags", [("--stats-seconds", "-1"), ("--log-format", "xml"), ("--api-key-file",)]
+    "flags",
+    [
+        ("--stats-seconds", "-1"),
+        ("--log-format", "xml"),
+        ("--api-key-file",),
+        ("--max-connections", "9"),
+    ],
 )
 def test_flags_that_make_no_sense_are_refused(
     kvell: Kvell, served: Served, flags: tuple[str, ...]

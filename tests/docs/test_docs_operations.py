@@ -100,6 +100,7 @@ def test_values_of_labels_that_the_table_names_are_there(exported: Exported) -> 
         ("kvell:prompt_tokens_by_source_total", "source"),
         ("kvell:prompt_tokens_cached_by_source_total", "source"),
         ("kvell:admission_rejections_total", "reason"),
+        ("kvell:http_connections", "state"),
     ):
         told = names_in(metric_rows()[metric][2])
         values = {one for one in told if not one.startswith("--")}

@@ -15,6 +15,7 @@ from kvell.cli.serve_options import (
     access_options,
     answer_options,
     cluster_options,
+    connection_options,
     events_option,
     log_options,
 )
@@ -36,6 +37,7 @@ from kvell.cluster.instances import (
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.mempool.place import PageTransport, PdCaching
 from kvell.server.answers.named import check_parsers
+from kvell.server.api.http_bounds import HttpBounds
 from kvell.server.events.events_config import parse_events_config
 from kvell.server.logs.lines import LogFormat, lines_on, tell
 from kvell.server.members.pool_settings import PoolSettings
@@ -53,6 +55,7 @@ logger = logging.getLogger(__name__)
     help="Port to listen on; 0 takes a free one.",
 )
 @access_options
+@connection_options
 @log_options
 @answer_options
 @events_option
@@ -84,6 +87,8 @@ def serve(
     host: str,
     port: int,
     access: Mapping[str, Any],
+    max_connections: int,
+    keep_alive_seconds: int,
     log_format: LogFormat,
     log_requests: bool,
     stats_seconds: float,
@@ -139,6 +144,7 @@ def serve(
         kv_events=kv_events,
         pool=pool,
         cluster_name=cluster_name,
+        http=HttpBounds(max_connections, keep_alive_seconds),
         **access,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce

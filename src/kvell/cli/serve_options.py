@@ -1,4 +1,4 @@
-"""Flags of ``kvell serve``: who may ask, what is logged and told, how answers are read."""
+"""Flags of ``kvell serve``: who may ask, connections, what is logged, how answers are read."""
 
 import functools
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from kvell.server.api.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
 Command = Callable[..., Any]
 ACCESS = ("api_key", "api_key_file", "guard_metrics")
@@ -58,6 +60,29 @@ def log_options(command: Command) -> Command:
             default="text",
             show_default=True,
             help="Form of the log's lines on stderr.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def connection_options(command: Command) -> Command:
+    """``--max-connections``, ``--keep-alive-seconds``."""
+    for option in (
+        click.option(
+            "--keep-alive-seconds",
+            type=click.IntRange(min=1),
+            metavar="SECONDS",
+            default=KEEP_ALIVE_SECONDS,
+            show_default=True,
+            help="Between an answer and the next request of a connection.",
+        ),
+        click.option(
+            "--max-connections",
+            type=click.IntRange(min=16),
+            default=MAX_CONNECTIONS,
+            show_default=True,
+            help="Open at once; beyond, the one that has waited longest for a request is closed.",
         ),
     ):
         command = option(command)

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
@@ -13,6 +15,9 @@ from kvell.server.api.access_guard import Access
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.front.front import Front
+from kvell.server.http.acceptor import Acceptor
+from kvell.server.http.connection import BoundedConnection, Face
+from kvell.server.http.open_connections import OpenConnections
 from kvell.server.logs.visits import VisitLines
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.serving_keys import ServingKeys
@@ -50,36 +55,56 @@ class HttpFace:
             metrics,
             access=Access(keys.ring, self._options.guard_metrics, visits, tracer=tracer),
             max_body_bytes=self._options.max_body_bytes,
+            http=self._options.http,
             beside=beside,
             floor_bytes=self._texts.floor_bytes,
             tool_call_parser=self._options.tool_call_parser,
             reasoning_parser=self._options.reasoning_parser,
         )
         reads_again = keys.reload if self._options.api_key_file is not None else None
-        return _Server(_config(app, self._options.limits.drain_seconds), reads_again)
+        open_connections = OpenConnections[BoundedConnection](self._options.http.max_connections)
+        metrics.watch_connections(open_connections.count)
+        face = Face(self._options.http, open_connections, metrics)
+        return _Server(_config(app, self._options.limits.drain_seconds), face, reads_again)
 
 
 def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=BoundedConnection,
+        ws="none",
         lifespan="off",
         log_config=None,  # whoever runs this decides where lines go
-        log_level="warning",
+        log_level="error",  # uvicorn warns of what clients send, as often as they send it
         access_log=False,
         timeout_graceful_shutdown=max(1, round(drain_seconds)),
     )
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that ends quietly: its own handlers raise the signal again when done,
-    which would kill the process before the instance is drained.
+    """Uvicorn that accepts within bounds, and ends quietly.
+
+    Its own handlers raise the signal again when done, which would kill the process before the
+    instance is drained.
 
     :param on_hangup: is called at SIGHUP; without it that signal ends the process.
     """
 
-    def __init__(self, config: uvicorn.Config, on_hangup: Callable[[], None] | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, face: Face, on_hangup: Callable[[], None] | None
+    ) -> None:
         super().__init__(config)
-        self._on_hangup = on_hangup
+        self._face, self._on_hangup = face, on_hangup
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept at the sockets, within the bounds of connections."""
+        await self.lifespan.startup()
+        make = partial(
+            BoundedConnection, self._face, self.config, self.server_state, self.lifespan.state
+        )
+        acceptors = [Acceptor(one, self._face, make) for one in sockets or ()]
+        self.servers = acceptors  # type: ignore[assignment] # all that is asked of one is there
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

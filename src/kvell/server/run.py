@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvell.errors import ChangeSomething
@@ -16,6 +17,7 @@ from kvell.mempool.place import SECRET_BYTES
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.front.front import Front
 from kvell.server.front.place import Place
+from kvell.server.http.connections_that_fit import connections_that_fit
 from kvell.server.logs.lines import tell
 from kvell.server.logs.statistics import Statistics, statistics_lines
 from kvell.server.metrics.front_metrics import ServerMetrics
@@ -47,11 +49,11 @@ def serve(
     :param texts: of the models that it serves; read while it starts.
     :param announce: is called with the server's URL once it answers.
     :param show_contract: is called before with the memory contract of several instances.
-    :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer not be read, or
-        traces not be exported.
+    :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer not be read,
+        traces not be exported, or hardly any connection be opened.
     :raises InstanceStartError: when the instance does not become ready.
     """
-    options = options or ServeOptions()
+    options = _with_descriptors(options or ServeOptions())
     keys = ServingKeys(options)
     # Bound before the instance loads its weights, so that a port in use is said at once.
     with bind(options.host, options.port) as listener, _traced(options) as tracer:
@@ -59,6 +61,13 @@ def serve(
         asyncio.run(
             _serve(command, texts, options, keys, tracer, listener, announce, show_contract)
         )
+
+
+def _with_descriptors(options: ServeOptions) -> ServeOptions:
+    """Allow as many connections as are asked for, or as there are descriptors for."""
+    instances = sum(options.instances.values())
+    fit = connections_that_fit(options.http.max_connections, instances)
+    return replace(options, http=replace(options.http, max_connections=fit))
 
 
 def bind(host: str, port: int) -> socket.socket:

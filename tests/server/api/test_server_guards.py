@@ -8,9 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvell.errors import Bound
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.api.access_guard import Access, AccessGuard
-from kvell.server.api.guards import BodyLimit
+from kvell.server.api.guards import BodyLimit, ServedLimit
+from kvell.server.api.http_bounds import HttpBounds
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,3 +118,71 @@ def test_a_body_beyond_its_bounds_is_400_and_names_the_field(
 def test_a_body_within_its_bounds_arrives_as_it_was_sent(body: bytes) -> None:
     reply = answer(BodyLimit(echo, 100, BodyBounds()), content=body)
     assert (reply.status_code, reply.content) == (200, body)
+
+
+class Left(Exception):  # noqa: N818
+    """The app saw a request whose client had left."""
+
+
+@pytest.mark.parametrize("pieces", [[], [b'{"prompt": "hi"}']])
+def test_a_body_whose_client_leaves_reaches_no_app(pieces: list[bytes]) -> None:
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise Left
+
+    async def receive() -> Message:
+        if not pieces:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": pieces.pop(), "more_body": True}
+
+    async def send(message: Message) -> None:
+        raise AssertionError("nobody is there to be answered")
+
+    asyncio.run(BodyLimit(app, 100)({"type": "http", "headers": []}, receive, send))
+
+
+def test_a_body_that_stays_away_is_408_and_the_connection_closes() -> None:
+    sent: list[Message] = []
+    rejected: list[Bound] = []
+
+    async def receive() -> Message:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    limit = BodyLimit(echo, 100, http=HttpBounds(body_seconds=0.01), rejected=rejected.append)
+    asyncio.run(limit({"type": "http", "headers": []}, receive, send))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert rejected == ["slow_client"]
+
+
+def test_the_time_of_a_body_grows_with_what_came() -> None:
+    bounds = HttpBounds(body_seconds=30, body_bytes_per_second=1000)
+    assert [bounds.seconds_for_body(count) for count in (0, 5000)] == [30, 35]
+
+
+def test_requests_beyond_those_that_are_served_are_503_but_probes_are_answered() -> None:
+    rejected: list[Bound] = []
+
+    async def run() -> list[int]:
+        entered, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] == "/held":
+                entered.set()
+                await goes_on.wait()
+            await echo(scope, receive, send)
+
+        transport = httpx.ASGITransport(ServedLimit(app, 1, rejected.append))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            held = asyncio.create_task(client.post("/held"))
+            await entered.wait()
+            replies = [await client.post(path) for path in ("/v1/x", "/health", "/metrics")]
+            goes_on.set()
+            replies += [await held, await client.post("/v1/x")]
+        return [reply.status_code for reply in replies]
+
+    assert asyncio.run(run()) == [503, 200, 200, 200, 200]
+    assert rejected == ["connections"]

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
+from kvell.device.open_files import allow_open_files
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -115,7 +115,7 @@ def serve(
 
         check_plot(plot_path)
         require_directory("--plot", plot_path)
-    _allow_many_connections()
+    allow_open_files()  # each open request needs one
     with progress_bar("making requests") as progress:
         measured = _measured(session, source, flags, progress)
     objectives = Objectives(flags.slo_ttft, flags.slo_tpot)
@@ -163,10 +163,3 @@ def _measured(session: Session, source: Source, flags: Flags, progress: Any) -> 
             client.close()
 
     return asyncio.run(run())
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit of open files as far as allowed: each open request needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

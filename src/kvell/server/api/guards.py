@@ -1,5 +1,6 @@
-"""What a body must pass before anything reads it: bounds of its length and its breadth."""
+"""What a request must pass before it is read: bounds of its body, and of how many there are."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -7,12 +8,57 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.errors import Bound, ChangeSomething
 from kvell.server.access.bodies import BodyBounds, check_body
-from kvell.server.api.http_errors import api_error, invalid_request
+from kvell.server.api.http_bounds import DEFAULT, HttpBounds
+from kvell.server.api.http_errors import ApiError, api_error, invalid_request
+
+WATCHED = frozenset({"/health", "/metrics"})
+TOO_SLOW = ApiError(408, "the body did not arrive in time", "timeout_error")
+
+
+class ServedLimit:
+    """Answers 503 while too many requests await their answers.
+
+    Behind the body's limit, so a request whose body has not come takes nobody's place.  Probes and
+    scrapes are always answered: a server with much to do is well, and should be looked at.
+
+    :param most: requests that may await their answers at once.
+    :param rejected: is told of each request that exceeds it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        most: int,
+        rejected: Callable[[Bound], None] = lambda bound: None,
+    ) -> None:
+        self._app, self._most, self._rejected = app, most, rejected
+        self._served = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 503."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._served >= self._most and scope["path"] not in WATCHED:
+            self._rejected("connections")
+            message = f"{self._most} requests await their answers; come back in a moment"
+            error = ApiError(503, message, "service_unavailable_error")
+            await error.response()(scope, receive, send)
+            return
+        self._served += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._served -= 1
 
 
 class BodyLimit:
     """Reads a body up to a limit before the app sees it; answers 413 beyond.
 
+    A request whose client leaves before the end of the body never reaches the app.  One whose body
+    takes longer than it may is answered with 408.
+
+    :param http: has the time that a body may take.
     :param bounds: of the JSON in it; None looks at the length alone.
     :param by_path: bounds of paths that have their own.
     :param rejected: is told of each body that exceeds a bound.
@@ -24,19 +70,29 @@ class BodyLimit:
         max_body_bytes: int,
         bounds: BodyBounds | None = None,
         by_path: Mapping[str, BodyBounds] = MappingProxyType({}),
+        http: HttpBounds = DEFAULT,
         rejected: Callable[[Bound], None] = lambda bound: None,
     ) -> None:
         self._app = app
         self._max_body_bytes, self._bounds = max_body_bytes, bounds
         self._rejected = rejected
-        self._by_path = by_path
+        self._by_path, self._http = by_path, http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its whole body, or answer 413 or 400."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = await self._read(scope, receive)
+        try:
+            body = await self._read(scope, receive)
+        except _LeftError:
+            return
+        except TimeoutError:
+            self._rejected("slow_client")
+            response = TOO_SLOW.response()
+            response.headers["connection"] = "close"  # the rest of the body may yet come
+            await response(scope, receive, send)
+            return
         if body is None:
             self._rejected("body_bytes")
             message = f"the body exceeds {self._max_body_bytes} bytes"
@@ -57,19 +113,27 @@ class BodyLimit:
         announced = next((v for n, v in scope["headers"] if n == b"content-length"), b"0")
         if announced.isdigit() and int(announced) > self._max_body_bytes:
             return None
+        began_seconds = asyncio.get_running_loop().time()
         body: bytes | bytearray = b""
-        more = True
-        while more:
-            message = await receive()
-            piece = message.get("body", b"")
-            more = message["type"] == "http.request" and message.get("more_body", False)
-            if not body:  # a body that comes in one piece is not copied
-                body = bytearray(piece) if more else piece
-            else:
-                body += piece
-            if len(body) > self._max_body_bytes:
-                return None
-        return bytes(body)
+        async with asyncio.timeout(self._http.body_seconds) as due:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _LeftError
+                piece, more = message.get("body", b""), message.get("more_body", False)
+                if not body:  # a body that comes in one piece is not copied
+                    body = bytearray(piece) if more else piece
+                else:
+                    body += piece
+                if len(body) > self._max_body_bytes:
+                    return None
+                if not more:
+                    return bytes(body)
+                due.reschedule(began_seconds + self._http.seconds_for_body(len(body)))
+
+
+class _LeftError(Exception):
+    """The client left, or was cut off, before its body was complete."""
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

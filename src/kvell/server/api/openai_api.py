@@ -11,7 +11,8 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.access_guard import Access, AccessGuard
-from kvell.server.api.guards import BodyLimit
+from kvell.server.api.guards import BodyLimit, ServedLimit
+from kvell.server.api.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.cluster import ClusterApi
@@ -42,6 +43,7 @@ def build_app(
     *,
     access: Access | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    http: HttpBounds = DEFAULT,
     beside: Sequence[TextModel] = (),
     floor_bytes: int = 0,
     tool_call_parser: str | None = None,
@@ -52,6 +54,7 @@ def build_app(
     :param model: the first that the instance serves; ``beside`` are the others.
     :param metrics: the observer that was given to the front.
     :param access: who may do what; by default everybody may do everything.
+    :param http: how many requests may await their answers, and how long a body may take.
     :param floor_bytes: of this process before it loaded anything; 0 takes what it is now.
     :param tool_call_parser: how the first model writes calls; None: as its chat template says.
     :param reasoning_parser: how it writes its reasoning, likewise.
@@ -73,12 +76,14 @@ def build_app(
     ClusterApi(front, floor_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
     http_errors.install(app, metrics.rejected)
+    app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.rejected)
     app.add_middleware(
         BodyLimit,
         max_body_bytes=max_body_bytes,
         rejected=metrics.rejected,
         bounds=BodyBounds(),
         by_path=_BOUNDS_BY_PATH,
+        http=http,
     )
     app.add_middleware(AccessGuard, access=access or Access(), rejected=metrics.rejected)
     return app

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.server.api.http_bounds import HttpBounds
 from kvell.server.events.events_config import KvEventsConfig
 from kvell.server.front.front import ONE_MIXED
 from kvell.server.members.front_limits import FrontLimits
@@ -32,6 +33,7 @@ class ServeOptions:
     :param kv_events: where it is published what instances cache; None: nowhere.
     :param cluster: address of a Ray cluster that places the instances; None: they run here.
     :param cluster_name: of several clusters on these machines, the one to join, or to start.
+    :param http: bounds of connections.
     """
 
     host: str = "127.0.0.1"
@@ -52,3 +54,4 @@ class ServeOptions:
     pool: PoolSettings = field(default_factory=PoolSettings)
     cluster: str | None = None
     cluster_name: str = "kvell"
+    http: HttpBounds = field(default_factory=HttpBounds)

@@ -6,11 +6,13 @@ where a small model on a CPU or one step of a large GPU would fall into the firs
 """
 
 from collections.abc import Callable, Iterator
-from typing import get_args
+from functools import partial
+from typing import Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     ProcessCollector,
     generate_latest,
@@ -71,6 +73,8 @@ ANSWERED = ("stop", "length")
 COUNTED_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"}
 )
+Awaited = Literal["idle", "body", "answer"]
+"""What a connection waits for: a request, its body, or an answer."""
 OTHER_PATHS = "other"
 """All further paths together: clients choose paths, and there must not be a series for each."""
 
@@ -116,6 +120,11 @@ class ServerMetrics:
         self._rejected = self._family("admission_rejections", "Requests not let in.", "reason")
         self._retries = self._counter("request_retries", "Attempts after one whose instance ended.")
         self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
+        self._connections = Gauge(
+            *("kvell:http_connections", "Open connections, by what is awaited."),
+            *((*LABELS, "state"),),
+            registry=self.registry,
+        )
         for reason in REASONS:
             self._ends.labels(model_name, reason)
         for bound in get_args(Bound):
@@ -152,6 +161,14 @@ class ServerMetrics:
         """A request got this status; 499 if its client left, 401 and 403 if its key was refused."""
         shown = path if path in COUNTED_PATHS else OTHER_PATHS
         self._answers.labels(self.model_name, shown, str(status)).inc()
+
+    def watch_connections(self, count: Callable[[Awaited], int]) -> None:
+        """Show how many connections are open.
+
+        :param count: how many wait for a request, for its body, or for an answer.
+        """
+        for state in get_args(Awaited):
+            self._connections.labels(self.model_name, state).set_function(partial(count, state))
 
     def asked(self, choices: int) -> None:
         """A prompt came that wants so many answers."""

@@ -4,34 +4,31 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvell.clock import Clock, MonotonicClock
-from kvell.server.access.rates import Bucket
+from kvell.clock import Clock
 from kvell.server.logs.lines import tell
+from kvell.server.logs.seldom import SeldomLine
 
 logger = logging.getLogger(__name__)
 
-TOLD_PER_MINUTE = 1
-"""Each batch of spans that a dead collector does not take is complained of several times."""
 LONGEST_PROBLEM = 300
 
 
 class Complaints(logging.Handler):
-    """Tells the first complaint of a minute, and how many there were since the one before."""
+    """Tells the first complaint of a minute, and how many there were since the one before.
+
+    Each batch of spans that a dead collector does not take is complained of several times.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(logging.WARNING)
-        self._clock = clock or MonotonicClock()
-        self._lines = Bucket(TOLD_PER_MINUTE, self._clock.now_seconds())
-        self._untold = 0
+        self._line = SeldomLine(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell it or count it."""
-        if not self._lines.take(1, self._clock.now_seconds()):
-            self._untold += 1
-            return
-        problem = record.getMessage()[:LONGEST_PROBLEM]
-        tell(logger, logging.WARNING, "tracing_problem", problem=problem, untold=self._untold)
-        self._untold = 0
+        untold = self._line.untold_if_due()
+        if untold is not None:
+            problem = record.getMessage()[:LONGEST_PROBLEM]
+            tell(logger, logging.WARNING, "tracing_problem", problem=problem, untold=untold)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Connections of the HTTP face, bounded in number, time and memory."""

@@ -1,0 +1,19 @@
+"""Answers to connections that have no request an app could answer."""
+
+from http import HTTPStatus
+
+from kvell.server.api.http_errors import ApiError
+
+BAD_REQUEST = ApiError(400, "this is no valid HTTP request", "invalid_request_error")
+TOO_SLOW = ApiError(408, "the head of the request did not arrive in time", "timeout_error")
+FULL = ApiError(503, "too many connections; come back in a moment", "service_unavailable_error")
+
+
+def raw_answer(error: ApiError) -> bytes:
+    """An answer's bytes, after which the connection is closed."""
+    response = error.response()
+    response.headers["connection"] = "close"
+    fields = b"".join(b"%b: %b\r\n" % field for field in response.raw_headers)
+    phrase = HTTPStatus(error.status).phrase.encode()
+    status = b"HTTP/1.1 %d %b\r\n" % (error.status, phrase)
+    return status + fields + b"\r\n" + bytes(response.body)
