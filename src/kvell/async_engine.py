@@ -40,8 +40,11 @@ from kvell.server.members.front_limits import FrontLimits
 from kvell.server.members.member import MemberStatus
 from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.text.embeddings import embedded
+from kvell.server.text.lanes import TextWork
 from kvell.server.text.named_texts import texts_of
 from kvell.server.text.session_key import conversation_key, prompt_key
+from kvell.server.text.text_bounds import chars_within
+from kvell.server.text.text_encoder import TextEncoder
 from kvell.server.text.text_model import PreparedPrompt, TextModel
 from kvell.server.text.text_stream import text_deltas
 
@@ -128,6 +131,8 @@ class AsyncEngine:
         command = instance_command(chosen)
         self._front = Front(command, instances=counts, routing=routing, limits=limits, pool=pool)
         self._models: dict[str, TextModel] = {}
+        self._work = TextWork()
+        self._encoders: dict[str, TextEncoder] = {}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -144,10 +149,16 @@ class AsyncEngine:
         first, *others = self._texts.load().models
         self._models = {"": first, **{one.name: one for one in others}}
         await self._front.start()
+        ready = self._front.ready
+        lengths = {"": ready.max_model_len, **ready.beside}
+        self._encoders = {
+            name: TextEncoder(one, lengths[name], self._work) for name, one in self._models.items()
+        }
 
     async def shutdown(self) -> None:
         """Let running requests end within the limits' deadline, then end the instances."""
         await self._front.close()
+        self._work.close()
 
     async def generate(
         self,
@@ -170,7 +181,7 @@ class AsyncEngine:
         :raises TryLater: when there is no room or no instance just now.
         :raises RequestFailed: when the instances that computed it died.
         """
-        name, ids = self._encoded(prompt)
+        name, ids = await self._encoded(prompt)
         served = self._models[name]
         [params] = (sampling or SamplingParams()).choices()[:1]
         known_id = request_id or uuid.uuid4().hex
@@ -211,7 +222,10 @@ class AsyncEngine:
         :param model: name of one of several models; "" is the first.
         :raises ChangeSomething: if the model has no chat template.
         """
-        ids = self._models[self._known(model)].encode_chat(messages)
+        served = self._models[self._known(model)]
+        ids = await self._encoders[self._known(model)].rendered(
+            lambda: served.rendered_chat(messages), chars=chars_within(messages)
+        )
         key = session or conversation_key(messages)
         prompt = {"prompt_token_ids": ids, "model": model}
         async with aclosing(self.generate(prompt, sampling, request_id, session=key)) as outputs:
@@ -234,7 +248,7 @@ class AsyncEngine:
         :raises TryLater: when there is no room or no instance just now.
         :raises RequestFailed: when the instances that computed it died, or it was aborted.
         """
-        name, ids = self._encoded(prompt)
+        name, ids = await self._encoded(prompt)
         served = self._models[name]
         served.embeddings.require_served(served.name)
         known_id, key = request_id or uuid.uuid4().hex, session or prompt_key(ids)
@@ -271,10 +285,10 @@ class AsyncEngine:
         """
         return await self._front.stats(with_audit=with_audit)
 
-    def _encoded(self, prompt: Prompt) -> tuple[str, NDArray[np.int32]]:
+    async def _encoded(self, prompt: Prompt) -> tuple[str, NDArray[np.int32]]:
         """The name of a prompt's model, "" for the first, and its token ids."""
         if isinstance(prompt, str):
-            return "", self._models[""].encode(prompt)
+            return "", await self._encoders[self._known("")].encoded("prompt", prompt)
         if not isinstance(prompt, Mapping):
             return "", np.asarray(prompt, np.int32)
         name = self._known(str(prompt.get("model") or ""))
@@ -283,7 +297,7 @@ class AsyncEngine:
         if "prompt" not in prompt:
             remedy = "give prompt or prompt_token_ids"
             raise ChangeSomething("prompt", sorted(prompt), "has no text and no tokens", remedy)
-        return name, self._models[name].encode(str(prompt["prompt"]))
+        return name, await self._encoders[name].encoded("prompt", str(prompt["prompt"]))
 
     def _known(self, model: str) -> str:
         """The name of a model as instances know it: "" for the first.

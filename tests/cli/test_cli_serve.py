@@ -216,10 +216,10 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [len(text)]
 
-    def encode_chat(
-        self, messages: Any, tools: Any, fields: Any, *, opens_answer: bool
-    ) -> list[int]:
-        return [len(messages)]
+    most_token_bytes = 9
+
+    def rendered_chat(self, messages: Any, tools: Any, fields: Any, *, opens_answer: bool) -> str:
+        return f"{len(messages)} messages"
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> str:
         return "".join(f"<{token}>" for token in token_ids)
@@ -234,7 +234,8 @@ class TestServedText:
         text: TextModel = ServedText("m", 1000, tokenizer)
         assert (text.name, text.vocab_size, text.eos_token_ids) == ("m", 1000, frozenset({2}))
         assert list(text.encode("abc")) == [3]
-        assert list(text.encode_chat([{"role": "user", "content": "x"}])) == [1]
+        assert text.rendered_chat([{"role": "user", "content": "x"}]) == "1 messages"
+        assert text.most_token_bytes == 9
         assert (text.decode([3, 4]), text.token_text(5), text.token_bytes(6)) == (
             "<3><4>",
             "<5>",

@@ -91,15 +91,21 @@ def save_processor(found: Path, config: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def url(path: Path) -> Iterator[str]:
+def front(path: Path) -> Iterator[tuple[str, int]]:
+    """The URL of a server, and the pid of its front."""
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--model", f"pictures={path}"]
     command += ["--port", "0", "--json", "--kv-memory", "8MiB", "--dtype", "float32"]
     command += ["--max-model-len", "256"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
+        yield json.loads(process.stdout.readline())["url"], process.pid
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.fixture
+def url(front: tuple[str, int]) -> str:
+    return front[0]
 
 
 def answer(url: str, content: Any, **fields: Any) -> Any:

@@ -8,11 +8,11 @@ from kvell.server.access.accounts import RateExceeded
 from kvell.server.api.access_guard import NO_KEY, NO_OPERATOR
 from kvell.server.api.http_errors import (
     ApiError,
-    ContextTooLong,
     UnknownModel,
     api_error,
     invalid_request,
 )
+from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import DeadlineExceeded, RequestFailed, RequestRefused
 from scripts.reference.http.schemas import Objects
 from scripts.reference.rst import code, heading, page, table

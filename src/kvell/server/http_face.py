@@ -22,6 +22,7 @@ from kvell.server.logs.visits import VisitLines
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import LoadedTexts
+from kvell.server.text.work_memory import most_work_bytes
 
 
 class HttpFace:
@@ -33,10 +34,10 @@ class HttpFace:
     def __init__(self, texts: LoadedTexts, options: ServeOptions) -> None:
         self._texts, self._options = texts, options
 
-    @property
-    def floor_bytes(self) -> int:
-        """Of this process before it loaded anything."""
-        return self._texts.floor_bytes
+    def most_bytes(self, front: Front) -> int:
+        """Of this process before it loaded anything, and the most for its work since."""
+        first, *beside = self._texts.models
+        return self._texts.floor_bytes + most_work_bytes(front.ready, first, beside)
 
     def server(
         self,

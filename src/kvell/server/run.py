@@ -140,7 +140,7 @@ async def _serve(
             server = face.server(front, metrics, keys, tracer)
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
-            if contract := _contract(front, face.floor_bytes):
+            if contract := _contract(front, face.most_bytes(front)):
                 show_contract(contract)
             announce(_url(listener))
             served = {"url": _url(listener), "models": metrics.model_name, "keys": len(keys.ring)}
@@ -200,11 +200,11 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
         yield publisher
 
 
-def _contract(front: Front, front_floor_bytes: int) -> list[str]:
+def _contract(front: Front, front_bytes: int) -> list[str]:
     """Every process and the whole, where there are several instances."""
     told = {one.instance_id: one.ready.memory for one, _ in front.instances() if one.ready}
     is_one_host = not any(one.host for one, _ in front.instances())
-    lines = contract_lines(told, front_floor_bytes, shares_weights=is_one_host)
+    lines = contract_lines(told, front_bytes, shares_weights=is_one_host)
     return lines if len(told) > 1 else []
 
 

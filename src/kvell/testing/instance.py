@@ -4,7 +4,7 @@ import codecs
 import hashlib
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,19 +247,25 @@ class ByteText:
         """Return one token per byte, int32 ``[bytes]``."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def encode_chat(
+    most_token_bytes = 1
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> NDArray[np.int32]:
+        """Return one token per byte of a conversation's text, int32 ``[bytes]``."""
+        return self.encode(self.rendered_chat(messages))
+
+    def rendered_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
-    ) -> NDArray[np.int32]:
+    ) -> str:
         """Return lines of tools, of fields and of ``role: content``, and the answer's start."""
         lines = [f"tool: {one['function']['name']}\n" for one in tools or ()]
         lines += [f"{name}={value}\n" for name, value in fields.items()]
         lines += [f"{message['role']}: {message['content']}\n" for message in messages]
-        return self.encode("".join(lines) + "assistant: " * opens_answer)
+        return "".join(lines) + "assistant: " * opens_answer
 
     takes_images = False
 
@@ -271,6 +277,7 @@ class ByteText:
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        check: Callable[[str], None] = lambda text: None,
     ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
         """Refuse: bytes have no images."""
         raise NotImplementedError("takes_images is False")

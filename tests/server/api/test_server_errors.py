@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, TryLater
 from kvell.server.api import http_errors
-from kvell.server.api.http_errors import ContextTooLong, UnknownModel, api_error
+from kvell.server.api.http_errors import UnknownModel, api_error
+from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import RequestFailed, RequestRefused
 
 SECRET = "the secret prompt"

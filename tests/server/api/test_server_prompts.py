@@ -16,8 +16,9 @@ from kvell.server.api.bodies.completions import (
     model_list,
     usage_chunk,
 )
-from kvell.server.api.http_errors import ContextTooLong
 from kvell.server.api.prompts import PromptEncoder
+from kvell.server.text.lanes import TextWork
+from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.testing.instance import ByteText
 
@@ -25,9 +26,9 @@ HEADING = Heading("id-1", "m", 1234)
 
 
 def encoded(prompt: str | list[int], max_model_len: int = 10) -> NDArray[np.int32]:
-    encoder = PromptEncoder(ByteText(), max_model_len)
-    ids = asyncio.run(encoder.prompt(prompt))
-    encoder.close()
+    work = TextWork()
+    ids = asyncio.run(PromptEncoder(ByteText(), max_model_len, work).prompt(prompt))
+    work.close()
     return ids
 
 
@@ -59,11 +60,12 @@ def test_an_empty_prompt_is_refused(prompt: str | list[int]) -> None:
 
 
 def test_a_conversation_is_named_messages_when_it_is_too_long() -> None:
-    encoder = PromptEncoder(ByteText(), 5)
+    work = TextWork()
+    encoder = PromptEncoder(ByteText(), 5, work)
     with pytest.raises(ContextTooLong) as caught:
         asyncio.run(encoder.chat([{"role": "user", "content": "hello"}]))
     assert caught.value.field == "messages"
-    encoder.close()
+    work.close()
 
 
 def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
@@ -75,9 +77,10 @@ def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
             return super().encode(text)
 
     async def scenario() -> None:
-        encoder = PromptEncoder(Noting(), 100)
+        work = TextWork()
+        encoder = PromptEncoder(Noting(), 100, work)
         await asyncio.gather(*(encoder.prompt(f"prompt {i}") for i in range(10)))
-        encoder.close()
+        work.close()
 
     asyncio.run(scenario())
     assert len(threads) == 1

@@ -11,7 +11,7 @@ SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uin
 MOST_DIMENSIONS = 8
 
 
-class SentTensor(Struct, frozen=True, forbid_unknown_fields=True):
+class SentTensor(Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """One tensor of a model's image processor.
 
     :param dtype: torch's name of the type, one of ``SIZES``.

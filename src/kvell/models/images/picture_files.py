@@ -2,19 +2,61 @@
 
 import io
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kvell.errors import ChangeSomething
 
 MOST_FILE_BYTES = 20 << 20
 MOST_PIXELS = 32 << 20
+"""Pixels of one picture, and of all pictures of one request together."""
+MEMORY_PER_PIXEL = 40
+"""Bytes of memory at the height of decoding a request's pictures and making tensors of them.
+
+Measured over one request: 4 for the decoded picture, 15 for one large picture with all, 34 for
+pictures of two megapixels that the model's processor keeps at full size (Qwen-VL, LLaVA-OneVision).
+"""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+
+def pictures(files: Sequence[bytes]) -> list[Any]:
+    """Files as PIL images in RGB; of an animation its first frame.
+
+    They are decoded one by one, and only once the heads of all have told their sizes.
+
+    :raises ChangeSomething: naming the image that is no picture in a known format, or too large;
+        or all of them, if they are too large together.
+    """
+    names = [f"image {number}" for number in range(len(files))]
+    pixels = sum(_pixels(file, name) for file, name in zip(files, names, strict=True))
+    if pixels > MOST_PIXELS:
+        value, problem = f"{pixels} pixels in {len(files)} images", "are too many"
+        remedy = f"send at most {MOST_PIXELS} pixels in all: fewer or smaller images"
+        raise ChangeSomething("messages", value, problem, remedy, bound="image_pixels")
+    return [picture(file, name) for file, name in zip(files, names, strict=True)]
 
 
 def picture(file: bytes, field: str) -> Any:
     """A file as a PIL image in RGB; of an animation its first frame.
 
     :param field: names the image in an error.
+    :raises ChangeSomething: if it is too large, or no picture in a known format.
+    """
+    with _opened(file, field) as opened:
+        return opened.convert("RGB")
+
+
+def _pixels(file: bytes, field: str) -> int:
+    with _opened(file, field) as opened:
+        width, height = opened.size
+        return int(width * height)
+
+
+@contextmanager
+def _opened(file: bytes, field: str) -> Iterator[Any]:
+    """A picture of which only the head was read; what goes wrong with it is said by name.
+
     :raises ChangeSomething: if it is too large, or no picture in a known format.
     """
     # Imported here: most servers never see a picture.
@@ -27,14 +69,18 @@ def picture(file: bytes, field: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             opened = Image.open(io.BytesIO(file), formats=FORMATS)
-        width, height = opened.size
-        if width * height > MOST_PIXELS:  # known from its head, before anything is decoded
-            remedy = f"send at most {MOST_PIXELS} pixels"
-            raise ChangeSomething(field, f"{width} by {height} pixels", "is too large", remedy)
-        return opened.convert("RGB")
+        with opened:
+            width, height = opened.size
+            if width * height > MOST_PIXELS:
+                raise _too_large(field, f"{width} by {height} pixels")
+            yield opened
     except Image.DecompressionBombError as error:
-        problem, remedy = "is too large", f"send at most {MOST_PIXELS} pixels"
-        raise ChangeSomething(field, f"{len(file)} bytes", problem, remedy) from error
+        raise _too_large(field, f"{len(file)} bytes") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         remedy = f"send one of {', '.join(FORMATS)}"
         raise ChangeSomething(field, f"{len(file)} bytes", "is no picture", remedy) from error
+
+
+def _too_large(field: str, value: str) -> ChangeSomething:
+    remedy = f"send at most {MOST_PIXELS} pixels"
+    return ChangeSomething(field, value, "is too large", remedy, bound="image_pixels")

@@ -1,6 +1,6 @@
 """A model's own processor: from a conversation with pictures to token ids and tensors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from kvell.errors import ChangeSomething
-from kvell.models.images.picture_files import picture
+from kvell.models.images.picture_files import pictures
 from kvell.models.text.tokenizer import check_template_fields
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+MOST_TENSOR_BYTES = 512 << 20
+"""Bytes of the tensors of one request: small pictures may make large ones (Llama 3.2 Vision, 14 MiB
+for a picture of any size)."""
 
 
 class PictureProcessor:
@@ -36,30 +39,39 @@ class PictureProcessor:
         fields: Mapping[str, Any],
         *,
         opens_answer: bool,
+        check: Callable[[str], None] = lambda text: None,
     ) -> tuple[npt.NDArray[np.int32], dict[str, Any]]:
         """Token ids (int32 [tokens]) and the tensors of the images, by name.
 
         :param files: encoded pictures, in the order of their places in the messages.
         :param tools: functions that the answer may call, in OpenAI's form.
-        :raises ChangeSomething: if a picture cannot be read, the template refuses the messages, or
-            it has no place for tools.
+        :param check: raises if the conversation's text is too long; called before pictures are
+            decoded.
+        :raises ChangeSomething: if a picture cannot be read, the pictures or their tensors are too
+            large together, the template refuses the messages, or it has no place for tools.
         """
         check_template_fields(fields)
-        pictures = [picture(file, f"image {number}") for number, file in enumerate(files)]
         try:
             text = self._text(messages, tools, fields, opens_answer)
             if tools and text == self._text(messages, (), fields, opens_answer):
                 problem = "have no place in the model's chat template beside images"
                 remedy = "leave them out, or serve a model whose template takes tools"
                 raise ChangeSomething("tools", f"{len(tools)} functions", problem, remedy)
-            made = self._processor(text=[text], images=pictures, return_tensors="pt")
+            check(text)
+            made = self._processor(text=[text], images=pictures(files), return_tensors="pt")
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             line = " ".join(str(error).split())[:200]
             problem = f"cannot be read by the model's processor ({line})"
             raise ChangeSomething("messages", "…", problem, "send fewer or other images") from error
         ids = made.pop("input_ids")[0].numpy().astype(np.int32)
         made.pop("attention_mask", None)
-        return ids, {name: value for name, value in made.items() if hasattr(value, "detach")}
+        tensors = {name: value for name, value in made.items() if hasattr(value, "detach")}
+        tensor_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
+        if tensor_bytes > MOST_TENSOR_BYTES:
+            value, problem = f"{len(files)} images", f"make tensors of {tensor_bytes} bytes"
+            remedy = f"send fewer or smaller images: at most {MOST_TENSOR_BYTES} bytes"
+            raise ChangeSomething("messages", value, problem, remedy, bound="image_pixels")
+        return ids, tensors
 
     def _text(
         self,

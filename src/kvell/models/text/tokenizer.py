@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import read_optional_json
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
+from kvell.models.text.token_bytes import most_token_bytes
 
 TokenIds = NDArray[np.int32]
 """Token ids, int32 [tokens]."""
@@ -80,7 +81,19 @@ class Tokenizer:
         *,
         opens_answer: bool = True,
     ) -> TokenIds:
-        """Token ids of a conversation up to where the assistant speaks next, int32 [tokens].
+        """Token ids of a conversation, int32 [tokens]: those of :meth:`rendered_chat`."""
+        text = self.rendered_chat(messages, tools, fields, opens_answer=opens_answer)
+        return self.encode(text, add_special_tokens=False)
+
+    def rendered_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> str:
+        """The text of a conversation up to where the assistant speaks next, special tokens in it.
 
         :param messages: ``{"role": …, "content": …}`` in order.
         :param tools: functions that the answer may call, in OpenAI's form.
@@ -94,7 +107,7 @@ class Tokenizer:
             )
         check_template_fields(fields)
         try:
-            text = self.backend.apply_chat_template(
+            text: str = self.backend.apply_chat_template(
                 list(messages),
                 **fields,
                 tools=list(tools) if tools else None,
@@ -108,8 +121,15 @@ class Tokenizer:
                 f"the model's chat template refuses them ({_line(error)})",
                 'send a list of {"role": "user", "content": "text"}',
             ) from error
-        ids = self.backend(text, add_special_tokens=False)["input_ids"]
-        return np.asarray(ids, dtype=np.int32)
+        return text
+
+    @cached_property
+    def most_token_bytes(self) -> int:
+        """The most bytes of text that one token stands for (:mod:`kvell.models.text.token_bytes`).
+
+        Walks over the vocabulary once.
+        """
+        return most_token_bytes(self.backend)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -177,14 +197,14 @@ class NoTokenizer(Tokenizer):
         """
         raise _refusal(self._path, "holds no tokenizer")
 
-    def encode_chat(
+    def rendered_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
-    ) -> TokenIds:
+    ) -> str:
         """Refuse: there is nothing to encode with.
 
         :raises ChangeSomething: always.

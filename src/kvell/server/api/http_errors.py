@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, TryLater
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.bodies import WHOLE
+from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import DeadlineExceeded, RequestFailed, RequestRefused
 
 LONGEST_VALUE = 500
@@ -76,10 +77,6 @@ DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
 
 class UnknownModel(KvellError):  # noqa: N818
     """The request names a model that is not served here."""
-
-
-class ContextTooLong(ChangeSomething):
-    """A prompt that leaves no room for output."""
 
 
 def invalid_request(message: str, param: str | None = None, status: int = 400) -> ApiError:

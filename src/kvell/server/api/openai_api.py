@@ -28,7 +28,9 @@ from kvell.server.api.serving import Served, Serving
 from kvell.server.front.front import Front
 from kvell.server.map.map_api import MapApi
 from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_model import TextModel
+from kvell.server.text.work_memory import most_work_bytes
 
 _BOUNDS_BY_PATH = {
     EMBEDDINGS_PATH: BodyBounds(elements_by_field={"input": MAX_INPUT_TOKENS + 2 * MAX_INPUTS})
@@ -59,12 +61,13 @@ def build_app(
     :param tool_call_parser: how the first model writes calls; None: as its chat template says.
     :param reasoning_parser: how it writes its reasoning, likewise.
     """
-    ready = front.ready
-    first = _served(model, "", ready.max_model_len, tool_call_parser, reasoning_parser)
-    others = [_served(one, one.name, ready.beside[one.name]) for one in beside]
+    ready, work = front.ready, TextWork()
+    first = _served(model, "", ready.max_model_len, work, tool_call_parser, reasoning_parser)
+    others = [_served(one, one.name, ready.beside[one.name], work) for one in beside]
     models = {one.text.name: one for one in (first, *others)}
     serving = Serving(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
+    work_bytes = most_work_bytes(ready, model, beside)
     described = dict(http_errors.DESCRIBED)
     app = FastAPI(title="Kvell", docs_url=None, redoc_url=None, responses=described)
     CompletionsApi(serving).install(app)
@@ -72,8 +75,8 @@ def build_app(
     ResponsesApi(serving).install(app)
     EmbeddingsApi(serving).install(app)
     ModelsApi(serving, int(time.time())).install(app)
-    OperatorApi(front, metrics, floor_bytes).install(app)
-    ClusterApi(front, floor_bytes, os.getpid()).install(app)
+    OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
+    ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
     http_errors.install(app, metrics.rejected)
     app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.rejected)
@@ -93,6 +96,7 @@ def _served(
     text: TextModel,
     key: str,
     max_model_len: int,
+    work: TextWork,
     tool: str | None = None,
     reasoning: str | None = None,
 ) -> Served:
@@ -100,4 +104,4 @@ def _served(
     answers = parser_named(
         own_tool if tool is None else tool, own_reasoning if reasoning is None else reasoning
     )
-    return Served(text, PromptEncoder(text, max_model_len), key, max_model_len, answers)
+    return Served(text, PromptEncoder(text, max_model_len, work), key, max_model_len, answers)

@@ -1,30 +1,31 @@
 """From what a client sent to token ids that fit the model."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages
-from kvell.server.api.http_errors import ContextTooLong
+from kvell.server.api.image_urls import ImageUrl
+from kvell.server.text.lanes import TextWork
+from kvell.server.text.text_bounds import ContextTooLong, chars_within
+from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
 
-TokenIds = NDArray[np.int32]
-Made = TypeVar("Made")
+BYTES_PER_DECODED_TOKEN = 8
 
 
 class PromptEncoder:
-    """Tokenizes in one thread of its own, so that a long prompt holds nobody up."""
+    """Tokenizes in threads, short texts apart from long ones; refuses what can never fit unread.
 
-    def __init__(self, model: TextModel, max_model_len: int) -> None:
-        self._model = model
-        self._max_model_len = max_model_len
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-tokenizer")
+    :param work: the threads, which the models of a server share.
+    """
+
+    def __init__(self, model: TextModel, max_model_len: int, work: TextWork) -> None:
+        self._model, self._max_model_len, self._work = model, max_model_len, work
+        self._texts = TextEncoder(model, max_model_len, work)
 
     async def prompt(
         self, prompt: str | list[int], *, field: str = "prompt", answer_tokens: int = 1
@@ -34,20 +35,31 @@ class PromptEncoder:
         :param field: that has it, for errors.
         :param answer_tokens: for which it must leave room.
         :raises ChangeSomething: when it is empty, unknown to the model or too long.
+        :raises TryLater: when too many texts wait.
         """
         if isinstance(prompt, str):
-            ids = await self._in_thread(lambda: self._model.encode(prompt))
+            ids = await self._texts.encoded(field, prompt, answer_tokens=answer_tokens)
             return self._checked(field, ids, answer_tokens)
+        self._check_count(field, len(prompt), answer_tokens)
         if prompt and max(prompt) >= self._model.vocab_size:
             remedy = f"use ids below {self._model.vocab_size}"
             raise ChangeSomething(field, max(prompt), "is not a token of this model", remedy)
-        return self._checked(field, np.array(prompt, np.int32), answer_tokens)
+        return np.array(prompt, np.int32)
 
     async def text(self, text: str, add_special_tokens: bool) -> TokenIds:
-        """Token ids of any text, int32 ``[tokens]``, also of one that is too long to be served."""
-        return await self._in_thread(
-            lambda: self._model.encode(text, add_special_tokens=add_special_tokens)
+        """Token ids of any text, int32 ``[tokens]``, also of one that is too long to be served.
+
+        :raises ChangeSomething: when it is longer than anything that is encoded.
+        """
+        size_bytes = self._texts.bounds.checked_bytes("prompt", text, fits=False)
+        encode = self._model.encode
+        return await self._work.run(
+            size_bytes, lambda: encode(text, add_special_tokens=add_special_tokens)
         )
+
+    async def answered(self, text: str) -> int:
+        """How many tokens a part of an answer has; it is as long as the model made it."""
+        return len(await self._work.run(len(text), lambda: self._texts.plain(text)))
 
     async def chat(
         self,
@@ -65,17 +77,21 @@ class PromptEncoder:
         :param opens_answer: whether they end where the answer begins.
         :param fits: whether they must leave room for an answer.
         :raises ChangeSomething: when it is too long, or the template refuses it.
+        :raises TryLater: when too many texts wait.
         """
-        rendered = template_messages(messages)
-        ids = await self._in_thread(
-            lambda: self._model.encode_chat(rendered, tools, fields, opens_answer=opens_answer)
+        ids = await self._texts.rendered(
+            lambda: self._model.rendered_chat(
+                template_messages(messages), tools, fields, opens_answer=opens_answer
+            ),
+            chars=chars_within((messages, tools, fields)),
+            fits=fits,
         )
         return self._checked("messages", ids) if fits else ids
 
     async def pictured(
         self,
         messages: Sequence[Mapping[str, Any]],
-        images: Sequence[bytes],
+        images: Sequence[ImageUrl],
         tools: Sequence[Mapping[str, Any]] = (),
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
@@ -83,18 +99,28 @@ class PromptEncoder:
     ) -> tuple[TokenIds, tuple[SentTensor, ...]]:
         """Token ids of a conversation with images, and the tensors of its images.
 
-        :param images: encoded files, in the order of their places.
+        :param images: in the order of their places.
         :param tools: that the answer may call.
         :raises ChangeSomething: when it is too long, an image cannot be read, or the template has
             no place for tools.
+        :raises TryLater: when too many images wait, or requests in flight have too many.
         """
-        rendered = template_messages(messages)
-        ids, tensors = await self._in_thread(
-            lambda: self._model.encode_pictured(
-                rendered, images, tools, fields, opens_answer=opens_answer
+        chars = chars_within((messages, tools, fields))
+        self._texts.bounds.check_conversation("messages", chars=chars)
+
+        def read() -> tuple[TokenIds, tuple[SentTensor, ...]]:
+            self._work.held.check()
+            files = [image.file() for image in images]
+            ids, tensors = self._model.encode_pictured(
+                *(template_messages(messages), files, tools, fields),
+                opens_answer=opens_answer,
+                check=self._texts.check,
             )
-        )
-        return self._checked("messages", ids), tensors
+            self._work.held.hold(tensors)
+            return self._checked("messages", ids), tensors
+
+        size_bytes = chars + sum(len(image.url) for image in images)
+        return await self._work.pictures.run(size_bytes, read)
 
     @property
     def takes_images(self) -> bool:
@@ -103,24 +129,27 @@ class PromptEncoder:
 
     async def decoded(self, token_ids: Sequence[int]) -> str:
         """The text of token ids."""
-        return await self._in_thread(lambda: self._model.decode(token_ids))
+        size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
+        return await self._work.run(size_bytes, lambda: self._model.decode(token_ids))
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token."""
+        size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
+        token_text = self._model.token_text
+        return await self._work.run(size_bytes, lambda: [token_text(one) for one in token_ids])
 
     def room_tokens(self, ids: TokenIds) -> int:
         """Output tokens that fit behind a prompt."""
         return self._max_model_len - len(ids)
 
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def _in_thread(self, work: Callable[[], Made]) -> Made:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
     def _checked(self, field: str, ids: TokenIds, answer_tokens: int = 1) -> TokenIds:
-        if len(ids) == 0:
+        self._check_count(field, len(ids), answer_tokens)
+        return ids
+
+    def _check_count(self, field: str, tokens: int, answer_tokens: int) -> None:
+        if tokens == 0:
             raise ChangeSomething(field, "[]", "has no tokens", "send at least one token")
-        if self.room_tokens(ids) < answer_tokens:
+        if self._max_model_len - tokens < answer_tokens:
             problem = f"exceeds the {self._max_model_len} tokens of the model's context"
             remedy = f"send at most {self._max_model_len - answer_tokens} tokens"
-            raise ContextTooLong(field, f"{len(ids)} tokens", problem, remedy)
-        return ids
+            raise ContextTooLong(field, f"{tokens} tokens", problem, remedy)

@@ -15,7 +15,7 @@ from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
 from kvell.server.api.http_errors import UnknownModel
-from kvell.server.api.prompts import PromptEncoder, TokenIds
+from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.generation import GenerationRequest
 from kvell.server.api.streaming import (
     ClientGone,
@@ -28,6 +28,7 @@ from kvell.server.api.streaming import (
 from kvell.server.front.front import Front
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.session_key import prompt_key
+from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import PreparedPrompt, TextModel
 from kvell.server.text.text_stream import TextDelta, text_deltas
 from kvell.server.text.usage_so_far import UsageSoFar

@@ -53,22 +53,23 @@ def contract_of_all(parts: Sequence[Mapping[str, int]], *, shares_weights: bool 
 
 def contract_lines(
     contracts: Mapping[str, Mapping[str, int]],
-    front_floor_bytes: int,
+    front_bytes: int,
     *,
     shares_weights: bool = True,
 ) -> list[str]:
     """The memory contract of several instances, a line for each process and one for the whole.
 
     :param contracts: the parts of each, by instance id.
+    :param front_bytes: of this process before it served anything, and for its work.
     :param shares_weights: see :func:`contract_of_all`.
     """
     rows = {name: parts.get("contract_bytes", 0) for name, parts in contracts.items()}
     parts = list(contracts.values())
-    whole_bytes = contract_of_all(parts, shares_weights=shares_weights) + front_floor_bytes
-    shared_bytes = sum(rows.values()) + front_floor_bytes - whole_bytes
+    whole_bytes = contract_of_all(parts, shares_weights=shares_weights) + front_bytes
+    shared_bytes = sum(rows.values()) + front_bytes - whole_bytes
     return [
         "memory contract, at most",
-        f"  {'front':<18}  {size(front_floor_bytes)}",
+        f"  {'front':<18}  {size(front_bytes)}",
         *(f"  {name:<18}  {size(promised_bytes)}" for name, promised_bytes in rows.items()),
         *([f"  {'shared weights':<18} -{size(shared_bytes)}"] if shared_bytes else []),
         f"  {'all processes':<18}  {size(whole_bytes)}",
@@ -78,6 +79,7 @@ def contract_lines(
 def memory_page(
     instances: Mapping[str, InstanceMemory],
     front_floor_bytes: int,
+    front_work_bytes: int = 0,
     *,
     shares_weights: bool = True,
 ) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def memory_page(
 
     :param instances: those that answered, by id.
     :param front_floor_bytes: of this process before it served anything.
+    :param front_work_bytes: the most that reading texts and pictures takes beside that.
     :param shares_weights: see :func:`contract_of_all`.
     :returns: ``contract_bytes`` is of all processes together; ``now_bytes`` what each takes;
         ``instances`` has every instance's own.  A single instance's figures stand at the top too.
@@ -97,8 +100,13 @@ def memory_page(
     return {
         **alone,
         "contract_bytes": contract_of_all(contracts, shares_weights=shares_weights)
-        + front_floor_bytes,
-        "parts": {**parts, "front_floor_bytes": front_floor_bytes},
+        + front_floor_bytes
+        + front_work_bytes,
+        "parts": {
+            **parts,
+            "front_floor_bytes": front_floor_bytes,
+            "front_work_bytes": front_work_bytes,
+        },
         "now_bytes": {
             "front": process_bytes(),
             "instance": sum(page["now_bytes"] for page in pages.values()),

@@ -1,6 +1,6 @@
 """The text side of a model for the HTTP front, which holds no weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class ServedText:
         self.vocab_size = vocab_size
         self.model_type, self.embeddings = model_type, embeddings
         self.eos_token_ids = tokenizer.eos_token_ids
+        self.most_token_bytes = tokenizer.most_token_bytes
         self._tokenizer, self._processor = tokenizer, processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
 
@@ -64,16 +65,16 @@ class ServedText:
         """Token ids of a text, int32 [tokens]."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_chat(
+    def rendered_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
-    ) -> NDArray[np.int32]:
-        """Token ids of a conversation, int32 [tokens]."""
-        return self._tokenizer.encode_chat(messages, tools, fields, opens_answer=opens_answer)
+    ) -> str:
+        """The text of a conversation, special tokens in it."""
+        return self._tokenizer.rendered_chat(messages, tools, fields, opens_answer=opens_answer)
 
     @property
     def takes_images(self) -> bool:
@@ -88,6 +89,7 @@ class ServedText:
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        check: Callable[[str], None] = lambda text: None,
     ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
         """Token ids of a conversation with images, int32 [tokens], and their tensors."""
         assert self._processor is not None, "only models that take images are asked"
@@ -95,7 +97,7 @@ class ServedText:
         from kvell.engine.running.sent_images import sent
 
         ids, tensors = self._processor.encode(
-            messages, images, tools or (), fields, opens_answer=opens_answer
+            messages, images, tools or (), fields, opens_answer=opens_answer, check=check
         )
         return ids, tuple(sent(name, tensor) for name, tensor in tensors.items())
 

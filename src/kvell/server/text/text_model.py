@@ -76,19 +76,24 @@ class TextModel(Protocol):
         """Token ids of a text, int32 ``[tokens]``."""
         ...
 
-    def encode_chat(
+    @property
+    def most_token_bytes(self) -> int:
+        """The most bytes of text (UTF-8) that one token stands for."""
+        ...
+
+    def rendered_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
-    ) -> NDArray[np.int32]:
-        """Token ids of a conversation, int32 ``[tokens]``.
+    ) -> str:
+        """The text of a conversation, to be encoded without adding special tokens.
 
         :param tools: that the answer may call, in OpenAI's form.
         :param fields: further variables of the chat template.
-        :param opens_answer: whether they end where the answer begins.
+        :param opens_answer: whether it ends where the answer begins.
         """
         ...
 
@@ -105,12 +110,14 @@ class TextModel(Protocol):
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        check: Callable[[str], None] = lambda text: None,
     ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
         """Token ids of a conversation with images, and the tensors of its images.
 
         :param messages: whose content has ``{"type": "image"}`` where an image stands.
         :param images: encoded files (PNG, JPEG, WebP, GIF), in the order of their places.
         :param tools: that the answer may call, in OpenAI's form.
+        :param check: raises if the conversation's text is too long; no image is decoded before.
         :raises ChangeSomething: if an image cannot be read or is too large, or the template has no
             place for tools.
         """

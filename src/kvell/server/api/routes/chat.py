@@ -41,13 +41,14 @@ from kvell.server.api.bodies.chat import (
 )
 from kvell.server.api.bodies.completions import Body, joined, json_response, usage_chunk
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
-from kvell.server.api.image_urls import image_files
-from kvell.server.api.prompts import PromptEncoder, TokenIds
+from kvell.server.api.image_urls import image_urls
+from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
 from kvell.server.api.streaming import collected, sse
 from kvell.server.text.session_key import conversation_key
+from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_stream import TextDelta, Usage
 
 PROMPT_END_TOKENS = 64
@@ -212,12 +213,12 @@ async def _prompt(
     prompts: PromptEncoder, body: ChatRequest, tools: list[dict[str, Any]]
 ) -> tuple[TokenIds, tuple[SentTensor, ...]]:
     """The prompt's token ids, and the tensors of its images."""
-    files = image_files(body.messages, taken=prompts.takes_images)
+    images = image_urls(body.messages, taken=prompts.takes_images)
     plain, fields = [one.plain() for one in body.messages], body.template_fields()
     opens = body.add_generation_prompt is not False
-    if not files:
+    if not images:
         return await prompts.chat(plain, tools, fields, opens_answer=opens), ()
-    return await prompts.pictured(plain, files, tools, fields, opens_answer=opens)
+    return await prompts.pictured(plain, images, tools, fields, opens_answer=opens)
 
 
 def _forced(sampling: SamplingParams, schema: dict[str, Any]) -> SamplingParams:

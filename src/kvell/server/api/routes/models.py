@@ -67,9 +67,7 @@ class ModelsApi:
             ids = await served.prompts.text(body.prompt or "", body.add_special_tokens)
         tokens = ids.tolist()
         told: dict[str, Any] = {"count": len(tokens), "max_model_len": served.max_model_len}
-        strings = (
-            [served.text.token_text(one) for one in tokens] if body.return_token_strs else None
-        )
+        strings = await served.prompts.token_texts(tokens) if body.return_token_strs else None
         return json_response({**told, "tokens": tokens, "token_strs": strings})
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:

@@ -25,11 +25,13 @@ class OperatorApi:
 
     :param metrics: the observer that was given to the front.
     :param floor_bytes: of this process before it served anything.
+    :param work_bytes: the most that reading texts and pictures takes beside that.
     """
 
     front: Front
     metrics: ServerMetrics
     floor_bytes: int
+    work_bytes: int = 0
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -74,7 +76,8 @@ class OperatorApi:
         if not known:
             return self._nobody()
         is_one_host = not any(one.host for one, _ in self.front.instances())
-        return json_response(memory_page(known, self.floor_bytes, shares_weights=is_one_host))
+        page = memory_page(known, self.floor_bytes, self.work_bytes, shares_weights=is_one_host)
+        return json_response(page)
 
     async def audit(self) -> Response:
         """Let every instance recount its pages, and tell every contradiction that it finds.

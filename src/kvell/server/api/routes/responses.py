@@ -61,13 +61,14 @@ class ResponsesApi:
             return json_response(await response.body())
         except ChangeSomething as error:
             field = body.name_here(error.field)
-            raise type(error)(field, error.value, error.problem, error.remedy) from error
+            said = (field, error.value, error.problem, error.remedy)
+            raise type(error)(*said, bound=error.bound) from error
         except RequestRefused as error:
             field = body.name_here(error.field)
             told = str(error)
             if error.field and told.startswith(error.field):
                 told = field + told.removeprefix(error.field)
-            raise RequestRefused(told, field) from error
+            raise RequestRefused(told, field, error.bound) from error
 
 
 class _Response:
@@ -104,13 +105,13 @@ class _Response:
         """The whole response, once its answer has ended."""
         asked = self._answering.asked
         reasoning = "".join(self._writer.reasoning)
-        tokens = await asked.served.prompts.text(reasoning, False) if reasoning else ()
+        tokens = await asked.served.prompts.answered(reasoning) if reasoning else 0
         return ended_body(
             asked.heading,
             self._asked,
             self._answering.tools,
             self._writer.items,
-            response_usage(self._usage, len(tokens)),
+            response_usage(self._usage, tokens),
             is_whole=self._is_whole,
         )
 

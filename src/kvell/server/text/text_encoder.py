@@ -1,0 +1,86 @@
+"""A model's texts to token ids in threads; texts that can never fit are refused unread."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvell.server.text.lanes import TextWork
+from kvell.server.text.text_bounds import SHORT_BYTES, TextBounds
+from kvell.server.text.text_model import TextModel
+
+TokenIds = NDArray[np.int32]
+
+
+class TextEncoder:
+    """Encodes texts of one model within its bounds.
+
+    :param max_model_len: tokens of the model's context.
+    :param work: the threads, which the models of a process share.
+    """
+
+    def __init__(self, model: TextModel, max_model_len: int, work: TextWork) -> None:
+        self._model, self._work = model, work
+        self.bounds = TextBounds(max_model_len, model.most_token_bytes)
+
+    async def encoded(self, field: str, text: str, *, answer_tokens: int = 1) -> TokenIds:
+        """Token ids of a prompt, int32 ``[tokens]``; they may still be too many for an answer.
+
+        :param field: that has it, for errors.
+        :param answer_tokens: for which it must leave room.
+        :raises ContextTooLong: when it is far too long for the context.
+        :raises TryLater: when too many texts wait.
+        """
+        size_bytes = self.bounds.checked_bytes(field, text, answer_tokens=answer_tokens)
+
+        def read() -> TokenIds:
+            self._check_slices(field, text, answer_tokens)
+            return self._model.encode(text)
+
+        return await self._work.run(size_bytes, read)
+
+    async def rendered(
+        self, render: Callable[[], str], *, chars: int, fits: bool = True
+    ) -> TokenIds:
+        """Token ids of a conversation, int32 ``[tokens]``; they may still be too many.
+
+        :param render: makes its text, with special tokens in it; is called in a thread.
+        :param chars: of all that it renders.
+        :param fits: whether the text must fit the context.
+        :raises ChangeSomething: when it is far too long, or ``render`` raises it.
+        :raises TryLater: when too many texts wait.
+        """
+        self.bounds.check_conversation("messages", chars=chars, fits=fits)
+
+        def encode(text: str) -> TokenIds:
+            if fits:
+                self._check_slices("messages", text)
+            return self.plain(text)
+
+        def read() -> TokenIds | str:
+            text = render()
+            self.bounds.checked_bytes("messages", text, fits=fits)
+            is_longer = len(text) > SHORT_BYTES >= chars  # the template made it long
+            return text if is_longer else encode(text)
+
+        made = await self._work.run(chars, read)
+        if not isinstance(made, str):
+            return made
+        text = made
+        return await self._work.run(len(text), lambda: encode(text))
+
+    def check(self, text: str) -> None:
+        """Check that a conversation's text may be encoded; for a thread.
+
+        :raises ContextTooLong: when it is far too long for the context.
+        """
+        self.bounds.checked_bytes("messages", text)
+        self._check_slices("messages", text)
+
+    def plain(self, text: str) -> TokenIds:
+        """Token ids of a text without added ones, whatever its length; for a thread."""
+        return self._model.encode(text, add_special_tokens=False)
+
+    def _check_slices(self, field: str, text: str, answer_tokens: int = 1) -> None:
+        count = lambda piece: len(self.plain(piece))  # noqa: E731
+        self.bounds.check_slices(field, text, count, answer_tokens=answer_tokens)

@@ -1,0 +1,104 @@
+"""Lanes: one thread each, in order, within a number of bytes; short texts pass long ones."""
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from kvell.engine.protocol.tensors import SentTensor
+from kvell.errors import TryLater
+from kvell.server.text import held_tensors
+from kvell.server.text.held_tensors import HeldTensors
+from kvell.server.text.lanes import Lane, TextWork
+from kvell.server.text.text_bounds import SHORT_BYTES
+
+
+def test_a_short_text_does_not_wait_for_a_long_one() -> None:
+    async def scenario() -> None:
+        work, go_on = TextWork(), threading.Event()
+        long = asyncio.create_task(work.run(SHORT_BYTES + 1, go_on.wait))
+        assert await work.run(SHORT_BYTES, lambda: "short") == "short"
+        assert not long.done()
+        go_on.set()
+        assert await long
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_long_texts_are_worked_on_one_by_one_in_their_order() -> None:
+    async def scenario() -> None:
+        work, order = TextWork(), list[int]()
+        long = [work.run(SHORT_BYTES + 9 - n, partial(order.append, n)) for n in range(4)]
+        await asyncio.gather(*long)
+        assert order == [0, 1, 2, 3]
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_too_many_bytes_are_refused_by_name_and_an_empty_lane_takes_anything() -> None:
+    async def scenario() -> None:
+        lane, go_on = Lane("test", "text_bytes", 10, trims=False), threading.Event()
+        first = asyncio.create_task(lane.run(100, go_on.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(TryLater) as refused:
+            await lane.run(1, lambda: None)
+        assert refused.value.bound == "text_bytes"
+        go_on.set()
+        await first
+        assert await lane.run(1, lambda: 7) == 7
+        await asyncio.sleep(0)
+        assert lane.bytes_here == 0
+        lane.close()
+
+    asyncio.run(scenario())
+
+
+def test_whoever_is_cancelled_leaves_the_line_with_its_bytes() -> None:
+    async def scenario() -> None:
+        lane, go_on = Lane("test", "text_bytes", 100, trims=False), threading.Event()
+        read: list[str] = []
+        running = asyncio.create_task(lane.run(10, go_on.wait))
+        waiting = asyncio.create_task(lane.run(90, lambda: read.append("waiting")))
+        await asyncio.sleep(0)
+        assert lane.bytes_here == 100
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert lane.bytes_here == 10
+        last = asyncio.create_task(lane.run(90, lambda: read.append("last")))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert not last.done(), "the thread is still at work for nobody"
+        go_on.set()
+        await last
+        assert read == ["last"]
+        lane.close()
+
+    asyncio.run(scenario())
+
+
+def test_work_that_fails_leaves_the_lane_to_the_next() -> None:
+    async def scenario() -> None:
+        lane = Lane("test", "image_pixels", 10, trims=True)
+        with pytest.raises(ZeroDivisionError):
+            await lane.run(10, lambda: 1 // 0)
+        assert await lane.run(10, lambda: 1) == 1
+        lane.close()
+
+    asyncio.run(scenario())
+
+
+def test_tensors_count_until_nobody_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_tensors, "MOST_HELD_BYTES", 8)
+    held = HeldTensors()
+    kept = [SentTensor("a", "uint8", (5,), b"12345"), SentTensor("b", "uint8", (3,), b"123")]
+    held.check()
+    held.hold(kept)
+    with pytest.raises(TryLater) as refused:
+        held.check()
+    assert refused.value.bound == "image_pixels"
+    kept.pop()
+    assert held.held_bytes == 5
+    held.check()
