@@ -54,12 +54,13 @@ def test_without_flags_nobody_needs_a_key_and_statistics_are_told(
 
 def test_all_flags_arrive(kvell: Kvell, served: Served) -> None:
     flags = ["--api-key", "one", "--api-key-file", "some/keys.toml", "--guard-metrics"]
-    flags += ["--log-requests", "--stats-seconds", "2.5"]
     flags += ["--max-connections", "100", "--keep-alive-seconds", "75"]
+    flags += ["--log-requests", "--stats-seconds", "2.5", "--max-in-flight-per-key", "7"]
     assert kvell("serve", *flags).code == 0
     [options] = served.options
     assert (options.api_key, options.api_key_file) == ("one", Path("some/keys.toml"))
     assert options.guard_metrics
+    assert options.max_in_flight_per_key == 7
     assert (options.log_requests, options.stats_seconds) == (True, 2.5)
     assert options.http == HttpBounds(max_connections=100, keep_alive_seconds=75)
 

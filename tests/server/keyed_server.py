@@ -1,6 +1,6 @@
 """A whole server over fake instances with a file of keys, as a process; its log is JSON on stderr.
 
-Arguments: ``KEY_FILE`` and then the instance's own.
+Arguments: ``KEY_FILE|-`` and then the instance's own.
 """
 
 import sys
@@ -17,7 +17,10 @@ def main() -> None:
     command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", *instance_args]
     options = ServeOptions(
-        port=0, api_key_file=Path(key_file), log_requests=True, stats_seconds=0.02
+        port=0,
+        api_key_file=None if key_file == "-" else Path(key_file),
+        log_requests=True,
+        stats_seconds=0.02,
     )
     with lines_on(sys.stderr, "json"):
         serve(command, Texts.of(ByteText()), options)

@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
+from kvell.server.access.key_file import MAX_IN_FLIGHT
 from kvell.server.api.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
 Command = Callable[..., Any]
-ACCESS = ("api_key", "api_key_file", "guard_metrics")
+ACCESS = ("api_key", "api_key_file", "guard_metrics", "max_in_flight_per_key")
 
 
 def access_options(command: Command) -> Command:
-    """``--api-key``, ``--api-key-file``, ``--guard-metrics``; the command gets ``access``."""
+    """Flags of keys, and of what each may have at once; the command gets ``access``."""
 
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
@@ -24,6 +25,14 @@ def access_options(command: Command) -> Command:
     for option in (
         click.option(
             "--guard-metrics", is_flag=True, help="Ask for an operator's key at /metrics too."
+        ),
+        click.option(
+            "--max-in-flight-per-key",
+            type=click.IntRange(min=1),
+            metavar="SEQUENCES",
+            default=MAX_IN_FLIGHT,
+            show_default=True,
+            help="Answers that each key of --api-key-file may have waiting or running.",
         ),
         click.option(
             "--api-key-file",

@@ -119,7 +119,7 @@ async def _serve(
     show_contract: Callable[[Sequence[str]], None],
 ) -> None:
     metrics = ServerMetrics(",".join(texts.names))
-    joins = _joins(command, options)
+    joins = _joins(command, options, keys)
     loading = asyncio.create_task(asyncio.to_thread(_face, texts, options))
     try:
         async with (
@@ -162,7 +162,7 @@ def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None
     return traces_to(options.otlp_traces_endpoint)
 
 
-def _joins(command: Sequence[str], options: ServeOptions) -> "Joins | None":
+def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> "Joins | None":
     """The cluster that has the instances, if they are not here; else nothing of it is imported.
 
     :raises ChangeSomething: when Ray is not installed.
@@ -177,7 +177,7 @@ def _joins(command: Sequence[str], options: ServeOptions) -> "Joins | None":
         *(options.cluster_name, tuple(command), dict(options.instances)),
         *(options.limits, options.pool, secrets.token_bytes(SECRET_BYTES)),
     )
-    return JoinedCluster(manager_finder(options.cluster, settings))
+    return JoinedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared())
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.errors import ChangeSomething
 from kvell.server.access.key_file import is_readable_by_others, read_keys
 from kvell.server.access.keys import ApiKey, KeyRing, operator_key
+from kvell.server.access.shared_use import SharedUse
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.logs.lines import tell
 
@@ -20,6 +21,7 @@ class ServingKeys:
 
     def __init__(self, options: ServeOptions, clock: Clock | None = None) -> None:
         self._single, self._file = options.api_key, options.api_key_file
+        self._max_in_flight = options.max_in_flight_per_key
         self._clock = clock or MonotonicClock()
         self.ring = KeyRing(self._read(), self._clock.now_seconds())
 
@@ -36,11 +38,15 @@ class ServingKeys:
         self.ring.replace(keys, self._clock.now_seconds())
         tell(logger, logging.INFO, "keys_read", keys=len(keys))
 
+    def shared(self) -> SharedUse:
+        """What the keys use, for the other fronts of a cluster to count too."""
+        return SharedUse(self.ring, self._clock)
+
     def _read(self) -> tuple[ApiKey, ...]:
         single = () if self._single is None else (_single_key(self._single),)
         if self._file is None:
             return single
-        keys = read_keys(self._file)
+        keys = read_keys(self._file, self._max_in_flight)
         if single and any(key.digest == single[0].digest for key in keys):
             problem = "is in the key file too"
             raise ChangeSomething("api_key", "…", problem, "give it once, with operator = true")

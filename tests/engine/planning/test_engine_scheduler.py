@@ -65,6 +65,22 @@ def test_a_lower_priority_number_is_admitted_first_and_equal_ones_in_order() -> 
     assert admitted == ["first", "urgent", "a", "c", "b"]
 
 
+def test_tenants_and_what_they_asked_for_together_take_turns() -> None:
+    traffic = Traffic(make_layout(MIXED, 60), limits(seats=1))
+    traffic.submit("first", text(0, 5), max_tokens=2)
+    traffic.step()
+    for name, tenant, group in (
+        *((f"a{n}", "red", "big") for n in range(4)),
+        *(("b", "red", "small"), ("c0", "blue", "x"), ("c1", "blue", "x")),
+    ):
+        prompt = text(len(traffic.prompts), 5)
+        traffic.prompts[name] = prompt
+        traffic.tell(replace(make_submit(name, prompt, 2), tenant=tenant, group=group))
+    traffic.run()
+    admitted = [name for plan in traffic.plans for name in plan.admitted]
+    assert admitted == ["first", "a0", "c0", "b", "c1", "a1", "a2", "a3"]
+
+
 def test_first_come_first_served_even_if_a_later_one_would_fit() -> None:
     traffic = Traffic(make_layout(FULL, 8), limits())
     traffic.submit("long", text(1, 16), max_tokens=4)

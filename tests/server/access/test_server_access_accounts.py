@@ -127,3 +127,20 @@ def seconds_of(text: str) -> float:
     assert found is not None, text
     minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
     return minutes * 60 + seconds + milliseconds / 1000
+
+
+def test_what_is_refused_takes_nothing() -> None:
+    account = Account(10, None, 0.0, max_in_flight=4, min_priority=2)
+    for sequences, at_once, bound in ((5, 5, "sequences"), (11, 1, "requests_per_minute")):
+        with pytest.raises(ChangeSomething) as caught:
+            account.enter("n", sequences, at_once, 0.0)
+        assert (caught.value.field, caught.value.bound) == ("n", bound)
+    account.enter("n", 8, 3, 0.0)
+    with pytest.raises(RateExceeded):
+        account.enter("n", 5, 1, 0.0)
+    assert (account.in_flight, account.used["requests"]) == (3, 7)
+    account.leave(3)
+    assert account.in_flight == 0
+    with pytest.raises(ChangeSomething, match="priority=1: is below 2"):
+        account.check_priority(1)
+    account.check_priority(2)

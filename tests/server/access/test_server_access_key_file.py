@@ -47,9 +47,16 @@ def entry(text: str) -> str:
 
 def test_keys_come_in_the_files_order(tmp_path: Path) -> None:
     one, same_tenant, operator = read_keys(written(tmp_path, GOOD))
-    assert one == ApiKey("one", digest_of(b"sesame"))
-    assert same_tenant == ApiKey("one", digest_of(b"alpha"), 60, 100_000)
-    assert operator == ApiKey("ops", digest_of(b"root key"), is_operator=True)
+    assert one == ApiKey("one", digest_of(b"sesame"), max_in_flight=1024, min_priority=0)
+    assert same_tenant == ApiKey("one", digest_of(b"alpha"), 60, 100_000, False, 1024, 0)
+    assert operator == ApiKey("ops", digest_of(b"root key"), None, None, True, 1024, 0)
+
+
+def test_a_key_has_bounds_of_its_own_in_place_of_the_defaults(tmp_path: Path) -> None:
+    lines = 'name = "a"\nkey = "k"\nmax_in_flight = 3\nmin_priority = -7'
+    plain, own = read_keys(written(tmp_path, entry(lines)), 9)
+    assert (plain.max_in_flight, plain.min_priority) == (9, 0)
+    assert (own.max_in_flight, own.min_priority) == (3, -7)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +79,10 @@ def test_keys_come_in_the_files_order(tmp_path: Path) -> None:
         ('name = "a"\nkey = "k"\nrequests_per_minute = 1.5', "requests_per_minute"),
         ('name = "a"\nkey = "k"\nrequests_per_minute = true', "requests_per_minute"),
         ('name = "a"\nkey = "k"\ntokens_per_minute = -1', "tokens_per_minute"),
+        ('name = "a"\nkey = "k"\nmax_in_flight = 0', "max_in_flight"),
+        ('name = "a"\nkey = "k"\nmin_priority = 0.5', "min_priority"),
+        ('name = "a"\nkey = "k"\nmin_priority = true', "min_priority"),
+        ('name = "a"\nkey = "k"\nmin_priority = 3_000_000_000', "min_priority"),
         ('name = "a"\nkey = "k"\noperator = "yes"', "operator"),
         ('name = "a"\nkey = "k"\nadmin = true', "admin"),
     ],

@@ -51,6 +51,7 @@ from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult
 from kvell.engine.requests.pooling import pooling_problem
 from kvell.engine.requests.request import Request
+from kvell.engine.requests.turns import Turn, turn_cost_tokens
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals, audit
 from kvell.mempool.agent import Agent
@@ -181,12 +182,14 @@ class EngineCore:
         room = self._rules[model].limits.max_model_len - len(prompt)
         sampling = POOLED if command.pooling else _with_seed(command)
         number, self._submitted = self._submitted, self._submitted + 1
+        max_tokens = max(1, min(sampling.max_tokens or room, room))
+        cost_tokens = turn_cost_tokens(len(prompt) + len(output), max_tokens - len(output))
         return Request(
             command.request_id,
             command.attempt,
             prompt,
             sampling,
-            max(1, min(sampling.max_tokens or room, room)),
+            max_tokens,
             cache_root(
                 command.cache_salt,
                 f"{number} {command.request_id}",
@@ -198,7 +201,7 @@ class EngineCore:
             output=output.tolist(),
             model=model,
             number=number,
-            priority=command.priority,
+            turn=Turn(command.priority, command.tenant, command.group, cost_tokens),
             pooling=command.pooling,
         )
 

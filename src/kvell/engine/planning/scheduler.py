@@ -6,9 +6,9 @@ Pure: no clock, no I/O, no torch.  One step is planned as
    request is preempted;
 2. prefill chunks in order of admission, each as large as the token budget and
    the memory allow;
-3. admissions, first come first served, none in a step that preempted: a request
-   is admitted when its whole remaining prompt fits beside what the running ones
-   still need;
+3. admissions in turn (:mod:`kvell.engine.requests.turns`), none in a step that
+   preempted: a request is admitted when its whole remaining prompt fits beside what
+   the running ones still need;
 4. draft tokens (:mod:`kvell.engine.planning.speculation`), with what is left.
 
 Without chunked prefill (:mod:`kvell.engine.planning.whole_prompts`) 2 and 3 come first, and 1
@@ -40,6 +40,7 @@ from kvell.engine.requests.cache_roots import DROPPING_ROOT
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages, PageCopy, StepPlan
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
+from kvell.engine.requests.turns import TurnQueue
 from kvell.memory import GroupKind, MemoryCore, alignment_tokens, common_prefix
 from kvell.vocabulary import StepNumber
 
@@ -69,7 +70,7 @@ class Scheduler:
         self.core, self.swapping, self.parking = core, swapping, parking
         self.limits = limits
         self.memory: StepMemory = memory or RigidMemory(core)
-        self.waiting: deque[Request] = deque()
+        self.waiting: TurnQueue[Request] = TurnQueue()
         self.arrived: deque[Request] = deque()
         self.running: list[Request] = []
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
@@ -95,11 +96,8 @@ class Scheduler:
             raise ValueError("draft tokens have no activations of their own in a shared pool yet")
 
     def enqueue(self, request: Request) -> None:
-        """Put a new request behind all that wait and have its priority or a lower one."""
-        place = len(self.waiting)
-        while place and self.waiting[place - 1].priority > request.priority:
-            place -= 1
-        self.waiting.insert(place, request)
+        """Let a new request wait for its turn."""
+        self.waiting.add(request)
 
     # ------------------------------------------------------------------ planning
 
@@ -360,14 +358,16 @@ class Scheduler:
 
     def _admit(self, draft: PlanDraft) -> None:
         held_back: list[Request] = []
-        while self._may_admit(draft) and len(held_back) < MAX_HELD_BACK:
-            request = self.waiting.popleft()
+        while len(held_back) < MAX_HELD_BACK and self._may_admit(draft):
+            request = self.waiting.first()
+            assert request is not None
+            self.waiting.take(request)
             if self._waits_for_prefix(request):
                 held_back.append(request)
             elif not self._admit_next(request, draft):
-                self.waiting.appendleft(request)
+                self.waiting.put_back([request])
                 break
-        self.waiting.extendleft(reversed(held_back))
+        self.waiting.put_back(held_back)
 
     def _may_admit(self, draft: PlanDraft) -> bool:
         if not self.waiting or self._prompt_budget(draft) <= 0:
@@ -487,13 +487,13 @@ class Scheduler:
         self._close(request, returns=True)
         request.state = RequestState.WAITING
         request.computed = request.settled = request.repeats = 0
-        self.waiting.appendleft(request)
+        self.waiting.put_back([request])
 
     def _wanted_large(self) -> int:
         """Most large pages that the first waiting request will ask for."""
-        if not self.waiting:
+        first = self.waiting.first()
+        if first is None:
             return 0
-        first = self.waiting[0]
         return sum(
             -(-first.num_tokens // (group.page_tokens * group.pages_per_large))
             for group in self.core.layout.groups
@@ -594,7 +594,7 @@ class Scheduler:
                 self.swapping.ended(request)
             self._close(request)
         elif request in self.waiting:
-            self.waiting.remove(request)
+            self.waiting.discard(request.request_id)
         elif request.state is RequestState.MOVING or request in self.arrived:
             if request in self.arrived:
                 self.arrived.remove(request)
@@ -624,7 +624,7 @@ class Scheduler:
             self.parking.park(victim, size_bytes, gave_way=False)
             draft.parked.append(victim.request_id)
         else:
-            self.waiting.appendleft(victim)
+            self.waiting.put_back([victim])
         draft.preempted.append(victim.request_id)
         self.rungs["preempt"] += 1
         return victim

@@ -42,7 +42,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
@@ -75,7 +75,9 @@ class Submit:
     The instance computes them like a prompt, emits what follows them, and counts them
     against ``max_tokens``: ``Tokens.first_index`` begins behind them.
 
-    ``priority``: requests with lower ones are admitted before those that wait; 0 is usual.
+    ``priority``: requests with lower ones are admitted before those that wait; 0 is usual.  Of
+    equal priority, tenants take turns, and so do the groups of a ``tenant``; those of a ``group``
+    were asked for together.
 
     ``goes_to`` names the instance that goes on with it once its prompt is computed, if it can.
 
@@ -104,6 +106,8 @@ class Submit:
     pooling: Pooling = ""
     goes_to: str = ""
     pulls_from: str = ""
+    tenant: str = ""
+    group: str = ""
 
     def __post_init__(self) -> None:
         if len(self.output) % 4:

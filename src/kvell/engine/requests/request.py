@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import PENDING
+from kvell.engine.requests.turns import NO_PARTY, Turn
 from kvell.vocabulary import FinishReason, RequestId
 
 NO_HANDLE = 0
@@ -38,7 +39,7 @@ class Request:
     """Tokens, progress, and the handle of its pages while it runs.
 
     :ivar number: number of requests submitted before it.
-    :ivar priority: lower ones are admitted first.
+    :ivar turn: its place among those that wait.
     :ivar model: which of several models computes it.
     :ivar computed: tokens that are computed, or will be by steps in flight.
     :ivar settled: those of them whose step has its result.
@@ -74,7 +75,7 @@ class Request:
     embedded: int = 0
     model: str = ""
     number: int = 0
-    priority: int = 0
+    turn: Turn = NO_PARTY
     pooling: Pooling = ""
     embedding: bytes = b""
     returns_to: str = ""

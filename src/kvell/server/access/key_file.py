@@ -5,8 +5,10 @@
     [[keys]]
     name = "search-team"            # the tenant; several keys may share one
     sha256 = "9f86d081884c7d65…"    # or key = "…", the key itself
-    requests_per_minute = 60
+    requests_per_minute = 60        # each answer to each prompt is one
     tokens_per_minute = 100000      # prompts and outputs together
+    max_in_flight = 256             # sequences that wait or run at once
+    min_priority = 0                # requests may not ask for a lower one
     operator = true                 # may use /cluster and /debug
 """
 
@@ -21,14 +23,23 @@ from kvell.server.access.keys import ApiKey, digest_of
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-FIELDS = ("name", "key", "sha256", "requests_per_minute", "tokens_per_minute", "operator")
+FIELDS = (
+    *("name", "key", "sha256", "requests_per_minute", "tokens_per_minute"),
+    *("max_in_flight", "min_priority", "operator"),
+)
 OTHERS_MAY_READ = 0o044
 MOST_PER_MINUTE = 2**53
+MAX_IN_FLIGHT = 1024
+"""Of a key that does not say otherwise."""
+MIN_PRIORITY = 0
+"""Of a key that does not say otherwise: it may only stand back behind others."""
+MOST_PRIORITY = 2**31 - 1
 
 
-def read_keys(path: Path) -> tuple[ApiKey, ...]:
+def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, ...]:
     """The keys of a file, in its order.
 
+    :param max_in_flight: of keys that do not say it.
     :raises ChangeSomething: naming the entry and field that is wrong; it never shows a key.
     """
     try:
@@ -44,7 +55,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     for name in content:
         if name != "keys":
             raise ChangeSomething(name, "…", "is no part of a key file", "write [[keys]] tables")
-    return _keys(content.get("keys"))
+    return _keys(content.get("keys"), max_in_flight)
 
 
 def is_readable_by_others(path: Path) -> bool:
@@ -52,10 +63,10 @@ def is_readable_by_others(path: Path) -> bool:
     return bool(path.stat().st_mode & OTHERS_MAY_READ)
 
 
-def _keys(entries: object) -> tuple[ApiKey, ...]:
+def _keys(entries: object, max_in_flight: int) -> tuple[ApiKey, ...]:
     if not isinstance(entries, list) or not entries:
         raise ChangeSomething("keys", "[]", "has no entries", "write a [[keys]] table for each key")
-    keys = tuple(_Entry(index, entry).key() for index, entry in enumerate(entries))
+    keys = tuple(_Entry(index, entry, max_in_flight).key() for index, entry in enumerate(entries))
     _check_unlike(keys)
     return keys
 
@@ -72,8 +83,8 @@ def _check_unlike(keys: Sequence[ApiKey]) -> None:
 class _Entry:
     """One table of the file."""
 
-    def __init__(self, index: int, entry: object) -> None:
-        self._place = f"keys[{index}]"
+    def __init__(self, index: int, entry: object, max_in_flight: int) -> None:
+        self._place, self._max_in_flight = f"keys[{index}]", max_in_flight
         if not isinstance(entry, dict):
             raise self._wrong("", "…", "is no table", "write a [[keys]] table for each key")
         self._entry: dict[str, Any] = entry
@@ -86,9 +97,11 @@ class _Entry:
         return ApiKey(
             self._name(),
             self._digest(),
-            self._per_minute("requests_per_minute"),
-            self._per_minute("tokens_per_minute"),
+            self._limit("requests_per_minute"),
+            self._limit("tokens_per_minute"),
             self._operator(),
+            self._limit("max_in_flight", self._max_in_flight),
+            self._min_priority(),
         )
 
     def _name(self) -> str:
@@ -124,8 +137,8 @@ class _Entry:
             raise self._wrong("key", "…", "cannot be sent in a header", remedy)
         return digest_of(key.encode())
 
-    def _per_minute(self, field: str) -> int | None:
-        limit = self._entry.get(field)
+    def _limit(self, field: str, default: int | None = None) -> int | None:
+        limit = self._entry.get(field, default)
         if limit is None:
             return None
         if (
@@ -133,9 +146,17 @@ class _Entry:
             or isinstance(limit, bool)
             or not 1 <= limit <= MOST_PER_MINUTE
         ):
-            remedy = "use a whole number from 1, or leave it out for no limit"
+            remedy = "use a whole number from 1, or leave it out"
             raise self._wrong(field, repr(limit)[:80], "is no limit", remedy)
         return limit
+
+    def _min_priority(self) -> int:
+        lowest = self._entry.get("min_priority", MIN_PRIORITY)
+        is_number = isinstance(lowest, int) and not isinstance(lowest, bool)
+        if not is_number or not -MOST_PRIORITY <= lowest <= MOST_PRIORITY:
+            remedy = f"use a whole number; {MIN_PRIORITY} if it is left out"
+            raise self._wrong("min_priority", repr(lowest)[:80], "is no priority", remedy)
+        return int(lowest)
 
     def _operator(self) -> bool:
         operator = self._entry.get("operator", False)

@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvell.server.access.accounts import Account
@@ -20,6 +20,8 @@ class ApiKey:
     :param requests_per_minute: None is without limit.
     :param tokens_per_minute: of prompts and outputs together; None is without limit.
     :param is_operator: whether it may see and change the server itself.
+    :param max_in_flight: sequences that may wait or run at once; None is without limit.
+    :param min_priority: the lowest, which is served first; None is without limit.
     """
 
     tenant: str
@@ -27,6 +29,8 @@ class ApiKey:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     is_operator: bool = False
+    max_in_flight: int | None = None
+    min_priority: int | None = None
 
 
 def digest_of(key: bytes) -> bytes:
@@ -57,6 +61,9 @@ class KeyRing:
         self._holders: tuple[Holder, ...] = ()
         self.replace(keys, now_seconds)
 
+    def __iter__(self) -> Iterator[Holder]:
+        return iter(self._holders)
+
     def __len__(self) -> int:
         return len(self._holders)
 
@@ -83,4 +90,11 @@ class KeyRing:
 
 
 def _holder(key: ApiKey, now_seconds: float) -> Holder:
-    return Holder(key, Account(key.requests_per_minute, key.tokens_per_minute, now_seconds))
+    account = Account(
+        key.requests_per_minute,
+        key.tokens_per_minute,
+        now_seconds,
+        max_in_flight=key.max_in_flight,
+        min_priority=key.min_priority,
+    )
+    return Holder(key, account)

@@ -30,14 +30,28 @@ class Bucket:
         return True
 
     def give_back(self, count: int, now_seconds: float) -> None:
-        """Undo a part of what was taken; the bucket is never more than full."""
+        """Undo a part of what was taken; the bucket is never more than full.
+
+        A count below 0 takes what has passed elsewhere, even if less is left: then nothing passes
+        here until that is filled up too.
+        """
         self._fill(now_seconds)
         self._level = min(self._most, self._level + count * MINUTE_NANOSECONDS)
+
+    def fall_to(self, missing: int, now_seconds: float) -> None:
+        """Let at least so much be missing from a full bucket."""
+        self._fill(now_seconds)
+        self._level = min(self._level, self._most - missing * MINUTE_NANOSECONDS)
+
+    def missing(self, now_seconds: float) -> int:
+        """What is missing from a full bucket, rounded down."""
+        self._fill(now_seconds)
+        return (self._most - self._level) // MINUTE_NANOSECONDS
 
     def remaining(self, now_seconds: float) -> int:
         """Most that may pass now."""
         self._fill(now_seconds)
-        return self._level // MINUTE_NANOSECONDS
+        return max(0, self._level // MINUTE_NANOSECONDS)
 
     def seconds_until(self, count: int, now_seconds: float) -> int:
         """Whole seconds after which ``count`` may pass if nothing else does, rounded up.

@@ -15,6 +15,24 @@ CLIENT_GONE_STATUS = 499
 
 
 @dataclass(frozen=True)
+class Sequences:
+    """How many answers or vectors one request asks for.
+
+    :param field: of the request that says how many; for errors.
+    :param most_at_once: that are with the front together.
+    :param priority: of all of them.
+    """
+
+    count: int = 1
+    field: str = "prompt"
+    most_at_once: int = 1 << 31
+    priority: int = 0
+
+
+ONE = Sequences()
+
+
+@dataclass(frozen=True)
 class EndedVisit:
     """A request that is answered, or whose client left (status 499).
 
@@ -92,7 +110,7 @@ class Visit:
         self._method, self._path = method, path
         self._account, self._clock = account, clock
         self._came_seconds = clock.now_seconds()
-        self._reserved_tokens = 0
+        self._reserved_tokens = self._in_flight = 0
         self._answer_id, self._model, self._prompt_tokens = "", "", 0
         self._output_tokens, self._cached_tokens = 0, 0
         self.tenant, self.trace = tenant, trace
@@ -101,20 +119,37 @@ class Visit:
         """The cache salt for the engine."""
         return engine_salt(self.tenant, client_salt or "")
 
-    def begin(self, answer_id: str, model: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Reserve the tokens of an answer, at most ``output_tokens`` of output.
+    def begin(
+        self,
+        answer_id: str,
+        model: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        sequences: Sequences = ONE,
+    ) -> None:
+        """Reserve the tokens of an answer, at most ``output_tokens`` of output, and its sequences.
 
-        :raises ChangeSomething: when it wants more than a whole minute has.
-        :raises RateExceeded: when the key has used up its tokens for now.
+        Called before the first sequence is submitted.
+
+        :raises ChangeSomething: when it wants more than the key may ever have.
+        :raises RateExceeded: when the key has used up its requests or tokens for now.
+        :raises TryLater: when the key has too many sequences in flight.
         """
         if self._account is not None:
-            self._account.reserve(prompt_tokens, output_tokens, self._clock.now_seconds())
+            now_seconds = self._clock.now_seconds()
+            self._account.check_priority(sequences.priority)
+            self._account.reserve(prompt_tokens, output_tokens, now_seconds)
             self._reserved_tokens = prompt_tokens + output_tokens
+            at_once = min(sequences.count, sequences.most_at_once)
+            self._account.enter(sequences.field, sequences.count, at_once, now_seconds)
+            self._in_flight = at_once
         self._answer_id, self._model = answer_id, model
         self._prompt_tokens = prompt_tokens
 
     def count(self, delta: TextDelta) -> None:
-        """A piece of output came."""
+        """A piece of output came; the last of a sequence says that it has ended."""
+        if delta.finish_reason is not None:
+            self._leave(1)
         self._output_tokens += len(delta.token_ids)
         self._cached_tokens += delta.usage.cached_tokens
 
@@ -126,6 +161,7 @@ class Visit:
 
     def end(self, status: int) -> EndedVisit:
         """Give back what was reserved and not used; called once, however the request ended."""
+        self._leave(self._in_flight)
         is_refused = status >= 400 and status != CLIENT_GONE_STATUS
         if is_refused and not self._output_tokens:  # nothing was computed
             self._prompt_tokens = 0
@@ -138,3 +174,8 @@ class Visit:
             *(self._answer_id, self._model),
             *(self._prompt_tokens, self._output_tokens, self._cached_tokens),
         )
+
+    def _leave(self, sequences: int) -> None:
+        if self._account is not None and self._in_flight:
+            self._in_flight -= sequences
+            self._account.leave(sequences)

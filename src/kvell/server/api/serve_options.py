@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.server.access.key_file import MAX_IN_FLIGHT
 from kvell.server.api.http_bounds import HttpBounds
 from kvell.server.events.events_config import KvEventsConfig
 from kvell.server.front.front import ONE_MIXED
@@ -21,6 +22,8 @@ class ServeOptions:
     :param port: 0 takes any free port.
     :param api_key: when given, only it and those of ``api_key_file`` are served; it may do all.
     :param api_key_file: keys of tenants (``access/key_file``); read again at SIGHUP.
+    :param max_in_flight_per_key: sequences that a key of the file may have waiting or running,
+        unless its entry says otherwise.
     :param guard_metrics: whether ``/metrics`` needs an operator's key, where there are keys.
     :param log_requests: whether each request is logged when it ends.
     :param stats_seconds: between two lines of statistics while there is traffic; 0 for none.
@@ -44,6 +47,7 @@ class ServeOptions:
     instances: Mapping[str, int] = field(default_factory=lambda: dict(ONE_MIXED))
     routing: str = DEFAULT_ROUTING
     api_key_file: Path | None = None
+    max_in_flight_per_key: int = MAX_IN_FLIGHT
     guard_metrics: bool = False
     log_requests: bool = False
     stats_seconds: float = 0.0

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
-from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit
+from kvell.server.access.visit import CLIENT_GONE_STATUS, Sequences, Visit
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
 from kvell.server.api.http_errors import UnknownModel
@@ -115,7 +115,9 @@ class Serving:
         trace = asked.visit.trace
         if trace is not None:
             trace.asked(heading.model, samplings[0])
-        asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens)
+        priority, field = body.priority or 0, "n" if choices > 1 else "prompt"
+        sequences = Sequences(len(each), field, priority=priority)
+        asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
         salt, session = asked.visit.salt(body.cache_salt), body.prompt_cache_key or asked.session
         answers = [
             text_deltas(
@@ -129,9 +131,11 @@ class Serving:
                     session or prompt_key(ids),
                     asked.shows_special_tokens,
                     asked.tensors,
-                    body.priority or 0,
+                    priority,
                     body.deadline_seconds,
                     None if trace is None else trace.answer(index),
+                    asked.visit.tenant,
+                    heading.answer_id,
                 ),
                 sampling,
             )

@@ -10,7 +10,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 
 from kvell.cluster.locality import Locality
 from kvell.cluster.rebalancing import relief
@@ -29,6 +28,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
+from kvell.engine.requests.turns import TurnQueue
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.front.line import Line
 from kvell.server.front.request_log import LogEntry, RequestObserver
@@ -62,7 +62,7 @@ class AdmissionQueue:
     ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
-        self._waiting: dict[RequestId, LogEntry] = {}
+        self._waiting: TurnQueue[LogEntry] = TurnQueue()
         self._submitted: dict[RequestId, LogEntry] = {}
         self.lines: dict[str, Line] = {}
         self._locality, self._roles = locality, roles
@@ -86,7 +86,7 @@ class AdmissionQueue:
 
     def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
         """Requests that instances have, and those that wait; each the oldest first."""
-        return list(self._submitted.values()), list(self._waiting.values())
+        return list(self._submitted.values()), list(self._waiting)
 
     def line(self, instance_id: str) -> Line:
         """The line to an instance; a new one is closed until it is opened."""
@@ -136,18 +136,19 @@ class AdmissionQueue:
         :raises TryLater: when the line is full.
         :raises ChangeSomething: when the id is already in use.
         """
-        if entry.request_id in self._waiting or entry.request_id in self._submitted:
+        name = entry.request_id
+        if name in self._submitted or self._waiting.get(name) is not None:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
         if self._is_full():
             if self._observer is not None:
                 self._observer.rejected("max_waiting")
             raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
-        self._waiting[entry.request_id] = entry
+        self._waiting.add(entry)
         if entry.trace is not None:
             entry.trace.admitted()
 
     def due(self, now: float) -> list[tuple[str, Submit]]:
-        """Submissions that can go out now, each with its instance, first come first served.
+        """Submissions that can go out now, each with its instance, in turn (:class:`.TurnQueue`).
 
         An instance has one request on probation at a time, so that a crash has one suspect.
         """
@@ -157,29 +158,28 @@ class AdmissionQueue:
         if not open_lines:  # asked with every token while requests wait
             return []
         chosen: list[LogEntry] = []
-        # Sorting is stable: of equal priority, first come first served.
-        for entry in sorted(self._waiting.values(), key=attrgetter("priority")):
-            if not open_lines:
-                break
+        for entry in self._waiting.offers():
+            # None is for a suspect, which had its turn before, or else for all alike.
             line = self._routes.line_for(entry, open_lines, now)
             if line is None:
                 continue
+            self._waiting.take(entry)
             line.add(entry)
             chosen.append(entry)
-            if not line.has_room:
-                open_lines.remove(line)
-        for entry in chosen:
-            del self._waiting[entry.request_id]
             self._submitted[entry.request_id] = entry
             if entry.submitted_seconds is None:
                 entry.submitted_seconds = now
+            if not line.has_room:
+                open_lines.remove(line)
+                if not open_lines:
+                    break
         return [(entry.line, entry.submission()) for entry in chosen]
 
     def drop(
         self, request_id: RequestId, end_as: FinishReason, now: float
     ) -> list[tuple[str, Cancel]]:
         """End a request early; returns which instances must be told what."""
-        waiting = self._waiting.pop(request_id, None)
+        waiting = self._waiting.discard(request_id)
         if waiting is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
         entry = self._submitted.get(request_id)
@@ -254,7 +254,7 @@ class AdmissionQueue:
             self.lines[entry.line].close()
         if (event.not_taken and not entry.is_dropped) or has_lost_its_way:
             entry.attempt += 1
-            self._waiting = {entry.request_id: entry} | self._waiting
+            self._waiting.put_back([entry])
             return
         reason = entry.end_as if event.reason in ("cancelled", "moved") else event.reason
         self._end(entry, replace(event, reason=reason), now)
@@ -342,7 +342,7 @@ class AdmissionQueue:
         for entry in self._submitted.values():
             if entry.goes_to == instance_id:
                 self._routes.goes(entry, "")  # it stays where it is
-        again: dict[RequestId, LogEntry] = {}
+        again: list[LogEntry] = []
         told: list[tuple[str, Cancel]] = []
         for entry in lost:
             if entry.goes_to:
@@ -352,16 +352,15 @@ class AdmissionQueue:
             end = entry.end_after(death, sole=len(lost) == 1)
             if end is None:
                 entry.attempt += 1
-                again[entry.request_id] = entry
+                again.append(entry)
             else:
                 self._end(entry, end, now)
-        self._waiting = again | self._waiting
+        self._waiting.put_back(again)
         return told
 
     def fail_waiting(self, message: str, now: float) -> None:
         """No instance will come: every request in the line ends with an error."""
-        failed, self._waiting = self._waiting, {}
-        for entry in failed.values():
+        for entry in self._waiting.clear():
             self._end(entry, entry.failure(message), now)
 
     def _is_full(self) -> bool:
@@ -369,7 +368,7 @@ class AdmissionQueue:
         most = self._most_waiting()
         if len(self._waiting) < most:
             return False
-        return sum(1 for entry in self._waiting.values() if not entry.attempt) >= most
+        return sum(1 for entry in self._waiting if not entry.attempt) >= most
 
     def _most_waiting(self) -> int:
         """Requests that may wait, those included for which there are credits."""

@@ -238,6 +238,8 @@ class Front:
         priority: int = 0,
         trace: RequestTrace | None = None,
         pooling: Pooling = "",
+        tenant: str = "",
+        group: str = "",
     ) -> AsyncGenerator[Output, None]:
         """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
 
@@ -249,6 +251,8 @@ class Front:
         :param priority: lower ones are served first.
         :param trace: follows the request to its end.
         :param pooling: asks for the prompt's vector, which comes with ``finished``, and no tokens.
+        :param tenant: tenants take turns; "" on a server without keys.
+        :param group: requests that were asked for together; the groups of a tenant take turns.
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
@@ -270,6 +274,8 @@ class Front:
             prefix=self._names.prefix,
             trace=trace,
             pooling=pooling,
+            tenant=tenant,
+            group=group,
         )
         self._admission_queue.add(entry)
         self._pump()

@@ -11,15 +11,12 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.requests.turns import MOST_OUTPUT_TOKENS, Turn, turn_cost_tokens
 from kvell.errors import Bound
 from kvell.server.front.mailbox import Mailbox
 from kvell.server.front.retries import Attempts
 from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import FinishReason, RequestId
-
-EXPECTED_OUTPUT_TOKENS = 512
-"""Output tokens that load counts for a request at most: many clients ask for all there is room
-for, and few answers are that long."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,8 @@ class LogEntry:
     :param session: requests of one session share prefixes; "" if it has none.
     :param tensors: of the prompt's images, kept for another attempt.
     :param priority: lower ones are served first.
+    :param tenant: whose it is; "" on a server without keys.
+    :param group: requests that were asked for together; those of a tenant's groups take turns.
     :param line: the instance that has it, or had it last; "" before the first.
     :param goes_to: the instance that goes on with it once its prompt is computed, and that
         one's ``goes_to_incarnation``; "" if it stays.
@@ -134,6 +133,8 @@ class LogEntry:
     is_dropped: bool = False
     trace: RequestTrace | None = None
     pooling: Pooling = ""
+    tenant: str = ""
+    group: str = ""
     early: list[Tokens] = field(default_factory=list)
     early_end: Finished | None = None
     attempts: Attempts = field(default_factory=Attempts)
@@ -150,6 +151,13 @@ class LogEntry:
         return len(self.prompt) // 4
 
     @property
+    def turn(self) -> Turn:
+        """Its party among the requests that wait."""
+        known = self.prompt_tokens + self.emitted_tokens
+        cost_tokens = turn_cost_tokens(known, self.expected_output_tokens)
+        return Turn(self.priority, self.tenant, self.group, cost_tokens)
+
+    @property
     def emitted_tokens(self) -> int:
         """Tokens that went to the reader."""
         return len(self.output)
@@ -163,7 +171,7 @@ class LogEntry:
     def expected_output_tokens(self) -> int:
         """Tokens that it may still make; a large bound is not taken for a promise."""
         most = self.sampling.max_tokens
-        expected = EXPECTED_OUTPUT_TOKENS if most is None else min(most, EXPECTED_OUTPUT_TOKENS)
+        expected = MOST_OUTPUT_TOKENS if most is None else min(most, MOST_OUTPUT_TOKENS)
         return max(1, expected - len(self.output))
 
     def ended(self, finished: Finished, now: float) -> EndedRequest:
@@ -196,6 +204,8 @@ class LogEntry:
             pooling=self.pooling,
             goes_to=self.goes_to,
             pulls_from=self.pulls_from,
+            tenant=self.tenant,
+            group=self.group,
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:

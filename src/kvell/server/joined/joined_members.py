@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvell.engine.protocol.messages import Ready
 from kvell.errors import ChangeSomething
@@ -13,7 +13,7 @@ from kvell.server.instance.dialing import DialedLine, dial_instance
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.joined.instance_link import InstanceLink
 from kvell.server.joined.manager_link import ManagerLink
-from kvell.server.manager.messages import FrontBeat, Roster, RosterEntry
+from kvell.server.manager.messages import FrontBeat, KeyUse, Roster, RosterEntry
 from kvell.server.members.front_limits import FrontLimits
 from kvell.server.members.member import Member, Told
 from kvell.server.members.members import CLOSING, DRAINED
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 30.0
 """The manager hangs up on a front that leaves within this time, and that of draining."""
+
+
+class KeyUses(Protocol):
+    """What keys use, here and at other fronts."""
+
+    def told(self) -> dict[str, KeyUse]:
+        """What each key used here."""
+        ...
+
+    def heard(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
+        """What each key used at every other front, by front."""
+        ...
 
 
 class JoinedMember(Member):
@@ -112,6 +124,9 @@ class JoinedMembers:
         if self._is_closing:
             return
         self._roster = roster
+        if self._joins.key_uses is not None:
+            others = {name: used for name, used in roster.used.items() if name != self._joins.name}
+            self._joins.key_uses.heard(others)
         is_newer = roster.role_changes >= self._role_changes
         if is_newer:
             self._role_changes = roster.role_changes
@@ -139,7 +154,9 @@ class JoinedMembers:
         lines = [self._lines[one] for one in self._by_id]
         parts = [part for line in lines if (part := line.part()) is not None]
         loads = {one.instance_id: one.work for one in parts}
-        return FrontBeat(loads, {one.instance_id: one.role for one in lines}, self._role_changes)
+        roles = {one.instance_id: one.role for one in lines}
+        uses = self._joins.key_uses
+        return FrontBeat(loads, roles, self._role_changes, {} if uses is None else uses.told())
 
     async def _join(self) -> None:
         limit = self._limits.startup_seconds

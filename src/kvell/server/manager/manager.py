@@ -35,6 +35,7 @@ from kvell.server.manager.messages import (
     ROSTER_SECONDS,
     Ended,
     FrontBeat,
+    KeyUsesByName,
     Leave,
     Roster,
     RosterEntry,
@@ -101,6 +102,7 @@ class Manager:
         self._fronts = FrontTable(FRONT_LEASE_SECONDS, lonely_seconds, self._now())
         self._lines = FrontLines()
         self._endings: dict[str, Ended] = {}
+        self._used: dict[str, KeyUsesByName] = {}
         self._role_changer = RoleChanger() if adaptive_roles else None
         self._failure: KvellError | None = None
         self._has_started = False
@@ -158,6 +160,7 @@ class Manager:
             self.is_starting,
             "" if failure is None else str(failure),
             failure.exit_code if isinstance(failure, InstanceStartError) else None,
+            self._used,
         )
 
     @property
@@ -183,7 +186,9 @@ class Manager:
         """Drop silent fronts, look at the roles, and tell those that are left."""
         if self._starting is not None and self._starting.done():
             self._starting.result()  # an error of ours is not kept for later
-        self._lines.drop_all_but(self._fronts.living(self._now()))
+        living = self._fronts.living(self._now())
+        self._lines.drop_all_but(living)
+        self._used = {front: self._used[front] for front in living if front in self._used}
         if not self._is_over:
             self._lines.release_leaving()  # others have come since
         self._change_role()
@@ -253,6 +258,8 @@ class Manager:
             is_newer = self._fronts.heard(front, beat.loads, beat.roles, beat.role_changes, now)
         except ChangeSomething as error:
             raise ProtocolError(str(error)) from error
+        if beat.used or front in self._used:
+            self._used[front] = beat.used
         if is_newer:
             self._announce_soon()
 

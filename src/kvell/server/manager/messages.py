@@ -5,7 +5,7 @@ msgpack in frames, over a connection on which both have proved that they know th
     front                                    manager
       │ ── proves the secret ────────────────► │  purpose "cluster"; the greeting names the front
       │ ◄── Roster ─────────────────────────── │  at once, at each change, and now and then
-      │ ── FrontBeat(loads, roles) ──────────► │  now and then: it lives
+      │ ── FrontBeat(loads, roles, used) ────► │  now and then: it lives
       │ ── ScaleInstances, DrainInstance ────► │
       │ ◄── Answer(call) ───────────────────── │  exactly once for each
       │ ── Leave ────────────────────────────► │  it ends on purpose
@@ -14,6 +14,8 @@ Requests never pass through the manager: fronts connect to the instances that a 
 sides can lose each other and meet again: a roster is whole, and a beat says all that a manager
 that has just started must know.
 """
+
+from typing import Annotated
 
 import msgspec
 
@@ -27,10 +29,37 @@ ROSTER_SECONDS = 1.0
 """The manager sends a roster at least this often."""
 BEAT_SECONDS = 0.5
 """A front sends a beat this often."""
+MOST_KEYS_TOLD = 256
+"""Keys that a beat tells the use of at most."""
+NAME_DIGITS = 16
+"""Hexadecimal digits that name a key there."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     pass
+
+
+class KeyUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a key used at a front, in all since that has started.
+
+    :param requests: that it let in.
+    :param tokens: of these, less what was given back.
+    :param in_flight: sequences that wait or run now.
+    :param missing_requests: what is missing now from the whole limit there, all fronts counted;
+        ``missing_tokens`` likewise.
+    """
+
+    requests: Count = 0
+    tokens: Count = 0
+    in_flight: Count = 0
+    missing_requests: Count = 0
+    missing_tokens: Count = 0
+
+
+KeyName = Annotated[str, msgspec.Meta(max_length=NAME_DIGITS)]
+KeyUsesByName = Annotated[dict[KeyName, KeyUse], msgspec.Meta(max_length=MOST_KEYS_TOLD)]
 
 
 class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +107,7 @@ class Roster(_Message, frozen=True):
     :param is_starting: whether the first instances are not all ready yet.
     :param failed: why the cluster cannot start; "" if it can.  ``exit_code`` is the status of the
         instance that ended, or None.
+    :param used: what keys used at each front that is there.
     """
 
     manager: int
@@ -86,6 +116,7 @@ class Roster(_Message, frozen=True):
     is_starting: bool = False
     failed: str = ""
     exit_code: int | None = None
+    used: dict[str, KeyUsesByName] = {}
 
 
 class FrontBeat(_Message, frozen=True):
@@ -94,11 +125,13 @@ class FrontBeat(_Message, frozen=True):
     :param loads: what instances have still to do for it of the part that is theirs, as of
         :class:`kvell.cluster.roles.RoleView`; those that do all parts are not named.
     :param roles: the role of each instance that it knows, as of ``role_changes``.
+    :param used: what each key used at this front.
     """
 
     loads: dict[str, int] = {}
     roles: dict[str, str] = {}
     role_changes: int = 0
+    used: KeyUsesByName = {}
 
 
 class ScaleInstances(_Message, frozen=True):

@@ -32,6 +32,8 @@ async def embedded(front: Front, prompt: PreparedPrompt) -> Finished:
         session=prompt.session,
         priority=prompt.priority,
         trace=prompt.trace,
+        tenant=prompt.tenant,
+        group=prompt.group,
         pooling="last",
     )
     async with aclosing(outputs):

@@ -183,6 +183,8 @@ class PreparedPrompt:
     :param deadline_seconds: it is cancelled if it has not ended so long after its start.
     :param shows_special_tokens: whether special tokens are a part of the answer's text.
     :param trace: follows the request in the front.
+    :param tenant: whose it is; "" on a server without keys.
+    :param group: prompts of one HTTP request are one; the groups of a tenant take turns.
     """
 
     token_ids: NDArray[np.int32]
@@ -195,3 +197,5 @@ class PreparedPrompt:
     priority: int = 0
     deadline_seconds: float | None = None
     trace: RequestTrace | None = None
+    tenant: str = ""
+    group: str = ""

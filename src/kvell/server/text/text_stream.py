@@ -134,6 +134,8 @@ async def text_deltas(
         tensors=prompt.tensors,
         priority=prompt.priority,
         trace=prompt.trace,
+        tenant=prompt.tenant,
+        group=prompt.group,
     )
     untold, clock = TextDelta(""), _Deadline(front, prompt)
     async with aclosing(outputs), clock:

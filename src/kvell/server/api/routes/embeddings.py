@@ -10,13 +10,13 @@ from fastapi import FastAPI, Request, Response
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED, vector_of
 from kvell.errors import ChangeSomething
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import Sequences, Visit
 from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
 from kvell.server.api.serving import Served, Serving, guarded
-from kvell.server.text.embeddings import all_embedded
+from kvell.server.text.embeddings import MOST_AT_ONCE, all_embedded
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import PreparedPrompt
@@ -71,7 +71,9 @@ class EmbeddingsApi:
         answer_id, trace = f"embd-{uuid.uuid4().hex}", visit.trace
         if trace is not None:
             trace.asked(name, POOLED)
-        visit.begin(answer_id, name, sum(map(len, inputs)), 0)
+        priority = body.priority or 0
+        sequences = Sequences(len(inputs), "input", MOST_AT_ONCE, priority)
+        visit.begin(answer_id, name, sum(map(len, inputs)), 0, sequences)
         salt = visit.salt(body.cache_salt)
         prompts = [
             PreparedPrompt(
@@ -80,7 +82,9 @@ class EmbeddingsApi:
                 salt,
                 served.key,
                 body.prompt_cache_key or prompt_key(ids),
-                priority=body.priority or 0,
+                priority=priority,
+                tenant=visit.tenant,
+                group=answer_id,
                 trace=None if trace is None else trace.answer(index),
             )
             for index, ids in enumerate(inputs)
