@@ -27,7 +27,7 @@ BODY = {"model": "fake", "prompt": "hi", "max_tokens": 3}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     log = tmp_path_factory.mktemp("full") / "log"
-    args = ("--step-seconds", "0.002", "--credits", "4")
+    args = ("--step-seconds", "0.02", "--credits", "4")
     with running_server(log, {}, *args, most_open=MOST_OPEN) as running:
         yield running
 

@@ -23,7 +23,7 @@ STEP_SECONDS = 1.0
 BOUNDS = {
     "head_seconds": HEAD_SECONDS,
     "body_seconds": HEAD_SECONDS,
-    "body_bytes_per_second": 1000,
+    "body_bytes_per_second": 500,
     "unread_seconds": HEAD_SECONDS,
     "keep_alive_seconds": 3,
 }

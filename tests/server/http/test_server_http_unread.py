@@ -13,8 +13,8 @@ from tests.server.http.clients import (
     until,
 )
 
-UNREAD_SECONDS = 0.6
-BOUNDS = {"unread_seconds": UNREAD_SECONDS, "read_bytes_per_second": 2000, "keep_alive_seconds": 1}
+UNREAD_SECONDS = 1.5
+BOUNDS = {"unread_seconds": UNREAD_SECONDS, "read_bytes_per_second": 500, "keep_alive_seconds": 1}
 STREAM = request_bytes({"max_tokens": 4000, "stream": True, "n": 8})
 
 
@@ -43,7 +43,7 @@ def test_a_client_that_reads_slowly_is_not_cut(server: RunningServer) -> None:
         client.sendall(STREAM)
         received = client.recv(4096)
         began = time.monotonic()
-        while time.monotonic() < began + 4 * UNREAD_SECONDS:
+        while time.monotonic() < began + 2 * UNREAD_SECONDS:
             received += client.recv(4096)
             time.sleep(0.02)
         assert server.samples("http_connections")["answer"] == 2  # its own, and the scrape
