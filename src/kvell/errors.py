@@ -58,6 +58,7 @@ class ChangeSomething(KvellError):  # noqa: N818 - the name says what to do
 class TryLater(KvellError):  # noqa: N818
     """The request is valid, but there is no room or no peer at the moment.
 
+    :param message: what is missing, in one line.
     :param bound: that leaves no room, if one does.
     """
 
