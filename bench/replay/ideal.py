@@ -71,6 +71,10 @@ class IdealCore:
         """Nothing is cached."""
         return _no_rows(SOURCE_COLUMNS)
 
+    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
+        """Nothing is cached."""
+        return 0
+
     def open(
         self,
         tokens: Tokens,

@@ -6,31 +6,47 @@
 
 namespace {
 
+constexpr int64_t kNotNumbers = -2;      // NOT_NUMBERS in kvell/vocabulary.py
 constexpr int64_t kLargestLanes = 16;    // maxima side by side: the compiler keeps them in vectors
 constexpr int64_t kLargestBlock = 2048;  // numbers that are searched for the one that was largest
 
-inline float largest_in(const float* x, int64_t count) {
+struct Largest {
+  float value;
+  bool has_nan;
+};
+
+inline Largest largest_in(const float* x, int64_t count) {
   float lanes[kLargestLanes];
+  int32_t nans[kLargestLanes] = {};
   std::fill(lanes, lanes + kLargestLanes, -std::numeric_limits<float>::infinity());
   int64_t i = 0;
   for (; i + kLargestLanes <= count; i += kLargestLanes)
-    for (int64_t lane = 0; lane < kLargestLanes; ++lane)
+    for (int64_t lane = 0; lane < kLargestLanes; ++lane) {
       lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
-  for (; i < count; ++i) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
-  return *std::max_element(lanes, lanes + kLargestLanes);
+      nans[lane] |= x[i + lane] != x[i + lane];
+    }
+  for (; i < count; ++i) {
+    lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+    nans[0] |= x[i] != x[i];
+  }
+  const bool has_nan = std::any_of(nans, nans + kLargestLanes, [](int32_t one) { return one != 0; });
+  return {*std::max_element(lanes, lanes + kLargestLanes), has_nan};
 }
 
-// The first of the largest of `count` numbers; 0 if none is above minus infinity.
+// The first of the largest of `count` numbers; kNotNumbers if one of them is NaN, or the largest is
+// infinite.
 inline int64_t first_largest(const float* x, int64_t count) {
-  float most = -std::numeric_limits<float>::infinity();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  float most = -kInfinity;
   int64_t block = 0;
   for (int64_t at = 0; at < count; at += kLargestBlock) {
-    const float here = largest_in(x + at, std::min(kLargestBlock, count - at));
-    if (here > most) most = here, block = at;
+    const Largest here = largest_in(x + at, std::min(kLargestBlock, count - at));
+    if (here.has_nan) return kNotNumbers;
+    if (here.value > most) most = here.value, block = at;
   }
+  if (most == kInfinity || most == -kInfinity) return kNotNumbers;
   const float* const end = x + std::min(count, block + kLargestBlock);
-  const float* const found = std::find(x + block, end, most);
-  return found == end ? 0 : found - x;
+  return std::find(x + block, end, most) - x;
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ struct Step {
   uint8_t* scratch;  // for attention
   int64_t scratch_bytes;
   float* logits;     // [rows, vocab]
-  int64_t* largest;  // [rows], the first of the largest logits of each; null if nobody asks
+  int64_t* largest;  // [rows], the first of the largest logits of each, or kNotNumbers; null if nobody asks
   int threads;
 };
 

@@ -69,3 +69,7 @@ class TryLater(KvellError):  # noqa: N818
 
 class InstanceDied(TryLater):
     """The process that served a request ended before the request."""
+
+
+class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
+    """A request ended with an error: the model's logits are no numbers, or who served it failed."""

@@ -31,7 +31,7 @@ from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.several_models import ServedModel
 from kvell.errors import ChangeSomething, TryLater
-from kvell.llm_jobs import EmbeddingJob, Job
+from kvell.llm_jobs import EmbeddingJob, Job, raise_if_failed
 from kvell.memory import Manager
 from kvell.mempool.place import MeetingPlace
 from kvell.models.families.draft_model import check_draft
@@ -69,6 +69,7 @@ class RequestOutput:
     :param choice: index among the prompt's ``n`` answers.
     :param logprobs: how likely each output token was; None if nobody asked.
     :param prompt_logprobs: the same for each prompt token from the second on.
+    :param error: why the request failed, if ``finish_reason`` is ``error``.
     """
 
     index: int
@@ -81,6 +82,7 @@ class RequestOutput:
     choice: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str = ""
 
 
 class LLM:
@@ -263,13 +265,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; return outputs in the order of the prompts.
 
-        The ``n`` answers to a prompt take its place, one after the other.
+        The ``n`` answers to a prompt take its place, one after the other.  A request that fails by
+        itself, since the model's logits are no numbers, has an ``error`` and disturbs no other.
 
         :param prompts: one prompt or several; a list of integers is one prompt of token ids
             only inside another list.
         :param sampling: for all prompts, or one for each; the defaults if None.
         :param sequential: run one request after the other instead of all at once.
         :raises ChangeSomething: if a prompt can never be served; then nothing is run.
+        :raises Exception: what a step raised, whichever request it was that it could not compute;
+            the others end too.
         """
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = _each(sampling or SamplingParams(), len(many))
@@ -317,6 +322,7 @@ class LLM:
         :param prompts: as for :meth:`generate`, without images.
         :param pooling: ``last``; others are refused.
         :raises ChangeSomething: if a prompt or a model has no embeddings; then nothing is run.
+        :raises RequestFailed: once all have ended, if a vector is not numbers.
         """
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         jobs = [self._embedding_job(prompt, pooling) for prompt in many]
@@ -329,6 +335,7 @@ class LLM:
         Of ``n`` answers only the first is made.
 
         :raises ChangeSomething: if the prompt can never be served.
+        :raises RequestFailed: if the model's logits are no numbers.
         """
         tokens = self._token_ids(prompt)
         [only] = (sampling or SamplingParams()).choices()[:1]
@@ -347,6 +354,7 @@ class LLM:
                 if len(job.text) > shown:
                     yield job.text[shown:]
                     shown = len(job.text)
+            raise_if_failed(job.finished)
         finally:
             self._instance.send(Cancel(request_id))
 
@@ -397,6 +405,8 @@ class LLM:
         elif isinstance(event, Finished) and event.request_id in jobs:
             if event.reason == "refused":
                 raise TryLater(event.message)
+            if event.step_failed and (cause := self.engine.failed_steps.last):
+                raise cause
             jobs[event.request_id].end(event)
 
     def _model_of(self, prompt: Prompt) -> str:
@@ -533,6 +543,7 @@ class _Job:
             self.choice,
             None if self.sampling.logprobs is None else self.logprobs,
             None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
+            "" if self.stopped else done.message,
         )
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
+from kvell.errors import RequestFailed
 from kvell.vocabulary import RequestId
 
 
@@ -64,6 +65,7 @@ class EmbeddingJob:
         done = self.finished
         if done is None:
             raise RuntimeError("the request is not finished")
+        raise_if_failed(done)
         return embedding_output(self.prompt, done)
 
 
@@ -71,3 +73,12 @@ def embedding_output(prompt: npt.NDArray[np.int32], done: Finished) -> Embedding
     """The vector that came with a request's end, as users see it."""
     vector: list[float] = vector_of(done.embedding).tolist()
     return EmbeddingOutput(prompt.tolist(), vector, done.cached_tokens, done.preemptions)
+
+
+def raise_if_failed(done: Finished) -> None:
+    """Raise what a request's end says, if it failed.
+
+    :raises RequestFailed: with the engine's words.
+    """
+    if done.reason == "error":
+        raise RequestFailed(done.message)

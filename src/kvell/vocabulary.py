@@ -21,6 +21,10 @@ FinishReason = Literal["stop", "length", "cancelled", "refused", "error", "moved
 """Why a request ended; ``stop`` and ``length`` are OpenAI's words.  One that ``moved`` goes on at
 another instance."""
 
+NOT_NUMBERS = -2
+"""Stands for a token, or for where a row is largest, if the logits are NaN or infinite
+(``csrc/forward/largest.h``)."""
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30

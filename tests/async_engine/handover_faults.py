@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvell.async_engine import AsyncEngine
-from kvell.errors import InstanceDied, TryLater
+from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.server.front.request_log import LogEntry
 from kvell.server.members.member import MemberStatus
-from kvell.server.text.text_stream import RequestFailed
 from tests.async_engine.faults import Job, serving
 from tests.server.front.scenarios import is_gone, until
 

@@ -14,11 +14,11 @@ import pytest
 from kvell import LLM
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import RequestFailed
 from kvell.models.loading.random_weights import write_random_model
 from kvell.server.front.request_log import LogEntry
 from kvell.server.instance.restart import RestartPolicy
 from kvell.server.members.front_limits import FrontLimits
-from kvell.server.text.text_stream import RequestFailed
 from kvell.vocabulary import MIB
 from tests.async_engine.faults import RETRIED, Job, serving
 from tests.async_engine.handover_faults import KINDS, Faults, Outcome, disturbed, rested

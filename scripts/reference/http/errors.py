@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvell.errors import ChangeSomething, InstanceDied, TryLater
+from kvell.errors import ChangeSomething, InstanceDied, RequestFailed, TryLater
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.api.access_guard import NO_KEY, NO_OPERATOR
 from kvell.server.api.http_errors import (
@@ -13,7 +13,7 @@ from kvell.server.api.http_errors import (
     invalid_request,
 )
 from kvell.server.text.text_bounds import ContextTooLong
-from kvell.server.text.text_stream import DeadlineExceeded, RequestFailed, RequestRefused
+from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 from scripts.reference.http.schemas import Objects
 from scripts.reference.rst import code, heading, page, table
 

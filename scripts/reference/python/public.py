@@ -185,7 +185,8 @@ PAGES = (
                 "Errors of served requests",
                 (
                     "kvell.errors.InstanceDied",
-                    *_of("kvell.server.text.text_stream", "RequestFailed RequestRefused"),
+                    "kvell.errors.RequestFailed",
+                    "kvell.server.text.text_stream.RequestRefused",
                     "kvell.server.instance.instance_process.InstanceStartError",
                 ),
             ),

@@ -18,6 +18,8 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
+from kvell.engine.failed_steps import FailedSteps
+from kvell.engine.failing.failures import StepFailed, StepFailure
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.index_watch import indexed_groups
 from kvell.engine.planning.journal import Journal, JournaledCore
@@ -113,7 +115,8 @@ class Engine:
         self._cold = cold
         self._behind: Warmer | None = None
         self._ahead = StepsAhead() if core.limits.depth else None
-        self._running: deque[Future[StepResult]] = deque()
+        self._running: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self.failed_steps = FailedSteps(clock or MonotonicClock())
 
     def warm(self) -> Warmer | None:
         """Commit the whole pool in a thread and in huge pages, for long-lived engines (servers).
@@ -285,7 +288,7 @@ class Engine:
             return self._step_ahead(self._ahead)
         self._take_warm()
         plan = self._plan()
-        events = self._committed(self._run(plan, partial(self.runner.run, plan)))
+        events = self._settled(plan, partial(self._run, plan, partial(self.runner.run, plan)))
         if self._warmer is not None and not plan.work:
             self._warmer.wait(WARMING_SECONDS)
         return events
@@ -294,8 +297,19 @@ class Engine:
         while self.core.may_plan:
             plan = self._plan()
             compute = self._prepared(plan, ahead.begun)
-            self._running.append(ahead.ask(partial(self._run, plan, compute)))
-        return self._committed(self._running.popleft().result())
+            self._running.append((plan, ahead.ask(partial(self._run, plan, compute))))
+        plan, running = self._running.popleft()
+        return self._settled(plan, running.result)
+
+    def _settled(self, plan: StepPlan, result: Callable[[], StepResult]) -> list[Event]:
+        """Commit a step, or that it failed, which only its requests notice."""
+        try:
+            computed = result()
+        except StepFailed as failed:
+            return self._committed(self.failed_steps.contain(plan, failed))
+        if plan.work:
+            self.failed_steps.succeeded()
+        return self._committed(computed)
 
     def _plan(self) -> StepPlan:
         plan = self._told.plan()
@@ -323,7 +337,7 @@ class Engine:
         finally:
             self.arena.release(need_bytes)
 
-    def _committed(self, result: StepResult) -> list[Event]:
+    def _committed(self, result: StepResult | StepFailure) -> list[Event]:
         events = self._ticked()
         events += self._told.commit(result)
         self._do_actions()

@@ -257,6 +257,13 @@ class MemoryCore(Protocol):
         """
         ...
 
+    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
+        """Evict what is cached of this text alone; returns the number of pages.
+
+        Pages that another text or a holder has too stay.
+        """
+        ...
+
     def empty_large_pages(self) -> int:
         """Return how many large pages nobody uses and cache nothing; constant time."""
         ...
@@ -296,13 +303,6 @@ class HoldingCore(MemoryCore, Protocol):
 
         :raises ValueError: if the handle is no reservation, tokens are dropped, or the pages of a
             group are not as many as that.
-        """
-        ...
-
-    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
-        """Evict what is cached of this text alone; returns the number of pages.
-
-        Pages that another text or a holder has too stay.
         """
         ...
 

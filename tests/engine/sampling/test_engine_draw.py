@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.sampling.draw import RowSampling, sample, uniform
+from kvell.engine.sampling.draw import GREEDY, RowSampling, sample, uniform
+from kvell.vocabulary import NOT_NUMBERS
 
 PROBABILITIES = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15])
 LOGITS = PROBABILITIES.log()
@@ -223,3 +224,24 @@ class TestUniform:
 
 
 PINNED = [0.7012121095215252, 0.3871241409757855, 0.9557467261317436]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "row",
+    [
+        GREEDY,
+        RowSampling(1.0, seed=3),
+        RowSampling(0.7, top_k=5, seed=3),
+        RowSampling(0.7, top_k=1, top_p=0.5, min_p=0.1, seed=3),
+        RowSampling(1.3, top_p=0.9, seed=3),
+        RowSampling(1.0, min_p=0.2, seed=3),
+    ],
+)
+def test_a_row_that_is_no_numbers_yields_no_token(number: float, row: RowSampling) -> None:
+    logits = torch.randn(4, 40, generator=torch.Generator().manual_seed(1))
+    expected = sample(logits.clone(), [row] * 4)
+    logits[1, 7] = number
+    logits[3] = -torch.inf if number > 0 else number
+    tokens = sample(logits, [row] * 4)
+    assert tokens == [expected[0], NOT_NUMBERS, expected[2], NOT_NUMBERS]

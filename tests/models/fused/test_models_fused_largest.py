@@ -9,6 +9,7 @@ import torch
 
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.vocabulary import NOT_NUMBERS
 from tests.models.fused_models import every_set, fused_model, generic_model
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
 
@@ -78,3 +79,17 @@ def test_nobody_found_it_for_a_batch_that_was_not_computed_or_did_not_want_it() 
     assert largest is not None
     assert model.largest(replace(seen[0], wants_largest=True)) is None
     assert asked(generic_model(tiny_module("LlamaForCausalLM")), prompt_ids(4))[1] is None
+
+
+@every_set
+@pytest.mark.parametrize("place", [0, 17, 4_999, 5_002])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_where_a_logit_is_no_number_nothing_is(
+    instruction_set: str, place: int, number: float
+) -> None:
+    module = copy.deepcopy(random_module(tiny_config("LlamaForCausalLM", vocab_size=VOCAB), 3))
+    with torch.no_grad():
+        module.lm_head.weight[place] = number  # of infinities the products are NaN or infinite
+    _, largest = asked(fused_model(module, instruction_set, None, 1), prompt_ids(3))
+    assert largest is not None and set(largest) <= {NOT_NUMBERS, *range(VOCAB)}
+    assert NOT_NUMBERS in largest

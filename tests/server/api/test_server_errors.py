@@ -7,11 +7,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, TryLater
+from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, RequestFailed, TryLater
 from kvell.server.api import http_errors
 from kvell.server.api.http_errors import UnknownModel, api_error
 from kvell.server.text.text_bounds import ContextTooLong
-from kvell.server.text.text_stream import RequestFailed, RequestRefused
+from kvell.server.text.text_stream import RequestRefused
 
 SECRET = "the secret prompt"
 

@@ -11,7 +11,7 @@ import pytest
 from kvell.engine.protocol.messages import Finished, Heartbeat
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import InstanceDied, TryLater
+from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.front import Front
 from kvell.server.front.request_log import EndedRequest, LogEntry
@@ -19,7 +19,7 @@ from kvell.server.members.front_limits import FrontLimits
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.embeddings import all_embedded, embedded
 from kvell.server.text.text_model import PreparedPrompt
-from kvell.server.text.text_stream import RequestFailed, RequestRefused
+from kvell.server.text.text_stream import RequestRefused
 from kvell.testing.instance import CHUNK_TOKENS, CRASH_TOKEN, REFUSE_TOKEN, fake_vector
 from kvell.vocabulary import RequestId
 from tests.server.front.scenarios import run, until

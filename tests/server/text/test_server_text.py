@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import KvellError, TryLater
+from kvell.errors import KvellError, RequestFailed, TryLater
 from kvell.server.front.front import Front
 from kvell.server.front.mailbox import Output
 from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import (
-    RequestFailed,
     RequestRefused,
     TextDelta,
     TextWriter,

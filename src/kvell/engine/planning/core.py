@@ -12,6 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,14 @@ from msgspec import structs
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.failing.failures import (
+    StepFailure,
+    end_failed,
+    end_without_scores,
+    end_without_token,
+    end_without_vector,
+    forget_text,
+)
 from kvell.engine.moving.carried import Come
 from kvell.engine.planning.handovers import Handovers, staying_reason
 from kvell.engine.planning.index_watch import IndexWatch
@@ -48,7 +57,7 @@ from kvell.engine.requests.cache_roots import cache_root
 from kvell.engine.requests.counting import DraftTokens, StepSizes
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
-from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult
+from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.pooling import pooling_problem
 from kvell.engine.requests.request import Request
 from kvell.engine.requests.turns import Turn, turn_cost_tokens
@@ -63,8 +72,6 @@ from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
 """Steps in a row for which the device refuses memory before the youngest request is refused."""
-
-TOO_COMPLEX = "the answer's grammar has become too complex to follow"
 
 
 @dataclass(frozen=True)
@@ -203,6 +210,7 @@ class EngineCore:
             number=number,
             turn=Turn(command.priority, command.tenant, command.group, cost_tokens),
             pooling=command.pooling,
+            suspect_at=len(output) if command.is_suspect else -1,
         )
 
     def heard(self, entry: PeerEntry) -> list[Event]:
@@ -350,8 +358,7 @@ class EngineCore:
 
         :raises ValueError: if the result is not that of the oldest plan in flight.
         """
-        if not self._in_flight or self._in_flight[0].plan.step != result.step:
-            raise ValueError(f"a result of step {result.step} was not asked for")
+        self._require_oldest(result.step)
         yields = _yields(self._in_flight[0].plan, result)
         step = self._in_flight.popleft()
         events = self._scored(step, result) if result.scored else []
@@ -369,6 +376,25 @@ class EngineCore:
             events.append(self._refuse_youngest())
         return events + self._noticed() if self._index_watch is not None else events
 
+    def fail(self, failure: StepFailure) -> list[Event]:
+        """Take in that the oldest step in flight failed: its requests end, nothing is published.
+
+        Its copies of pages are made all the same, so all else that it planned holds.
+
+        :raises ValueError: if it is not the oldest plan in flight.
+        """
+        self._require_oldest(failure.step)
+        step = self._in_flight.popleft()
+        for work, request in zip(step.plan.work, step.requests, strict=True):
+            request.settle(request.settled, work.samples)
+        end_failed(step.requests, failure)
+        events = [event for request in step.requests for event in self._end(request)]
+        return events + self._noticed()
+
+    def _require_oldest(self, step: StepNumber) -> None:
+        if not self._in_flight or self._in_flight[0].plan.step != step:
+            raise ValueError(f"a result of step {step} was not asked for")
+
     def _noticed(self) -> list[Event]:
         """What the index came to name, and names no longer, if somebody watches it."""
         if self._index_watch is None:
@@ -382,10 +408,14 @@ class EngineCore:
         """How likely prompts were; positions told before a preemption are not told again."""
         events: list[Event] = []
         for work, request in zip(step.plan.work, step.requests, strict=True):
-            scores = result.scored.get(work.handle, ())
+            scores = result.scored.get(work.handle)
+            if scores is None or request.finish_reason is not None:
+                continue
+            if not scores:
+                end_without_scores(request)
             first = max(work.start + 1, request.scored)
             fresh = scores[first - work.start - 1 :]
-            if fresh and request.finish_reason is None:
+            if fresh:
                 request.scored = first + len(fresh)
                 told = PromptLogprobs(request.request_id, request.attempt, first, fresh)
                 events.append(told)
@@ -424,8 +454,8 @@ class EngineCore:
         newest: list[tuple[int, int]] = []
         for work, request, tokens in zip(plan.work, requests, yields, strict=True):
             if len(tokens) == 1 and not work.proposed:  # the common case
-                if request.finish_reason is None and tokens[0] == NO_TOKEN:
-                    request.finish_reason = "error"
+                if request.finish_reason is None and tokens[0] < 0:
+                    end_without_token(request, tokens[0])
                 elif request.finish_reason is None:
                     events.append(self._take_token(request, tokens[0]))
                 newest.append((work.handle, tokens[0]))
@@ -442,11 +472,15 @@ class EngineCore:
             draft_tokens.extend((work.handle, token) for token in kept[:right])
             newest.extend((work.handle, token) for token in kept[right:])
             request.settle(work.start + work.known + right, work.samples)
+        handles = [work.handle for work in plan.work]
+        settled = [request.settled for request in requests]
+        if any(request.is_spoiled for request in requests):  # nothing of these is published
+            keeps = [not request.is_spoiled for request in requests]
+            handles, settled = list(compress(handles, keeps)), list(compress(settled, keeps))
+            draft_tokens = [one for one in draft_tokens if one[0] in handles]
+            newest = [one for one in newest if one[0] in handles]
         self._append(draft_tokens)
-        self.memory.advance(
-            np.array([work.handle for work in plan.work], np.int32),
-            np.array([request.settled for request in requests], np.int32),
-        )
+        self.memory.advance(np.array(handles, np.int32), np.array(settled, np.int32))
         self._append(newest)
         return events
 
@@ -460,7 +494,9 @@ class EngineCore:
         """Take the tokens one by one, up to where the request ends."""
         events: list[Event] = []
         for token in tokens:
-            if request.finish_reason is None:
+            if request.finish_reason is None and token < 0:
+                end_without_token(request, token)
+            elif request.finish_reason is None:
                 events.append(self._take_token(request, token))
         return events
 
@@ -486,6 +522,8 @@ class EngineCore:
             self.handovers.ended(request)
         if not self._is_in_flight(request):
             self._scheduler.finish(request)
+            if request.is_spoiled and not request.step_failed:
+                forget_text(self.memory, request)
             if self.handovers is not None and not is_told:
                 self.handovers.send_back(request)
         if self._misses is not None and not is_told and self._scheduler.looks_up(request):
@@ -504,7 +542,8 @@ class EngineCore:
             len(request.output),
             min(request.cached_tokens or 0, len(request.prompt)),
             request.preemptions,
-            message=TOO_COMPLEX if reason == "error" else "",
+            message=request.problem,
+            step_failed=request.step_failed,
             embedding=request.embedding,
         )
 
@@ -728,6 +767,8 @@ def _take_vectors(step: _InFlight, result: StepResult) -> None:
         if work.handle in result.pooled and request.finish_reason is None:
             request.embedding = result.pooled[work.handle]
             request.finish_reason = "stop"
+            if not request.embedding:
+                end_without_vector(request)
 
 
 def _yields(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:

@@ -1,13 +1,15 @@
 """The journal: every input of the engine, in order; replayed, it gives the same plans.
 
-An input is a command, a request for a plan, a result, news that more of the pool has memory, or
-which requests were late.  Nothing else reaches the deciding part of the engine, so the journal is
-complete, except for memory that a device refuses to map: in a replay it refuses none.
+An input is a command, a request for a plan, a result or that a step failed, news that more of the
+pool has memory, or which requests were late.  Nothing else reaches the deciding part of the engine,
+so the journal is complete, except for memory that a device refuses to map: in a replay it refuses
+none.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from kvell.engine.failing.failures import StepFailure
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel, Event, Migrate, Submit
@@ -27,7 +29,8 @@ class Warmed:
     chunks: int
 
 
-Entry = Submit | Cancel | Migrate | PlanAsked | StepResult | Warmed | Lateness | PeerEntry
+Outcome = StepResult | StepFailure
+Entry = Submit | Cancel | Migrate | PlanAsked | Outcome | Warmed | Lateness | PeerEntry
 
 
 @dataclass
@@ -74,9 +77,11 @@ class JournaledCore:
         self._note(PlanAsked())
         return self.core.plan()
 
-    def commit(self, result: StepResult) -> list[Event]:
-        """Hand a result to the core."""
+    def commit(self, result: Outcome) -> list[Event]:
+        """Hand a result to the core, or that the step failed."""
         self._note(result)
+        if isinstance(result, StepFailure):
+            return self.core.fail(result)
         return self.core.commit(result)
 
     def _note(self, entry: Entry) -> None:
@@ -98,6 +103,8 @@ def replay(
             core.migrate(entry)
         elif isinstance(entry, StepResult):
             core.commit(entry)
+        elif isinstance(entry, StepFailure):
+            core.fail(entry)
         elif isinstance(entry, Warmed):
             core.warm(entry.chunks)
         elif isinstance(entry, Lateness):

@@ -590,7 +590,7 @@ class Scheduler:
         """End the request, whatever its state, and give its pages back."""
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
-            if self.swapping is not None:
+            if self.swapping is not None and not request.is_spoiled:
                 self.swapping.ended(request)
             self._close(request)
         elif request in self.waiting:
@@ -648,7 +648,7 @@ class Scheduler:
                 self._plan_prefills(draft)
 
     def _close(self, request: Request, *, returns: bool = False) -> None:
-        self.core.close(request.handle, returns=returns)
+        self.core.close(request.handle, renew=not request.is_spoiled, returns=returns)
         self._released.append(request.handle)
         request.handle = NO_HANDLE
 

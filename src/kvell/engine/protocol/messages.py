@@ -29,6 +29,7 @@ inside one.  Commands go to the instance, events come back::
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec import Struct
 
@@ -42,7 +43,8 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
+StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
 """An instance sends a :class:`Heartbeat` this often."""
@@ -84,6 +86,9 @@ class Submit:
     ``pulls_from`` names an instance that may have more of its prompt than this one: it is asked
     for that first.
 
+    ``is_suspect`` says that an earlier attempt ended with a failed step or instance: if a step
+    fails before this one's first token, it is to blame.
+
     ``tensors`` are those of the model's processor for the images of this prompt, whose ids are
     then as the processor gave them; the instance fills in ``images`` itself.
 
@@ -108,6 +113,7 @@ class Submit:
     pulls_from: str = ""
     tenant: str = ""
     group: str = ""
+    is_suspect: bool = False
 
     def __post_init__(self) -> None:
         if len(self.output) % 4:
@@ -223,6 +229,10 @@ class Finished:
     the instance takes no requests any more, so another may have this one.  ``bound`` is the bound
     that the request exceeded, if that is why it was refused.
 
+    ``step_failed`` says that the step which was to compute it failed; the instance lives on, and
+    the request may be tried again.  It is a ``suspect``, or ``blameless`` since there was one
+    beside it that came as such (``Submit.is_suspect``).
+
     ``embedding`` is the prompt's vector where that was asked for, as little-endian float32 bytes.
 
     The seconds that it waited, prefilled and decoded in the instance are filled in by
@@ -242,6 +252,7 @@ class Finished:
     not_taken: bool = False
     embedding: bytes = b""
     bound: Bound | None = None
+    step_failed: StepBlame = ""
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)

@@ -26,7 +26,8 @@ TO_DRAFT = -1
 """Stands for a draft token that a draft model proposes when the step runs."""
 
 NO_TOKEN = -1
-"""Stands for the token of a request whose grammar has become too complex to follow."""
+"""Stands for the token of a request whose grammar has become too complex to follow; NOT_NUMBERS for
+that of one whose logits are no numbers."""
 
 NONE_ASKED: Mapping[int, Any] = MappingProxyType({})
 
@@ -192,11 +193,12 @@ class StepPlan:
 class StepResult(Struct, frozen=True, gc=False):
     """The tokens a step sampled, in the order of its sampling work.
 
-    :param token_ids: NO_TOKEN where the request cannot go on.
+    :param token_ids: NO_TOKEN or NOT_NUMBERS where the request cannot go on.
     :param counts: tokens of each sampling work; empty if each has one.
     :param logprobs: of the token drawn for a handle, for requests that asked.
-    :param scored: how likely the prompt's tokens behind those computed were, by handle.
-    :param pooled: vectors of prompts by handle, float32 as little-endian bytes.
+    :param scored: how likely the prompt's tokens behind those computed were, by handle; empty
+        where logits are no numbers.
+    :param pooled: vectors of prompts by handle, float32 as little-endian bytes; empty likewise.
     """
 
     step: StepNumber

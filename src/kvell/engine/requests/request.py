@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from kvell.engine.protocol.messages import StepBlame
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import PENDING
@@ -47,6 +48,10 @@ class Request:
     :ivar scored: position in the prompt up to which it was told how likely its tokens are.
     :ivar pooling: what it wants of its prompt in place of tokens; "" for nothing.
     :ivar embedding: what it got, float32 as little-endian bytes.
+    :ivar problem: why it ended, if that was an error.
+    :ivar is_spoiled: whether what it computed may be wrong, and is kept for nobody.
+    :ivar step_failed: whether it is suspected, if it ended with a step that failed.
+    :ivar suspect_at: output tokens that it came with under suspicion; negative if it did not.
     :ivar returns_to: the instance that gets its text when it has ended; "" for none.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
@@ -79,7 +84,16 @@ class Request:
     pooling: Pooling = ""
     embedding: bytes = b""
     returns_to: str = ""
+    problem: str = ""
+    is_spoiled: bool = False
+    step_failed: StepBlame = ""
+    suspect_at: int = -1
     _history: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is to blame if its step fails."""
+        return len(self.output) == self.suspect_at
 
     @property
     def num_tokens(self) -> int:

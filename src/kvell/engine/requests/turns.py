@@ -233,14 +233,17 @@ class TurnQueue(Generic[Item]):
         self._items[item.request_id] = (item, turn)
         self._level(turn.priority).add(item.request_id, turn)
 
-    def put_back(self, items: Sequence[Item]) -> None:
-        """Let requests that had their turn wait before all others of their priority, in order."""
-        for item in reversed(items):
+    def put_back(self, items: Sequence[Item], *, behind_returned: bool = False) -> None:
+        """Let requests that had their turn wait before all others of their priority, in order.
+
+        :param behind_returned: whether those that were put back before stay in front of them.
+        """
+        for item in items if behind_returned else reversed(items):
             turn = item.turn
             self._items[item.request_id] = (item, turn)
             returned = self._level(turn.priority).returned
             returned[item.request_id] = None
-            returned.move_to_end(item.request_id, last=False)
+            returned.move_to_end(item.request_id, last=behind_returned)
 
     def offers(self) -> Iterator[Item]:
         """Requests in the order of their turns; whoever wants one takes it before asking on.

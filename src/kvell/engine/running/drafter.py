@@ -70,7 +70,8 @@ class Drafter:
     def _run(self, batch: ForwardBatch, wanting: Sequence["_Drafting"]) -> None:
         logits = self._model.forward(batch)
         for one, token in zip(wanting, largest(logits), strict=True):
-            one.draft_tokens.append(token)
+            # Where logits are no numbers any token will do: all are verified.
+            one.draft_tokens.append(max(0, token))
 
 
 @dataclass

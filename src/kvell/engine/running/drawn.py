@@ -36,18 +36,27 @@ class DrawnBefore:
 
     def __init__(self) -> None:
         self._last: tuple[StepPlan, StepResult] | None = None
+        self._has_failed = False
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """Note the result of a step that has run."""
-        self._last = plan, result
+        self._last, self._has_failed = (plan, result), False
+
+    def fail(self) -> None:
+        """Note that a step has failed; what the next one makes of its tokens is nobody's."""
+        self._has_failed = True
 
     def newest(self, handles: Sequence[int]) -> list[int]:
         """The last token drawn for each handle in the step before.
 
+        Where there is none any token will do: the request has ended, or its step has failed.
+
         :raises KeyError: if none was drawn for one of them.
         """
+        if self._has_failed:
+            return [0] * len(handles)
         drawn = self._drawn() if handles else {}
-        return [drawn[handle] for handle in handles]
+        return [max(0, drawn[handle]) for handle in handles]
 
     def _drawn(self) -> dict[int, int]:
         if self._last is None:

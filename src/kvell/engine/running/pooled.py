@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvell.engine.requests.plan import TokenWork
@@ -21,11 +22,13 @@ class PooledRows:
     def vectors(self, hidden: torch.Tensor) -> dict[int, bytes]:
         """The vectors by handle, of length one, as little-endian float32 bytes.
 
+        Empty where a number is NaN or infinite.
+
         :param hidden: of all rows of logits, float32 [n, size].
         """
         chosen = hidden[list(self.rows)].float().cpu()
         ones = torch.nn.functional.normalize(chosen, dim=-1, eps=LEAST_LENGTH).numpy()
-        made = (one.astype("<f4").tobytes() for one in ones)
+        made = (one.astype("<f4").tobytes() if np.isfinite(one).all() else b"" for one in ones)
         return dict(zip(self.handles, made, strict=True))
 
 

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from msgspec import structs
 
+from kvell.engine.failing.failures import StepFailed
 from kvell.engine.planning.proposals import verified
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
@@ -33,7 +34,11 @@ class Runner(Protocol):
     """Carries out plans; this file's runs a model, the simulator's answers from a trace."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Do everything the plan says, in order; returns the sampled tokens."""
+        """Do everything the plan says, in order; returns the sampled tokens.
+
+        :raises StepFailed: if that failed for something in the step's work, and all copies of pages
+            that the plan asks for are made.
+        """
         ...
 
 
@@ -137,12 +142,25 @@ class ModelRunner:
         self._tables.update(plan)
         for controls in self._controls.values():
             controls.release(plan.released)
-        parts = self._parts(plan, begun) if self._drafter is None else None
+        try:
+            parts = self._parts(plan, begun) if self._drafter is None else None
+        except Exception as failure:
+            return partial(self._fail, plan, failure)
         return partial(self._compute, plan, parts)
 
     def _compute(self, plan: StepPlan, parts: Mapping[str, _Part] | None) -> StepResult:
         with self.copier.begin(plan) as copies:
-            return self._with_copies(plan, parts, copies)
+            try:
+                return self._with_copies(plan, parts, copies)
+            except Exception as failure:
+                self._before.fail()
+                raise StepFailed(f"step {plan.step} failed") from failure
+
+    def _fail(self, plan: StepPlan, failure: Exception) -> StepResult:
+        """Make the copies of a plan whose work cannot be computed, and say so."""
+        with self.copier.begin(plan):
+            self._before.fail()
+            raise StepFailed(f"step {plan.step} failed") from failure
 
     def _with_copies(
         self, plan: StepPlan, parts: Mapping[str, _Part] | None, copies: StepCopies

@@ -12,6 +12,7 @@ A step in which all sampling is plain never comes here.
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from math import isnan
 
 import torch
 
@@ -32,8 +33,9 @@ class Drawn:
 
     :param tokens: one for each row that draws, in order of the work.
     :param logprobs: of the token drawn for a handle, where asked.
-    :param scored: how likely the prompt's tokens behind those computed were, by handle.
-    :param pooled: vectors of prompts by handle, as little-endian float32 bytes.
+    :param scored: how likely the prompt's tokens behind those computed were, by handle; empty where
+        logits are no numbers.
+    :param pooled: vectors of prompts by handle, as little-endian float32 bytes; empty likewise.
     """
 
     tokens: list[int]
@@ -113,7 +115,7 @@ class StepControls:
         logprobs = {
             handle: token_logprobs(raw, tokens[row], most)
             for handle, (row, raw, most) in told.items()
-            if tokens[row] != NO_TOKEN
+            if tokens[row] >= 0
         }
         return Drawn(tokens, logprobs, scored)
 
@@ -136,7 +138,8 @@ class StepControls:
                 following = following[: one.prompt_tokens - one.start - 1]
                 if len(following):
                     some = logits[start : start + len(following)]
-                    scored[one.handle] = all_token_logprobs(some, following.tolist(), one.scores)
+                    told = all_token_logprobs(some, following.tolist(), one.scores)
+                    scored[one.handle] = () if any(isnan(each.logprob) for each in told) else told
             kept.extend(range(end - one.num_draws, end))
             start = end
         return logits[kept], scored

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvell.vocabulary import NOT_NUMBERS
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -39,7 +41,7 @@ GREEDY = RowSampling(0.0)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
-    """Draw one token id per row.
+    """Draw one token id per row; NOT_NUMBERS where a logit is NaN or the largest is infinite.
 
     :param logits: float32 [n, vocabulary]; ``-inf`` excludes a token.
     :param rows: n of them.
@@ -59,13 +61,21 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
 
 
 def largest(logits: torch.Tensor) -> list[int]:
-    """The first of the largest logits of each row [n, vocabulary].
+    """The first of the largest logits of each row [n, vocabulary], or NOT_NUMBERS.
 
-    On a CPU it uses numpy, which is some ten times faster here than torch.
+    On a CPU it uses numpy, which is some ten times faster here than torch.  Both take the first NaN
+    of a row for its largest number, so one look there tells of any.
     """
     if logits.device.type != "cpu":
-        return [int(token) for token in logits.argmax(-1).tolist()]
-    return [int(token) for token in np.argmax(logits.numpy(), axis=-1)]
+        first = logits.argmax(-1)
+        found = logits.gather(-1, first[..., None])[..., 0]
+        told: list[int] = torch.where(found.isfinite(), first, NOT_NUMBERS).tolist()
+        return told
+    rows = logits.numpy()
+    where = np.argmax(rows, axis=-1)
+    is_number = np.isfinite(rows[np.arange(len(rows)), where])
+    tokens: list[int] = np.where(is_number, where, NOT_NUMBERS).tolist()
+    return tokens
 
 
 def uniform(seed: int, position: int) -> float:
@@ -88,7 +98,10 @@ def _scramble(value: int) -> int:
 
 def _draw(logits: torch.Tensor, row: RowSampling) -> int:
     """Draw from one row's distribution by inverting its cumulative sum in id order."""
-    weights, tokens = _support(logits, row)
+    support = _support(logits, row)
+    if support is None:
+        return NOT_NUMBERS
+    weights, tokens = support
     cumulative = weights.cumsum(0)
     total = cumulative[-1]
     point = total * uniform(row.seed, row.position)
@@ -98,11 +111,17 @@ def _draw(logits: torch.Tensor, row: RowSampling) -> int:
     return int(tokens[torch.minimum(index, last)])
 
 
-def _support(logits: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (float64, not normalised) and ids of the tokens that may be drawn, in id order."""
+def _support(logits: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Weights (float64, not normalised) and ids of the tokens that may be drawn, in id order.
+
+    None if a logit is NaN, or the largest is infinite.
+    """
     tokens = _top_k(logits, row.top_k)
     kept = logits[tokens].double()
-    weights = ((kept - kept.max()) / row.temperature).exp()
+    most = kept.max()  # NaN if one is
+    if not most.isfinite():
+        return None
+    weights = ((kept - most) / row.temperature).exp()
     if row.min_p > 0.0:  # the largest weight is 1
         likely = weights >= row.min_p
         weights, tokens = weights[likely], tokens[likely]
@@ -113,13 +132,16 @@ def _support(logits: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torc
 
 
 def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Ids of the k largest logits, ascending; among equals the lower ids stay."""
+    """Ids of the k largest logits, ascending; among equals the lower ids stay.
+
+    Those of NaN are always among them.
+    """
     size = logits.shape[0]
     if not 0 < k < size:
         return torch.arange(size, device=logits.device)
     threshold = torch.topk(logits, k).values[-1]
-    above = (logits > threshold).nonzero().flatten()
-    equal = (logits == threshold).nonzero().flatten()[: k - above.shape[0]]
+    above = (~(logits <= threshold)).nonzero().flatten()
+    equal = (logits == threshold).nonzero().flatten()[: max(0, k - above.shape[0])]
     return torch.cat([above, equal]).sort().values
 
 

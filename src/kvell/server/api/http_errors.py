@@ -11,11 +11,18 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, TryLater
+from kvell.errors import (
+    Bound,
+    ChangeSomething,
+    InstanceDied,
+    KvellError,
+    RequestFailed,
+    TryLater,
+)
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.bodies import WHOLE
 from kvell.server.text.text_bounds import ContextTooLong
-from kvell.server.text.text_stream import DeadlineExceeded, RequestFailed, RequestRefused
+from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 
 LONGEST_VALUE = 500
 

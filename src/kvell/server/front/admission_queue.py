@@ -249,15 +249,15 @@ class AdmissionQueue:
         if event.embedding:  # the only sign that the prompt is computed
             self.lines[entry.line].emitted(entry, 0)
         self.lines[entry.line].remove(entry)
-        has_lost_its_way = event.reason == "moved" and not entry.is_dropped
         if event.not_taken and not entry.is_dropped:
             self.lines[entry.line].close()
-        if (event.not_taken and not entry.is_dropped) or has_lost_its_way:
-            entry.attempt += 1
-            self._waiting.put_back([entry])
+        end = entry.end_with(event)
+        if end is not None:
+            self._end(entry, end, now)
             return
-        reason = entry.end_as if event.reason in ("cancelled", "moved") else event.reason
-        self._end(entry, replace(event, reason=reason), now)
+        entry.attempt += 1
+        # Of a failed step's requests the oldest is heard of first, and stays first.
+        self._waiting.put_back([entry], behind_returned=True)
 
     def evacuate(self, instance_id: str) -> list[tuple[str, Migrate]]:
         """Let others go on with all that an instance has; returns what it must be told.

@@ -1,7 +1,7 @@
 """The front's record of a request: the truth about what was asked and what was sent out."""
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -206,6 +206,7 @@ class LogEntry:
             pulls_from=self.pulls_from,
             tenant=self.tenant,
             group=self.group,
+            is_suspect=self.attempts.on_probation,
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:
@@ -239,6 +240,17 @@ class LogEntry:
         fresh = event.logprobs[max(0, self.scored_tokens - event.first_index + 1) :]
         self.scored_tokens += len(fresh)
         self.mailbox.put_prompt(fresh)
+
+    def end_with(self, event: Finished) -> Finished | None:
+        """The end of a request as its instance told it; None if it is tried again."""
+        if event.step_failed == "suspect":
+            return self.end_after(InstanceDeath(event.message, "step"), sole=False)
+        again = event.not_taken or event.reason == "moved" or event.step_failed
+        if again and not self.is_dropped:
+            return None
+        is_unsaid = event.reason in ("cancelled", "moved") or event.step_failed
+        reason = self.end_as if is_unsaid else event.reason
+        return replace(event, reason=reason)
 
     def end_after(self, death: InstanceDeath, *, sole: bool) -> Finished | None:
         """The end of a request whose instance died; None if it is tried again.

@@ -4,11 +4,11 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-Cause = Literal["crash", "killed", "cut", "hung", "protocol", "drained", "closing"]
-"""``crash``: it ended by itself; ``killed``: somebody ended it; ``cut``: the connection to it ended
-and nobody said why; ``hung``: it gave no sign of life and was killed; ``protocol``: what it sent
-could not be read; ``drained``: it was taken out of service; ``closing``: the front is shutting
-down."""
+Cause = Literal["crash", "step", "killed", "cut", "hung", "protocol", "drained", "closing"]
+"""``crash``: it ended by itself; ``step``: it lives on, but a step failed; ``killed``: somebody
+ended it; ``cut``: the connection to it ended and nobody said why; ``hung``: it gave no sign of life
+and was killed; ``protocol``: what it sent could not be read; ``drained``: it was taken out of
+service; ``closing``: the front is shutting down."""
 BLAMELESS: frozenset[Cause] = frozenset({"killed", "cut"})
 """None of its requests did it."""
 

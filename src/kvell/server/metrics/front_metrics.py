@@ -118,7 +118,7 @@ class ServerMetrics:
             "request_success", "Requests by how they ended.", "finished_reason"
         )
         self._rejected = self._family("admission_rejections", "Requests not let in.", "reason")
-        self._retries = self._counter("request_retries", "Attempts after one whose instance ended.")
+        self._retries = self._counter("request_retries", "Attempts after one that failed.")
         self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
         self._connections = Gauge(
             *("kvell:http_connections", "Open connections, by what is awaited."),

@@ -7,10 +7,10 @@ from contextlib import aclosing
 
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED
-from kvell.errors import InstanceDied, TryLater
+from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.server.front.front import Front
 from kvell.server.text.text_model import PreparedPrompt
-from kvell.server.text.text_stream import RequestFailed, raise_unless_done
+from kvell.server.text.text_stream import raise_unless_done
 
 MOST_AT_ONCE = 128
 """Prompts of one client that are with the front at once: a long list leaves room in the line."""

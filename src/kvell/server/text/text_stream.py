@@ -9,14 +9,10 @@ from typing import Literal
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import Bound, KvellError, TryLater
+from kvell.errors import Bound, KvellError, RequestFailed, TryLater
 from kvell.server.front.front import Front
 from kvell.server.front.mailbox import Output
 from kvell.server.text.text_model import PreparedPrompt, TextModel
-
-
-class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
-    """A request ended with an error that is not its fault."""
 
 
 class DeadlineExceeded(KvellError):  # noqa: N818

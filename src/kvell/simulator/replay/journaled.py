@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvell.clock import VirtualClock
+from kvell.engine.failing.failures import StepFailure
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import Entry, Warmed
 from kvell.engine.planning.lateness import Lateness
@@ -106,6 +107,8 @@ class _Again:
             self._note(self.engine.cancel(entry))
         elif isinstance(entry, StepResult):
             self._note(self.engine.commit(entry))
+        elif isinstance(entry, StepFailure):
+            self._note(self.engine.fail(entry))
         elif isinstance(entry, Warmed):
             self.engine.warm(entry.chunks)
         elif isinstance(entry, Lateness):

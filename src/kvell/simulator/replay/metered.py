@@ -76,6 +76,10 @@ class MeteredCore:
         """Passed on."""
         return self._timed(self._core.known, tokens, root, model=model)
 
+    def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
+        """Passed on."""
+        return self._timed(self._core.delete, tokens, root, model=model)
+
     def open(
         self,
         tokens: Tokens,

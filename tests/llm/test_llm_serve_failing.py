@@ -1,0 +1,135 @@
+"""``kvell serve`` with models that give NaN: the request fails, with words, and nothing else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.llm.broken_models import POISON, write_broken, write_poisoned
+
+PATIENCE_SECONDS = 120.0
+SHARED = [(7 * i) % 70 for i in range(40)]
+WORDS = "not numbers"
+
+
+@pytest.fixture(scope="module")
+def url(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    models = tmp_path_factory.mktemp("models")
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    command += ["--kv-memory", "16MiB", "--dtype", "float32", "--async-scheduling"]
+    command += ["--model", f"poisoned={write_poisoned(models / 'poisoned', smollm2_path)}"]
+    command += ["--model", f"broken={write_broken(models / 'broken', smollm2_path)}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        found: str = json.loads(process.stdout.readline())["url"]
+        try:
+            before = instance(found)
+            yield found
+            audit = httpx.get(f"{found}/debug/audit", timeout=60).json()
+            after = instance(found)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_SECONDS) == 0
+        assert audit["clean"], audit
+        assert after == before, "the instance was restarted"
+
+
+def instance(url: str) -> tuple[int, int]:
+    [one] = httpx.get(f"{url}/cluster").json()["instances"]
+    return one["pid"], one["restarts"]
+
+
+def body(prompt: list[int], model: str = "poisoned", **more: Any) -> dict[str, Any]:
+    asked = {"model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0}
+    return asked | {"ignore_eos": True, "return_token_ids": True} | more
+
+
+def post(url: str, asked: dict[str, Any], path: str = "completions") -> httpx.Response:
+    return httpx.post(f"{url}/v1/{path}", json=asked, timeout=PATIENCE_SECONDS)
+
+
+def tokens_of(reply: httpx.Response) -> list[int]:
+    assert reply.status_code == 200, reply.text
+    tokens: list[int] = reply.json()["choices"][0]["token_ids"]
+    return tokens
+
+
+def check_failed(reply: httpx.Response) -> None:
+    assert reply.status_code == 500, reply.text
+    error = reply.json()["error"]
+    assert error["type"] == "server_error"
+    assert WORDS in error["message"]
+
+
+def test_a_model_that_gives_nan_fails_alone_while_another_streams(url: str) -> None:
+    asked = body(SHARED, max_tokens=150)
+    undisturbed = tokens_of(post(url, asked))
+    streamed: list[int] = []
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=asked | {"stream": True}, timeout=PATIENCE_SECONDS
+    ) as stream:
+        lines = (line for line in stream.iter_lines() if line.startswith("data: {"))
+        streamed += json.loads(next(lines)[6:])["choices"][0]["token_ids"]
+        for more in (
+            {},
+            {"temperature": 1.0, "seed": 5},
+            {"temperature": 1.0, "seed": 5, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
+            {"logprobs": 3},
+            {"repetition_penalty": 1.2, "min_tokens": 3},
+        ):
+            check_failed(post(url, body([3, 4, 5], "broken", **more)))
+        check_failed(post(url, {"model": "broken", "input": [3, 4, 5]}, "embeddings"))
+        for line in lines:
+            for choice in json.loads(line[6:])["choices"]:
+                streamed += choice.get("token_ids") or []
+    assert streamed == undisturbed
+    reply = post(url, {"model": "poisoned", "input": [3, 4, 5]}, "embeddings")
+    assert reply.status_code == 200
+
+
+def test_only_the_poisoned_prompts_of_a_batch_fail(url: str) -> None:
+    """They share a prefix with the others, which may have been computed beside the poison."""
+    sound = [[*SHARED, *range(1, 2 + i)] for i in range(6)]
+    plain: dict[str, Any] = {}
+    sampled: dict[str, Any] = {"temperature": 0.8, "seed": 11}
+    asked = [body(prompt, **more) for prompt in sound for more in (plain, sampled)]
+    salted = [one | {"cache_salt": "undisturbed"} for one in asked]
+    poisoned = [body([*SHARED, POISON, *range(i)], **sampled) for i in range(4)]
+    poisoned += [body([POISON]), body([*SHARED, POISON], logprobs=2)]
+    with ThreadPoolExecutor(len(asked) + len(poisoned)) as pool:
+        undisturbed = [tokens_of(reply) for reply in pool.map(lambda one: post(url, one), salted)]
+        failing = [pool.submit(post, url, one) for one in poisoned]
+        answers = [tokens_of(reply) for reply in pool.map(lambda one: post(url, one), asked)]
+        for reply in failing:
+            check_failed(reply.result())
+    assert answers == undisturbed
+    assert [tokens_of(post(url, one)) for one in asked] == undisturbed, "what is cached is sound"
+
+
+def test_a_stream_fails_with_words_too(url: str) -> None:
+    """The first token is the poison itself, so the second cannot be computed."""
+    asked = body([1, 2, 3], logit_bias={str(POISON): 100.0})
+    check_failed(post(url, asked))
+    reply = post(url, asked | {"stream": True})
+    if reply.status_code == 200:  # the first token had gone out before the next step failed
+        events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+        told = [json.loads(event) for event in events if event != "[DONE]"]
+        assert "output position 1" in told[-1]["error"]["message"]
+    else:
+        check_failed(reply)
+    check_failed(post(url, body([1, POISON], stream=True)))
+
+
+def test_vectors_and_scores_are_no_null(url: str) -> None:
+    asked = {"model": "poisoned", "input": [[1, 2, 3], [1, POISON]]}
+    check_failed(post(url, asked, "embeddings"))
+    check_failed(post(url, body([1, POISON, 2], prompt_logprobs=2)))
