@@ -458,9 +458,9 @@ class LLM:
         if problem := (
             sampling_problem(sampling, rules.limits, bool(images))
             or request_problem(ids, images, asked, rules.limits, rules.layout)
-            or self.engine.grammar_problem(sampling, model)
         ):
             raise problem
+        self.engine.grammars.check(sampling.structured_outputs, model)
 
     def _measure(self, jobs: Sequence["_Job"], seconds: float) -> dict[str, Any]:
         outputs = sum(len(job.token_ids) for job in jobs)

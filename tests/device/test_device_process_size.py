@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvell.device.process_size import give_back_freed, process_bytes
+from kvell.device.process_size import give_back_freed, process_bytes, tree_bytes
 from kvell.vocabulary import KIB, MIB
 
 ROLLUP = """\
@@ -33,6 +33,16 @@ def test_another_process_is_named_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "proc/42").mkdir(parents=True)
     (tmp_path / "proc/42/smaps_rollup").write_text(ROLLUP)
     assert process_bytes(42, tmp_path) == 130_000 * KIB
+
+
+def test_what_a_process_has_started_counts_with_it(tmp_path: Path) -> None:
+    for pid, children in ((42, "43 44"), (43, ""), (44, "45"), (45, "")):
+        (tmp_path / f"proc/{pid}/task/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/smaps_rollup").write_text(ROLLUP)
+        (tmp_path / f"proc/{pid}/task/{pid}/children").write_text(children)
+    assert tree_bytes(42, tmp_path) == 4 * 130_000 * KIB
+    assert tree_bytes(44, tmp_path) == 2 * 130_000 * KIB
+    assert tree_bytes(46, tmp_path) == 0
 
 
 def test_memory_that_is_touched_is_counted() -> None:

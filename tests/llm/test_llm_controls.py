@@ -1,6 +1,7 @@
 """Controlled requests over a real model: transformers' own answers, whoever else is served."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from jsonschema import validate
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
-from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskWorker, Wanted
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM, RequestOutput
 from kvell.vocabulary import MIB
@@ -204,13 +205,15 @@ def test_preempted_ones_go_on_as_if_nothing_had_happened(
 def test_a_grammar_that_gets_too_complex_ends_its_answer_only(
     llm: LLM, alone: list[RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mask = Grammars._mask
+    masks = MaskWorker.masks
 
-    def failing(grammars: Grammars, wanted: Wanted) -> Allowed | None:
-        too_long = wanted.asked == FORM and len(wanted.output) >= 3
-        return None if too_long else mask(grammars, wanted)
+    def failing(
+        worker: MaskWorker, wanted: Sequence[Wanted], forget: Iterable[int]
+    ) -> dict[int, FoundMask | None]:
+        too_long = [one.handle for one in wanted if one.asked == FORM and len(one.output) >= 3]
+        return masks(worker, wanted, forget) | dict.fromkeys(too_long)
 
-    monkeypatch.setattr(Grammars, "_mask", failing)
+    monkeypatch.setattr(MaskWorker, "masks", failing)
     outputs = llm.generate(CROWD, WISHES)
     assert outputs[3].finish_reason == "error"
     assert outputs[3].token_ids == alone[3].token_ids[:3]

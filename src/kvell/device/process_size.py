@@ -1,5 +1,6 @@
 """What a process takes of the machine's memory, as the system counts it; and giving back."""
 
+import contextlib
 import ctypes
 from pathlib import Path
 
@@ -22,6 +23,18 @@ def process_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * KIB for line in lines if line.startswith(COUNTED))
+
+
+def tree_bytes(pid: int, root: Path = Path("/")) -> int:
+    """The same of a process and all that it has started, each page counted once.
+
+    :param root: where ``proc`` lies.
+    """
+    lists = (root / f"proc/{pid}/task").glob("*/children")
+    with contextlib.suppress(OSError):
+        started = [int(child) for one in lists for child in one.read_text().split()]
+        return process_bytes(pid, root) + sum(tree_bytes(child, root) for child in started)
+    return process_bytes(pid, root)
 
 
 def give_back_freed() -> None:

@@ -225,6 +225,7 @@ def build_engine(
             shared_bytes=sizes.shared_chunks * CHUNK_BYTES,
             floor_bytes=floor_bytes,
             cpu_buffer_bytes=buffer.memory.numel() if buffer else 0,
+            grammar_bytes=sum(one.grammar_bytes() for one in served),
             fitting=sizes.fitting,
             steps=steps,
         ),

@@ -43,7 +43,7 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.serving.bell import Bell
 from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
@@ -51,14 +51,16 @@ from kvell.engine.running.moved_images import MovedImages
 from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import PreparingRunner, Runner
 from kvell.engine.running.sent_images import SentImages
+from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
 from kvell.engine.sampling.grammars import Grammars
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.warmer import Warmer
-from kvell.errors import ChangeSomething
+from kvell.errors import ChangeSomething, TryLater
 from kvell.mempool.entries import Ticked
 from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.models.images.image_store import ImageStore
+from kvell.vocabulary import FinishReason
 
 WARMING_SECONDS = 0.5
 """Longest wait of a step that has nothing to compute while the pool is still being committed."""
@@ -105,8 +107,9 @@ class Engine:
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives
-        self._grammars, self._page_map = grammars, page_map
-        self._link = link
+        self._page_map, self._link = page_map, link
+        self._bell = Bell() if link is None else link.bell
+        self.grammars = AwaitedGrammars(grammars, self._bell.ring)
         self._tick = 0
         self._sent_images = SentImages(images, keeps_tensors=link is not None)
         if link is not None and images is not None:
@@ -148,12 +151,14 @@ class Engine:
 
     def pulse(self) -> Heartbeat:
         """What the instance has at the end of its last step."""
-        return self.core.pulse()
+        pulse = self.core.pulse()
+        return replace(pulse, waiting=pulse.waiting + self.grammars.count)
 
     def handle(self, command: Command) -> list[Event]:
         """Take a command; answers that need no step come at once."""
         if isinstance(command, AskStats):
             stats = self.core.stats()
+            stats = replace(stats, waiting=stats.waiting + self.grammars.count)
             return [replace(stats, problems=self.core.audit()) if command.with_audit else stats]
         if isinstance(command, AskPages | AskLargePage):
             return [self._shown(command)]
@@ -181,12 +186,19 @@ class Engine:
     def _handled(self, command: Submit | Cancel | Migrate) -> list[Event]:
         if isinstance(command, Submit) and not self._knows_images(command):
             return [_without_images(command)]
-        if isinstance(command, Submit) and (
-            problem := self.grammar_problem(command.sampling, command.model)
-        ):
-            return [_refused(command, problem)]
         if isinstance(command, Submit):
             self._times.submitted(command.request_id)
+            try:
+                if self.grammars.awaits(command):
+                    return []
+            except (ChangeSomething, TryLater) as problem:
+                return self._times.told([_refused(command, problem)])
+        if isinstance(command, Cancel) and (waiting := self.grammars.cancel(command)):
+            return self._times.told([_ended(waiting, "cancelled")])
+        return self._entered(command)
+
+    def _entered(self, command: Submit | Cancel | Migrate) -> list[Event]:
+        """Hand a command to the core; whatever it needs is there."""
         events: list[Event] = []
         if not isinstance(command, Cancel):
             events += self._ticked()  # deadlines count from now
@@ -206,24 +218,6 @@ class Engine:
             return Pages(self._incarnation, self.core.step)
         return self._page_map.pages(self._incarnation)
 
-    def grammar_problem(self, sampling: SamplingParams, model: str) -> ChangeSomething | None:
-        """Why the grammar of a request to a model cannot be followed; None if nothing is wrong.
-
-        :param model: "" is the first.
-        """
-        asked = sampling.structured_outputs
-        if asked is None:
-            return None
-        grammars = self._grammars.get(model or next(iter(self._grammars), ""))
-        if grammars is None:
-            why = "needs the model's tokenizer, and it has none"
-            return ChangeSomething("structured_outputs", asked.kind, why, "leave it out")
-        try:
-            grammars.check(asked)
-        except ChangeSomething as problem:
-            return problem
-        return None
-
     def _knows_images(self, command: Submit) -> bool:
         """Whether the image store knows the content of all images of the prompt."""
         prompt = np.frombuffer(command.prompt, "<i4")
@@ -233,11 +227,14 @@ class Engine:
 
     def wakes(self) -> int | None:
         """A descriptor that becomes readable when :meth:`woken` has something to take in."""
-        return None if self._link is None else self._link.descriptor
+        return self._bell.descriptor
 
     def woken(self) -> list[Event]:
-        """Take in what other instances, copies and time have brought."""
+        """Take in what other instances, copies, time and compiled grammars have brought."""
         events: list[Event] = []
+        self._bell.clear()
+        for command, problem in self.grammars.ended():
+            events += [_refused(command, problem)] if problem else self._entered(command)
         for entry in self._link.entries() if self._link is not None else ():
             events += self._told.heard(entry)
             self._do_actions()
@@ -245,7 +242,8 @@ class Engine:
         return self._times.told(events)
 
     def close(self) -> None:
-        """End the link to other instances; the engine takes no further step."""
+        """End the link to other instances, and the processes for grammars; no step follows."""
+        self.grammars.close()
         if self._link is not None:
             self._link.close()
 
@@ -270,7 +268,7 @@ class Engine:
 
     def has_requests(self) -> bool:
         """Whether any request has not ended: it waits, runs, or is about to move."""
-        return self.core.has_requests
+        return self.core.has_requests or self.grammars.count > 0
 
     def step(self) -> list[Event]:
         """Plan, run and commit a step; at depth 1, commit the oldest one and plan ahead."""
@@ -376,13 +374,13 @@ def _without_images(command: Submit) -> Finished:
     return _refused(command, problem)
 
 
-def _refused(command: Submit, problem: ChangeSomething) -> Finished:
-    return Finished(
-        command.request_id,
-        command.attempt,
-        "refused",
-        len(command.prompt) // 4,
-        message=str(problem),
-        field=problem.field,
-        bound=problem.bound,
-    )
+def _refused(command: Submit, problem: ChangeSomething | TryLater) -> Finished:
+    refused = replace(_ended(command, "refused"), message=str(problem), bound=problem.bound)
+    if isinstance(problem, TryLater):
+        return replace(refused, try_later=True)
+    return replace(refused, field=problem.field)
+
+
+def _ended(command: Submit, reason: FinishReason) -> Finished:
+    """The end of a request that the core has never seen."""
+    return Finished(command.request_id, command.attempt, reason, len(command.prompt) // 4)

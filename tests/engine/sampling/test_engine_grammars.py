@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.grammars import KNOWN_GRAMMARS, Grammars, Wanted
+from kvell.engine.sampling.grammars import Grammars, Wanted
 from kvell.errors import ChangeSomething
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
@@ -130,17 +130,6 @@ def test_what_cannot_be_followed_is_refused_by_name(
 def test_a_model_without_an_end_follows_no_grammar(tokenizer: Tokenizer) -> None:
     with pytest.raises(ChangeSomething, match="needs a token that ends texts"):
         Grammars(tokenizer.as_json, VOCAB, []).check(StructuredOutputs(choice=("a",)))
-
-
-def test_a_grammar_that_was_dropped_is_compiled_again(tokenizer: Tokenizer) -> None:
-    few = Grammars(tokenizer.as_json, VOCAB, [END])
-    asked = [StructuredOutputs(choice=(f"n{i}",)) for i in range(KNOWN_GRAMMARS + 1)]
-    first = ids(allowed(few, asked[0], [], 1))
-    for one in asked[1:]:
-        few.check(one)
-    few.release([1])
-    assert ids(allowed(few, asked[0], [], 1)) == first
-    assert len(few._known) == KNOWN_GRAMMARS
 
 
 def test_a_model_may_have_more_or_fewer_logits_than_its_tokenizer_has_tokens(

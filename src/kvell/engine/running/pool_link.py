@@ -2,9 +2,9 @@
 
 import contextlib
 import queue
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 
+from kvell.engine.protocol.serving.bell import Bell
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
@@ -37,9 +37,8 @@ class PoolLink:
         """Of the engine, if its model takes images."""
         self._entries: queue.SimpleQueue[PeerEntry] = queue.SimpleQueue()
         self._streaming: dict[int, tuple[str, Transfer]] = {}
-        self._reader, self._writer = socket.socketpair()
-        for one in (self._reader, self._writer):
-            one.setblocking(False)
+        self.bell = Bell()
+        """Rings when :meth:`entries` has some; the engine's own news may ring it as well."""
         self._node = Node(
             agent.instance,
             agent.incarnation,
@@ -66,19 +65,13 @@ class PoolLink:
         if isinstance(self._place, NetworkPlace):
             self._place.meet(addresses)
 
-    @property
-    def descriptor(self) -> int:
-        """Becomes readable when :meth:`entries` has some."""
-        return self._reader.fileno()
-
     def now(self) -> Tick:
         """Milliseconds of the node's clock."""
         return self._node.now()
 
     def entries(self) -> Iterator[PeerEntry]:
         """What has happened since the last call, in order; the core hears each before the next."""
-        with contextlib.suppress(BlockingIOError):
-            self._reader.recv(4096)
+        self.bell.clear()
         with contextlib.suppress(queue.Empty):
             while True:
                 entry = self._entries.get_nowait()
@@ -125,8 +118,7 @@ class PoolLink:
     def close(self) -> None:
         """Hang up."""
         self._node.close()
-        self._reader.close()
-        self._writer.close()
+        self.bell.close()
 
     def _note(self, action: Action) -> None:
         """Keep who pulls what is being computed."""
@@ -141,6 +133,5 @@ class PoolLink:
     def _take(self, entry: PeerEntry) -> list[Action]:
         """Keep an entry for the engine's loop; on the node's thread."""
         self._entries.put(entry)
-        with contextlib.suppress(OSError):  # it is awake already, or it has ended
-            self._writer.send(b"w")
+        self.bell.ring()
         return []

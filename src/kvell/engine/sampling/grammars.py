@@ -1,46 +1,54 @@
 """Grammars that answers must follow: which tokens may come next, by llguidance.
 
-A request's matcher reads its output and gives the tokens that may follow.  It is made anew from
-the output when the request comes from another instance or was preempted, so nothing is lost.
+llguidance runs in processes beside the instance (:mod:`.grammar_process`), since a few characters
+can make it work for seconds and take gigabytes: there the system bounds its time and its memory.
+::
+
+    check ──► checks' worker ──► can it be followed?   remembered by the grammar's text
+    masks ──► masks' worker  ──► allowed tokens        beside the step
+
 Where an answer may reason first, the grammar begins behind that (:mod:`.reasoning`).
 """
 
-import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.reasoning import ReasoningReader
-from kvell.errors import ChangeSomething
+from kvell.engine.sampling.grammar_process.checking import (
+    CHECK_ROOM_BYTES,
+    GOOD,
+    TOO_COMPLEX,
+    GrammarChecks,
+    Verdict,
+)
+from kvell.engine.sampling.grammar_process.masking import (
+    MASK_ROOM_BYTES,
+    FoundMask,
+    MaskWorker,
+    Wanted,
+)
+from kvell.engine.sampling.grammar_process.processes import GrammarProcesses
+from kvell.errors import Bound, ChangeSomething
+from kvell.vocabulary import KIB, MIB
+
+__all__ = ["Allowed", "Grammars", "Wanted", "process_bytes_for"]
 
 Allowed = npt.NDArray[np.bool_]
-KNOWN_GRAMMARS = 64
-"""Compiled grammars that are kept: requests with the same schema come in crowds."""
-JSON_OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Fixed spaces: a small model may otherwise write spaces until its tokens are used up."""
+TEMPLATE_BYTES = 32 * MIB
+TOKEN_BYTES = 7 * KIB // 4
+"""Of a tokenizer, for each of its tokens: 1.3 KiB, and what is free between them."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A request that draws a token under a grammar.
-
-    :param output: its tokens so far, int32.
-    """
-
-    handle: int
-    asked: StructuredOutputs
-    output: npt.NDArray[np.int32]
+def process_bytes_for(vocab_size: int) -> int:
+    """The most that the grammar processes of a model take together, once they run."""
+    return TEMPLATE_BYTES + TOKEN_BYTES * vocab_size + CHECK_ROOM_BYTES + MASK_ROOM_BYTES
 
 
 class Grammars:
-    """The grammars of one model's requests; masks are computed on a thread beside the step.
+    """The grammars of one model's requests; masks are computed beside the step.
 
     :param tokenizer_json: gives the model's tokenizer as JSON text, in the form of the
         tokenizers library; called at the first use.
@@ -54,25 +62,61 @@ class Grammars:
         vocab_size: int,
         end_token_ids: Iterable[int],
     ) -> None:
-        self._tokenizer_json = tokenizer_json
         self._vocab_size, self._ends = vocab_size, sorted(end_token_ids)
-        self._matchers: dict[int, _Matcher] = {}
-        self._readers: dict[int, ReasoningReader] = {}
-        self._known: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self._processes = GrammarProcesses(tokenizer_json, self._ends)
+        self._checks = GrammarChecks(self._processes)
+        self._masks = MaskWorker(self._processes, self._checks)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-grammars")
+        self._begun: set[int] = set()
+        self._forgotten: list[int] = []
 
-    def check(self, asked: StructuredOutputs) -> None:
-        """Compile a grammar to see whether it can be followed.
+    def known(self, asked: StructuredOutputs) -> bool:
+        """Whether a grammar can be followed; False also if it was not tried yet.
 
         :raises ChangeSomething: naming the constraint and what is wrong with it.
         """
-        field = f"structured_outputs.{asked.kind}"
         if not self._ends:
             why = "needs a token that ends texts, and the model names none"
-            raise ChangeSomething(field, "…", why, "leave it out")
-        if problem := self._thread.submit(self._problem, asked).result():
-            text = " ".join(problem.split())[:300]
-            raise ChangeSomething(field, "…", f"cannot be followed: {text}", "simplify it")
+            raise ChangeSomething(_field(asked), "…", why, "leave it out")
+        verdict = self._checks.known(asked)
+        return verdict is not None and self.agreed(asked, verdict)
+
+    def tried(self, asked: StructuredOutputs) -> Future[Verdict]:
+        """Compile a grammar beside the instance; :meth:`agreed` says what the verdict means.
+
+        :raises TryLater: if too many wait to be compiled; the future raises it as well, if no
+            process can be started.
+        """
+        return self._checks.tried(asked)
+
+    def agreed(self, asked: StructuredOutputs, verdict: Verdict) -> bool:
+        """True for a grammar that can be followed.
+
+        :raises ChangeSomething: for any other, naming the constraint and what is wrong with it.
+        """
+        if verdict == GOOD:
+            return True
+        if verdict == TOO_COMPLEX:
+            raise ChangeSomething(
+                _field(asked),
+                "…",
+                f"is too complex: it takes more than 1 s or {CHECK_ROOM_BYTES // MIB} MiB",
+                "use shorter repetitions, fewer alternatives, no & or ~ of patterns",
+                bound="grammar",
+            )
+        bound: Bound | None = "grammar" if verdict.is_too_complex else None
+        what = "is too complex" if verdict.is_too_complex else "cannot be followed"
+        problem = f"{what}: {verdict.problem}"
+        raise ChangeSomething(_field(asked), "…", problem, "simplify it", bound=bound)
+
+    def check(self, asked: StructuredOutputs) -> None:
+        """Wait until it is known whether a grammar can be followed.
+
+        :raises ChangeSomething: naming the constraint and what is wrong with it.
+        :raises TryLater: if that cannot be found out now.
+        """
+        if not self.known(asked):
+            self.agreed(asked, self.tried(asked).result())
 
     def masks(self, wanted: Sequence[Wanted]) -> Future[dict[int, Allowed | None]]:
         """Begin to compute which tokens may come next for each request, by handle.
@@ -80,118 +124,48 @@ class Grammars:
         The value is bool [vocabulary], or None where the grammar has become too complex.  A request
         that still reasons has none: any token may come next.
         """
-        return self._thread.submit(self._masks, list(wanted))
+        forgotten, self._forgotten = self._forgotten, []
+        self._begun.update(one.handle for one in wanted)
+        return self._thread.submit(self._found, list(wanted), forgotten)
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget requests that hold no pages any more."""
-        if self._matchers or self._readers:
-            for handle in handles:
-                self._matchers.pop(handle, None)
-                self._readers.pop(handle, None)
+        if self._begun:
+            ended = self._begun.intersection(handles)
+            self._begun -= ended
+            self._forgotten += ended
 
-    def _masks(self, wanted: Sequence[Wanted]) -> dict[int, Allowed | None]:
-        bound = (self._behind_reasoning(one) for one in wanted)
-        return {one.handle: self._mask(one) for one in bound if one is not None}
+    def close(self) -> None:
+        """End the processes; nothing can be asked any more."""
+        self._checks.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._processes.close()
 
-    def _behind_reasoning(self, wanted: Wanted) -> Wanted | None:
-        """The same with what the grammar must read of its output; None while it still reasons."""
-        if wanted.asked.reasoning is None:
-            return wanted
-        reader = self._readers.get(wanted.handle)
-        if reader is None:
-            reader = ReasoningReader(wanted.asked.reasoning, self._tokenizer)
-            self._readers[wanted.handle] = reader
-        behind = reader.behind(wanted.output)
-        return None if behind is None else replace(wanted, output=behind)
+    def _found(
+        self, wanted: Sequence[Wanted], forgotten: Sequence[int]
+    ) -> dict[int, Allowed | None]:
+        found = self._masks.masks(wanted, forgotten)
+        kept = (one for one in wanted if _binds(found[one.handle]))
+        return {one.handle: self._array(found[one.handle]) for one in kept}
 
-    def _mask(self, wanted: Wanted) -> Allowed | None:
-        matcher = self._matchers.get(wanted.handle)
-        if matcher is None:
-            matcher = _Matcher(self._compiled(wanted.asked).deep_copy(), self._ends)
-            self._matchers[wanted.handle] = matcher
-        mask = matcher.allowed(wanted.output, self._vocab_size, self._tokenizer.vocab_size)
-        reader = self._readers.get(wanted.handle)
-        if mask is not None and reader is not None and reader.start is not None:
-            mask[reader.start : reader.start + 1] = True  # a model may lack it
-        return mask
-
-    def _problem(self, asked: StructuredOutputs) -> str:
-        """What is wrong with a constraint; empty if nothing is."""
-        try:
-            problem: str = self._compiled(asked).get_error()
-        except (ValueError, ChangeSomething) as error:
-            return str(error)
-        return problem
-
-    def _compiled(self, asked: StructuredOutputs) -> Any:
-        """A matcher at its start, to be copied; the latest ones are kept."""
-        from llguidance import LLMatcher
-
-        asked = asked.bare()
-        if asked not in self._known:
-            self._known[asked] = LLMatcher(self._tokenizer, _source(asked), log_level=0)
-        self._known.move_to_end(asked)
-        if len(self._known) > KNOWN_GRAMMARS:
-            self._known.popitem(last=False)
-        return self._known[asked]
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        # Imported here: most instances never see a grammar.
-        from llguidance import LLTokenizer
-
-        return LLTokenizer(self._tokenizer_json(), eos_token=self._ends)
-
-
-class _Matcher:
-    """One request's place in its grammar."""
-
-    def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
-        self._matcher, self._ends = matcher, np.array(ends, np.int64)
-        self._read, self._is_broken = 0, False
-
-    def allowed(self, output: npt.NDArray[np.int32], vocab_size: int, known: int) -> Allowed | None:
-        """Read what is new of the output; the tokens that may follow it.
-
-        None if there are none to tell: the grammar is too complex, or the output breaks it.
-
-        :param known: tokens of the tokenizer; many models have logits for some more.
-        """
-        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
-
-        fresh, self._read = output[self._read :], len(output)
-        if len(fresh) and not self._matcher.is_stopped():
-            consumed = self._matcher.try_consume_tokens(fresh.tolist())
-            self._is_broken |= consumed < len(fresh) and not self._matcher.is_stopped()
-        if self._is_broken or self._matcher.is_error():
+    def _array(self, found: FoundMask | None) -> Allowed | None:
+        if found is None or found.mask.kind == "stuck":
             return None
-        allowed = np.zeros(vocab_size, bool)
-        if self._matcher.is_stopped():
+        allowed, mask = np.zeros(self._vocab_size, bool), found.mask
+        if mask.kind == "over":
             allowed[self._ends] = True
-            return allowed
-        words = allocate_token_bitmask(1, known)
-        words[:] = 0
-        fill_next_token_bitmask(self._matcher, words)
-        if self._matcher.is_error():
-            return None
-        size = min(known, vocab_size)
-        allowed[:size] = np.unpackbits(words.view(np.uint8), bitorder="little")[:size]
+        else:
+            size = min(found.known_tokens, self._vocab_size)
+            bits = np.frombuffer(mask.bits, np.uint8)
+            allowed[:size] = np.unpackbits(bits, bitorder="little")[:size]
+        if mask.also is not None:
+            allowed[mask.also : mask.also + 1] = True  # a model may lack it
         return allowed
 
 
-def _source(asked: StructuredOutputs) -> str:
-    """The constraint in llguidance's form.
+def _field(asked: StructuredOutputs) -> str:
+    return f"structured_outputs.{asked.kind}"
 
-    :raises ValueError: if a schema is not JSON.
-    """
-    from llguidance import LLMatcher
 
-    if asked.json is not None or asked.json_object:
-        schema = asked.json if asked.json is not None else '{"type": "object"}'
-        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
-    if asked.regex is not None:
-        return LLMatcher.grammar_from_regex(asked.regex)
-    if asked.grammar is not None:
-        return LLMatcher.grammar_from_lark(asked.grammar)
-    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in asked.choice)
-    return LLMatcher.grammar_from_lark(f"start: {choices}")
+def _binds(found: FoundMask | None) -> bool:
+    return found is None or found.mask.kind != "free"

@@ -11,14 +11,10 @@ as one grammar; but then each token of the reasoning would need a mask, and none
 answer.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from kvell.engine.protocol.structured_outputs import Reasoning
-
-Tokens = npt.NDArray[np.int32]
 
 
 class ReasoningReader:
@@ -44,7 +40,7 @@ class ReasoningReader:
             self._begin = 0
             self.start = tag[0] if len(tag) == 1 else None
 
-    def behind(self, output: Tokens) -> Tokens | None:
+    def behind(self, output: Sequence[int]) -> list[int] | None:
         """The tokens that the grammar must read; None while it does not hold.
 
         Where one token ends the reasoning and says more, the rest of it comes first, as tokens of
@@ -60,11 +56,11 @@ class ReasoningReader:
             self._look_for_end(output)
         if self._begin is None:
             return None
-        return np.append(np.array(self._rest, np.int32), output[self._begin :])
+        return [*self._rest, *output[self._begin :]]
 
-    def _look_for_end(self, output: Tokens) -> None:
+    def _look_for_end(self, output: Sequence[int]) -> None:
         while self._begin is None and self._read < len(output):
-            self._held += self._tokenizer.decode_bytes([int(output[self._read])])
+            self._held += self._tokenizer.decode_bytes([output[self._read]])
             self._read += 1
             self._pass_ends()
             self._held = self._held[max(0, len(self._held) - self._longest_bytes) :]

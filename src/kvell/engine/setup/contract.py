@@ -2,7 +2,8 @@
 
 With ``--kv-memory`` the KV pool has a size of its own, and activations a reserve beside it; with
 ``--memory`` both share what weights leave.  ``contract_bytes`` is the most that the process takes:
-all of these, its size before it loaded anything, and an allowance for what is not counted.
+all of these, its size before it loaded anything, the processes that follow grammars, and an
+allowance for what is not counted.
 """
 
 from collections.abc import Callable
@@ -79,6 +80,8 @@ class MemoryContract:
     :param floor_bytes: of the process before it loaded anything.
     :param cpu_buffer_bytes: of host memory for pages that are not on the device; part of the
         process, whether or not the device is a CPU.
+    :param grammar_bytes: of the processes in which answers' grammars are compiled and followed,
+        once there is one; 0 for models without a tokenizer.
     :param steps: a remark on how steps are planned; "" for none.
     :param beside: further models that share the pool; ``max_model_len`` and
         ``requests_that_fit`` are the first one's.
@@ -97,6 +100,7 @@ class MemoryContract:
     shared_bytes: int = 0
     floor_bytes: int = 0
     cpu_buffer_bytes: int = 0
+    grammar_bytes: int = 0
     steps: str = ""
 
     @property
@@ -112,8 +116,8 @@ class MemoryContract:
 
     @property
     def contract_bytes(self) -> int:
-        """The most that the process takes."""
-        counted_bytes = self.total_bytes + self.cpu_buffer_bytes
+        """The most that the process takes, with those that it starts for grammars."""
+        counted_bytes = self.total_bytes + self.cpu_buffer_bytes + self.grammar_bytes
         return counted_bytes + self.floor_bytes + self.allowance_bytes
 
     def parts(self) -> dict[str, int]:
@@ -124,6 +128,7 @@ class MemoryContract:
             "activation_reserve_bytes": self.activation_reserve_bytes,
             "shared_bytes": self.shared_bytes,
             "cpu_buffer_bytes": self.cpu_buffer_bytes,
+            "grammar_bytes": self.grammar_bytes,
             "floor_bytes": self.floor_bytes,
             "allowance_bytes": self.allowance_bytes,
             "contract_bytes": self.contract_bytes,
@@ -144,12 +149,9 @@ class MemoryContract:
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
             *(f"    {_group_line(group)}" for group in self.groups),
             self._activation_line(),
-            *(
-                [f"  CPU buffer          {size(self.cpu_buffer_bytes)}"]
-                if self.cpu_buffer_bytes
-                else []
-            ),
+            *self._line("CPU buffer", self.cpu_buffer_bytes),
             f"  total               {size(self.total_bytes)}",
+            *self._line("grammars", self.grammar_bytes),
             f"  process, at most    {size(self.contract_bytes)}  "
             f"(with {size(self.floor_bytes).strip()} of its own "
             f"and {size(self.allowance_bytes).strip()} to spare)",
@@ -157,6 +159,11 @@ class MemoryContract:
             *(one.line(f"longest to {one.model}") for one in self.beside),
             *([f"  steps               {self.steps}"] if self.steps else []),
         ]
+
+    @staticmethod
+    def _line(title: str, num_bytes: int) -> list[str]:
+        """The line of a part that not every contract has."""
+        return [f"  {title:<18}  {size(num_bytes)}"] if num_bytes else []
 
     def _activation_line(self) -> str:
         if self.shared_bytes:
@@ -191,6 +198,7 @@ def make_contract(
     shared_bytes: int = 0,
     floor_bytes: int = 0,
     cpu_buffer_bytes: int = 0,
+    grammar_bytes: int = 0,
     fitting: Fitting = requests_that_fit,
     steps: str = "",
 ) -> MemoryContract:
@@ -227,6 +235,7 @@ def make_contract(
         shared_bytes,
         floor_bytes,
         cpu_buffer_bytes,
+        grammar_bytes,
         steps,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvell.engine.sampling.controls import Controls
-from kvell.engine.sampling.grammars import Grammars
+from kvell.engine.sampling.grammars import Grammars, process_bytes_for
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, LayerSpec
@@ -42,6 +42,12 @@ class ServedModel:
             size = self.model.description.vocab_size
             grammars = Grammars(self.tokenizer_json, size, self.eos_token_ids)
         return Controls(grammars, self.eos_token_ids)
+
+    def grammar_bytes(self) -> int:
+        """The most that the processes of its grammars take; 0 if it can follow none."""
+        if self.tokenizer_json is None:
+            return 0
+        return process_bytes_for(self.model.description.vocab_size)
 
     def layers(self) -> tuple[LayerSpec, ...]:
         """Its layers, marked with its name."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvell.cluster.shares import processor_shares
 from kvell.device.available import available_bytes
-from kvell.device.process_size import process_bytes
+from kvell.device.process_size import tree_bytes
 from kvell.errors import ChangeSomething
 from kvell.mempool.place import make_folder
 from kvell.server.instance.instance_process import InstanceProcess, LaunchPlan
@@ -108,7 +108,7 @@ class Host:
         if not known or further <= 0:
             return
         largest_bytes = max(promised for _, promised in known)
-        taken_bytes = sum(process_bytes(pid) for pid, _ in known if pid)
+        taken_bytes = sum(tree_bytes(pid) for pid, _ in known if pid)
         promised_bytes = sum(promised for _, promised in known)
         left_bytes = available_bytes() + taken_bytes - promised_bytes
         fitting = max(0, left_bytes) // largest_bytes

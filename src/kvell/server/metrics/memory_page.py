@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvell.device.process_size import process_bytes
+from kvell.device.process_size import process_bytes, tree_bytes
 from kvell.engine.protocol.messages import GroupStats, Ready, Stats
 from kvell.engine.setup.contract import size
 
@@ -119,7 +119,7 @@ def _instance_page(one: InstanceMemory) -> dict[str, Any]:
     stats = one.stats
     return {
         "parts": dict(one.ready.memory),
-        "now_bytes": process_bytes(one.pid) if one.pid else 0,
+        "now_bytes": tree_bytes(one.pid) if one.pid else 0,
         "pool": {
             "large_page_bytes": stats.large_page_bytes,
             "large_pages": stats.large_pages,

@@ -212,7 +212,7 @@ def raise_unless_done(finished: Finished) -> None:
     if finished.reason in ("stop", "length"):
         return
     if finished.reason == "refused" and finished.try_later:
-        raise TryLater(finished.message)
+        raise TryLater(finished.message, bound=finished.bound)
     if finished.reason == "refused":
         raise RequestRefused(finished.message, finished.field, finished.bound)
     raise RequestFailed(finished.message or f"the request ended: {finished.reason}")

@@ -116,6 +116,10 @@ class CommandGate:
         """Whether :meth:`advance` would do anything."""
         return self._engine.has_work()
 
+    def has_requests(self) -> bool:
+        """See :meth:`Engine.has_requests`."""
+        return self._engine.has_requests()
+
     def advance(self) -> list[Event]:
         """One step of the engine."""
         return self._after(self._engine.step())

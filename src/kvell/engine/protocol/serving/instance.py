@@ -7,6 +7,7 @@
 """
 
 import contextlib
+import select
 import selectors
 import signal
 import socket
@@ -39,12 +40,18 @@ class LocalInstance:
 
     def has_work(self) -> bool:
         """Whether :meth:`poll` may still bring events without another command."""
-        return bool(self._events) or self._gate.has_work()
+        return bool(self._events) or self._gate.has_work() or self._gate.has_requests()
 
     def poll(self) -> list[Event]:
-        """Run one step if there is work; return all events since the last call."""
+        """Run one step if there is work, else wait until requests can go on, if there are any.
+
+        :returns: all events since the last call.
+        """
         if self._gate.has_work():
             self._events += self._gate.advance()
+        elif not self._events and self._gate.wakes is not None and self._gate.has_requests():
+            select.select([self._gate.wakes], [], [])
+        self._events += self._gate.woken()
         events, self._events = self._events, []
         return events
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
-from kvell.device.process_size import process_bytes
+from kvell.device.process_size import process_bytes, tree_bytes
 from kvell.engine.protocol.messages import Stats
 from kvell.errors import TryLater
 from kvell.server.api.bodies.completions import json_response
@@ -102,5 +102,5 @@ class OperatorApi:
 
 
 def _sizes_of(pids: Sequence[int | None]) -> list[int]:
-    """Bytes of this process and then of each of the others; 0 for one that is not there."""
-    return [process_bytes(), *(process_bytes(pid) if pid else 0 for pid in pids)]
+    """Bytes of this process and then of each instance; 0 for one that is not there."""
+    return [process_bytes(), *(tree_bytes(pid) if pid else 0 for pid in pids)]

@@ -1,0 +1,1 @@
+"""The processes beside an instance in which grammars are compiled and followed."""

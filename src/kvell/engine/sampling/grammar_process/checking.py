@@ -1,0 +1,147 @@
+"""Whether grammars can be followed: each is tried in a worker once, and what came is remembered."""
+
+import signal
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
+
+import msgspec
+
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.grammar_process.messages import Check, Checked, LineEnded, LineLate
+from kvell.engine.sampling.grammar_process.processes import (
+    GrammarProcesses,
+    TokenizerError,
+    Worker,
+)
+from kvell.errors import ChangeSomething, TryLater
+from kvell.vocabulary import MIB
+
+CHECK_ROOM_BYTES = 32 * MIB
+"""Memory that a grammar may take while it is tried; JSON schemas of 100 KB take one MiB."""
+ANSWER_SECONDS = 10.0
+"""A worker that says nothing for so long is stopped, or the machine swaps."""
+NICENESS = 5
+"""Steps go first: nobody reads the answer yet whose grammar is being tried."""
+KNOWN_VERDICTS = 4096
+MOST_WAITING = 64
+"""Grammars that wait to be tried, each of at most ``MAX_GRAMMAR_CHARS``."""
+TRIES = 2
+"""A worker may end for other reasons than the grammar that it works on, but not twice."""
+COMPLAINTS = ("too many", "too complex", "too large", "too big", "limits.", "fuel")
+"""Words of llguidance's about bounds of its own."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a grammar.
+
+    :param problem: why it cannot be followed; "" if it can.
+    :param is_too_complex: whether it exceeds a bound.
+    """
+
+    problem: str = ""
+    is_too_complex: bool = False
+
+
+TOO_COMPLEX = Verdict("is too complex to follow", is_too_complex=True)
+GOOD = Verdict()
+
+
+class GrammarChecks:
+    """Tries grammars one after the other on a thread of its own."""
+
+    def __init__(self, processes: GrammarProcesses) -> None:
+        self._processes = processes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-grammar-checks")
+        self._lock = Lock()
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._waiting: dict[bytes, Future[Verdict]] = {}
+        self._worker: Worker | None = None
+
+    def known(self, asked: StructuredOutputs) -> Verdict | None:
+        """What is known of a grammar; None before it was tried."""
+        key = _key(asked)
+        with self._lock:
+            verdict = self._known.get(key)
+            if verdict is not None:
+                self._known.move_to_end(key)
+            return verdict
+
+    def tried(self, asked: StructuredOutputs) -> Future[Verdict]:
+        """Try a grammar; whoever asks for the same meanwhile gets the same future.
+
+        The future raises :class:`.TryLater` if no process could be started, or none got on.
+
+        :raises TryLater: if too many wait to be tried.
+        """
+        key = _key(asked)
+        with self._lock:
+            if key in self._waiting:
+                return self._waiting[key]
+            if len(self._waiting) >= MOST_WAITING:
+                why = f"{MOST_WAITING} grammars wait to be compiled"
+                raise TryLater(why, bound="grammar")
+            future = self._thread.submit(self._try, asked, key)
+            self._waiting[key] = future
+            return future
+
+    def remember(self, asked: StructuredOutputs, verdict: Verdict) -> None:
+        """Note what was found out otherwise."""
+        with self._lock:
+            self._remember(_key(asked), verdict)
+
+    def close(self) -> None:
+        """Try no more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _try(self, asked: StructuredOutputs, key: bytes) -> Verdict:
+        try:
+            verdict = self._verdict(asked)
+        except BaseException:
+            with self._lock:
+                del self._waiting[key]
+            raise
+        with self._lock:
+            del self._waiting[key]
+            self._remember(key, verdict)
+        return verdict
+
+    def _verdict(self, asked: StructuredOutputs) -> Verdict:
+        ended: LineEnded | None = None
+        for _ in range(TRIES):
+            try:
+                if self._worker is None:
+                    self._worker = self._processes.fork(CHECK_ROOM_BYTES, NICENESS)
+                return self._asked(self._worker, asked)
+            except (TokenizerError, ChangeSomething) as error:
+                return Verdict(str(error))
+            except LineEnded as error:
+                assert self._worker is not None
+                worker, self._worker, ended = self._worker, None, error
+                code = self._processes.end(worker, f"{error}, in a check of {asked.kind}")
+                if code == -signal.SIGPROF:
+                    return TOO_COMPLEX
+        if isinstance(ended, LineLate):
+            raise TryLater("the machine is too busy to compile a grammar")
+        return TOO_COMPLEX
+
+    def _asked(self, worker: Worker, asked: StructuredOutputs) -> Verdict:
+        worker.line.send(Check(asked.bare()), ANSWER_SECONDS)
+        told = worker.line.receive(ANSWER_SECONDS)
+        assert isinstance(told, Checked)
+        text = " ".join(told.problem.split())[:300]
+        return Verdict(text, any(words in told.problem.lower() for words in COMPLAINTS))
+
+    def _remember(self, key: bytes, verdict: Verdict) -> None:
+        self._known[key] = verdict
+        self._known.move_to_end(key)
+        if len(self._known) > KNOWN_VERDICTS:
+            self._known.popitem(last=False)
+
+
+def _key(asked: StructuredOutputs) -> bytes:
+    """Stands for a constraint, wherever in an answer it begins; texts may be long."""
+    return sha256(msgspec.msgpack.encode(asked.bare())).digest()

@@ -1,0 +1,129 @@
+"""The work of llguidance: compiling grammars, reading outputs, and masks; inside a worker."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llguidance._lib import LLMatcher, LLParserLimits  # the package itself may import numpy
+
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.grammar_process.messages import Mask, Need
+from kvell.engine.sampling.reasoning import ReasoningReader
+
+JSON_OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Fixed spaces: a small model may otherwise write spaces until its tokens are used up."""
+MAX_LEXER_STATES = 50_000
+"""A state takes 1 to 2 KiB, so that these are more than a worker may have."""
+
+
+class Matchers:
+    """Grammars at their start, and the place of each request in its own.
+
+    :param tokenizer: llguidance's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self._places: dict[int, _Place] = {}
+
+    def problem(self, asked: StructuredOutputs) -> str:
+        """What is wrong with a constraint; "" if nothing is.
+
+        Some grammars are found too complex only by their first mask.
+        """
+        try:
+            matcher = self._compile(asked.bare())
+        except ValueError as error:
+            return str(error)
+        if not matcher.is_error() and not matcher.is_stopped():
+            matcher.compute_bitmask()
+        problem: str = matcher.get_error()
+        return problem
+
+    def mask(self, need: Need) -> Mask:
+        """Read what is new of a request's output; which tokens may follow it."""
+        if need.asked is not None:
+            self._places[need.handle] = self._place(need.asked)
+        return self._places[need.handle].after(tokens_of(need.fresh))
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Forget requests."""
+        for handle in handles:
+            self._places.pop(handle, None)
+
+    def drop_compiled(self) -> None:
+        """Drop the grammars at their start; requests keep their places in theirs."""
+        self._compiled.clear()
+
+    def _place(self, asked: StructuredOutputs) -> "_Place":
+        bare, reader = asked.bare(), None
+        if asked.reasoning is not None:
+            reader = ReasoningReader(asked.reasoning, self._tokenizer)
+        if bare not in self._compiled:
+            self._compiled[bare] = self._compile(bare)
+        return _Place(self._compiled[bare].deep_copy(), reader)
+
+    def _compile(self, asked: StructuredOutputs) -> Any:
+        """A matcher at its start; if it cannot be followed, it says so itself.
+
+        :raises ValueError: if a schema is not JSON.
+        """
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        return LLMatcher(self._tokenizer, source_of(asked), log_level=0, limits=limits)
+
+
+class _Place:
+    """One request's place in its grammar, or in the reasoning before."""
+
+    def __init__(self, matcher: Any, reader: ReasoningReader | None) -> None:
+        self._matcher, self._reader = matcher, reader
+        self._output: list[int] = []
+        self._is_broken = False
+
+    def after(self, fresh: list[int]) -> Mask:
+        """Read the next tokens of the output; which tokens may follow."""
+        if self._reader is None:
+            return self._mask(fresh)
+        self._output += fresh
+        behind = self._reader.behind(self._output)
+        if behind is None:
+            return Mask("free")
+        if (start := self._reader.start) is None:  # from now on, only the grammar reads
+            self._reader, self._output = None, []
+        return self._mask(behind, start)
+
+    def _mask(self, fresh: list[int], also: int | None = None) -> Mask:
+        matcher = self._matcher
+        if fresh and not matcher.is_stopped():
+            consumed = matcher.try_consume_tokens(fresh)
+            self._is_broken |= consumed < len(fresh) and not matcher.is_stopped()
+        if self._is_broken or matcher.is_error():
+            return Mask("stuck")
+        if matcher.is_stopped():
+            return Mask("over", also=also)
+        bits: bytes = matcher.compute_bitmask()
+        return Mask("stuck") if matcher.is_error() else Mask("bits", bits, also)
+
+
+def tokens_of(packed: bytes) -> list[int]:
+    """Token ids of little-endian int32 bytes."""
+    view: Sequence[int] = memoryview(packed).cast("i")
+    return list(view)
+
+
+def source_of(asked: StructuredOutputs) -> str:
+    """The constraint in llguidance's form.
+
+    :raises ValueError: if a schema is not JSON.
+    """
+    if asked.json is not None or asked.json_object:
+        schema = asked.json if asked.json is not None else '{"type": "object"}'
+        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
+    if asked.regex is not None:
+        return LLMatcher.grammar_from_regex(asked.regex)
+    if asked.grammar is not None:
+        return LLMatcher.grammar_from_lark(asked.grammar)
+    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in asked.choice)
+    return LLMatcher.grammar_from_lark(f"start: {choices}")

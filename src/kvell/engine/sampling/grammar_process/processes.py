@@ -1,0 +1,166 @@
+"""The grammar processes of one model, as the instance sees them: started, forked, ended."""
+
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from os import getpid
+
+from kvell.engine.sampling.grammar_process.messages import (
+    End,
+    Ended,
+    Fork,
+    Forked,
+    Line,
+    LineEnded,
+    Load,
+    Loaded,
+    Message,
+)
+from kvell.errors import KvellError, TryLater
+
+LOAD_SECONDS = 120.0
+"""A tokenizer of 256,000 tokens takes three."""
+FORK_SECONDS = 5.0
+TEMPLATE = "kvell.engine.sampling.grammar_process.template"
+
+logger = logging.getLogger(__name__)
+
+
+class TokenizerError(KvellError):
+    """The tokenizer cannot be loaded for grammars."""
+
+
+class Worker:
+    """A process that compiles or follows grammars.
+
+    :param line: to it.
+    :param template: of which it is a fork.
+    """
+
+    def __init__(self, line: Line, pid: int, template: "_Template") -> None:
+        self.line, self.pid, self.template = line, pid, template
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of its tokenizer; many models have logits for some more."""
+        return self.template.vocab_size
+
+
+class GrammarProcesses:
+    """Starts the template at the first worker, and again if it has ended.
+
+    Workers are asked from several threads, each of which has its own.
+
+    :param tokenizer_json: gives the tokenizer as JSON text in the form of the tokenizers library.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str], end_token_ids: Sequence[int]) -> None:
+        self._tokenizer_json, self._ends = tokenizer_json, tuple(end_token_ids)
+        self._lock = threading.Lock()
+        self._template: _Template | None = None
+        self._is_closed = False
+
+    def fork(self, room_bytes: int, niceness: int = 0) -> Worker:
+        """A new worker, bounded as :class:`.Fork` says.
+
+        :raises TokenizerError: if the model's tokenizer cannot be loaded.
+        :raises TryLater: if the system gives no process.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unless_forked:
+            unless_forked.callback(ours.close)
+            with self._lock:
+                template, forked = self._forked(theirs, Fork(room_bytes, niceness))
+            unless_forked.pop_all()
+        return Worker(Line(ours), forked.pid, template)
+
+    def end(self, worker: Worker, why: str) -> int | None:
+        """End a worker at once unless it has ended; its exit code, None if that is unknown."""
+        worker.line.close()
+        with self._lock:
+            code = None
+            if worker.template is self._template:  # else it has ended with its template
+                try:
+                    told = self._template.asked(End(worker.pid), FORK_SECONDS)
+                    code = told.code if isinstance(told, Ended) else None
+                except LineEnded:
+                    self._drop_template()
+        logger.warning("a grammar process ended (%s): %s", _described(code), why)
+        return code
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            self._is_closed = True
+            self._drop_template()
+
+    def _forked(self, theirs: socket.socket, asked: Fork) -> "tuple[_Template, Forked]":
+        """Fork from the template, or from a new one if that has ended or hangs."""
+        for _ in range(2):
+            if self._is_closed:
+                break
+            try:
+                if self._template is None:
+                    self._template = _Template(self._tokenizer_json(), self._ends)
+                told = self._template.asked(asked, FORK_SECONDS, [theirs.fileno()])
+                if isinstance(told, Forked):
+                    return self._template, told
+            except (OSError, LineEnded) as error:
+                logger.warning("the template of grammar processes does not answer: %s", error)
+                self._drop_template()
+        raise TryLater("no process for grammars could be started")
+
+    def _drop_template(self) -> None:
+        if self._template is not None:
+            self._template.end()
+            self._template = None
+
+
+class _Template:
+    """The running template, with its tokenizer; it ends with this object at the latest."""
+
+    def __init__(self, tokenizer_json: str, end_token_ids: tuple[int, ...]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", TEMPLATE, str(theirs.fileno()), str(getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._line, self.pid = Line(ours), process.pid
+        self.end = weakref.finalize(self, _end, process, self._line)
+        loaded = self.asked(Load(tokenizer_json, end_token_ids), LOAD_SECONDS)
+        if not isinstance(loaded, Loaded) or loaded.problem:
+            self.end()
+            raise TokenizerError(loaded.problem if isinstance(loaded, Loaded) else "no answer")
+        self.vocab_size = loaded.vocab_size
+
+    def asked(self, message: Message, seconds: float, descriptors: Sequence[int] = ()) -> Message:
+        """The answer to a message.
+
+        :raises LineEnded: if there is none.
+        """
+        self._line.send(message, seconds, descriptors)
+        return self._line.receive(seconds)
+
+
+def _end(process: "subprocess.Popen[bytes]", line: Line) -> None:
+    line.close()
+    process.kill()  # its workers end with it
+    process.wait()
+
+
+def _described(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"

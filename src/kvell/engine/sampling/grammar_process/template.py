@@ -1,0 +1,103 @@
+"""The template: a process that holds the tokenizer, and forks workers which share it.
+
+``python -m kvell.engine.sampling.grammar_process.template FD PARENT`` serves a socket that it
+inherits.  A fork takes milliseconds, a tokenizer up to seconds, so a worker that was ended costs
+nearly nothing.  This process never sees a grammar.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from llguidance._lib import LLTokenizer  # the package itself may import numpy
+
+from kvell.device.process_size import give_back_freed
+from kvell.engine.sampling.grammar_process.limits import end_with_parent
+from kvell.engine.sampling.grammar_process.messages import (
+    End,
+    Ended,
+    Fork,
+    Forked,
+    Line,
+    LineEnded,
+    Load,
+    Loaded,
+)
+from kvell.engine.sampling.grammar_process.worker import serve_worker
+
+
+class Template:
+    """Serves one instance.
+
+    :param line: to the instance.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._tokenizer: Any = None
+        self._workers: set[int] = set()
+
+    def serve(self) -> None:
+        """Answer until the instance hangs up."""
+        while True:
+            try:
+                asked = self._line.receive()
+                if isinstance(asked, Load):
+                    self._line.send(self._load(asked))
+                    del asked  # its text is as large as many a tokenizer
+                    gc.freeze()
+                    give_back_freed()
+                elif isinstance(asked, Fork):
+                    self._line.send(Forked(self._fork(asked)))
+                elif isinstance(asked, End):
+                    self._line.send(Ended(self._end(asked.pid)))
+            except LineEnded:
+                return
+
+    def _load(self, asked: Load) -> Loaded:
+        try:
+            tokenizer: Any = LLTokenizer(
+                asked.tokenizer_json, eos_token=list(asked.end_token_ids) or None
+            )
+        except Exception as error:  # whatever it says is for the user
+            return Loaded(0, str(error))
+        self._tokenizer = tokenizer
+        return Loaded(tokenizer.vocab_size)
+
+    def _fork(self, asked: Fork) -> int:
+        descriptor, parent = self._line.take_descriptor(), os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                end_with_parent(parent)
+                self._line.close()
+                os.nice(asked.niceness)
+                serve_worker(descriptor, self._tokenizer, asked.room_bytes)
+            finally:
+                os._exit(0)
+        os.close(descriptor)
+        self._workers.add(pid)
+        return pid
+
+    def _end(self, pid: int) -> int | None:
+        if pid not in self._workers:
+            return None
+        self._workers.remove(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main() -> None:
+    """Serve the socket that the command line names."""
+    descriptor, parent = map(int, sys.argv[1:])
+    end_with_parent(parent)
+    Template(Line(socket.socket(fileno=descriptor))).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Requests whose grammar is being compiled: the engine goes on, and they can leave."""
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvell.engine.planning.journal import Journal
+from kvell.engine.protocol.messages import Cancel, Drain, Drained, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.serving.gate import CommandGate
+from kvell.engine.protocol.serving.instance import LocalInstance
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
+from kvell.engine.sampling.grammar_process.checking import GOOD, TOO_COMPLEX, Verdict
+from kvell.engine.sampling.grammars import Grammars
+from kvell.errors import TryLater
+from kvell.llm import LLM
+from kvell.vocabulary import RequestId
+
+PROMPT = np.arange(300, 320, dtype="<i4").tobytes()
+PLAIN = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+FORMED = SamplingParams(
+    temperature=0, max_tokens=4, structured_outputs=StructuredOutputs(regex="[a-z ]{40}")
+)
+
+
+class SlowGrammars(Grammars):
+    """Real ones, but that the test says when they are compiled."""
+
+    def __init__(self, real: Grammars) -> None:
+        self._real = real
+        self.asked: list[Future[Verdict]] = []
+        self.masks, self.release, self.close = real.masks, real.release, real.close  # type: ignore[method-assign]
+
+    def known(self, asked: StructuredOutputs) -> bool:
+        return False
+
+    def tried(self, asked: StructuredOutputs) -> Future[Verdict]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+
+class Setting:
+    def __init__(self, llm: LLM, journal: Journal) -> None:
+        self.engine, self.journal = llm.engine, journal
+        [(name, real)] = llm.engine.grammars._grammars.items()
+        assert real is not None
+        self.grammars = real if isinstance(real, SlowGrammars) else SlowGrammars(real)
+        self.grammars.asked.clear()
+        known = AwaitedGrammars({name: self.grammars}, llm.engine._bell.ring)
+        llm.engine.grammars = known
+        journal.entries.clear()
+
+    def journaled(self) -> list[str]:
+        return [one.request_id for one in self.journal.entries if isinstance(one, Submit)]
+
+
+@pytest.fixture(scope="module")
+def loaded(smollm2_path: Path) -> tuple[LLM, Journal]:
+    journal = Journal()
+    llm = LLM(
+        str(smollm2_path),
+        kv_memory_bytes=64 << 20,
+        dtype="float32",
+        max_model_len=256,
+        journal=journal,
+    )
+    return llm, journal
+
+
+@pytest.fixture
+def setting(loaded: tuple[LLM, Journal]) -> Setting:
+    return Setting(*loaded)
+
+
+def submit(name: str, sampling: SamplingParams = FORMED, attempt: int = 0) -> Submit:
+    return Submit(RequestId(name), PROMPT, sampling, attempt=attempt)
+
+
+def ends(events: list[Event]) -> list[tuple[str, str]]:
+    return [(one.request_id, one.reason) for one in events if isinstance(one, Finished)]
+
+
+def until_idle(instance: LocalInstance) -> list[Event]:
+    events: list[Event] = []
+    while instance.has_work():
+        events += instance.poll()
+    return events
+
+
+def test_others_are_served_while_a_grammar_compiles(setting: Setting) -> None:
+    instance = LocalInstance(setting.engine)
+    instance.send(submit("formed"))
+    instance.send(submit("plain", PLAIN))
+    events: list[Event] = []
+    while ("plain", "length") not in ends(events):
+        events += instance.poll()
+    assert setting.journaled() == ["plain"], "the core does not know the other"
+    assert instance.has_work() and not setting.engine.has_work()
+    assert setting.engine.pulse().waiting == 1
+    setting.grammars.asked[0].set_result(GOOD)
+    assert ends(until_idle(instance)) == [("formed", "length")]
+    assert setting.journaled() == ["plain", "formed"]
+    assert setting.engine.pulse().waiting == 0
+
+
+@pytest.mark.parametrize("verdict", [TOO_COMPLEX, TryLater("no process")])
+def test_a_grammar_that_is_no_good_refuses_its_requests_only(
+    setting: Setting, verdict: Verdict | TryLater
+) -> None:
+    instance = LocalInstance(setting.engine)
+    for name in ("a", "b"):
+        instance.send(submit(name))
+    first, second = setting.grammars.asked
+    if isinstance(verdict, TryLater):
+        first.set_exception(verdict)
+    else:
+        first.set_result(verdict)
+    second.set_result(GOOD)
+    events = until_idle(instance)
+    assert sorted(ends(events)) == [("a", "refused"), ("b", "length")]
+    [refused] = [one for one in events if isinstance(one, Finished) and one.reason == "refused"]
+    assert refused.prompt_tokens == len(PROMPT) // 4
+    assert refused.try_later == isinstance(verdict, TryLater)
+    if not refused.try_later:
+        assert (refused.field, refused.bound) == ("structured_outputs.regex", "grammar")
+    assert setting.journaled() == ["b"]
+
+
+def test_a_request_that_waits_can_be_cancelled(setting: Setting) -> None:
+    gate = CommandGate(setting.engine)
+    gate.accept(submit("a", attempt=3))
+    assert gate.accept(Cancel(RequestId("a"), attempt=2)) == [], "an earlier attempt"
+    assert ends(gate.accept(Cancel(RequestId("a")))) == [("a", "cancelled")]
+    setting.grammars.asked[0].set_result(GOOD)
+    assert gate.woken() == [] and not gate.has_requests()
+    assert setting.journaled() == []
+
+
+def test_a_front_that_goes_takes_along_what_waits(setting: Setting) -> None:
+    gate = CommandGate(setting.engine, is_shared=True)
+    gate.accept(submit("x:a"), "x")
+    gate.accept(submit("y:a"), "y")
+    assert ends(gate.cancel_of("x")) == [("x:a", "cancelled")]
+    for future in setting.grammars.asked:
+        future.set_result(GOOD)
+    events = gate.woken()
+    while gate.has_work():
+        events += gate.advance()
+    assert ends(events) == [("y:a", "length")]
+
+
+def test_a_draining_instance_serves_what_waits(setting: Setting) -> None:
+    gate = CommandGate(setting.engine)
+    gate.accept(submit("a"))
+    assert gate.accept(Drain()) == [] and not gate.drained
+    setting.grammars.asked[0].set_result(GOOD)
+    events = gate.woken()
+    assert not gate.drained
+    while gate.has_work():
+        events += gate.advance()
+    assert ends(events) == [("a", "length")] and events[-1] == Drained()
+    assert sum(len(one.token_ids) for one in events if isinstance(one, Tokens)) == 4
+
+
+def test_a_later_attempt_takes_the_place_of_an_earlier_one(setting: Setting) -> None:
+    setting.engine.handle(submit("a", attempt=0))
+    setting.engine.handle(submit("a", attempt=1))
+    assert setting.engine.pulse().waiting == 1
+    for future in setting.grammars.asked:
+        future.set_result(TOO_COMPLEX)
+    [finished] = setting.engine.woken()
+    assert isinstance(finished, Finished) and finished.attempt == 1

@@ -1,0 +1,211 @@
+"""Grammar processes under attack and under faults: what others asked for does not change."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.grammar_process import checking, masking, processes
+from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.errors import ChangeSomething, TryLater
+from kvell.models.text.tokenizer import Tokenizer
+from tests.engine.sampling.random_schemas import random_schema
+from tests.engine.sampling.walking import END, VOCAB, walk
+
+ISSUE = "start: A\nA: /.*d.{15}/ & /.*r.{14}/ & ~/.*0.{13}/"
+BOMBS = [
+    (ISSUE, "takes more than 1 s or 32 MiB"),
+    ("start: A\nA: /.*a.{14}/ & /.*b.{15}/ & ~/.*c.{16}/", "fuel exhausted"),
+]
+SCHEMAS = [StructuredOutputs(json=json.dumps(random_schema(seed))) for seed in (1, 2)]
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def own(tokenizer: Tokenizer) -> Iterator[Grammars]:
+    grammars = Grammars(tokenizer.as_json, VOCAB, [END])
+    yield grammars
+    grammars.close()
+
+
+def children(pid: int | None = None) -> set[int]:
+    tasks = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
+    return {int(child) for task in tasks for child in task.read_text().split()}
+
+
+def workers_of(grammars: Grammars) -> set[int]:
+    template = grammars._processes._template
+    return set() if template is None else children(template.pid)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def steps(
+    grammars: Grammars, outputs: list[list[int]], between: Callable[[int], None] = lambda _: None
+) -> list[dict[int, Allowed | None]]:
+    """The masks of two requests, token by token."""
+    found = []
+    for end in range(min(map(len, outputs))):
+        wanted = [
+            Wanted(handle, SCHEMAS[handle], np.array(output[:end], np.int32))
+            for handle, output in enumerate(outputs)
+        ]
+        masks = grammars.masks(wanted)
+        between(end)
+        found.append(masks.result(PATIENCE_SECONDS))
+    grammars.release([0, 1])
+    return found
+
+
+def assert_same(
+    found: list[dict[int, Allowed | None]], expected: list[dict[int, Allowed | None]]
+) -> None:
+    for one, other in zip(found, expected, strict=True):
+        for handle in (0, 1):
+            mask, due = one[handle], other[handle]
+            assert mask is not None and due is not None and np.array_equal(mask, due)
+
+
+@pytest.mark.parametrize(("bomb", "why"), BOMBS)
+def test_a_grammar_that_explodes_is_refused_and_others_are_not(
+    own: Grammars, bomb: str, why: str
+) -> None:
+    asked = StructuredOutputs(grammar=bomb)
+    own.check(SCHEMAS[0])
+    for _ in range(2):  # the second time it is known
+        with pytest.raises(ChangeSomething, match=f"is too complex: .*{why}") as told:
+            own.check(asked)
+        assert (told.value.field, told.value.bound) == ("structured_outputs.grammar", "grammar")
+    own.check(SCHEMAS[1])
+
+
+def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(own: Grammars) -> None:
+    output = walk(own, SCHEMAS[0], 1)
+    bomb = own.tried(StructuredOutputs(grammar=ISSUE))
+    wanted = Wanted(9, SCHEMAS[0], np.array(output, np.int32))
+    assert own.masks([wanted]).result(PATIENCE_SECONDS)[9] is not None
+    assert not bomb.done(), "the mask came first"
+    assert bomb.result(PATIENCE_SECONDS).is_too_complex
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_ends_or_hangs_costs_only_time(
+    own: Grammars, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masking, "LATER_SECONDS", 0.5)
+    outputs = [walk(own, asked, 1) for asked in SCHEMAS]
+    expected = steps(own, outputs)
+    hit: list[int] = []
+
+    def strike(end: int) -> None:
+        if end % 2 and len(hit) < 2:
+            [worker] = workers_of(own)
+            os.kill(worker, number)
+            hit.append(worker)
+
+    assert_same(steps(own, outputs, strike), expected)
+    assert len(set(hit)) == 2, "each was another"
+    until(lambda: not set(hit) & workers_of(own))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_template_that_ends_or_hangs_is_started_again(
+    own: Grammars, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FORK_SECONDS", 0.5)
+    outputs = [walk(own, asked, 1) for asked in SCHEMAS]
+    expected = steps(own, outputs)
+    before = own._processes._template
+    assert before is not None
+    os.kill(before.pid, number)
+    if number == signal.SIGSTOP:  # else nobody needs the template
+        [worker] = children(before.pid)
+        os.kill(worker, signal.SIGKILL)
+    assert_same(steps(own, outputs), expected)
+    after = own._processes._template
+    assert after is not None and after.pid != before.pid
+
+
+def test_a_worker_that_hangs_at_every_check_is_no_fault_of_the_grammar(
+    own: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.check(SCHEMAS[0])
+    monkeypatch.setattr(checking, "ANSWER_SECONDS", 0.3)
+    fork = own._processes.fork
+
+    def stopped(room_bytes: int, niceness: int = 0) -> processes.Worker:
+        worker = fork(room_bytes, niceness)
+        os.kill(worker.pid, signal.SIGSTOP)
+        return worker
+
+    monkeypatch.setattr(own._processes, "fork", stopped)
+    [worker] = workers_of(own)
+    os.kill(worker, signal.SIGSTOP)
+    with pytest.raises(TryLater, match="too busy"):
+        own.check(SCHEMAS[1])
+    monkeypatch.undo()
+    own.check(SCHEMAS[1])
+
+
+def test_a_mask_that_takes_too_long_ends_its_request_only(
+    own: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bomb goes off in the worker of masks: it came from another instance, say."""
+    output = np.empty(0, np.int32)
+    wanted = [
+        Wanted(0, SCHEMAS[0], output),
+        Wanted(1, StructuredOutputs(grammar=ISSUE), output),
+        Wanted(2, SCHEMAS[1], output),
+    ]
+    for _ in range(2):
+        found = own.masks(wanted).result(PATIENCE_SECONDS)
+        assert found[0] is not None and found[1] is None and found[2] is not None
+    with pytest.raises(ChangeSomething, match="is too complex"):
+        own.check(wanted[1].asked)
+
+
+def test_no_more_than_so_many_grammars_wait(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "MOST_WAITING", 2)
+    first = own.tried(StructuredOutputs(grammar=ISSUE))
+    second = own.tried(SCHEMAS[0])
+    assert own.tried(SCHEMAS[0]) is second, "the same grammar waits once"
+    with pytest.raises(TryLater, match="2 grammars wait to be compiled") as told:
+        own.tried(SCHEMAS[1])
+    assert told.value.bound == "grammar"
+    assert first.result(PATIENCE_SECONDS).is_too_complex
+    assert not second.result(PATIENCE_SECONDS).problem
+    own.check(SCHEMAS[1])
+
+
+def test_processes_end_with_their_grammars(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer.as_json, VOCAB, [END])
+    grammars.check(SCHEMAS[0])
+    template = grammars._processes._template
+    assert template is not None
+    pids = {template.pid, *children(template.pid)}
+    assert len(pids) == 2
+    del template, grammars  # nobody closes it
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_what_others_hold_open_is_not_inherited(own: Grammars) -> None:
+    with os.fdopen(os.memfd_create("of-the-instance"), "wb") as held:
+        os.set_inheritable(held.fileno(), True)
+        own.check(SCHEMAS[0])
+        template = own._processes._template
+        assert template is not None
+        for pid in (template.pid, *children(template.pid)):
+            names = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            assert not any("of-the-instance" in name for name in names)
+            assert sum(name.startswith("socket:") for name in names) == 1
