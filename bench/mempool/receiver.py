@@ -15,8 +15,8 @@ from bench.replay.shapes import layout_of, read_shape
 from kvell.mempool.pool import MemPool
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.rights import Rights
-from kvell.mempool.transports.tcp.channel import Channel
 from kvell.mempool.transports.tcp.page_server import PageServer
+from kvell.wire.blocking import BlockingSocket
 
 
 def main(shape: str, transport: str, folder: Path) -> None:
@@ -53,7 +53,7 @@ def _take_in(sink: socket.socket, memory: Bytes) -> None:
 
 def _let_read(reads: socket.socket, server: PageServer) -> None:
     reader, _ = reads.accept()
-    server.serve("sender", Channel(reader))
+    server.serve("sender", BlockingSocket(reader))
 
 
 if __name__ == "__main__":

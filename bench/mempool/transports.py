@@ -18,8 +18,8 @@ from kvell.memory import Layout
 from kvell.mempool.place import PageTransport
 from kvell.mempool.pool import MemPool
 from kvell.mempool.transports.page_copies import Bytes, Piece, copy_pieces, pieces_of
-from kvell.mempool.transports.tcp.channel import Channel
 from kvell.mempool.transports.tcp.tcp_pages import TcpPages
+from kvell.wire.blocking import BlockingSocket
 
 SENT_TOKENS = 2048
 PATIENCE_SECONDS = 60.0
@@ -94,7 +94,7 @@ def methods(shape: str, layout: Layout, rounds: int) -> dict[str, Figures]:
     told: dict[str, list[float]] = {}
     calls: dict[str, Callable[[], object]]
     with other(shape, "tcp") as (_, _, port):
-        reads = TcpPages(lambda: Channel(socket.create_connection(("127.0.0.1", int(port)))))
+        reads = TcpPages(lambda: BlockingSocket(socket.create_connection(("127.0.0.1", int(port)))))
         bring = partial(_bring, reads, target)
         for _ in range(rounds):
             calls = {

@@ -28,8 +28,8 @@ from kvell.cluster.trees.memo import HashMemo
 from kvell.cluster.trees.tree import PromptTree
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.notices import NO_BLOCK, BlocksRemoved, BlocksStored, IndexNotice
-from kvell.frames import HEADER_BYTES
 from kvell.memory import GroupKind
+from kvell.wire.frames import HEADER_BYTES
 
 BLOCK_TOKENS = 16
 LAYOUTS: Mapping[str, tuple[TreeGroup, ...]] = {

@@ -14,9 +14,9 @@ from kvell.mempool.entries import Heard, PeerEntry, PullEnded
 from kvell.mempool.node import Node
 from kvell.mempool.transfers.actions import Action, Pull, PullRest, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, PeerMessage, Transfer, Written
-from kvell.mempool.transports.endpoints import Endpoint
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.pages.stages import stages_of
+from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import SECRET
 
 LAYOUT = plan_layout([LayerSpec(i, GroupKind.FULL, 1, 8, 2) for i in range(4)], 1 << 18)

@@ -16,7 +16,7 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import audit
 from kvell.mempool.place import PageTransport
 from kvell.mempool.pool import MemPool
-from kvell.mempool.transports.endpoints import Endpoint
+from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import FULL, SECRET, fill, holds_right, layout_of, pool_at, write
 
 PATIENCE_SECONDS = 30.0

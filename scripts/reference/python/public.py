@@ -69,7 +69,7 @@ PAGES = (
                         "kvell.mempool.place",
                         "MeetingPlace PoolPlace PdCaching PageTransport PoolRole",
                     ),
-                    "kvell.mempool.transports.endpoints.Endpoint",
+                    "kvell.wire.endpoints.Endpoint",
                     *_of("kvell.vocabulary", "FinishReason RequestId"),
                 ),
                 "Objects that arguments and attributes of :class:`kvell.LLM` have.",

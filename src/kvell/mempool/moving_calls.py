@@ -21,7 +21,7 @@ from kvell.mempool.transfers.asking import NOTHING_MORE
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.receiving import owner_of
-from kvell.mempool.transports.endpoints import Endpoint
+from kvell.wire.endpoints import Endpoint
 
 LEASE_SECONDS = 30.0
 TRANSFER_SECONDS = 30.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching, PoolRole
-from kvell.mempool.transports.endpoints import Endpoint, tcp_endpoint
+from kvell.wire.endpoints import Endpoint, tcp_endpoint
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ import numpy as np
 from kvell.clock import Clock, MonotonicClock
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import GroupSpec
-from kvell.mempool.door import Door, listening
+from kvell.mempool.connections import PeerConnections, listening
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded, Ticked
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
@@ -36,12 +36,12 @@ from kvell.mempool.transfers.actions import (
     StopPull,
 )
 from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
-from kvell.mempool.transports.endpoints import Endpoint
-from kvell.mempool.transports.greeting import Greeting
 from kvell.mempool.transports.mover import Mover
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer, PeerGone
 from kvell.mempool.transports.rights import Rights
+from kvell.wire.endpoints import Endpoint
+from kvell.wire.greeting import Greeting
 
 Answer = TypeVar("Answer")
 News = Arrived | Ended | Fetched | Roomed
@@ -87,7 +87,7 @@ class Node:
         self._clock, self._tells = clock or MonotonicClock(), tells
         self.rights, self._groups = Rights(), groups
         told = Greeting(instance, incarnation, fingerprint, len(memory))
-        self._door = Door(
+        self._connections = PeerConnections(
             told,
             secret,
             memory,
@@ -105,8 +105,6 @@ class Node:
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        if listener is not None:
-            self._selector.register(listener, selectors.EVENT_READ)
         self._reachers = ThreadPoolExecutor(REACHERS, thread_name_prefix="kvell-reacher")
         self._finds, self._reaching = finds, dict[str, list[Send]]()
         self._ticked: Tick = 0
@@ -116,11 +114,12 @@ class Node:
     @property
     def address(self) -> Endpoint | None:
         """Where it listens."""
-        return self._door.address
+        return self._connections.address
 
     def start(self) -> None:
         """Begin to answer."""
         self._thread.start()
+        self._connections.open()
 
     def close(self) -> None:
         """Hang up, end all copies, and give back what is held; idempotent."""
@@ -132,7 +131,7 @@ class Node:
         self._wake_up()
         self._thread.join()
         self._reachers.shutdown()
-        self._door.close()
+        self._connections.close()
         self.mover.close()
         self.rights.close()
         for one in (self._wake, self._woken, self._selector):
@@ -195,7 +194,7 @@ class Node:
         :raises TryLater: when nobody answers there.
         :raises ChangeSomething: when it is no instance of this cluster, or another.
         """
-        peer = self._door.connect(address, name)
+        peer = self._connections.connect(address, name)
         try:
             self.ask(lambda: self._enter(peer))
         except TryLater:
@@ -324,8 +323,6 @@ class Node:
             for peer in list(self._peers.values()):
                 writing = selectors.EVENT_WRITE if peer.pending else 0
                 self._selector.modify(peer.socket, selectors.EVENT_READ | writing, peer)
-        if self._door.listener is not None:
-            self._selector.unregister(self._door.listener)
 
     def _pause_seconds(self) -> float | None:
         if self._deadline is None:
@@ -336,8 +333,6 @@ class Node:
         if key.fileobj is self._woken:
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
-        elif key.fileobj is self._door.listener:
-            self._door.accept()
         else:
             self._hear(key.data, mask)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from kvell.mempool.transfers.methods import ALWAYS, COPIED, SENT, StreamCosts
-from kvell.mempool.transports.endpoints import Endpoint
+from kvell.wire.endpoints import Endpoint
 
 PageTransport = Literal["memory", "tcp"]
 """How pages get from one instance to another: read in its memory, which must be this host's, or

@@ -39,8 +39,8 @@ from kvell.mempool.node import Node
 from kvell.mempool.transfers.actions import Action, Arrived, Fetched
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transports.endpoints import Endpoint
 from kvell.mempool.transports.page_copies import Bytes
+from kvell.wire.endpoints import Endpoint
 
 
 class MemPool(MovingCalls):

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from kvell import frames
 from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.messages import (
     AskStats,
@@ -40,8 +39,9 @@ from kvell.engine.protocol.pages import (
 )
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import ChangeSomething
-from kvell.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
 from kvell.vocabulary import RequestId
+from kvell.wire import frames
+from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
 
 LENGTH_AND_ITS_CHECKSUM_BYTES = 8
 

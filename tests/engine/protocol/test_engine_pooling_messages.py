@@ -7,8 +7,8 @@ import pytest
 from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, vector_of
-from kvell.frames import HEADER_BYTES, ProtocolError
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import HEADER_BYTES, ProtocolError
 
 NAME = RequestId("a")
 

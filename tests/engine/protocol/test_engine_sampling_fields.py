@@ -25,8 +25,8 @@ from kvell.engine.protocol.structured_outputs import (
     StructuredOutputs,
 )
 from kvell.errors import ChangeSomething
-from kvell.frames import HEADER_BYTES, ProtocolError
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import HEADER_BYTES, ProtocolError
 
 NAN = float("nan")
 GRAMMAR = StructuredOutputs(regex="a*")

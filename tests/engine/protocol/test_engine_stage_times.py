@@ -6,8 +6,8 @@ from kvell.clock import VirtualClock
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.stage_times import StageTimes
-from kvell.frames import FrameReader
 from kvell.vocabulary import FinishReason, RequestId
+from kvell.wire.frames import FrameReader
 
 A, B = RequestId("a"), RequestId("b")
 

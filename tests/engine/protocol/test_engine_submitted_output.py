@@ -11,10 +11,10 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.errors import ChangeSomething
-from kvell.frames import HEADER_BYTES, ProtocolError
 from kvell.llm import LLM
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import HEADER_BYTES, ProtocolError
 
 COUNT = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)

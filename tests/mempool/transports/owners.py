@@ -7,9 +7,9 @@ import numpy as np
 
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.rights import Rights
-from kvell.mempool.transports.tcp.channel import Channel
 from kvell.mempool.transports.tcp.page_server import PageServer
 from kvell.mempool.transports.tcp.tcp_pages import TcpPages
+from kvell.wire.blocking import BlockingSocket
 
 GRANTED = 7
 """The transfer whose receiver may read."""
@@ -51,11 +51,11 @@ class Owner:
             except OSError:
                 return
             name = self.names.pop(0) if self.names else "puller"
-            self.server.serve(name, Channel(sock))
+            self.server.serve(name, BlockingSocket(sock))
 
 
-def channel_to(port: int) -> Channel:
-    return Channel(socket.create_connection(("127.0.0.1", port)))
+def channel_to(port: int) -> BlockingSocket:
+    return BlockingSocket(socket.create_connection(("127.0.0.1", port)))
 
 
 def pages_at(port: int) -> TcpPages:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvell.frames import ProtocolError
 from kvell.mempool.transports.mapped import BATCH_PIECES, MappedPages
 from kvell.mempool.transports.page_copies import Bytes, Piece
 from kvell.mempool.transports.rights import Rights
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
+from kvell.wire.frames import ProtocolError
 
 POOL_BYTES = 1 << 20
 GRANTED = 7

@@ -9,7 +9,7 @@ from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.network_place import NetworkPlace
 from kvell.mempool.place import MeetingPlace, PoolPlace, make_folder
 from kvell.mempool.pool import MemPool
-from kvell.mempool.transports.endpoints import endpoint_of, listen_at
+from kvell.wire.endpoints import endpoint_of, listen_at
 
 SECRET = bytes(range(32))
 TEXT = list(range(40))

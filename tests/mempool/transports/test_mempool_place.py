@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvell.mempool.place import SECRET_BYTES, PageTransport, PoolPlace, make_folder
-from kvell.mempool.transports.endpoints import endpoint_of, listen_at
+from kvell.wire.endpoints import endpoint_of, listen_at
 
 
 def test_the_secret_is_random_and_for_its_owner_alone(tmp_path: Path) -> None:

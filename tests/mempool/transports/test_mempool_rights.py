@@ -17,15 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.frames import framed
 from kvell.mempool.place import PageTransport
-from kvell.mempool.transports.endpoints import connect_to
-from kvell.mempool.transports.greeting import VERSION, Greeting, exchange_descriptors
 from kvell.mempool.transports.page_copies import Piece
 from kvell.mempool.transports.rights import SLOTS, Extent, Rights, RightsOfPeer
-from kvell.mempool.transports.tcp.challenge import NONCE_BYTES, Hello, open_session
-from kvell.mempool.transports.tcp.channel import Channel, within
 from kvell.mempool.transports.tcp.reading import ReadEnded, ReadPages, Reply, packed
+from kvell.wire.blocking import BlockingSocket, within
+from kvell.wire.descriptors import exchange_descriptors
+from kvell.wire.endpoints import connect_to
+from kvell.wire.frames import framed
+from kvell.wire.greeting import VERSION, Greeting
+from kvell.wire.session import NONCE_BYTES, Hello, open_session
 from tests.mempool.filled import NAME
 from tests.mempool.pools import SECRET
 from tests.mempool.transports.owners import GRANTED, Owner, pages_at
@@ -82,7 +83,7 @@ def test_a_stranger_gets_no_descriptor_of_the_pool(tmp_path: Path, knows: str) -
 def test_a_member_can_read_the_pool_and_cannot_write_it(tmp_path: Path) -> None:
     with filled(tmp_path, "memory"), socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(tmp_path / NAME))
-        told = open_session(Channel(sock), MEMBER, SECRET, "messages")
+        told = open_session(BlockingSocket(sock), MEMBER, SECRET, "messages")
         own = os.memfd_create("kvell-member"), os.memfd_create("kvell-member")
         descriptors = exchange_descriptors(sock, own, PATIENCE_SECONDS)
         assert told.instance == NAME
@@ -104,7 +105,7 @@ def test_a_member_can_read_the_pool_and_cannot_write_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1, SLOTS, -SLOTS, 2**63 - 1])
 def test_a_member_reads_no_page_that_nobody_offered(tmp_path: Path, number: int) -> None:
     with filled(tmp_path, "tcp") as address:
-        channel = Channel(connect_to(address, PATIENCE_SECONDS))
+        channel = BlockingSocket(connect_to(address, PATIENCE_SECONDS))
         open_session(channel, MEMBER, SECRET, "pages")
         look = within(PATIENCE_SECONDS)
         channel.say(ReadPages(number, packed([(0, 4096)])), look)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvell.frames import framed
 from kvell.mempool.transports.page_copies import Bytes, Piece
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
 from kvell.mempool.transports.tcp import page_server, reading, tcp_pages
@@ -27,6 +26,7 @@ from kvell.mempool.transports.tcp.reading import (
     unpacked,
 )
 from kvell.mempool.transports.tcp.tcp_pages import TcpPages
+from kvell.wire.frames import framed
 from tests.mempool.transports.owners import GRANTED, Owner, channel_to, pages_at
 from tests.mempool.transports.relay import Flip, Hold, Relay
 

@@ -13,7 +13,7 @@ import pytest
 from kvell.errors import TryLater
 from kvell.memory import audit
 from kvell.mempool.pool import MemPool
-from kvell.mempool.transports.endpoints import connect_to
+from kvell.wire.endpoints import connect_to
 from tests.mempool.pools import fill, holds_right, pool_at
 from tests.mempool.transports.relay import Passes, Relay, unchanged
 
@@ -198,9 +198,9 @@ def test_connections_are_kept_for_the_next_text_and_end_with_the_peer(tmp_path: 
                 fill(a, text)
                 assert a.transfer_with_insert("b", text) == len(text)
             assert len(relay.passed_bytes) == 2
-            assert len(a._node._door._pages) == 1
+            assert len(a._node._connections._pages) == 1
             assert b.peers() == ["a"]
-        until(lambda: a.peers() == [] and len(a._node._door._pages) == 0)
+        until(lambda: a.peers() == [] and len(a._node._connections._pages) == 0)
 
 
 @contextmanager
@@ -220,7 +220,7 @@ def test_both_kinds_of_connections_keep_their_hosts_in_sight(tmp_path: Path) -> 
         fill(a, TEXT)
         a.transfer_with_insert("b", TEXT)
         found = [a._node._peers["b"].socket, b._node._peers["a"].socket]
-        found += [channel.socket for channel in a._node._door._pages._threads]
+        found += [channel.socket for channel in a._node._connections._pages._threads]
         found.append(connect_to(str(a.address), 10))
         assert len(found) == 4
         for one in found:

@@ -5,10 +5,10 @@ import signal
 
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.dialing import dial_instance
 from kvell.server.placing.cluster_site import ClusterSite
 from kvell.vocabulary import RequestId
+from kvell.wire.greeting import Greeting
 from tests.server.front.scenarios import run, until
 from tests.server.manager.front_client import (
     QUICK,

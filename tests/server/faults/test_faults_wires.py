@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvell.mempool.transports.endpoints import endpoint_of, listen_at
-from kvell.mempool.transports.greeting import Greeting
-from kvell.mempool.transports.tcp.challenge import answer_session
-from kvell.mempool.transports.tcp.channel import Channel
 from kvell.server.instance.dialing import dial
+from kvell.wire.blocking import BlockingSocket
+from kvell.wire.endpoints import endpoint_of, listen_at
+from kvell.wire.greeting import Greeting
 from tests.server.faults.wires import Wires
 from tests.server.front.scenarios import run, until
+from tests.wire.answering import answer_session
 
 SECRET = secrets.token_bytes(32)
 
@@ -48,7 +48,7 @@ class Answering:
 
     def _answer(self) -> socket.socket:
         sock, _ = self._listener.accept()
-        answer_session(Channel(sock), Greeting("mixed-0", 2, "", 0), SECRET, ("commands",))
+        answer_session(BlockingSocket(sock), Greeting("mixed-0", 2, "", 0), SECRET, ("commands",))
         return sock
 
 

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kvell.frames import FrameReader, ProtocolError
-from kvell.mempool.transports.greeting import Greeting
+from kvell.wire.frames import FrameReader, ProtocolError
+from kvell.wire.greeting import Greeting
 
 READ_BYTES = 64 << 10
 AT_ONCE = struct.pack("ii", 1, 0)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import AskStats, Cancel, Command, Drain, Drained, Event, Tokens
-from kvell.frames import FrameReader, ProtocolError, framed
 from kvell.server.instance.instance_line import InstanceLine
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import FrameReader, ProtocolError, framed
 
 T = TypeVar("T")
 Told = tuple[Event | None, list[Event]]

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from kvell.engine.protocol.messages import Event, Ready
-from kvell.frames import ProtocolError
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
 from kvell.server.instance.supervisor import USER_MUST_CHANGE, Supervisor
+from kvell.wire.frames import ProtocolError
 
 PROBLEMS = (
     ProtocolError("malformed event"),

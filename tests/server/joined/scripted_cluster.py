@@ -14,11 +14,6 @@ from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Command, Event, Fi
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.serving.door import FrontDoor
 from kvell.engine.protocol.serving.shared import serve_fronts
-from kvell.frames import FrameReader, ProtocolError
-from kvell.mempool.transports.endpoints import endpoint_of, listen_at
-from kvell.mempool.transports.greeting import Greeting
-from kvell.mempool.transports.tcp.challenge import answer_session
-from kvell.mempool.transports.tcp.channel import Channel
 from kvell.server.front.front import Front
 from kvell.server.joined.instance_link import InstanceLink
 from kvell.server.joined.joined_cluster import JoinedCluster
@@ -37,6 +32,11 @@ from kvell.server.manager.messages import (
 )
 from kvell.server.members.front_limits import FrontLimits
 from kvell.testing.instance import FakeEngine, fake_token
+from kvell.wire.blocking import BlockingSocket
+from kvell.wire.endpoints import endpoint_of, listen_at
+from kvell.wire.frames import FrameReader, ProtocolError
+from kvell.wire.greeting import Greeting
+from tests.wire.answering import answer_session
 
 SECRET = b"0123456789abcdef"
 FINGERPRINT = "two mixed instances"
@@ -192,7 +192,7 @@ class ScriptedManager:
         while True:
             sock, _ = await loop.sock_accept(self._listener)
             try:
-                heard = await asyncio.to_thread(self._met, Channel(sock))
+                heard = await asyncio.to_thread(self._met, BlockingSocket(sock))
             except (OSError, ProtocolError):
                 sock.close()
                 continue
@@ -200,7 +200,7 @@ class ScriptedManager:
             sock.setblocking(False)
             await loop.connect_accepted_socket(lambda: _Side(self), sock)
 
-    def _met(self, channel: Channel) -> Greeting:
+    def _met(self, channel: BlockingSocket) -> Greeting:
         return answer_session(channel, self._told, SECRET, ("cluster",))[1]
 
 

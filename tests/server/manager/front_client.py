@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvell.frames import FrameReader
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.dialing import dial
 from kvell.server.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.server.instance.restart import RestartPolicy
@@ -28,6 +26,8 @@ from kvell.server.manager.messages import (
 from kvell.server.members.front_limits import FrontLimits
 from kvell.server.members.host import Host
 from kvell.server.members.pool_settings import PoolSettings
+from kvell.wire.frames import FrameReader
+from kvell.wire.greeting import Greeting
 from tests.server.front.scenarios import until
 
 SECRET = secrets.token_bytes(32)

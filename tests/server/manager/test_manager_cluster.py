@@ -10,11 +10,11 @@ import pytest
 import kvell.server.manager.manager as manager_module
 import kvell.server.placing.cluster_site as cluster_site_module
 from kvell.engine.protocol.messages import Ready
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.dialing import dial_instance
 from kvell.server.manager.messages import FrontBeat, Leave
 from kvell.server.placing.cluster_site import ClusterSite
 from kvell.server.placing.placer import Found, PlacingError
+from kvell.wire.greeting import Greeting
 from tests.server.front.scenarios import is_gone, run, until
 from tests.server.manager.front_client import SECRET, Managed, joined, managed
 from tests.server.placing.host_placer import HostPlacer

@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kvell.mempool.transports.tcp.challenge as challenge
-import kvell.server.manager.fronts_door as door_module
 from kvell.errors import ChangeSomething
-from kvell.frames import HEADER_BYTES, ProtocolError, framed
-from kvell.mempool.transports.endpoints import connect_to
-from kvell.mempool.transports.greeting import Greeting
-from kvell.mempool.transports.tcp.challenge import Purpose
 from kvell.server.instance.dialing import dial
 from kvell.server.manager.fronts_door import FrontsDoor
+from kvell.wire.endpoints import connect_to
+from kvell.wire.frames import HEADER_BYTES, ProtocolError, framed
+from kvell.wire.greeting import Greeting
+from kvell.wire.session import Purpose
 from tests.server.front.scenarios import run, until
 
 SECRET, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
@@ -160,10 +158,9 @@ def test_garbage_stays_out(garbage: bytes) -> None:
 def test_who_hangs_is_hung_up_on_and_others_come_in_meanwhile(
     words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(challenge, "GREETING_SECONDS", 1.0)
-
     async def scenario() -> None:
         async with opened() as one:
+            monkeypatch.setattr(one.door._doorway, "_greeting_seconds", 1.0)
             with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
                 sock.sendall(words)
                 await until(lambda: one.door.strangers == 1)
@@ -176,15 +173,16 @@ def test_who_hangs_is_hung_up_on_and_others_come_in_meanwhile(
 
 
 def test_strangers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "MOST_STRANGERS", 3)
-
     async def scenario() -> None:
         async with opened() as one:
+            monkeypatch.setattr(one.door._doorway, "_most_strangers", 3)
             address = one.door.address
             silent = [await asyncio.to_thread(connect_to, address, 10) for _ in range(3)]
             await until(lambda: one.door.strangers == 3)
-            with await asyncio.to_thread(connect_to, address, 10) as one_more:
-                assert await ends(one_more)
+            with await asyncio.to_thread(connect_to, address, 10):
+                assert await ends(silent[0])
+                assert one.door.strangers == 3
+                (await one.dialed())[0].close()  # who knows the secret comes in all the same
             for sock in silent:
                 sock.close()
             await until(lambda: one.door.strangers == 0)

@@ -8,8 +8,6 @@ from zlib import crc32
 import pytest
 
 import kvell.server.manager.front_line as front_line
-from kvell.frames import framed
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.dialing import dial
 from kvell.server.manager.messages import (
     Answer,
@@ -18,6 +16,8 @@ from kvell.server.manager.messages import (
     Roster,
     encode_message,
 )
+from kvell.wire.frames import framed
+from kvell.wire.greeting import Greeting
 from tests.server.front.scenarios import run, until
 from tests.server.manager.front_client import SECRET, HeldSite, joined, managed
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.roles import RoleView
-from kvell.frames import HEADER_BYTES, ProtocolError
 from kvell.server.instance.supervisor import Supervisor
 from kvell.server.manager.messages import (
     Answer,
@@ -27,6 +26,7 @@ from kvell.server.manager.messages import (
 from kvell.server.manager.rosters import entries, role_views
 from kvell.server.members.member import Told
 from kvell.server.members.members import OwnMember
+from kvell.wire.frames import HEADER_BYTES, ProtocolError
 
 ENDED = Ended(4, "the instance process ended unexpectedly (exit -9)", "killed")
 

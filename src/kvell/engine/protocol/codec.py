@@ -1,4 +1,4 @@
-"""The instance protocol as bytes: msgpack in frames (:mod:`kvell.frames`), never pickle.
+"""The instance protocol as bytes: msgpack in frames (:mod:`kvell.wire.frames`), never pickle.
 
 The body of a frame is the msgpack array ``[name of the message type, {field: value}]``.
 """
@@ -17,7 +17,7 @@ from kvell.engine.protocol.messages import Command, Event
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.errors import ChangeSomething
-from kvell.frames import ProtocolError, framed
+from kvell.wire.frames import ProtocolError, framed
 
 Message = Command | Event
 

@@ -7,10 +7,10 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from kvell.frames import ProtocolError
 from kvell.mempool.transports.page_copies import Bytes, Piece, copy_pieces
 from kvell.mempool.transports.rights import RightsOfPeer
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
+from kvell.wire.frames import ProtocolError
 
 BATCH_PIECES = 64
 """Pieces between two looks whether to stop."""

@@ -4,10 +4,10 @@ import socket
 
 import msgspec
 
-from kvell.frames import FrameReader, ProtocolError, framed
 from kvell.mempool.transfers.messages import PeerMessage
-from kvell.mempool.transports.greeting import Greeting
 from kvell.mempool.transports.source import PageSource
+from kvell.wire.frames import FrameReader, ProtocolError, framed
+from kvell.wire.greeting import Greeting
 
 READ_BYTES = 256 << 10
 OUTGOING_LIMIT_BYTES = 64 << 20

@@ -31,7 +31,6 @@ from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import InstanceDied
-from kvell.frames import ProtocolError
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.index_observer import IndexObserver
 from kvell.server.front.line import Line
@@ -48,6 +47,7 @@ from kvell.server.members.members import CLOSING, Members
 from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.members.watch import pages_of
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import ProtocolError
 
 FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]
 ONE_MIXED: Mapping[str, int] = {"mixed": 1}

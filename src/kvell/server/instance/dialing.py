@@ -4,12 +4,12 @@ import asyncio
 import socket
 
 from kvell.engine.protocol.messages import KEEP_ALIVE_SECONDS, KeepAlive
-from kvell.frames import ProtocolError
-from kvell.mempool.transports.endpoints import connect_to
-from kvell.mempool.transports.greeting import GREETING_SECONDS, Greeting
-from kvell.mempool.transports.tcp.challenge import Purpose, open_session
-from kvell.mempool.transports.tcp.channel import Channel
 from kvell.server.instance.instance_line import InstanceLine
+from kvell.wire.blocking import BlockingSocket
+from kvell.wire.endpoints import connect_to
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import GREETING_SECONDS, Greeting
+from kvell.wire.session import Purpose, open_session
 
 
 class DialedLine(InstanceLine):
@@ -70,7 +70,7 @@ def _met(
 ) -> tuple[socket.socket, Greeting]:
     sock = connect_to(address, GREETING_SECONDS)
     try:
-        heard = open_session(Channel(sock), told, secret, purpose)
+        heard = open_session(BlockingSocket(sock), told, secret, purpose)
     except BaseException:
         sock.close()
         raise

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Command, Event
-from kvell.frames import FrameReader, ProtocolError
+from kvell.wire.frames import FrameReader, ProtocolError
 
 
 class InstanceLine(asyncio.Protocol):

@@ -23,11 +23,11 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.errors import InstanceDied
-from kvell.frames import ProtocolError
 from kvell.server.instance.death import InstanceDeath, ended
 from kvell.server.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.server.instance.pulse import Pulse
 from kvell.server.instance.restart import RestartPolicy
+from kvell.wire.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
 

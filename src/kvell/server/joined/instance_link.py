@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from kvell.engine.protocol.messages import Command, Event, Ready, Tokens
 from kvell.errors import InstanceDied, KvellError
-from kvell.frames import ProtocolError
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.dialing import DialedLine
 from kvell.server.instance.instance_process import InstanceStartError, hear_ready
@@ -24,6 +23,7 @@ from kvell.server.instance.pulse import Pulse
 from kvell.server.instance.supervisor import InstanceListener, InstanceState
 from kvell.server.joined.reaching import Pauses, hang_up_after, reached
 from kvell.server.manager.messages import RosterEntry
+from kvell.wire.frames import ProtocolError
 
 NEWS_SECONDS = 3.0
 """Whoever lost an instance waits so long for the manager's word of how it ended."""

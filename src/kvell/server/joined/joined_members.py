@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvell.engine.protocol.messages import Ready
 from kvell.errors import ChangeSomething
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.front.line import Line
 from kvell.server.instance.dialing import DialedLine, dial_instance
 from kvell.server.instance.instance_process import InstanceStartError
@@ -17,6 +16,7 @@ from kvell.server.manager.messages import FrontBeat, KeyUse, Roster, RosterEntry
 from kvell.server.members.front_limits import FrontLimits
 from kvell.server.members.member import Member, Told
 from kvell.server.members.members import CLOSING, DRAINED
+from kvell.wire.greeting import Greeting
 
 if TYPE_CHECKING:
     from kvell.server.joined.joined_cluster import JoinedCluster

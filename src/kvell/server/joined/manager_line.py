@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from kvell.frames import FrameReader, ProtocolError
 from kvell.server.manager.messages import ToFront, ToManager, decode_to_front, encode_message
+from kvell.wire.frames import FrameReader, ProtocolError
 
 
 class ManagerLine(asyncio.Protocol):

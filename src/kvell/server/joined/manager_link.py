@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvell.errors import ChangeSomething, KvellError, TryLater
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.dialing import dial
 from kvell.server.joined.manager_line import ManagerLine
 from kvell.server.joined.reaching import Pauses, reached
@@ -29,6 +28,7 @@ from kvell.server.manager.messages import (
     ScaleInstances,
     ToFront,
 )
+from kvell.wire.greeting import Greeting
 
 SILENT_BEATS = 10
 """A manager that sent no roster for so many beats of ours, 5 s, is dialed again."""

@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from kvell.frames import FrameReader, ProtocolError
 from kvell.server.manager.messages import (
     ToFront,
     ToManager,
     decode_to_manager,
     encode_message,
 )
+from kvell.wire.frames import FrameReader, ProtocolError
 
 logger = logging.getLogger(__name__)
 

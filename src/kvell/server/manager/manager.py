@@ -22,8 +22,6 @@ from kvell.cluster.fronts import FrontTable
 from kvell.cluster.roles import RoleChanger
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Ready
 from kvell.errors import ChangeSomething, KvellError
-from kvell.frames import ProtocolError
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.instance.site import Site
@@ -47,6 +45,8 @@ from kvell.server.members.front_limits import FrontLimits
 from kvell.server.members.member import INCARNATION_BITS, Told
 from kvell.server.members.members import Members
 from kvell.server.members.pool_settings import PoolSettings
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from typing import Annotated
 
 import msgspec
 
-from kvell.frames import ProtocolError, framed
 from kvell.server.instance.death import Cause
 from kvell.server.instance.supervisor import InstanceState
+from kvell.wire.frames import ProtocolError, framed
 
 MANAGER = "manager"
 """The manager's name in its greetings."""

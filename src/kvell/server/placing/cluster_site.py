@@ -13,8 +13,6 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from kvell.errors import ChangeSomething
-from kvell.frames import ProtocolError
-from kvell.mempool.transports.greeting import Greeting
 from kvell.server.instance.dialing import dial_instance
 from kvell.server.instance.instance_process import (
     InstanceProcess,
@@ -27,6 +25,8 @@ from kvell.server.manager.messages import MANAGER
 from kvell.server.members.member import INCARNATION_BITS
 from kvell.server.placing.placer import Found, Placed, Placer, PlacingError
 from kvell.server.placing.remote_process import KILL_SECONDS, RemoteProcess, tell_last_words
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
 
 LOOK_SECONDS = 1.0
 """Before a placer that did not answer is asked again."""

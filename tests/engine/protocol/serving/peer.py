@@ -12,9 +12,9 @@ from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Command, Event, Heartbeat, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.serving.instance import serve_instance
-from kvell.frames import FrameReader
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import FrameReader
 
 WAIT_SECONDS = 20.0
 FOREVER = 1 << 30

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from kvell.engine.protocol.serving.door import FrontDoor, read_secret
 from kvell.errors import ChangeSomething
-from kvell.frames import ProtocolError
 from kvell.mempool.place import SECRET_BYTES
-from kvell.mempool.transports.endpoints import connect_to
-from kvell.mempool.transports.greeting import Greeting
-from kvell.mempool.transports.tcp.challenge import Purpose, open_session
-from kvell.mempool.transports.tcp.channel import Channel
+from kvell.wire.blocking import BlockingSocket
+from kvell.wire.endpoints import connect_to
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
+from kvell.wire.session import Purpose, open_session
 
 SECRET = bytes(range(SECRET_BYTES))
 WAIT_SECONDS = 20.0
@@ -48,7 +48,7 @@ def come(
 ) -> tuple[socket.socket, Greeting]:
     sock = connect_to(door.address, WAIT_SECONDS)
     try:
-        return sock, open_session(Channel(sock), Greeting(name, 5, "", 0), secret, purpose)
+        return sock, open_session(BlockingSocket(sock), Greeting(name, 5, "", 0), secret, purpose)
     except BaseException:
         sock.close()
         raise
@@ -127,7 +127,7 @@ def test_several_may_come_at_once(door: FrontDoor) -> None:
 def test_strangers_stay_out(door: FrontDoor, name: str, secret: bytes, purpose: Purpose) -> None:
     """The last is the instance's own name, of another incarnation: that is no front of it."""
     if name == "decode-3":
-        door._told = Greeting(name, 5, "", 0)
+        door._doorway._told = Greeting(name, 5, "", 0)
     with pytest.raises((OSError, ProtocolError)):
         come(door, name, secret, purpose)
     sock, _ = come(door, "front-2")

@@ -22,9 +22,9 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.serving.channel import Channel
 from kvell.engine.protocol.serving.heart import Heart
 from kvell.engine.protocol.serving.rhythm import Rhythm
-from kvell.frames import FrameReader
 from kvell.testing.instance import POOL_BYTES, TOKEN_BYTES, FakeEngine, fake_token
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import FrameReader
 from tests.engine.protocol.serving.peer import FOREVER, WAIT_SECONDS, serving, submit, tokens_of
 
 QUICK_SECONDS = 0.005

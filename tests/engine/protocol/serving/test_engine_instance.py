@@ -25,9 +25,9 @@ from kvell.engine.protocol.serving.instance import (
     LocalInstance,
     serve_instance,
 )
-from kvell.frames import ProtocolError, framed
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import ProtocolError, framed
 from tests.engine.protocol.serving.peer import (
     FOREVER,
     WAIT_SECONDS,

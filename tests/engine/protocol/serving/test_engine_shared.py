@@ -28,12 +28,12 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.serving.door import FrontDoor
 from kvell.engine.protocol.serving.fronts import UNREAD_SECONDS
 from kvell.engine.protocol.serving.shared import serve_fronts
-from kvell.mempool.transports.endpoints import connect_to
-from kvell.mempool.transports.greeting import Greeting
-from kvell.mempool.transports.tcp.challenge import open_session
-from kvell.mempool.transports.tcp.channel import Channel
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
+from kvell.wire.blocking import BlockingSocket
+from kvell.wire.endpoints import connect_to
+from kvell.wire.greeting import Greeting
+from kvell.wire.session import open_session
 from tests.engine.protocol.serving.peer import FOREVER, WAIT_SECONDS, Peer, tokens_of
 
 SECRET = bytes(range(32))
@@ -89,7 +89,7 @@ class Shared:
     def front(self, name: str) -> Iterator[Peer]:
         """Come in as a front, and hear that the instance is ready."""
         with connect_to(self.door.address, WAIT_SECONDS) as sock:
-            open_session(Channel(sock), Greeting(name, 1, "", 0), SECRET, "commands")
+            open_session(BlockingSocket(sock), Greeting(name, 1, "", 0), SECRET, "commands")
             peer = Peer(sock)
             assert isinstance(peer.read_any(), Ready)
             yield peer

@@ -18,8 +18,8 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvell.frames import FrameReader
 from kvell.server.placing.placer import Found, Placed, PlacingError
+from kvell.wire.frames import FrameReader
 from tests.server.faults.machines.nodes import Node
 from tests.server.faults.machines.orders import READ_BYTES, Order, Reply, encoded, order_of
 from tests.server.faults.wires import Wires

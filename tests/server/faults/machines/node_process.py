@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvell.engine.protocol.serving.door import read_secret
-from kvell.frames import FrameReader
 from kvell.server.placing.keeper import Keeper
+from kvell.wire.frames import FrameReader
 from tests.server.faults.machines.orders import READ_BYTES, Order, Reply, encoded, order_of
 
 HOST = "127.0.0.1"

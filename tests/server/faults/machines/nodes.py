@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import sys
 
-from kvell.frames import FrameReader
 from kvell.server.placing.placer import PlacingError
+from kvell.wire.frames import FrameReader
 from tests.server.faults.machines.orders import READ_BYTES, ROOT, Order, Reply, encoded, reply_of
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from kvell.frames import framed
 from kvell.server.placing.placer import Ended, Found, Placed
+from kvell.wire.frames import framed
 
 What = Literal["found", "enter", "leave", "start", "ended", "stop", "close"]
 READ_BYTES = 64 << 10

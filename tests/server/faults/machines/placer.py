@@ -4,8 +4,8 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from kvell.frames import FrameReader
 from kvell.server.placing.placer import Ended, Found, Placed, PlacingError
+from kvell.wire.frames import FrameReader
 from tests.server.faults.machines.orders import READ_BYTES, Order, Reply, What, encoded, reply_of
 
 ANSWER_SECONDS = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import Command, Event, Heartbeat
-from kvell.frames import FrameReader
+from kvell.wire.frames import FrameReader
 
 READ_BYTES = 256 << 10
 

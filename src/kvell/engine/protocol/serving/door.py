@@ -15,20 +15,16 @@ import os
 import socket
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 
 from kvell.engine.protocol.serving.gate import NAME_END
-from kvell.frames import ProtocolError
-from kvell.mempool.door import GREETERS, MOST_STRANGERS
 from kvell.mempool.place import SECRET_BYTES
-from kvell.mempool.transports.endpoints import endpoint_of, keep, listen_at, tcp_endpoint
-from kvell.mempool.transports.greeting import Greeting
-from kvell.mempool.transports.tcp.challenge import answer_session, check_secret
-from kvell.mempool.transports.tcp.channel import Channel
+from kvell.wire.doorway import Doorway
+from kvell.wire.endpoints import listen_at, tcp_endpoint
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
+from kvell.wire.session import check_secret
 
 LEASH_BYTES = 4096
-PAUSE_SECONDS = 0.05
-"""After a connection that could not be accepted."""
 
 
 def read_secret(descriptor: int) -> bytes:
@@ -57,20 +53,16 @@ class FrontDoor:
 
     def __init__(self, host: str, secret: bytes, instance: str, incarnation: int) -> None:
         check_secret(secret)
-        self._secret = secret
-        self._told = Greeting(instance, incarnation, "", 0)
-        self._listener = listen_at(tcp_endpoint(host, 0))
-        self._listener.setblocking(True)  # it is accepted from in a thread
-        self.address = str(endpoint_of(self._listener))
         self._arrived: deque[tuple[str, socket.socket]] = deque()
         self._bell, self._rings = socket.socketpair()
         self._bell.setblocking(False)
         self._rings.setblocking(False)
-        self._strangers: set[socket.socket] = set()
-        self._greeters = ThreadPoolExecutor(GREETERS, thread_name_prefix="kvell-front-door")
-        self._is_open, self.is_over = True, False
-        self._accepting = threading.Thread(target=self._accept, name="kvell-door", daemon=True)
-        self._accepting.start()
+        self.is_over = False
+        listener = listen_at(tcp_endpoint(host, 0))
+        told = Greeting(instance, incarnation, "", 0)
+        self._doorway = Doorway(listener, told, secret, {"commands": self._enters})
+        self.address = str(self._doorway.address)
+        self._doorway.open()
 
     def __enter__(self) -> "FrontDoor":
         return self
@@ -109,45 +101,15 @@ class FrontDoor:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        self._is_open = False
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread
-        self._accepting.join()
-        self._listener.close()
-        for sock in list(self._strangers):
-            with contextlib.suppress(OSError):  # it has ended
-                sock.shutdown(socket.SHUT_RDWR)
-        self._greeters.shutdown()
+        self._doorway.close()
         for _, sock in self.arrivals():
             sock.close()
         self._bell.close()
         self._rings.close()
 
-    def _accept(self) -> None:
-        pause = threading.Event()
-        while self._is_open:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                pause.wait(PAUSE_SECONDS)  # it hung up, or there are no descriptors, or we close
-                continue
-            if len(self._strangers) >= MOST_STRANGERS:
-                sock.close()
-                continue
-            self._strangers.add(sock)
-            self._greeters.submit(self._let_in, sock)
-
-    def _let_in(self, sock: socket.socket) -> None:
-        try:
-            keep(sock)
-            _, heard = answer_session(Channel(sock), self._told, self._secret, ("commands",))
-            if not heard.instance or NAME_END in heard.instance:
-                raise ProtocolError("a front's name must be a word")
-        except (OSError, ProtocolError):
-            sock.close()
-            return
-        finally:
-            self._strangers.discard(sock)
+    def _enters(self, heard: Greeting, sock: socket.socket) -> None:
+        if not heard.instance or NAME_END in heard.instance:
+            raise ProtocolError("a front's name must be a word")
         self._arrived.append((heard.instance, sock))
         self._ring()
 

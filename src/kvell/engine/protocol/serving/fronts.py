@@ -20,8 +20,8 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.serving.channel import Channel, PeerClosed
 from kvell.engine.protocol.serving.gate import front_of
-from kvell.frames import ProtocolError
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import ProtocolError
 
 UNREAD_SECONDS = 2.0
 """A front that leaves more unread than it should for so long is hung up on: others wait for it."""

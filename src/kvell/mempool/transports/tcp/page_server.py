@@ -5,11 +5,9 @@ import threading
 
 import msgspec
 
-from kvell.frames import ProtocolError, framed
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.rights import Rights
 from kvell.mempool.transports.source import RIGHT_GONE
-from kvell.mempool.transports.tcp.channel import Channel, within
 from kvell.mempool.transports.tcp.reading import (
     REQUEST_BYTES,
     PieceHead,
@@ -19,6 +17,8 @@ from kvell.mempool.transports.tcp.reading import (
     in_pieces,
     unpacked,
 )
+from kvell.wire.blocking import BlockingSocket, within
+from kvell.wire.frames import ProtocolError, framed
 
 MOST_READERS = 64
 """Connections for pages; further ones are not served."""
@@ -40,14 +40,14 @@ class PageServer:
         self._memory, self._rights = memory, rights
         self._piece_seconds = piece_seconds
         self._lock = threading.Lock()
-        self._served: dict[str, Channel] = {}
-        self._threads: dict[Channel, threading.Thread] = {}
+        self._served: dict[str, BlockingSocket] = {}
+        self._threads: dict[BlockingSocket, threading.Thread] = {}
         self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._threads)
 
-    def serve(self, instance: str, channel: Channel) -> None:
+    def serve(self, instance: str, channel: BlockingSocket) -> None:
         """Answer a peer until it hangs up; a connection that it had before ends."""
         thread = threading.Thread(
             target=self._run, args=(instance, channel), name="kvell-pages", daemon=True
@@ -72,7 +72,7 @@ class PageServer:
         for thread in threads:
             thread.join()
 
-    def _run(self, instance: str, channel: Channel) -> None:
+    def _run(self, instance: str, channel: BlockingSocket) -> None:
         try:
             with contextlib.suppress(OSError, ProtocolError):  # the puller sees that it ended
                 while True:
@@ -86,11 +86,11 @@ class PageServer:
                     del self._served[instance]
             channel.close()
 
-    def _answer(self, instance: str, channel: Channel, request: ReadPages) -> None:
+    def _answer(self, instance: str, channel: BlockingSocket, request: ReadPages) -> None:
         problem = self._sent(instance, channel, request)
         channel.say(ReadEnded(problem), within(self._piece_seconds))
 
-    def _sent(self, instance: str, channel: Channel, request: ReadPages) -> str:
+    def _sent(self, instance: str, channel: BlockingSocket, request: ReadPages) -> str:
         """Send everything; why it does not count, or "".
 
         What a call of the system takes is copied before it returns.  So a right that stands after

@@ -6,10 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 import msgspec
 
 from kvell.errors import KvellError
-from kvell.frames import ProtocolError
 from kvell.mempool.transports.page_copies import Bytes, Piece
 from kvell.mempool.transports.source import STOPPED
-from kvell.mempool.transports.tcp.channel import Channel, Look, Stopped, unless, within
 from kvell.mempool.transports.tcp.reading import (
     MOST_EXTENTS,
     REPLY_BYTES,
@@ -21,6 +19,8 @@ from kvell.mempool.transports.tcp.reading import (
     in_pieces,
     packed,
 )
+from kvell.wire.blocking import BlockingSocket, Look, Stopped, unless, within
+from kvell.wire.frames import ProtocolError
 
 REQUEST_SECONDS = 10.0
 """The owner takes a request within this time."""
@@ -34,10 +34,10 @@ class TcpPages:
     :param opens: a proven connection to the peer, for pages.
     """
 
-    def __init__(self, opens: Callable[[], Channel]) -> None:
+    def __init__(self, opens: Callable[[], BlockingSocket]) -> None:
         self.lane: Hashable = object()
         self._opens = opens
-        self._channel: Channel | None = None
+        self._channel: BlockingSocket | None = None
         self._reading = threading.Lock()
         self._is_closed = False
 
@@ -88,7 +88,7 @@ class TcpPages:
 
     def _read(
         self,
-        channel: Channel,
+        channel: BlockingSocket,
         number: int,
         pieces: Sequence[Piece],
         memory: memoryview,

@@ -14,13 +14,15 @@ strangers.  What is said after that is neither encrypted nor signed.
 """
 
 import secrets
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
 from kvell.errors import ChangeSomething
-from kvell.frames import ProtocolError
-from kvell.mempool.transports.greeting import (
+from kvell.wire.blocking import BlockingSocket, within
+from kvell.wire.frames import FrameReader, ProtocolError, framed
+from kvell.wire.greeting import (
     GREETING_BYTES,
     GREETING_SECONDS,
     VERSION,
@@ -28,7 +30,6 @@ from kvell.mempool.transports.greeting import (
     checked,
     proven,
 )
-from kvell.mempool.transports.tcp.channel import Channel, within
 
 NONCE_BYTES = 32
 LEAST_SECRET_BYTES = 16
@@ -37,7 +38,6 @@ LEAST_SECRET_BYTES = 16
 Purpose = Literal["messages", "pages", "commands", "cluster"]
 """What a connection is for: messages between instances, pages, a front's commands, or the words
 between a front and its cluster's manager."""
-AMONG_INSTANCES: tuple[Purpose, ...] = ("messages", "pages")
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -51,7 +51,9 @@ class Hello(msgspec.Struct, frozen=True):
 _HELLO = msgspec.msgpack.Decoder(Hello)
 
 
-def open_session(channel: Channel, told: Greeting, secret: bytes, purpose: Purpose) -> Greeting:
+def open_session(
+    channel: BlockingSocket, told: Greeting, secret: bytes, purpose: Purpose
+) -> Greeting:
     """Introduce this instance to one that answers; returns who that is.
 
     :raises ProtocolError: when it is no instance of this cluster, or this one itself.
@@ -68,29 +70,56 @@ def open_session(channel: Channel, told: Greeting, secret: bytes, purpose: Purpo
     return _other(checked(body, secret, _session("answers", purpose, nonces)), told)
 
 
-def answer_session(
-    channel: Channel,
-    told: Greeting,
-    secret: bytes,
-    purposes: tuple[Purpose, ...] = AMONG_INSTANCES,
-) -> tuple[Purpose, Greeting]:
-    """Answer an instance that connects; returns what it wants and who it is.
+class Answering:
+    """The answering side of a session: what comes is fed in, and what it returns is sent.
 
+    :param told: who this is.
     :param purposes: that are served here.
-    :raises ProtocolError: when it is no instance of this cluster, this one itself, or wants
-        something else.
-    :raises OSError: when the connection fails or takes longer than ``GREETING_SECONDS``.
+    :ivar met: what the other side wants and who it is, once that is proved and everything
+        returned is sent.
     """
-    look, nonce = within(GREETING_SECONDS), secrets.token_bytes(NONCE_BYTES)
-    hello = _checked(channel.hear(_HELLO, GREETING_BYTES, look))
-    if hello.purpose not in purposes:
-        raise ProtocolError("the peer asks for another purpose")
-    channel.say(Hello(VERSION, hello.purpose, nonce), look)
-    nonces = hello.nonce + nonce
-    body = channel.hear_body(GREETING_BYTES, look)
-    heard = _other(checked(body, secret, _session("opens", hello.purpose, nonces)), told)
-    channel.say(proven(told, secret, _session("answers", hello.purpose, nonces)), look)
-    return hello.purpose, heard
+
+    def __init__(self, told: Greeting, secret: bytes, purposes: Collection[Purpose]) -> None:
+        self._told, self._secret, self._purposes = told, secret, purposes
+        self._frames = FrameReader(GREETING_BYTES)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._hello: Hello | None = None
+        self.met: tuple[Purpose, Greeting] | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in what came; returns what is to be sent.
+
+        :raises ProtocolError: when the other side is no instance of this cluster, this one itself,
+            or wants something else.
+        """
+        said = b""
+        for body in self._frames.feed(data):
+            if self.met is not None:
+                raise ProtocolError("more came than a greeting")
+            said += self._greeted(body) if self._hello is not None else self._answered(body)
+        if self.met is not None and self._frames.pending_bytes:
+            raise ProtocolError("more came than a greeting")
+        return said
+
+    def _answered(self, body: bytes) -> bytes:
+        """The answer to the first words."""
+        try:
+            hello = _checked(_HELLO.decode(body))
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"malformed message: {error}") from error
+        if hello.purpose not in self._purposes:
+            raise ProtocolError("the peer asks for another purpose")
+        self._hello = hello
+        return framed(msgspec.msgpack.encode(Hello(VERSION, hello.purpose, self._nonce)))
+
+    def _greeted(self, body: bytes) -> bytes:
+        """The answer to who it is."""
+        assert self._hello is not None, "the first words come before"
+        purpose, nonces = self._hello.purpose, self._hello.nonce + self._nonce
+        heard = _other(checked(body, self._secret, _session("opens", purpose, nonces)), self._told)
+        self.met = purpose, heard
+        answer = proven(self._told, self._secret, _session("answers", purpose, nonces))
+        return framed(msgspec.msgpack.encode(answer))
 
 
 def check_secret(secret: bytes) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.mempool.transports.endpoints import connect_to, endpoint_of, listen_at, tcp_endpoint
+from kvell.wire.endpoints import connect_to, endpoint_of, listen_at, tcp_endpoint
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::1]"])

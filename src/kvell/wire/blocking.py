@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kvell.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
+from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
 
 LOOK_SECONDS = 0.1
 """While nothing comes or goes, between two looks whether to give up."""
@@ -49,7 +49,7 @@ def unless(stop: threading.Event) -> Look:
     return look
 
 
-class Channel:
+class BlockingSocket:
     """A connection; only :meth:`hang_up` may be called from another thread."""
 
     def __init__(self, sock: socket.socket) -> None:

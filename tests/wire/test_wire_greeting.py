@@ -14,21 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.frames import HEADER_BYTES, ProtocolError, framed
-from kvell.mempool import door
 from kvell.mempool.pool import MemPool
-from kvell.mempool.transports.greeting import VERSION, Greeting
-from kvell.mempool.transports.tcp import challenge
-from kvell.mempool.transports.tcp.challenge import (
+from kvell.wire.blocking import BlockingSocket
+from kvell.wire.doorway import Doorway
+from kvell.wire.frames import HEADER_BYTES, ProtocolError, framed
+from kvell.wire.greeting import VERSION, Greeting
+from kvell.wire.session import (
     NONCE_BYTES,
     Hello,
     Purpose,
-    answer_session,
     open_session,
 )
-from kvell.mempool.transports.tcp.channel import Channel
 from tests.mempool.pools import SECRET, fill, layout_of, pool_at
 from tests.mempool.transports.relay import Relay, unchanged
+from tests.wire.answering import answer_session
 
 PATIENCE_SECONDS = 30.0
 TEXT = list(range(100, 150))
@@ -37,23 +36,23 @@ ANSWERER = Greeting("answerer", 4, "print", 8192, 5002)
 
 
 @pytest.fixture
-def two() -> Iterator[tuple[Channel, Channel]]:
+def two() -> Iterator[tuple[BlockingSocket, BlockingSocket]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         first = socket.create_connection(listener.getsockname())
         second, _ = listener.accept()
     with first, second:
-        yield Channel(first), Channel(second)
+        yield BlockingSocket(first), BlockingSocket(second)
 
 
 def meet(
-    opens: Channel,
-    answers: Channel,
+    opens: BlockingSocket,
+    answers: BlockingSocket,
     purpose: Purpose = "messages",
     secrets: tuple[bytes, bytes] = (SECRET, SECRET),
 ) -> tuple[Greeting | Exception, tuple[Purpose, Greeting] | Exception]:
     """What both sides think of each other."""
 
-    def tried(call: Callable[[], object], channel: Channel) -> object:
+    def tried(call: Callable[[], object], channel: BlockingSocket) -> object:
         try:
             return call()
         except (OSError, ProtocolError) as error:
@@ -81,6 +80,12 @@ def has_ended(sock: socket.socket) -> bool:
     return True
 
 
+def doorway_of(pool: MemPool) -> Doorway:
+    doorway = pool._node._connections.doorway
+    assert doorway is not None
+    return doorway
+
+
 def port_of(pool: MemPool) -> int:
     return int(str(pool.address).rpartition(":")[2])
 
@@ -89,7 +94,9 @@ def port_of(pool: MemPool) -> int:
 
 
 @pytest.mark.parametrize("purpose", ["messages", "pages"])
-def test_both_hear_who_the_other_is(two: tuple[Channel, Channel], purpose: Purpose) -> None:
+def test_both_hear_who_the_other_is(
+    two: tuple[BlockingSocket, BlockingSocket], purpose: Purpose
+) -> None:
     heard, answered = meet(*two, purpose)
     assert isinstance(heard, Greeting) and isinstance(answered, tuple)
     assert msgspec.structs.replace(heard, proof="") == ANSWERER
@@ -99,14 +106,14 @@ def test_both_hear_who_the_other_is(two: tuple[Channel, Channel], purpose: Purpo
 
 @pytest.mark.parametrize("secrets", [(SECRET, SECRET + b"x"), (b"", SECRET)])
 def test_another_secret_is_refused_and_told_nothing(
-    two: tuple[Channel, Channel], secrets: tuple[bytes, bytes]
+    two: tuple[BlockingSocket, BlockingSocket], secrets: tuple[bytes, bytes]
 ) -> None:
     heard, answered = meet(*two, secrets=secrets)
     assert "does not know the cluster's secret" in str(answered)
     assert "hung up" in str(heard)  # no proof came, not even a wrong one
 
 
-def test_nothing_behind_the_greeting_is_read(two: tuple[Channel, Channel]) -> None:
+def test_nothing_behind_the_greeting_is_read(two: tuple[BlockingSocket, BlockingSocket]) -> None:
     """Messages may come at once."""
     opens, answers = two
     with ThreadPoolExecutor(1) as pool:
@@ -125,14 +132,14 @@ class Recorded:
         self.opener, self.answerer = b"", b""
         with socket.create_server(("127.0.0.1", 0)) as listener, Relay(0) as relay:
             relay._target = listener.getsockname()
-            opens = Channel(socket.create_connection(("127.0.0.1", relay.port)))
-            answers = Channel(listener.accept()[0])
+            opens = BlockingSocket(socket.create_connection(("127.0.0.1", relay.port)))
+            answers = BlockingSocket(listener.accept()[0])
             self._records(opens, answers)
             self.heard, self.answered = meet(opens, answers)
             opens.close()
             answers.close()
 
-    def _records(self, opens: Channel, answers: Channel) -> None:
+    def _records(self, opens: BlockingSocket, answers: BlockingSocket) -> None:
         send, send_back = opens.send, answers.send
 
         def sends(parts: list[bytes], look: Callable[[], None]) -> None:
@@ -147,7 +154,9 @@ class Recorded:
         answers.send = sends_back  # type: ignore[method-assign, assignment]
 
 
-def test_what_was_said_once_is_worth_nothing_later(two: tuple[Channel, Channel]) -> None:
+def test_what_was_said_once_is_worth_nothing_later(
+    two: tuple[BlockingSocket, BlockingSocket],
+) -> None:
     recorded = Recorded()
     assert isinstance(recorded.heard, Greeting) and recorded.opener and recorded.answerer
     opens, answers = two
@@ -156,7 +165,7 @@ def test_what_was_said_once_is_worth_nothing_later(two: tuple[Channel, Channel])
         answer_session(answers, ANSWERER, SECRET)
 
 
-def test_nor_is_an_answer(two: tuple[Channel, Channel]) -> None:
+def test_nor_is_an_answer(two: tuple[BlockingSocket, BlockingSocket]) -> None:
     recorded = Recorded()
     opens, answers = two
     answers.socket.sendall(recorded.answerer)
@@ -164,7 +173,7 @@ def test_nor_is_an_answer(two: tuple[Channel, Channel]) -> None:
         open_session(opens, OPENER, SECRET, "messages")
 
 
-def test_an_echo_proves_nothing(two: tuple[Channel, Channel]) -> None:
+def test_an_echo_proves_nothing(two: tuple[BlockingSocket, BlockingSocket]) -> None:
     opens, echo = two
 
     def echoes() -> None:
@@ -181,7 +190,7 @@ def test_an_echo_proves_nothing(two: tuple[Channel, Channel]) -> None:
     thread.join()
 
 
-def test_a_proof_is_for_one_purpose(two: tuple[Channel, Channel]) -> None:
+def test_a_proof_is_for_one_purpose(two: tuple[BlockingSocket, BlockingSocket]) -> None:
     """Somebody between the two changes what the connection is said to be for."""
     opens, answers = two
     hello = framed(msgspec.msgpack.encode(Hello(VERSION, "pages", b"n" * NONCE_BYTES)))
@@ -198,7 +207,9 @@ def test_a_proof_is_for_one_purpose(two: tuple[Channel, Channel]) -> None:
         (Hello(VERSION, "else", b"n" * NONCE_BYTES), "malformed"),  # type: ignore[arg-type]
     ],
 )
-def test_other_words_are_named(two: tuple[Channel, Channel], hello: Hello, named: str) -> None:
+def test_other_words_are_named(
+    two: tuple[BlockingSocket, BlockingSocket], hello: Hello, named: str
+) -> None:
     opens, answers = two
     opens.socket.sendall(framed(msgspec.msgpack.encode(hello)))
     with pytest.raises(ProtocolError, match=named):
@@ -263,7 +274,7 @@ def test_words_that_are_none_are_hung_up_on(pool: MemPool, tmp_path: Path, body:
 def test_who_says_nothing_is_hung_up_on(
     pool: MemPool, tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(challenge, "GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(doorway_of(pool), "_greeting_seconds", 0.2)
     with socket.create_connection(("127.0.0.1", port_of(pool))) as sock:
         sock.sendall(said)
         assert has_ended(sock)
@@ -275,7 +286,7 @@ def test_a_word_at_a_time_does_not_keep_the_door_open(
     pool: MemPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is for the whole greeting, not for each of its bytes."""
-    monkeypatch.setattr(challenge, "GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(doorway_of(pool), "_greeting_seconds", 0.3)
     hello = framed(msgspec.msgpack.encode(Hello(VERSION, "messages", b"n" * NONCE_BYTES)))
     sent = 0
     with socket.create_connection(("127.0.0.1", port_of(pool))) as sock:
@@ -292,17 +303,17 @@ def test_a_word_at_a_time_does_not_keep_the_door_open(
 def test_strangers_are_bounded(
     pool: MemPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes when too many have not said who they are is hung up on at once."""
-    monkeypatch.setattr(door, "MOST_STRANGERS", 3)
+    """Who comes when too many have not said who they are takes the place of the oldest."""
+    monkeypatch.setattr(doorway_of(pool), "_most_strangers", 3)
     with ExitStack() as stack:
         address = ("127.0.0.1", port_of(pool))
         silent = [stack.enter_context(socket.create_connection(address)) for _ in range(3)]
-        until(lambda: len(pool._node._door._strangers) == 3)
-        assert has_ended(stack.enter_context(socket.create_connection(address)))
-        assert len(pool._node._door._strangers) == 3
-        assert len(silent) == 3
-    until(lambda: not pool._node._door._strangers)
-    still_serves(pool, tmp_path)
+        until(lambda: doorway_of(pool).strangers == 3)
+        silent.append(stack.enter_context(socket.create_connection(address)))
+        assert has_ended(silent.pop(0))
+        assert doorway_of(pool).strangers == 3
+        still_serves(pool, tmp_path)  # who knows the secret comes in all the same
+    until(lambda: not doorway_of(pool).strangers)
 
 
 def test_closing_waits_for_no_stranger(tmp_path: Path) -> None:
@@ -311,10 +322,10 @@ def test_closing_waits_for_no_stranger(tmp_path: Path) -> None:
     with ExitStack() as stack:
         address = ("127.0.0.1", port_of(pool))
         silent = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
-        until(lambda: len(pool._node._door._strangers) == 20)
+        until(lambda: doorway_of(pool).strangers == 20)
         pool.close()
         assert all(has_ended(one) for one in silent)
-        assert not pool._node._door._strangers
+        assert not doorway_of(pool).strangers
 
 
 def test_an_instance_does_not_connect_to_itself(pool: MemPool) -> None:

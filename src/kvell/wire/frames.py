@@ -38,15 +38,19 @@ def framed(body: bytes) -> bytes:
     return length + _CHECKSUMS.pack(crc32(length), crc32(body)) + body
 
 
-def _check_length(length_bytes: int) -> None:
-    if length_bytes > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {length_bytes} bytes exceeds {MAX_FRAME_BYTES}")
+def _check_length(length_bytes: int, most_bytes: int = MAX_FRAME_BYTES) -> None:
+    if length_bytes > most_bytes:
+        raise ProtocolError(f"a frame of {length_bytes} bytes exceeds {most_bytes}")
 
 
 class FrameReader:
-    """Cuts a byte stream into frame bodies; it holds at most one unfinished frame."""
+    """Cuts a byte stream into frame bodies; it holds at most one unfinished frame.
 
-    def __init__(self) -> None:
+    :param most_bytes: of one body, as soon as it is announced.
+    """
+
+    def __init__(self, most_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._buffer = bytearray()
 
     @property
@@ -77,7 +81,7 @@ class FrameReader:
         length_bytes, length_crc, body_crc = _HEADER.unpack_from(self._buffer, start)
         if crc32(self._buffer[start : start + _LENGTH_BYTES]) != length_crc:
             raise ProtocolError("the header of a frame is damaged: its checksum differs")
-        _check_length(length_bytes)
+        _check_length(length_bytes, self._most_bytes)
         end = begin + length_bytes
         if len(self._buffer) < end:
             return None

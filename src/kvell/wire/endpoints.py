@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,8 +48,11 @@ def connect_to(endpoint: Endpoint, seconds: float, source: str = "") -> socket.s
         return sock
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(seconds)
+        # With Python's timeout a full backlog would be an error at once; the system's own waits.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
         sock.connect(str(endpoint))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+        sock.settimeout(seconds)
     except OSError:
         sock.close()
         raise
@@ -74,6 +78,12 @@ def keep(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000)
+
+
+def _timeval(seconds: float) -> bytes:
+    """A C ``struct timeval``; 0 waits without end."""
+    whole = int(seconds)
+    return struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
 
 
 def _parsed(text: str, field: str) -> tuple[str, int]:

@@ -1,0 +1,215 @@
+"""Where others come in: by purpose, in time, and past any number of silent strangers."""
+
+import errno
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvell.wire.blocking import BlockingSocket
+from kvell.wire.doorway import MOST_STRANGERS, PAUSE_SECONDS, Doorway
+from kvell.wire.endpoints import connect_to, listen_at
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
+from kvell.wire.session import Purpose, open_session
+from tests.mempool.filled import NAME
+from tests.mempool.pools import SECRET as POOL_SECRET
+
+PATIENCE_SECONDS = 30.0
+SECRET = secrets.token_bytes(32)
+TOLD, OTHER = Greeting("here", 1, "", 0), Greeting("there", 2, "", 0)
+
+
+class Hall:
+    """A doorway, and who came in through it."""
+
+    def __init__(self, listener: socket.socket | None = None) -> None:
+        self.came: list[tuple[Purpose, str, socket.socket]] = []
+        self.doorway = Doorway(
+            listener or listen_at("tcp://127.0.0.1:0"),
+            TOLD,
+            SECRET,
+            {"messages": self._taker("messages"), "pages": self._taker("pages")},
+            most_strangers=3,
+            greeting_seconds=2.0,
+        )
+        self.doorway.open()
+
+    def _taker(self, purpose: Purpose) -> Callable[[Greeting, socket.socket], None]:
+        def take(heard: Greeting, sock: socket.socket) -> None:
+            if heard.instance == "unwanted":
+                raise ProtocolError("it is not wanted")
+            self.came.append((purpose, heard.instance, sock))
+
+        return take
+
+    def connected(self) -> socket.socket:
+        return connect_to(self.doorway.address, PATIENCE_SECONDS)
+
+    def met(self, purpose: Purpose = "messages", told: Greeting = OTHER) -> socket.socket:
+        sock = self.connected()
+        open_session(BlockingSocket(sock), told, SECRET, purpose)
+        sock.settimeout(PATIENCE_SECONDS)
+        return sock
+
+    def close(self) -> None:
+        self.doorway.close()
+        for _, _, sock in self.came:
+            sock.close()
+
+
+@pytest.fixture
+def hall() -> Iterator[Hall]:
+    one = Hall()
+    yield one
+    one.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+
+
+def hung_up_on(sock: socket.socket) -> bool:
+    sock.settimeout(PATIENCE_SECONDS)
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_connections_are_handed_over_by_their_purpose(hall: Hall) -> None:
+    purposes: tuple[Purpose, ...] = ("pages", "messages", "pages")
+    with ExitStack() as stack:
+        ends = [stack.enter_context(hall.met(purpose)) for purpose in purposes]
+        until(lambda: len(hall.came) == 3)
+        assert [purpose for purpose, _, _ in hall.came] == list(purposes)
+        for end, (_, name, sock) in zip(ends, hall.came, strict=True):
+            assert name == "there"
+            end.sendall(b"hello")
+            sock.settimeout(PATIENCE_SECONDS)
+            assert sock.recv(5) == b"hello"
+
+
+@pytest.mark.parametrize("purpose", ["commands", "cluster"])
+def test_what_is_not_served_here_is_refused(hall: Hall, purpose: Purpose) -> None:
+    with hall.connected() as sock, pytest.raises(ProtocolError, match="hung up"):
+        open_session(BlockingSocket(sock), OTHER, SECRET, purpose)
+    assert hall.came == []
+
+
+def test_whom_the_taker_does_not_want_is_hung_up_on(hall: Hall) -> None:
+    with hall.met(told=Greeting("unwanted", 3, "", 0)) as sock:
+        assert hung_up_on(sock)
+    hall.met().close()
+    until(lambda: len(hall.came) == 1)
+
+
+def test_the_oldest_stranger_makes_way(hall: Hall) -> None:
+    with ExitStack() as stack:
+        silent = []
+        for count in range(1, 4):
+            silent.append(stack.enter_context(hall.connected()))
+            until(lambda count=count: hall.doorway.strangers == count)
+        with hall.met():
+            until(lambda: len(hall.came) == 1)
+        assert hung_up_on(silent[0])
+        assert hall.doorway.strangers == 2
+
+
+def test_the_time_counts_from_the_moment_of_accepting(hall: Hall) -> None:
+    """A byte now and then gives a stranger no further time."""
+    with hall.connected() as sock:
+        started = time.monotonic()
+        sock.settimeout(0.05)
+        with pytest.raises((ConnectionError, EOFError)):
+            while True:
+                sock.sendall(b"\0")
+                try:
+                    if not sock.recv(1):
+                        raise EOFError
+                except TimeoutError:
+                    assert time.monotonic() < started + PATIENCE_SECONDS
+    assert hall.doorway.strangers == 0
+
+
+class Short(socket.socket):
+    """A listener of a process that has no descriptor left, for a while."""
+
+    is_short, tries = True, 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.tries += 1
+        if self.is_short:
+            raise OSError(errno.EMFILE, "too many open files")
+        return super().accept()
+
+
+def test_without_descriptors_it_pauses_and_lets_in_afterwards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listener = Short(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(8)
+    hall = Hall(listener)
+    started = time.monotonic()
+    with hall.connected() as sock:
+        until(lambda: listener.tries >= 4)
+        assert listener.tries <= (time.monotonic() - started) / PAUSE_SECONDS + 2, "it spins"
+        assert len(caplog.records) == 1, "it says so once"
+        listener.is_short = False
+        open_session(BlockingSocket(sock), OTHER, SECRET, "messages")
+        until(lambda: len(hall.came) == 1)
+    hall.close()
+
+
+def test_a_closed_doorway_leaves_nothing() -> None:
+    before = threading.active_count()
+    hall = Hall()
+    with hall.connected() as silent, hall.met() as sock:
+        until(lambda: len(hall.came) == 1)
+        until(lambda: hall.doorway.strangers == 1)
+        hall.doorway.close()
+        hall.doorway.close()  # once more does nothing
+        assert hung_up_on(silent)
+        hall.came[0][2].sendall(b"x")  # what was handed over stays
+        assert sock.recv(1) == b"x"
+    hall.close()
+    with pytest.raises(OSError, match="refused"):
+        hall.connected()
+    assert threading.active_count() == before
+
+
+# ------------------------------------------------------------- a process of its own
+
+
+@contextmanager
+def filled(folder: Path, transport: str) -> Iterator[Path | str]:
+    """The address of a pool in another process."""
+    command = [sys.executable, "-m", "tests.mempool.filled", str(folder), transport]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().decode().strip()
+        yield said if transport == "tcp" else Path(said)
+        process.kill()
+
+
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_silent_connections_lock_nobody_out(tmp_path: Path, transport: str) -> None:
+    """More than are heard at once, and all of them stay."""
+    with filled(tmp_path, transport) as address, ExitStack() as stack:
+        for _ in range(MOST_STRANGERS + 16):
+            stack.enter_context(connect_to(address, PATIENCE_SECONDS))
+        with connect_to(address, PATIENCE_SECONDS) as sock:
+            told = Greeting("member", 1, "", 4096, port=1)
+            assert (
+                open_session(BlockingSocket(sock), told, POOL_SECRET, "messages").instance == NAME
+            )
