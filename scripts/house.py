@@ -1,0 +1,197 @@
+"""Figures of how the source is built: ``python -m scripts.house``.
+
+Folders and files that are too large, circles between modules (imports under ``TYPE_CHECKING``
+count), long functions, uses of ``Any``, and names that stand in many places.  ``tests/test_house``
+holds the source to them.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+LONG_FILE_LINES, LONG_FUNCTION_LINES, FULL_FOLDER_FILES = 400, 60, 14
+KERNELS = "kvell.attention.triton"
+"""Functions there are compiled as one, and may be long."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file.
+
+    :ivar name: as it is imported.
+    """
+
+    name: str
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        """Its source."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax."""
+        return ast.parse(self.text)
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the file."""
+        return len(self.text.splitlines())
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        """All its classes."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """All its functions and methods."""
+        kinds = ast.FunctionDef, ast.AsyncFunctionDef
+        return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+
+    def imports(self) -> Iterator[str]:
+        """Names of what it imports at its top or under ``TYPE_CHECKING``."""
+        for node in self.tree.body:
+            inner = node.body if isinstance(node, ast.If) else [node]
+            for one in inner:
+                if isinstance(one, ast.Import):
+                    yield from (alias.name for alias in one.names)
+                elif isinstance(one, ast.ImportFrom) and one.module:
+                    yield one.module
+                    yield from (f"{one.module}.{alias.name}" for alias in one.names)
+
+
+def modules(source: Path = SOURCE) -> dict[str, Module]:
+    """All modules below a folder, by name."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = Module(name, path)
+    return found
+
+
+def circles(known: Mapping[str, Module]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or not."""
+    below = {
+        name: {one for one in module.imports() if one in known and one != name}
+        for name, module in known.items()
+    }
+    return [sorted(one) for one in _components(below) if len(one) > 1]
+
+
+def full_folders(source: Path = SOURCE) -> dict[str, int]:
+    """Python files of each folder that has too many."""
+    counts: dict[str, int] = defaultdict(int)
+    for path in source.rglob("*.py"):
+        if path.name != "__init__.py":
+            counts[str(path.parent.relative_to(source))] += 1
+    return {name: count for name, count in sorted(counts.items()) if count > FULL_FOLDER_FILES}
+
+
+def long_files(known: Mapping[str, Module]) -> dict[str, int]:
+    """Lines of each file that has too many."""
+    lines = {name: module.num_lines for name, module in known.items()}
+    return {name: count for name, count in lines.items() if count > LONG_FILE_LINES}
+
+
+def long_functions(known: Mapping[str, Module]) -> dict[str, int]:
+    """Lines of each function that has too many, outside GPU kernels."""
+    return {
+        f"{name}.{function.name}": lines
+        for name, module in known.items()
+        if not name.startswith(KERNELS)
+        for function in module.functions()
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONG_FUNCTION_LINES
+    }
+
+
+def count_any(known: Mapping[str, Module]) -> int:
+    """How often ``Any`` stands in the source, imports aside."""
+    return sum(
+        isinstance(node, ast.Name) and node.id == "Any"
+        for module in known.values()
+        for node in ast.walk(module.tree)
+    )
+
+
+def shared_classes(known: Mapping[str, Module]) -> dict[str, list[str]]:
+    """Public class names that several modules define, with these."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, module in known.items():
+        for one in module.classes():
+            if not one.name.startswith("_"):
+                places[one.name].append(name)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def shared_methods(known: Mapping[str, Module], most: int = 3) -> dict[str, int]:
+    """Public method names of more than ``most`` classes, unless a protocol has them."""
+    counts: dict[str, int] = defaultdict(int)
+    of_protocols: set[str] = set()
+    for module in known.values():
+        for one in module.classes():
+            names = {node.name for node in one.body if isinstance(node, ast.FunctionDef)}
+            names |= {node.name for node in one.body if isinstance(node, ast.AsyncFunctionDef)}
+            is_protocol = any("Protocol" in ast.unparse(base) for base in one.bases)
+            of_protocols |= names if is_protocol else set()
+            for name in names:
+                counts[name] += not name.startswith("_")
+    return {
+        name: count
+        for name, count in sorted(counts.items(), key=lambda item: -item[1])
+        if count > most and name not in of_protocols
+    }
+
+
+def _components(below: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components (Tarjan), without recursion."""
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+    for root in below:
+        if root in index:
+            continue
+        work = [(root, iter(below[root]))]
+        index[root] = lowest[root] = len(index)
+        stack.append(root)
+        while work:
+            name, rest = work[-1]
+            child = next(rest, None)
+            if child is None:
+                work.pop()
+                if work:
+                    lowest[work[-1][0]] = min(lowest[work[-1][0]], lowest[name])
+                if lowest[name] == index[name]:
+                    at = stack.index(name)
+                    found.append(stack[at:])
+                    del stack[at:]
+            elif child not in index:
+                index[child] = lowest[child] = len(index)
+                stack.append(child)
+                work.append((child, iter(below[child])))
+            elif child in stack:
+                lowest[name] = min(lowest[name], index[child])
+    return found
+
+
+def main() -> None:
+    """Print all figures."""
+    known = modules()
+    lines = sum(module.num_lines for module in known.values())
+    print(f"lines of src/: {lines:,} in {len(known)} files")
+    print(f"circles: {circles(known)}")
+    print(f"folders of more than {FULL_FOLDER_FILES} files: {full_folders()}")
+    print(f"files of more than {LONG_FILE_LINES} lines: {long_files(known)}")
+    print(f"functions of more than {LONG_FUNCTION_LINES} lines: {long_functions(known)}")
+    print(f"Any: {count_any(known)}")
+    print(f"class names that several modules define: {len(shared_classes(known))}")
+    print(f"method names of many classes: {shared_methods(known)}")
+
+
+if __name__ == "__main__":
+    main()
