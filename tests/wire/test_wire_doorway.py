@@ -59,6 +59,9 @@ class Hall:
         sock.settimeout(PATIENCE_SECONDS)
         return sock
 
+    def heard_strangers(self, count: int) -> bool:
+        return self.doorway.strangers == count
+
     def close(self) -> None:
         self.doorway.close()
         for _, _, sock in self.came:
@@ -118,7 +121,7 @@ def test_the_oldest_stranger_makes_way(hall: Hall) -> None:
         silent = []
         for count in range(1, 4):
             silent.append(stack.enter_context(hall.connected()))
-            until(lambda count=count: hall.doorway.strangers == count)
+            until(partial(hall.heard_strangers, count))
         with hall.met():
             until(lambda: len(hall.came) == 1)
         assert hung_up_on(silent[0])

@@ -130,7 +130,7 @@ def test_commands_arrive_in_order_and_none_is_sent_behind_the_end() -> None:
     async def scenario(line: InstanceLine, theirs: socket.socket) -> bytes:
         for command in sent:
             line.send(command)
-        line.close()
+        line.hang_up()
         line.send(AskStats())
         await asyncio.sleep(0)
         theirs.settimeout(10)

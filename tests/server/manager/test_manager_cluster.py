@@ -66,7 +66,7 @@ def test_a_front_reaches_an_instance_at_the_address_in_the_roster() -> None:
                 )
                 ready = await line.first()
                 assert isinstance(ready, Ready) and ready.incarnation == entry.incarnation
-                line.close()
+                line.hang_up()
             front.say(Leave())
             await front.hung_up()
             assert placer.is_closed and all(is_gone(pid) for pid in front.pids())

@@ -1,27 +1,23 @@
-"""The front's end of the line to an instance: bytes to events, told as soon as they are read."""
+"""The front's end of the connection to an instance."""
 
 import asyncio
 from collections.abc import Callable
 
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Command, Event
-from kvell.wire.frames import FrameReader, ProtocolError
+from kvell.wire.frames import ProtocolError
+from kvell.wire.line import MessageLine
 
 
-class InstanceLine(asyncio.Protocol):
-    """Events are told where they are read, and no task is woken to pass them on: nothing of what
-    runs for a token is in the caches when it comes, so every turn of the loop counts.
-
-    What comes before anybody follows is kept.
-    """
+class InstanceLine(MessageLine[Event]):
+    """Events are kept until somebody follows."""
 
     def __init__(self) -> None:
-        self._frames = FrameReader()
+        super().__init__(decode_event)
         self._kept: list[Event] = []
-        self._tell: Callable[[Event], None] = self._keep
-        self._heard, self._ended = asyncio.Event(), asyncio.Event()
-        self._problem: ProtocolError | None = None
-        self._transport: asyncio.WriteTransport | None = None
+        self._heard = asyncio.Event()
+        self._breach: ProtocolError | None = None
+        self.hear = self._keep
 
     async def first(self) -> Event | None:
         """The first event; None if the line ends before.
@@ -31,64 +27,45 @@ class InstanceLine(asyncio.Protocol):
         await self._heard.wait()
         if self._kept:
             return self._kept.pop(0)
-        if self._problem is not None:
-            raise self._problem
+        if self._breach is not None:
+            raise self._breach
         return None
 
-    async def follow(self, tell: Callable[[Event], None]) -> None:
-        """Tell every event, those that were kept first, until the line ends.
+    async def follow(self, hear: Callable[[Event], None]) -> None:
+        """Hand over every event, those that were kept first, until the line ends.
 
         :raises ProtocolError: when something comes that is not the protocol.
         """
-        kept, self._kept, self._tell = self._kept, [], tell
+        kept, self._kept, self.hear = self._kept, [], hear
         for event in kept:
-            tell(event)
+            hear(event)
         await self._ended.wait()
-        if self._problem is not None:
-            raise self._problem
+        if self._breach is not None:
+            raise self._breach
 
     def send(self, command: Command) -> None:
         """Queue a command; credits bound what can be queued.
 
         :raises ProtocolError: when it is too long for a frame.
         """
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(command))
-
-    def close(self) -> None:
-        """Our end."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """End the line at once; what was not sent yet is lost."""
-        if isinstance(self._transport, asyncio.WriteTransport):
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self.send_frame(encode_frame(command))
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
-        if self._problem is not None:
-            return
-        try:
-            for body in self._frames.feed(data):
-                self._tell(decode_event(body))
-        except ProtocolError as problem:
-            self._problem = problem
-            self._end()
+        if self._breach is None:
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
-        self._end()
+        super().connection_lost(exc)
+        self._heard.set()
+
+    def broken(self, problem: ProtocolError) -> None:
+        """Hear nothing more; whoever follows is told why, and ends the process too."""
+        self._breach = problem
+        self._heard.set()
+        self._ended.set()
 
     def _keep(self, event: Event) -> None:
         self._kept.append(event)
         self._heard.set()
-
-    def _end(self) -> None:
-        self._heard.set()
-        self._ended.set()

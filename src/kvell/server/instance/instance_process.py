@@ -175,7 +175,7 @@ class InstanceProcess:
 
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
         """Close our end, wait for the process, kill it when it lingers; its exit status."""
-        self._line.close()
+        self._line.hang_up()
         try:
             async with asyncio.timeout(grace_seconds):
                 return await self._process.wait()
@@ -186,5 +186,5 @@ class InstanceProcess:
         """End the process at once; its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._line.close()
+        self._line.hang_up()
         return await self._process.wait()

@@ -135,7 +135,7 @@ class ManagerLink:
         if self._line is not None:
             self._line.send(Leave())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._line.ended(), deadline_seconds)
+                await asyncio.wait_for(self._line.wait_ended(), deadline_seconds)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -197,7 +197,7 @@ class ManagerLink:
         self._line, self._silent_beats = line, 0
         beats = asyncio.create_task(self._beats(line))
         try:
-            await line.ended()
+            await line.wait_ended()
         finally:
             beats.cancel()
             line.abort()

@@ -1,0 +1,94 @@
+"""A connection in an event loop: frames in and out, told where they are read."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from kvell.wire.frames import MAX_FRAME_BYTES, FrameReader, ProtocolError
+
+Heard = TypeVar("Heard")
+
+
+class MessageLine(asyncio.Protocol, Generic[Heard]):
+    """One end of a connection between two processes.
+
+    Messages are handed over in ``data_received``: waking a task for each would cost a turn of the
+    loop with cold caches, and an instance says something with every token.  What is not the
+    protocol ends the connection.
+
+    :param decode: reads the body of a frame; raises :class:`ProtocolError`.
+    :param most_message_bytes: of a message that comes, as soon as it is announced.
+    :param most_unsent_bytes: that may wait until the other side reads; beyond, the connection ends.
+        None: the sender bounds them.
+    :ivar problem: why the connection ended; "" while nothing is known.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[bytes], Heard],
+        *,
+        most_message_bytes: int = MAX_FRAME_BYTES,
+        most_unsent_bytes: int | None = None,
+    ) -> None:
+        self._decode, self._most_unsent_bytes = decode, most_unsent_bytes
+        self._frames = FrameReader(most_message_bytes)
+        self._transport: asyncio.WriteTransport | None = None
+        self._ended = asyncio.Event()
+        self.hear: Callable[[Heard], None] = _nobody_hears
+        """Gets every message; set before the connection is made."""
+        self.problem = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is sent now may arrive."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue a frame; nothing comes of it once the connection has ended."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(frame)
+        most = self._most_unsent_bytes
+        if most is not None and self._transport.get_write_buffer_size() > most:
+            self.abort("it does not read")
+
+    def hang_up(self) -> None:
+        """End the connection once everything queued is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, problem: str = "") -> None:
+        """End the connection at once; what was not sent yet is lost."""
+        self.problem = self.problem or problem
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_ended(self) -> None:
+        """Wait until the connection has ended, whoever ended it."""
+        await self._ended.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        try:
+            for body in self._frames.feed(data):
+                self.hear(self._decode(body))
+        except ProtocolError as problem:
+            self.broken(problem)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self.problem = self.problem or str(exc or "it hung up")
+        self._ended.set()
+
+    def broken(self, problem: ProtocolError) -> None:
+        """End the connection, on which something else than the protocol came."""
+        self.abort(str(problem))
+
+
+def _nobody_hears(_message: object) -> None:
+    raise AssertionError("somebody must hear a line before it is connected")
