@@ -52,16 +52,15 @@ class Module:
         kinds = ast.FunctionDef, ast.AsyncFunctionDef
         return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
 
-    def imports(self) -> Iterator[str]:
-        """Names of what it imports at its top or under ``TYPE_CHECKING``."""
+    def imports(self) -> Iterator[tuple[str, ...]]:
+        """What it imports at its top or under ``TYPE_CHECKING``: candidates, the best first."""
         for node in self.tree.body:
             inner = node.body if isinstance(node, ast.If) else [node]
             for one in inner:
                 if isinstance(one, ast.Import):
-                    yield from (alias.name for alias in one.names)
+                    yield from ((alias.name,) for alias in one.names)
                 elif isinstance(one, ast.ImportFrom) and one.module:
-                    yield one.module
-                    yield from (f"{one.module}.{alias.name}" for alias in one.names)
+                    yield from ((f"{one.module}.{name.name}", one.module) for name in one.names)
 
 
 def modules(source: Path = SOURCE) -> dict[str, Module]:
@@ -76,10 +75,12 @@ def modules(source: Path = SOURCE) -> dict[str, Module]:
 
 def circles(known: Mapping[str, Module]) -> list[list[str]]:
     """Groups of modules that import each other, directly or not."""
-    below = {
-        name: {one for one in module.imports() if one in known and one != name}
-        for name, module in known.items()
-    }
+    below: dict[str, set[str]] = {name: set() for name in known}
+    for name, module in known.items():
+        for candidates in module.imports():
+            below[name] |= {one for one in candidates if one in known and one != name}
+            if candidates[0].rpartition(".")[2].startswith("_"):  # a compiled module of the package
+                below[name].discard(candidates[-1])
     return [sorted(one) for one in _components(below) if len(one) > 1]
 
 

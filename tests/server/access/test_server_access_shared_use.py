@@ -4,7 +4,6 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.errors import TryLater
-from kvell.frames import FrameReader, ProtocolError
 from kvell.server.access.accounts import Account, RateExceeded
 from kvell.server.access.keys import ApiKey, KeyRing, digest_of
 from kvell.server.access.shared_use import MOST_FRONTS, SharedUse
@@ -16,6 +15,7 @@ from kvell.server.manager.messages import (
     decode_to_manager,
     encode_message,
 )
+from kvell.wire.frames import FrameReader, ProtocolError
 
 
 def decoded(beat: FrontBeat) -> ToManager:

@@ -1,9 +1,10 @@
 """The instances of a cluster as one of its fronts has them: those that the roster names."""
 
 import asyncio
+import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from kvell.engine.protocol.messages import Ready
 from kvell.errors import ChangeSomething
@@ -11,18 +12,20 @@ from kvell.server.front.line import Line
 from kvell.server.instance.dialing import DialedLine, dial_instance
 from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.joined.instance_link import InstanceLink
-from kvell.server.joined.manager_link import ManagerLink
-from kvell.server.manager.messages import FrontBeat, KeyUse, Roster, RosterEntry
+from kvell.server.joined.manager_link import Find, ManagerLink
+from kvell.server.manager.messages import BEAT_SECONDS, FrontBeat, KeyUse, Roster, RosterEntry
 from kvell.server.members.front_limits import FrontLimits
-from kvell.server.members.member import Member, Told
+from kvell.server.members.member import INCARNATION_BITS, Member, Told
 from kvell.server.members.members import CLOSING, DRAINED
 from kvell.wire.greeting import Greeting
 
-if TYPE_CHECKING:
-    from kvell.server.joined.joined_cluster import JoinedCluster
-
+NAME_BYTES = 4
 LEAVE_SECONDS = 30.0
 """The manager hangs up on a front that leaves within this time, and that of draining."""
+
+
+def _drawn_name() -> str:
+    return f"front-{secrets.token_hex(NAME_BYTES)}"
 
 
 class KeyUses(Protocol):
@@ -35,6 +38,24 @@ class KeyUses(Protocol):
     def heard(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
         """What each key used at every other front, by front."""
         ...
+
+
+@dataclass(frozen=True)
+class JoiningFront:
+    """A front, as the cluster that it joins knows it, and where that cluster is.
+
+    :param find: tells where the cluster's manager is; asked whenever it is connected to.
+    :param name: drawn, so that no other front has the same.
+    :param incarnation: of the front, likewise drawn.
+    :param beat_seconds: between two signs of life to the manager.
+    :param key_uses: shares what keys use with the other fronts; None: each front counts alone.
+    """
+
+    find: Find
+    name: str = field(default_factory=_drawn_name)
+    incarnation: int = field(default_factory=lambda: secrets.randbits(INCARNATION_BITS))
+    beat_seconds: float = BEAT_SECONDS
+    key_uses: KeyUses | None = None
 
 
 class JoinedMember(Member):
@@ -58,7 +79,7 @@ class JoinedMembers:
     """
 
     def __init__(
-        self, joins: "JoinedCluster", limits: FrontLimits, told: Told, lines: Mapping[str, Line]
+        self, joins: JoiningFront, limits: FrontLimits, told: Told, lines: Mapping[str, Line]
     ) -> None:
         self._joins, self._limits, self._lines = joins, limits, lines
         self._told = replace(told, ready=self._ready)

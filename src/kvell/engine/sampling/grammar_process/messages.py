@@ -25,7 +25,7 @@ import msgspec
 from kvell.clock import MonotonicClock
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import KvellError
-from kvell.frames import FrameReader, ProtocolError, framed
+from kvell.wire.frames import FrameReader, ProtocolError, framed
 
 READ_BYTES = 256 << 10
 LEAST_SECONDS = 0.001

@@ -1,0 +1,100 @@
+"""How the source is built: what stands here may get smaller, and never larger."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.house import (
+    Module,
+    circles,
+    count_any,
+    full_folders,
+    long_files,
+    long_functions,
+    modules,
+    shared_classes,
+    shared_methods,
+)
+
+FULL_FOLDERS = {"kvell/engine/planning": 17, "kvell/engine/running": 17}
+LONG_FILES = {
+    "kvell.engine.planning.core": 804,
+    "kvell.engine.planning.scheduler": 657,
+    "kvell.engine.protocol.messages": 426,
+    "kvell.llm": 564,
+    "kvell.prefix.core.reference": 458,
+    "kvell.server.front.front": 447,
+    "kvell.server.placing.ray_cluster": 456,
+}
+LONG_FUNCTIONS = {
+    "kvell.cli.replay.command.replay": 121,
+    "kvell.cli.serve.serve": 85,
+    "kvell.engine.assembly.build_engine": 136,
+    "kvell.engine.assembly.make_limits": 64,
+    "kvell.llm.__init__": 99,
+    "kvell.server.front.front.generate": 63,
+}
+MOST_ANY = 593
+MOST_SHARED_CLASSES = 45
+MOST_SHARED_METHODS = 44
+"""Names of methods that more than three classes have, and no protocol."""
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Module]:
+    return modules()
+
+
+def beyond(found: dict[str, int], allowed: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in found.items() if size > allowed.get(name, 0)}
+
+
+def test_modules_do_not_import_each_other_in_a_circle(known: dict[str, Module]) -> None:
+    assert circles(known) == []
+
+
+def test_folders_are_small_enough_to_be_read() -> None:
+    assert beyond(full_folders(), FULL_FOLDERS) == {}
+
+
+def test_files_are_small_enough_to_be_read(known: dict[str, Module]) -> None:
+    assert beyond(long_files(known), LONG_FILES) == {}
+
+
+def test_functions_are_small_enough_to_be_read(known: dict[str, Module]) -> None:
+    assert beyond(long_functions(known), LONG_FUNCTIONS) == {}
+
+
+def test_types_are_said(known: dict[str, Module]) -> None:
+    assert count_any(known) <= MOST_ANY
+
+
+def test_a_name_is_of_one_thing(known: dict[str, Module]) -> None:
+    assert len(shared_classes(known)) <= MOST_SHARED_CLASSES
+    assert len(shared_methods(known)) <= MOST_SHARED_METHODS
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_figures_see_what_they_look_for(tmp_path: Path) -> None:
+    """A made-up source that breaks every rule."""
+    guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from room.a import A\n"
+    write(tmp_path, "room/__init__.py", "")
+    write(tmp_path, "room/a.py", "from room.b import B\nclass A:\n    def ended(self): ...\n")
+    write(tmp_path, "room/b.py", guarded + "class A: ...\nclass B: ...\nx: Any = 1\n")
+    lines = "\n".join("    x = 1" for _ in range(70))
+    write(tmp_path, "room/c.py", f"def long():\n{lines}\n" + "\n" * 400)
+    for index in range(20):
+        write(tmp_path, f"full/m{index}.py", "class One:\n    def ended(self): ...\n")
+    known = modules(tmp_path)
+    assert circles(known) == [["room.a", "room.b"]]
+    assert full_folders(tmp_path) == {"full": 20}
+    assert list(long_files(known)) == ["room.c"]
+    assert long_functions(known) == {"room.c.long": 71}
+    assert count_any(known) == 1
+    assert list(shared_classes(known)) == ["A", "One"]
+    assert shared_methods(known) == {"ended": 21}
