@@ -1,6 +1,7 @@
 // Where a row of numbers is largest.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -15,21 +16,24 @@ struct Largest {
   bool has_nan;
 };
 
+// A sum is finite only if no number in it is NaN. If it is not, the numbers may just be too large for it.
 inline Largest largest_in(const float* x, int64_t count) {
-  float lanes[kLargestLanes];
-  int32_t nans[kLargestLanes] = {};
+  float lanes[kLargestLanes], sums[kLargestLanes] = {};
   std::fill(lanes, lanes + kLargestLanes, -std::numeric_limits<float>::infinity());
   int64_t i = 0;
   for (; i + kLargestLanes <= count; i += kLargestLanes)
     for (int64_t lane = 0; lane < kLargestLanes; ++lane) {
       lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
-      nans[lane] |= x[i + lane] != x[i + lane];
+      sums[lane] += x[i + lane];
     }
   for (; i < count; ++i) {
     lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
-    nans[0] |= x[i] != x[i];
+    sums[0] += x[i];
   }
-  const bool has_nan = std::any_of(nans, nans + kLargestLanes, [](int32_t one) { return one != 0; });
+  const bool is_plain =
+      std::all_of(sums, sums + kLargestLanes, [](float sum) { return std::isfinite(sum); });
+  const bool has_nan =
+      !is_plain && std::any_of(x, x + count, [](float one) { return std::isnan(one); });
   return {*std::max_element(lanes, lanes + kLargestLanes), has_nan};
 }
 
