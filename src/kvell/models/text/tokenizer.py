@@ -125,10 +125,7 @@ class Tokenizer:
 
     @cached_property
     def most_token_bytes(self) -> int:
-        """The most bytes of text that one token stands for (:mod:`kvell.models.text.token_bytes`).
-
-        Walks over the vocabulary once.
-        """
+        """The most bytes of text (UTF-8) that one token stands for; reads the vocabulary once."""
         return most_token_bytes(self.backend)
 
     @cached_property
