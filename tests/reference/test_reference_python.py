@@ -64,10 +64,10 @@ def test_only_what_somebody_can_give_is_a_parameter() -> None:
     def function(a: int, *others: int, b: int = 0, **more: int) -> None: ...
 
     assert parameters(function) == ["a", "b", "more"]
-    assert parameters(ChangeSomething) == ["field", "value", "problem", "remedy"]
+    assert parameters(ChangeSomething) == ["field", "value", "problem", "remedy", "bound"]
     assert parameters(TokenLogprobs) == ["logprob", "rank", "top"]
     assert parameters(VirtualClock) == ["start_seconds"]
-    for without in (GroupKind, MemoryCore, Clock, kvell.errors.TryLater):
+    for without in (GroupKind, MemoryCore, Clock, kvell.errors.KvellError):
         assert parameters(without) == []
 
 
