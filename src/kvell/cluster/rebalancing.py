@@ -28,6 +28,11 @@ class MemoryView:
     leaving: int = 0
     coming: int = 0
 
+    @property
+    def is_short(self) -> bool:
+        """Whether requests should leave it."""
+        return is_short(self.waiting, self.free_bytes, self.pool_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class MovableView:
@@ -40,6 +45,11 @@ class MovableView:
     size_bytes: int
 
 
+def is_short(waiting: int, free_bytes: int, pool_bytes: int) -> bool:
+    """Whether an instance is short of memory; asked with every heartbeat before views are made."""
+    return waiting > 0 or free_bytes * SHORT_PART < pool_bytes
+
+
 def relief(
     source: MemoryView, others: Iterable[MemoryView], movable: Sequence[MovableView]
 ) -> tuple[str, str] | None:
@@ -50,8 +60,7 @@ def relief(
 
     :param movable: the oldest first.
     """
-    is_short = source.waiting > 0 or source.free_bytes * SHORT_PART < source.pool_bytes
-    if not is_short or source.leaving or len(movable) < 2:
+    if not source.is_short or source.leaving or len(movable) < 2:
         return None
     rested = [one for one in others if not one.waiting and not one.coming]
     target = max(rested, key=lambda one: one.free_bytes, default=None)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from kvell.cluster.locality import Locality
+from kvell.cluster.rebalancing import MemoryView
 from kvell.cluster.routing.views import InstanceView, RequestView
-from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.messages import Heartbeat, Submit
 from kvell.engine.protocol.notices import (
     NO_BLOCK,
     BlocksHeld,
@@ -19,6 +21,7 @@ from kvell.engine.protocol.notices import (
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.server.front.admission_queue import AdmissionQueue
+from kvell.server.front.line import Line
 from kvell.server.front.request_log import LogEntry
 from kvell.server.instance.death import InstanceDeath
 from kvell.vocabulary import RequestId
@@ -158,3 +161,38 @@ def test_an_attempt_behind_emitted_tokens_is_looked_up_with_them() -> None:
     front.queue.add(entry)
     front.queue.due(0.0)
     assert front.router.requests[-1].hits == {"mixed-1": 16}
+
+
+def test_the_router_is_told_how_long_somebody_waits_for_a_first_token() -> None:
+    front = Front("mixed-0", "mixed-1")
+    for number, due in enumerate((None, 7.0)):
+        prompt = np.asarray(range(4), "<i4").tobytes()
+        sampling = SamplingParams(max_tokens=4)
+        entry = LogEntry(RequestId(f"d{number}"), prompt, sampling, "", 0.0, due_seconds=due)
+        front.queue.add(entry)
+        assert len(front.queue.due(2.0)) == 1
+        if due is not None:
+            entry.output.append(1)
+            assert entry.left_seconds(2.0) is None, "its first token has come"
+    assert [one.deadline_seconds for one in front.router.requests] == [None, 5.0]
+
+
+def test_a_heartbeat_of_an_instance_with_free_memory_looks_at_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many there are: what it costs the front must not grow with them."""
+    front = Front(*(f"mixed-{number}" for number in range(50)))
+    looked: list[str] = []
+    memory = Line.memory
+
+    def looks(line: Line) -> MemoryView:
+        looked.append(line.instance_id)
+        return memory(line)
+
+    monkeypatch.setattr(Line, "memory", looks)
+    for name in front.queue.lines:
+        rich = Heartbeat(1, 1, 0, 0, 8, 8, free_bytes=1 << 20, pool_bytes=1 << 20)
+        assert front.queue.heard(name, rich, 0.0) == []
+    assert looked == []
+    front.queue.heard("mixed-0", Heartbeat(1, 2, 0, 1, 8, 0, 0, 1 << 20), 0.0)
+    assert len(looked) == 50

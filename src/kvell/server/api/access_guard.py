@@ -14,7 +14,7 @@ from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver, VisitTracer
 from kvell.server.api.http_errors import ApiError, api_error
 
-OPEN = frozenset({"/", "/health", "/version"})
+OPEN = frozenset({"/", "/livez", "/readyz", "/health", "/version"})
 """Paths that need no key; every other path needs one, also paths that are not served."""
 METRICS = "/metrics"
 OPERATORS = ("/cluster", "/debug")

@@ -11,7 +11,7 @@ from kvell.server.access.bodies import BodyBounds, check_body
 from kvell.server.api.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request
 
-WATCHED = frozenset({"/health", "/metrics"})
+WATCHED = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 TOO_SLOW = ApiError(408, "the body did not arrive in time", "timeout_error")
 
 

@@ -302,7 +302,7 @@ class AdmissionQueue:
     def rebalance(self, instance_id: str) -> list[tuple[str, Migrate]]:
         """Let a request leave an instance that is short of memory, if another has it."""
         line = self.line(instance_id)
-        if line.role == PREFILL or len(self.lines) < 2:
+        if line.role == PREFILL or len(self.lines) < 2 or not line.is_short:
             return []
         others = [one.memory() for one in self._routes.takers(instance_id)]
         move = relief(line.memory(), others, line.movable())

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,7 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
-from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
-from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import InstanceDied
 from kvell.server.front.admission_queue import AdmissionQueue
 from kvell.server.front.index_observer import IndexObserver
@@ -37,7 +35,7 @@ from kvell.server.front.line import Line
 from kvell.server.front.mailbox import Output
 from kvell.server.front.membership import JoinedMembership, Joins, Membership
 from kvell.server.front.place import Place
-from kvell.server.front.request_log import LogEntry, RequestObserver, RequestTrace
+from kvell.server.front.request_log import LogEntry, RequestDetails, RequestObserver
 from kvell.server.front.request_names import RequestNames
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.members.front_limits import FrontLimits
@@ -232,27 +230,16 @@ class Front:
         *,
         request_id: str | None = None,
         cache_salt: str = "",
-        model: str = "",
-        session: str = "",
-        tensors: tuple[SentTensor, ...] = (),
-        priority: int = 0,
-        trace: RequestTrace | None = None,
-        pooling: Pooling = "",
-        tenant: str = "",
-        group: str = "",
+        deadline_seconds: float | None = None,
+        **details: Unpack[RequestDetails],
     ) -> AsyncGenerator[Output, None]:
         """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
 
         Closing the generator early cancels the request.
 
-        :param model: which of several; the instances' first if it is not named.
-        :param session: requests of one session share prefixes; "" if it has none.
-        :param tensors: of the prompt's images, from the model's processor.
-        :param priority: lower ones are served first.
-        :param trace: follows the request to its end.
-        :param pooling: asks for the prompt's vector, which comes with ``finished``, and no tokens.
-        :param tenant: tenants take turns; "" on a server without keys.
-        :param group: requests that were asked for together; the groups of a tenant take turns.
+        :param deadline_seconds: from now until whoever asked gives it up, which the router is told;
+            None: never.
+        :param details: what else is said of it.
         :raises TryLater: when the waiting line is full.
         :raises InstanceDied: when no instance serves just now.
         """
@@ -261,21 +248,16 @@ class Front:
         if sampling.seed is None:
             # Drawn here and logged, so that a second attempt would draw the same tokens.
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        now = self._now()
         entry = LogEntry(
             self._names.known(request_id or uuid.uuid4().hex),
             np.ascontiguousarray(prompt, dtype="<i4").tobytes(),
             sampling,
             cache_salt,
-            self._now(),
-            model=model,
-            session=session,
-            tensors=tensors,
-            priority=priority,
+            now,
             prefix=self._names.prefix,
-            trace=trace,
-            pooling=pooling,
-            tenant=tenant,
-            group=group,
+            due_seconds=None if deadline_seconds is None else now + deadline_seconds,
+            **details,
         )
         self._admission_queue.add(entry)
         self._pump()

@@ -1,6 +1,6 @@
 """One instance as the front sees it: its credits, its requests, and the load they mean."""
 
-from kvell.cluster.rebalancing import MemoryView, MovableView
+from kvell.cluster.rebalancing import MemoryView, MovableView, is_short
 from kvell.cluster.roles import RoleView
 from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
@@ -104,6 +104,11 @@ class Line:
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
         self._others_prompt_tokens = beat.others_prompt_tokens
         self._others_requests = beat.others_requests
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is short of memory, by what it said last."""
+        return is_short(self._waiting, self._free_bytes, self._pool_bytes)
 
     def memory(self) -> MemoryView:
         """What it said of its memory, with what is on its way from it and to it."""

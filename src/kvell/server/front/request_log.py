@@ -2,7 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 
@@ -74,6 +74,27 @@ class RequestTrace(Protocol):
         ...
 
 
+class RequestDetails(TypedDict, total=False):
+    """What may be said of a request beside its prompt and its sampling."""
+
+    model: str
+    """Which of several; the instances' first if it is not named."""
+    session: str
+    """Requests of one session share prefixes; "" if it has none."""
+    tensors: tuple[SentTensor, ...]
+    """Of the prompt's images, from the model's processor."""
+    priority: int
+    """Lower ones are served first."""
+    trace: RequestTrace | None
+    """Follows the request to its end."""
+    pooling: Pooling
+    """Asks for the prompt's vector, which comes with ``finished``, and no tokens."""
+    tenant: str
+    """Tenants take turns; "" on a server without keys."""
+    group: str
+    """Requests that were asked for together; the groups of a tenant take turns."""
+
+
 @dataclass
 class LogEntry:
     """One request from its arrival to its end.
@@ -101,6 +122,7 @@ class LogEntry:
     :param is_dropped: whether the instance was told to cancel it.
     :param trace: is told that it was let in, and its end.
     :param pooling: what is wanted of the prompt in place of tokens; "" for nothing.
+    :param due_seconds: when its answer is given up, by the front's clock; None: never.
     :param early: tokens that came before those in front of them: another instance, which goes on
         with it, was heard first; and ``early_end``, the end behind them.
     """
@@ -135,6 +157,7 @@ class LogEntry:
     pooling: Pooling = ""
     tenant: str = ""
     group: str = ""
+    due_seconds: float | None = None
     early: list[Tokens] = field(default_factory=list)
     early_end: Finished | None = None
     attempts: Attempts = field(default_factory=Attempts)
@@ -173,6 +196,12 @@ class LogEntry:
         most = self.sampling.max_tokens
         expected = MOST_OUTPUT_TOKENS if most is None else min(most, MOST_OUTPUT_TOKENS)
         return max(1, expected - len(self.output))
+
+    def left_seconds(self, now: float) -> float | None:
+        """Seconds until its first token is late; None if nobody waits for it, or it has come."""
+        if self.due_seconds is None or self.output:
+            return None
+        return self.due_seconds - now
 
     def ended(self, finished: Finished, now: float) -> EndedRequest:
         """All there is to say of it."""

@@ -67,7 +67,7 @@ class Routes:
         ):
             lines = begins  # else nobody computes prompts, and those that decode do that too
         known = None if self._locality is None else self._known(entry, self._locality, now_seconds)
-        line = self._chosen(entry, lines, self._router, known)
+        line = self._chosen(entry, lines, self._router, known, entry.left_seconds(now_seconds))
         self.goes(entry, "")
         if line is None:
             return None
@@ -143,12 +143,19 @@ class Routes:
         known.note(entry.session, line.instance_id, line.incarnation)
 
     def _chosen(
-        self, entry: LogEntry, lines: list[Line], router: Router, known: Known | None = None
+        self,
+        entry: LogEntry,
+        lines: list[Line],
+        router: Router,
+        known: Known | None = None,
+        left_seconds: float | None = None,
     ) -> Line | None:
         views = [line.view() for line in lines]
         if len(views) < 2:  # the common case of one instance asks no router
             return lines[0] if lines else None
         computed = entry.prompt_tokens + entry.emitted_tokens
         hits = NO_HITS if known is None else known[1]
-        request = RequestView(computed, entry.expected_output_tokens, entry.session, hits)
+        request = RequestView(
+            computed, entry.expected_output_tokens, entry.session, hits, left_seconds
+        )
         return self._lines[router.choose(request, views)]

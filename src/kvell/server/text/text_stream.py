@@ -132,6 +132,7 @@ async def text_deltas(
         trace=prompt.trace,
         tenant=prompt.tenant,
         group=prompt.group,
+        deadline_seconds=prompt.deadline_seconds,
     )
     untold, clock = TextDelta(""), _Deadline(front, prompt)
     async with aclosing(outputs), clock:

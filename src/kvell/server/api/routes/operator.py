@@ -1,4 +1,4 @@
-"""``/health``, ``/metrics``, ``/debug/memory`` and ``/debug/audit``: for operators."""
+"""For operators: probes, ``/metrics``, ``/debug/memory`` and ``/debug/audit``."""
 
 import asyncio
 from collections.abc import Sequence
@@ -35,11 +35,22 @@ class OperatorApi:
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
-        app.add_api_route("/health", self.health, methods=["GET"])
+        app.add_api_route("/livez", self.alive, methods=["GET"])
+        for path in ("/readyz", "/health"):
+            app.add_api_route(path, self.health, methods=["GET"])
         text = PlainTextResponse
         app.add_api_route("/metrics", self.prometheus, methods=["GET"], response_class=text)
         app.add_api_route("/debug/memory", self.memory, methods=["GET"])
         app.add_api_route("/debug/audit", self.audit, methods=["GET"])
+
+    async def alive(self) -> Response:
+        """Answer 200 unless all instances are given up for good; ``status`` as of ``/health``.
+
+        For an orchestrator's liveness probe.  A front whose instances load or restart must not be
+        killed for it: that would end the streams of others, and what comes back loads again.
+        """
+        status = 503 if self.front.state == "failed" else 200
+        return json_response({"status": self.front.state}, status)
 
     async def health(self) -> Response:
         """Answer 200 while an instance serves, else 503; ``status`` says what is going on."""

@@ -1,0 +1,35 @@
+"""Liveness and readiness: a front whose instance restarts is not ready, and alive all the same."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+
+from tests.server.test_server_life import StartServer, child_of, until
+
+READY, ALIVE = ("/readyz", "/health"), "/livez"
+
+
+def probe(url: str, path: str) -> tuple[int, str]:
+    answer = httpx.get(f"{url}{path}")
+    return answer.status_code, answer.json()["status"]
+
+
+def test_a_front_lives_while_its_instance_restarts_and_until_it_is_given_up(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    with start_server("-", "0", "--starts-once", str(tmp_path / "started")) as (url, process):
+        assert probe(url, ALIVE) == (200, "serving")
+        assert [probe(url, path) for path in READY] == [(200, "serving")] * 2
+        os.kill(child_of(process.pid), signal.SIGKILL)
+        until(lambda: probe(url, "/readyz") == (503, "restarting"))
+        assert probe(url, ALIVE) == (200, "restarting")
+        until(lambda: probe(url, "/readyz") == (503, "failed"))
+        assert probe(url, ALIVE) == (503, "failed")
+
+
+def test_probes_need_no_key(start_server: StartServer) -> None:
+    with start_server("secret", "0") as (url, _):
+        assert [probe(url, path)[0] for path in (ALIVE, *READY)] == [200] * 3
+        assert httpx.get(f"{url}/v1/models").status_code == 401
