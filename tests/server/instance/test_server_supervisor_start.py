@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
-from kvell.engine.protocol.messages import Event, Ready
+from kvell.engine.protocol.messages import SCHEMA_VERSION, Event, Ready
 from kvell.server.instance.death import InstanceDeath
 from kvell.server.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.server.instance.restart import RestartPolicy
@@ -13,10 +14,14 @@ from kvell.server.instance.supervisor import USER_MUST_CHANGE, Supervisor
 from kvell.wire.frames import ProtocolError
 
 PROBLEMS = (
+    OSError(24, "too many open files"),
+    RuntimeError("can't start new thread"),
     ProtocolError("malformed event"),
     InstanceStartError("it ended"),
     InstanceStartError("it ended", 1),
 )
+
+READY = Ready(SCHEMA_VERSION, 1, 8, "fake", 64, 1 << 20)
 
 
 class Listening:
@@ -47,7 +52,9 @@ def supervised(problems: Iterator[Exception], attempts: int) -> tuple[Supervisor
     return Supervisor("mixed-0", launch, listening, policy, 1.0, 1.0), listening
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=["protocol", "lost", "crash"])
+@pytest.mark.parametrize(
+    "problem", PROBLEMS, ids=["descriptors", "threads", "protocol", "lost", "crash"]
+)
 def test_a_first_start_that_goes_wrong_is_tried_again(problem: Exception) -> None:
     async def scenario() -> None:
         supervisor, listening = supervised(iter([problem] * 4), attempts=3)
@@ -71,3 +78,55 @@ def test_what_the_user_must_change_is_not_tried_again() -> None:
         assert (supervisor.state, supervisor.restarts, listening.given_up) == ("failed", 0, 1)
 
     asyncio.run(scenario())
+
+
+class Welcoming(Listening):
+    """Notes the deaths that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deaths: list[InstanceDeath] = []
+
+    def instance_ready(self, ready: Ready) -> None:
+        pass
+
+    def instance_lost(self, death: InstanceDeath) -> None:
+        self.deaths.append(death)
+
+
+class Ended:
+    """A process that is ready, and then ends in a way that nobody has thought of."""
+
+    host, pid, kills = "", 1, 0
+
+    async def wait_ready(self, _deadline_seconds: float) -> Ready:
+        return READY
+
+    async def follow(self, _hear: object) -> None:
+        raise RuntimeError("a bug")
+
+    async def kill(self) -> int:
+        self.kills += 1
+        return -9
+
+
+def test_a_supervision_that_fails_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """The instance is not left to itself, shown as what it was when somebody last looked."""
+
+    async def scenario() -> None:
+        process, listening = Ended(), Welcoming()
+
+        async def launch() -> InstanceProcess:
+            return cast(InstanceProcess, process)
+
+        policy = RestartPolicy(0.0, 0.0, 3)
+        supervisor = Supervisor("mixed-0", launch, listening, policy, 1.0, 1.0)
+        await supervisor.start()
+        async with asyncio.timeout(10):
+            while not listening.given_up:
+                await asyncio.sleep(0)
+        assert (supervisor.state, process.kills) == ("failed", 1)
+        assert [one.problem for one in listening.deaths] == ["it could not be supervised"]
+
+    asyncio.run(scenario())
+    assert "a bug" in caplog.text

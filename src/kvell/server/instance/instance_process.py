@@ -126,7 +126,10 @@ class InstanceProcess:
 
         :raises InstanceStartError: when the program cannot be started.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise InstanceStartError(f"cannot start {command[0]}: {error}") from error
         values = {"socket_fd": str(theirs.fileno()), "incarnation": str(plan.incarnation)}
         with theirs:
             try:
@@ -142,7 +145,11 @@ class InstanceProcess:
                 raise InstanceStartError(f"cannot start {command[0]}: {error}") from error
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
-        _, line = await loop.create_unix_connection(InstanceLine, sock=ours)
+        try:
+            _, line = await loop.create_unix_connection(InstanceLine, sock=ours)
+        except OSError as error:
+            ours.close()  # upon which the process ends
+            raise InstanceStartError(f"cannot connect to {command[0]}: {error}") from error
         return cls(process, line)
 
     @property

@@ -9,10 +9,9 @@
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, Protocol
 
 from kvell.engine.protocol.messages import (
     Command,
@@ -22,7 +21,7 @@ from kvell.engine.protocol.messages import (
     Ready,
     Tokens,
 )
-from kvell.errors import InstanceDied
+from kvell.errors import InstanceDied, KvellError
 from kvell.server.instance.death import InstanceDeath, ended
 from kvell.server.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.server.instance.pulse import Pulse
@@ -109,11 +108,11 @@ class Supervisor:
         :raises InstanceStartError: when it does not become ready.
         """
         process = await self._launch()
-        self._task = asyncio.create_task(self._supervise(process))
+        self._task = asyncio.create_task(self._kept(self._supervise(process)))
 
     def start_soon(self) -> None:
         """Start the first incarnation while others serve; a failure shows in ``state``."""
-        self._task = asyncio.create_task(self._start_and_supervise())
+        self._task = asyncio.create_task(self._kept(self._start_and_supervise()))
 
     async def settled(self) -> None:
         """Wait until the first incarnation serves, or could not be started at once."""
@@ -155,8 +154,29 @@ class Supervisor:
     def _is_retired(self) -> bool:
         return self.state in ("draining", "gone")
 
+    async def _kept(self, supervising: Coroutine[Any, Any, None]) -> None:
+        """Supervise; if that itself fails, end the instance and say so, or nobody would notice."""
+        try:
+            await supervising
+        except Exception:
+            logger.exception("instance %s cannot be supervised", self.name)
+            if self._process is not None:
+                await self._process.kill()
+            self._listener.instance_lost(InstanceDeath("it could not be supervised", "killed"))
+            self._give_up()
+
     async def _launch(self) -> InstanceProcess:
-        process = await self._launch_one()
+        """Start a process and wait until it is ready.
+
+        :raises InstanceStartError: when it cannot be started, for whatever reason, or ends.
+        :raises ProtocolError: when it does not speak the protocol.
+        """
+        try:
+            process = await self._launch_one()
+        except KvellError:
+            raise
+        except Exception as error:  # no descriptor, no thread, what a cluster raises
+            raise InstanceStartError(f"it cannot be started ({error!r})") from error
         try:
             ready = await process.wait_ready(self._startup_seconds)
         except BaseException:
@@ -235,9 +255,11 @@ class Supervisor:
             await asyncio.sleep(pause)
             self.restarts += 1
             self._fruitless_restarts += 1
-            with contextlib.suppress(InstanceStartError, ProtocolError):
+            try:
                 return await self._launch()
-            logger.error("restart %d of instance %s failed", self.restarts, self.name)
+            except KvellError as error:
+                why = str(error)
+            logger.error("restart %d of instance %s failed: %s", self.restarts, self.name, why)
         self._give_up()
         return None
 
