@@ -149,7 +149,10 @@ def oracle_rows(architecture: str, answer: Answer) -> torch.Tensor:
 
 
 def error(architecture: str, answer: Answer) -> float:
-    """Largest difference of logits, in parts of the largest logit."""
+    """Largest difference of logits, in parts of the largest logit; NaN if there were none."""
+    if not answer.logits:
+        assert answer.finished is not None and answer.finished.reason == "error"
+        return float("nan")
     expected = oracle_rows(architecture, answer)
     return float((torch.stack(answer.logits) - expected).abs().max() / expected.abs().max())
 

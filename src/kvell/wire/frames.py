@@ -33,12 +33,12 @@ def framed(body: bytes) -> bytes:
 
     :raises ProtocolError: when the body exceeds ``MAX_FRAME_BYTES``.
     """
-    _check_length(len(body))
+    _check_length(len(body), MAX_FRAME_BYTES)
     length = len(body).to_bytes(_LENGTH_BYTES, "little")
     return length + _CHECKSUMS.pack(crc32(length), crc32(body)) + body
 
 
-def _check_length(length_bytes: int, most_bytes: int = MAX_FRAME_BYTES) -> None:
+def _check_length(length_bytes: int, most_bytes: int) -> None:
     if length_bytes > most_bytes:
         raise ProtocolError(f"a frame of {length_bytes} bytes exceeds {most_bytes}")
 

@@ -49,7 +49,8 @@ def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
 def test_processes_are_measured_now() -> None:
     now = memory_page({"mixed-0": InstanceMemory(READY, STATS, os.getpid())}, 0)["now_bytes"]
     assert now["front"] > MIB
-    assert abs(now["instance"] - now["front"]) < 16 * MIB, "here they are one"
+    # Here they are one, whose children count as the instance's.
+    assert now["instance"] > now["front"] - 16 * MIB
 
 
 def test_a_server_tells_it_over_http(server_url: str) -> None:
