@@ -10,8 +10,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
 
 from kvell.engine.protocol.messages import (
     Command,
@@ -154,7 +154,7 @@ class Supervisor:
     def _is_retired(self) -> bool:
         return self.state in ("draining", "gone")
 
-    async def _kept(self, supervising: Coroutine[Any, Any, None]) -> None:
+    async def _kept(self, supervising: Awaitable[None]) -> None:
         """Supervise; if that itself fails, end the instance and say so, or nobody would notice."""
         try:
             await supervising
