@@ -90,33 +90,14 @@ class Attacker:
 
     async def slow_head(self, _http: httpx.AsyncClient) -> None:
         """Send the head of a request one byte at a time."""
-        reader, writer = await self._connected()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nX: {'x' * 4000}\r\n"
-        try:
-            for byte in head.encode():
-                writer.write(bytes([byte]))
-                await writer.drain()
-                if reader.at_eof():
-                    break
-                await asyncio.sleep(0.2)
-        finally:
-            writer.close()
+        await self._trickle(b"", head.encode())
 
     async def slow_body(self, _http: httpx.AsyncClient) -> None:
         """Announce a long body and send it one byte at a time."""
-        reader, writer = await self._connected()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\n"
         head += f"Authorization: Bearer {KEY}\r\nContent-Length: 1000000\r\n\r\n"
-        try:
-            writer.write(head.encode())
-            for _ in range(1000):
-                writer.write(b" ")
-                await writer.drain()
-                if reader.at_eof():
-                    break
-                await asyncio.sleep(0.2)
-        finally:
-            writer.close()
+        await self._trickle(head.encode(), b" " * 1000)
 
     async def deaf(self, _http: httpx.AsyncClient) -> None:
         """Ask for a long stream and read nothing of it."""
@@ -150,6 +131,20 @@ class Attacker:
     ) -> None:
         answer = await http.post(self._url + path, json=body)
         self._answers[f"{self._kind}: {answer.status_code}"] += 1
+
+    async def _trickle(self, at_once: bytes, slowly: bytes) -> None:
+        """Send bytes, some of them one at a time, until the server hangs up."""
+        reader, writer = await self._connected()
+        try:
+            writer.write(at_once)
+            for byte in slowly:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                if reader.at_eof():
+                    break
+                await asyncio.sleep(0.2)
+        finally:
+            writer.close()
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self._host, self._port)

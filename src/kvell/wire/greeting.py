@@ -1,4 +1,4 @@
-"""What two instances tell each other first; on one host, with descriptors of their memory."""
+"""Who somebody at a connection is, and the proof that it knows the cluster's secret."""
 
 import hmac
 

@@ -1,4 +1,4 @@
-"""Two instances prove to each other that they know the cluster's secret, over TCP.
+"""Two processes prove to each other that they know the cluster's secret.
 
 ::
 

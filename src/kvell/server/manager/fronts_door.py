@@ -38,7 +38,7 @@ class FrontsDoor:
         self._doorway = Doorway(listener, told, secret, {"cluster": self._came})
         self.address = str(self._doorway.address)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._entering: set[asyncio.Task[None]] = set()
+        self._entering: set[asyncio.Future[None]] = set()
 
     @property
     def strangers(self) -> int:
@@ -73,9 +73,6 @@ class FrontsDoor:
             logger.warning("front %s has other settings; it was hung up on", heard.instance)
             sock.close()
             return
-        entering = asyncio.ensure_future(self._entered(heard.instance, sock))
+        entering = asyncio.ensure_future(self._enters(heard.instance, sock))
         self._entering.add(entering)
         entering.add_done_callback(self._entering.discard)
-
-    async def _entered(self, front: str, sock: socket.socket) -> None:
-        await self._enters(front, sock)
