@@ -1,6 +1,7 @@
 """What tests of several rooms share: the packaged model, converted once."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,21 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read where Triton is first imp
 # A busy machine is slow; no test fails for that.
 settings.register_profile("kvell", deadline=None)
 settings.load_profile("kvell")
+
+
+FAKE_INSTANCE = Path(__file__).parent / "fleet" / "fake_instance.py"
+
+
+@pytest.fixture
+def instance_command() -> Callable[..., list[str]]:
+    """Command line of a fake instance with further arguments."""
+
+    def command(*arguments: str) -> list[str]:
+        script = str(FAKE_INSTANCE)
+        fixed = ["--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"]
+        return [sys.executable, script, *fixed, *arguments]
+
+    return command
 
 
 @pytest.fixture(scope="session")

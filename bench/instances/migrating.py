@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench import result_file
 from kvell import AsyncEngine, SamplingParams
-from kvell.server.members.front_limits import FrontLimits
+from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 
 MODEL = "smollm2"

@@ -25,10 +25,10 @@ from bench.side_by_side.processes import SystemProcess
 from bench.side_by_side.scenarios import Scenario
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.engine.protocol.messages import Event
-from kvell.engine.protocol.serving.instance import serve_instance
 from kvell.models.sources.progress import quiet
 from kvell.server.run import ServeOptions, serve
 from kvell.server.text.named_texts import texts_of
+from kvell.serving.instance import serve_instance
 from kvell.testing.instance import FakeEngine
 
 MODEL = "smollm2"

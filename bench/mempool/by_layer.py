@@ -17,7 +17,7 @@ from rich.table import Table
 from bench import machine, result_file
 from bench.mempool.handing import Handed, Sender, engine_at, receiving
 from bench.mempool.timing import Figures, spread
-from kvell.mempool.place import PageTransport, make_folder
+from kvell.mempool.rendezvous import PageTransport, make_folder
 from kvell.mempool.transfers.methods import COPIED, SENT, Streamed, pays_by_layer
 from kvell.pages.stages import stages_of
 

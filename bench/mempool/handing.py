@@ -18,7 +18,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Event, Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
-from kvell.mempool.place import PageTransport, PoolPlace, TransferMethod
+from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, TransferMethod
 from kvell.models.sources.source import resolve_model
 from kvell.vocabulary import MIB, RequestId
 
@@ -36,7 +36,7 @@ def engine_at(name: str, folder: Path, transport: str, method: str) -> Engine:
     """
     path = resolve_model(MODEL, process_cache_dir())
     model = load_model(path, "bfloat16", "cpu", lambda *_: None)
-    place = PoolPlace(
+    place = FolderRendezvous(
         name,
         folder,
         pd_caching=1,

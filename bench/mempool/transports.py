@@ -15,8 +15,8 @@ import numpy as np
 
 from bench.mempool.timing import Figures, spread, text_of, timed
 from kvell.memory import Layout
-from kvell.mempool.place import PageTransport
 from kvell.mempool.pool import MemPool
+from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transports.page_copies import Bytes, Piece, copy_pieces, pieces_of
 from kvell.mempool.transports.tcp.tcp_pages import TcpPages
 from kvell.wire.blocking import BlockingSocket

@@ -30,7 +30,7 @@ from kvell.load.http.wire import Wire
 from kvell.load.prompts import id_prompts
 from kvell.load.report import Objectives, summary
 from kvell.load.run import measure
-from kvell.mempool.place import PdCaching
+from kvell.mempool.rendezvous import PdCaching
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow, predecessors
 

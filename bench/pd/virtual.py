@@ -28,7 +28,7 @@ from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.load.arrivals import retimed
 from kvell.load.report import Objectives
 from kvell.memory import plan_layout
-from kvell.mempool.place import PdCaching
+from kvell.mempool.rendezvous import PdCaching
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe
 from kvell.simulator.clock.links import Link

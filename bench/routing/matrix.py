@@ -24,7 +24,7 @@ from rich.table import Table
 from bench import result_file
 from bench.routing.setting import ATTENTION, HYBRID, MOST_MODEL_TOKENS, cluster_spec
 from kvell.cli.replay.latency import latencies, outcomes
-from kvell.cluster.locality import Locality
+from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.policies import ROUTINGS
 from kvell.engine.protocol.notices import IndexedGroup
 from kvell.load.arrivals import retimed
@@ -90,11 +90,11 @@ class Case:
         return f"{self.workload}{share}, {shape}, {self.rate:g}/s{model}{late}"
 
 
-class ByOverlap(Locality):
+class ByOverlap(PrefixDirectory):
     """What routers see that know tokens and no layer groups: a state is where its tokens are."""
 
     def joined(self, instance_id: str, role: str, indexed: Sequence[IndexedGroup]) -> None:
-        """See :class:`Locality`."""
+        """See :class:`PrefixDirectory`."""
         told = [
             structs.replace(one, block_tokens=0) if one.kind == "state" else one for one in indexed
         ]

@@ -21,8 +21,8 @@ from rich.table import Table
 from starlette.types import ASGIApp, Message, Scope
 
 from bench import result_file
+from kvell.front.front import Front
 from kvell.server.api.openai_api import build_app
-from kvell.server.front.front import Front
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.testing.instance import ByteText
 

@@ -31,14 +31,14 @@ from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
+from kvell.fleet.instance.command import instance_command
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.member import MemberStatus
+from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.front.front import Front
 from kvell.llm_jobs import embedding_output
-from kvell.mempool.place import PageTransport, PdCaching
+from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress, quiet
-from kvell.server.front.front import Front
-from kvell.server.instance.command import instance_command
-from kvell.server.members.front_limits import FrontLimits
-from kvell.server.members.member import MemberStatus
-from kvell.server.members.pool_settings import PoolSettings
 from kvell.server.text.embeddings import embedded
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.named_texts import texts_of
@@ -94,7 +94,7 @@ class AsyncEngine:
     :param adaptive_roles: whether prefill and decode instances change their roles by load
         (``--adaptive-roles``).
     :param pd_caching: which of prefill and decode instances cache what, 0 to 3
-        (:data:`kvell.mempool.place.PdCaching`).
+        (:data:`kvell.mempool.rendezvous.PdCaching`).
     :param page_transport: how pages get from one instance to another.
     :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
     :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.

@@ -25,7 +25,6 @@ from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
-from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.engine.requests.admissible import request_problem, sampling_problem
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.setup.contract import MemoryContract
@@ -33,7 +32,7 @@ from kvell.engine.setup.several_models import ServedModel
 from kvell.errors import ChangeSomething, TryLater
 from kvell.llm_jobs import EmbeddingJob, Job, raise_if_failed
 from kvell.memory import Manager
-from kvell.mempool.place import MeetingPlace
+from kvell.mempool.rendezvous import Rendezvous
 from kvell.models.families.draft_model import check_draft
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
@@ -44,6 +43,7 @@ from kvell.models.sources.source import resolve_model
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
+from kvell.serving.instance import LocalInstance
 from kvell.vocabulary import FinishReason, RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -179,7 +179,7 @@ class LLM:
         incarnation: int = 0,
         memory_parts: int = 1,
         weights_fd: int | None = None,
-        pool_place: MeetingPlace | None = None,
+        pool_place: Rendezvous | None = None,
         clock: Clock | None = None,
     ) -> None:
         floor_bytes = process_bytes()

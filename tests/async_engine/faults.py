@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from kvell.async_engine import AsyncEngine, StreamedOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import RequestFailed, TryLater
-from kvell.server.members.member import MemberStatus
-from tests.server.front.scenarios import damage_next_bytes, is_gone, line_of, until
+from kvell.fleet.started.member import MemberStatus
+from tests.front.scenarios import damage_next_bytes, is_gone, line_of, until
 
 KINDS = ("kill", "stop", "damage")
 RETRIED = "a request is retried twice"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from kvell.async_engine import AsyncEngine
 from kvell.errors import InstanceDied, RequestFailed, TryLater
-from kvell.server.front.request_log import LogEntry
-from kvell.server.members.member import MemberStatus
+from kvell.fleet.started.member import MemberStatus
+from kvell.front.request_log import LogEntry
 from tests.async_engine.faults import Job, serving
-from tests.server.front.scenarios import is_gone, until
+from tests.front.scenarios import is_gone, until
 
 MOST_PAUSE_SECONDS = 0.5
 MOST_DELAY_SECONDS = 0.02

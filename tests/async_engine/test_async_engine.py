@@ -11,7 +11,7 @@ from kvell.async_engine import StreamedOutput
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
 from kvell.vocabulary import MIB
-from tests.server.front.scenarios import run
+from tests.front.scenarios import run
 
 DATA = Path(__file__).parents[1] / "data"
 SECONDS = 240.0

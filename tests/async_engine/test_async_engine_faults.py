@@ -8,8 +8,8 @@ import pytest
 
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.server.instance.restart import RestartPolicy
-from kvell.server.members.front_limits import FrontLimits
+from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 from tests.async_engine.faults import KINDS, RETRIED, Job, disturbed, whole
 

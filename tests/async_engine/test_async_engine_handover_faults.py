@@ -15,15 +15,15 @@ from kvell import LLM
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import RequestFailed
+from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.front.request_log import LogEntry
 from kvell.models.loading.random_weights import write_random_model
-from kvell.server.front.request_log import LogEntry
-from kvell.server.instance.restart import RestartPolicy
-from kvell.server.members.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 from tests.async_engine.faults import RETRIED, Job, serving
 from tests.async_engine.handover_faults import KINDS, Faults, Outcome, disturbed, rested
+from tests.front.scenarios import until
 from tests.models.harness import tiny_config
-from tests.server.front.scenarios import until
 
 STREAMS = 6
 FEW = ("pause decode", "kill decode", "orphaned decode", "kill prefill", "hang decode")

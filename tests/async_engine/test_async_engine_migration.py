@@ -7,9 +7,9 @@ import pytest
 
 from kvell import AsyncEngine, SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.server.members.front_limits import FrontLimits
+from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
-from tests.server.front.scenarios import run
+from tests.front.scenarios import run
 
 SECONDS = 240.0
 LONG = SamplingParams(
@@ -80,7 +80,7 @@ def test_an_instance_that_drains_hands_on_what_runs(smollm2_path: Path, instance
         leaves = "mixed-0" if instances == "mixed=2" else "decode-0"
         async with engine_of(smollm2_path.parent, instances) as engine:
             streams = Streams(engine)
-            lines = engine._front._admission_queue.lines
+            lines = engine._front._request_queue.lines
             await until(lambda: len(lines[leaves].movable()) >= 2)
             await until(lambda: all(len(streams.tokens.get(n, ())) > 5 for n in ASKED))
             engine.drain(leaves)
@@ -119,7 +119,7 @@ def test_memory_that_runs_short_is_relieved_by_another_instance(smollm2_path: Pa
                 return False
 
             streams = [asyncio.create_task(repeat(number)) for number in range(len(asked))]
-            line = engine._front._admission_queue.lines["mixed-0"]
+            line = engine._front._request_queue.lines["mixed-0"]
             await until(lambda: line.memory().waiting > 1)
             engine.scale("mixed=2")
             await until(has_moved)

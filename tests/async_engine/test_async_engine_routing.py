@@ -6,7 +6,7 @@ import pytest
 
 from kvell import AsyncEngine, SamplingParams
 from kvell.vocabulary import MIB
-from tests.server.front.scenarios import run
+from tests.front.scenarios import run
 
 SECONDS = 240.0
 LENGTH, TURNS = 320, 4

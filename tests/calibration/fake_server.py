@@ -9,7 +9,7 @@ from kvell.testing.instance import ByteText
 
 
 def main() -> None:
-    script = Path(__file__).parents[1] / "server" / "fake_instance.py"
+    script = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
     command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", "--step-seconds", "0.001"]
     told = lambda url: print(json.dumps({"url": url}), flush=True)  # noqa: E731, T201

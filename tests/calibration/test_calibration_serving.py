@@ -25,7 +25,7 @@ from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import quiet
 from tests.cost.test_cost_calibration import MADE
 
-FAKE = Path(__file__).parents[1] / "server" / "fake_instance.py"
+FAKE = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
 
 
 def seen(serving: Serving, batch: int, delay: float = 0.0) -> Served:

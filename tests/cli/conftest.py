@@ -13,7 +13,7 @@ from kvell.cli.terminal.session import Session
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.place import PoolPlace
+from kvell.mempool.rendezvous import FolderRendezvous
 from kvell.models.sources.progress import Progress
 from kvell.vocabulary import GIB
 
@@ -124,7 +124,7 @@ def kvell(model: FakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         progress: Progress,
         incarnation: int = 0,
         weights_fd: int | None = None,
-        pool_place: PoolPlace | None = None,
+        pool_place: FolderRendezvous | None = None,
     ) -> FakeModel:
         assert cache_dir == tmp_path / "cache"
         progress("loading weights", 0.5)

@@ -11,9 +11,9 @@ import pytest
 from kvell.cli.main import root
 from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.server.instance.command import placed_command
-from kvell.server.placing.node_record import NodeRecord, recorded
-from kvell.server.placing.ray_node import NodeSettings
+from kvell.fleet.instance.command import placed_command
+from kvell.fleet.placing.node_record import NodeRecord, recorded
+from kvell.fleet.placing.ray_node import NodeSettings
 from kvell.server.text.served_text import ServedText
 
 Kvell = Callable[..., Any]
@@ -54,8 +54,8 @@ class FakeNode:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeNode]]:
     FakeNode.made = []
-    monkeypatch.setattr("kvell.server.placing.ray_node.RayNode", FakeNode)
-    monkeypatch.setattr("kvell.server.placing.opening.check_ray", lambda cluster: None)
+    monkeypatch.setattr("kvell.fleet.placing.ray_node.RayNode", FakeNode)
+    monkeypatch.setattr("kvell.fleet.placing.opening.check_ray", lambda cluster: None)
     monkeypatch.setenv("RAY_AUTH_MODE", "")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
     yield FakeNode.made

@@ -15,8 +15,8 @@ from kvell.cli.main import root
 from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
-from kvell.server.instance.command import instance_command
-from kvell.server.instance.instance_process import InstanceStartError
+from kvell.fleet.instance.command import instance_command
+from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_model import TextModel
 
@@ -196,7 +196,7 @@ class TestInstance:
             engine.warm.assert_called_once_with()
             sock.sendall(b"ready")
 
-        monkeypatch.setattr("kvell.engine.protocol.serving.instance.serve_instance", serve_instance)
+        monkeypatch.setattr("kvell.serving.instance.serve_instance", serve_instance)
         ours, theirs = socket.socketpair()
         with ours:
             ended = kvell("instance", "--socket-fd", str(theirs.detach()))

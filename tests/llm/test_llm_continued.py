@@ -11,9 +11,9 @@ from jsonschema import validate
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.llm import LLM
+from kvell.serving.instance import LocalInstance
 from kvell.vocabulary import RequestId
 from tests.llm.teacher import FORM, MAX_ERROR, SCHEMA, THOUGHT_FORM, smollm2
 from tests.llm.test_llm_exactness import read_oracle

@@ -11,10 +11,10 @@ import pytest
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.fleet.instance.command import instance_command
+from kvell.front.front import Front
 from kvell.llm import LLM
 from kvell.models.paged_model import PagedModel
-from kvell.server.front.front import Front
-from kvell.server.instance.command import instance_command
 from kvell.vocabulary import MIB
 from tests.llm.broken_models import write_model
 from tests.llm.guilty_instance import GUILTY, raising

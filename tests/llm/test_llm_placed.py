@@ -15,14 +15,14 @@ import pytest
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.server.front.front import Front
-from kvell.server.instance.command import placed_command
-from kvell.server.members.front_limits import FrontLimits
-from kvell.server.placing.cluster_site import ClusterSite
-from kvell.server.placing.keeper import PROGRAM
-from tests.server.front.scenarios import run, until
-from tests.server.placing.host_placer import HostPlacer
-from tests.server.placing.placed_front import placed_front
+from kvell.fleet.instance.command import placed_command
+from kvell.fleet.placing.cluster_site import ClusterSite
+from kvell.fleet.placing.launcher import PROGRAM
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.front.front import Front
+from tests.fleet.placing.host_placement import HostPlacement
+from tests.fleet.placing.placed_front import placed_front
+from tests.front.scenarios import run, until
 
 DATA = Path(__file__).parents[1] / "data"
 ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()][:12]
@@ -34,7 +34,9 @@ PATIENCE_SECONDS = 240.0
 async def apart() -> AsyncIterator[Front]:
     secret = secrets.token_bytes(32)
     # Machines with another address than the front's: peers must come back to that one.
-    site = ClusterSite(HostPlacer(secret, PROGRAM, "127.0.0.3"), secret, "test", PATIENCE_SECONDS)
+    site = ClusterSite(
+        HostPlacement(secret, PROGRAM, "127.0.0.3"), secret, "test", PATIENCE_SECONDS
+    )
     command, counts = placed_command(SETTINGS), {"prefill": 1, "decode": 1}
     async with placed_front(command, counts, FrontLimits(), site, secret) as (front, _):
         yield front

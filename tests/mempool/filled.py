@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from kvell.mempool.place import PageTransport
+from kvell.mempool.rendezvous import PageTransport
 from tests.mempool.pools import fill, pool_at
 
 NAME = "filled"

@@ -7,8 +7,8 @@ import numpy as np
 
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.mempool.addresses import Lease
-from kvell.mempool.place import PageTransport
 from kvell.mempool.pool import MemPool
+from kvell.mempool.rendezvous import PageTransport
 
 SECRET = b"of the test, of enough bytes"
 FULL = LayerSpec(0, GroupKind.FULL, 1, 8, 2)

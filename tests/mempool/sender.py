@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from kvell.errors import TryLater
-from kvell.mempool.place import PageTransport
+from kvell.mempool.rendezvous import PageTransport
 from tests.mempool.pools import fill, pool_at
 
 LONGEST_SECONDS = 120.0

@@ -14,8 +14,8 @@ import pytest
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import audit
-from kvell.mempool.place import PageTransport
 from kvell.mempool.pool import MemPool
+from kvell.mempool.rendezvous import PageTransport
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import FULL, SECRET, fill, holds_right, layout_of, pool_at, write
 

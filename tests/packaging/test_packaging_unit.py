@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvell.cli.terminal.faults import CHANGE
-from kvell.server.members.front_limits import FrontLimits
+from kvell.fleet.started.front_limits import FrontLimits
 from tests.packaging.written import ROOT, parameters_of, settings_of
 
 UNIT = ROOT / "packaging" / "kvell.service"

@@ -1,4 +1,4 @@
-"""Fake instances and servers as real processes."""
+"""Fake servers as real processes."""
 
 import contextlib
 import subprocess
@@ -9,19 +9,6 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CommandFactory = Callable[..., list[str]]
-
-
-@pytest.fixture
-def instance_command() -> CommandFactory:
-    """Command line of a fake instance with further arguments."""
-
-    def command(*arguments: str) -> list[str]:
-        script = str(HERE / "fake_instance.py")
-        fixed = ["--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"]
-        return [sys.executable, script, *fixed, *arguments]
-
-    return command
 
 
 @contextlib.contextmanager

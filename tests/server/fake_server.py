@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.server.members.front_limits import FrontLimits
+from kvell.fleet.started.front_limits import FrontLimits
 from kvell.server.run import ServeOptions, Texts, serve
 from kvell.testing.instance import ByteText
 
 
 def main() -> int:
     key, port, *instance_args = sys.argv[1:]
-    script = Path(__file__).with_name("fake_instance.py")
+    script = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
     command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", *instance_args]
     beside = [ByteText(n) for f, n in itertools.pairwise(instance_args) if f == "--beside"]

@@ -13,7 +13,7 @@ from kvell.testing.instance import ByteText
 
 def main() -> None:
     key_file, *instance_args = sys.argv[1:]
-    script = Path(__file__).with_name("fake_instance.py")
+    script = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
     command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", *instance_args]
     options = ServeOptions(

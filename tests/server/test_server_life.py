@@ -236,7 +236,7 @@ serve(sys.argv[1:], Texts.of(ByteText()), ServeOptions(port=0), announce)
 
 
 def test_what_was_made_for_the_start_is_not_collected_again() -> None:
-    instance = Path(__file__).with_name("fake_instance.py")
+    instance = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
     command = [sys.executable, "-c", FROZEN, sys.executable, str(instance), "--socket-fd"]
     said = subprocess.check_output([*command, "{socket_fd}"], timeout=60)
     assert int(said) > 10_000

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvell.errors import ChangeSomething
+from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.server.api.serve_options import ServeOptions
-from kvell.server.instance.instance_process import InstanceStartError
 from kvell.server.logs.lines import FIELDS
 from kvell.server.run import serve
 from kvell.server.serving_keys import ServingKeys

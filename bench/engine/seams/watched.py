@@ -11,14 +11,14 @@ import torch
 from bench.engine.seams.recorder import Recorder
 from kvell.engine.engine import Engine
 from kvell.engine.planning.core import EngineCore
-from kvell.engine.protocol.serving import instance
-from kvell.engine.protocol.serving.channel import Channel
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running import runner
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.models.fused import _forward
 from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.serving import instance
+from kvell.serving.channel import Channel
 
 
 class NoCallbacks:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvell.cli.terminal.environment import prepare_process, process_cache_dir
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.fleet.instance.command import instance_command
 from kvell.models.sources.progress import quiet
-from kvell.server.instance.command import instance_command
 from kvell.server.run import ServeOptions, serve
 from kvell.server.text.named_texts import texts_of
 from kvell.vocabulary import MIB

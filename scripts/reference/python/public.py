@@ -66,8 +66,8 @@ PAGES = (
                     *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
                     "kvell.engine.planning.journal.Journal",
                     *_of(
-                        "kvell.mempool.place",
-                        "MeetingPlace PoolPlace PdCaching PageTransport PoolRole",
+                        "kvell.mempool.rendezvous",
+                        "Rendezvous FolderRendezvous PdCaching PageTransport PoolRole",
                     ),
                     "kvell.wire.endpoints.Endpoint",
                     *_of("kvell.vocabulary", "FinishReason RequestId"),
@@ -86,8 +86,8 @@ PAGES = (
                 "What it takes and returns",
                 (
                     *_of("kvell.async_engine", "Prompt StreamedOutput"),
-                    "kvell.server.members.front_limits.FrontLimits",
-                    "kvell.server.instance.restart.RestartPolicy",
+                    "kvell.fleet.started.front_limits.FrontLimits",
+                    "kvell.fleet.instance.restart.RestartPolicy",
                     "kvell.engine.setup.engine_settings.EngineSettings",
                     "kvell.cluster.routing.policies.ROUTINGS",
                 ),
@@ -95,8 +95,8 @@ PAGES = (
             Section(
                 "What instances say of themselves",
                 (
-                    "kvell.server.members.member.MemberStatus",
-                    "kvell.server.instance.supervisor.InstanceState",
+                    "kvell.fleet.started.member.MemberStatus",
+                    "kvell.fleet.instance.supervisor.InstanceState",
                     *_of("kvell.engine.protocol.messages", "Ready Heartbeat Stats GroupStats"),
                     *_of(
                         "kvell.engine.protocol.notices",
@@ -187,7 +187,7 @@ PAGES = (
                     "kvell.errors.InstanceDied",
                     "kvell.errors.RequestFailed",
                     "kvell.server.text.text_stream.RequestRefused",
-                    "kvell.server.instance.instance_process.InstanceStartError",
+                    "kvell.fleet.instance.instance_process.InstanceStartError",
                 ),
             ),
         ),

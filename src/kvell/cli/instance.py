@@ -18,18 +18,18 @@ from kvell.cli.terminal.session import Session
 from kvell.cluster.instances import ROLES
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
-from kvell.mempool.network_place import NetworkPlace
-from kvell.mempool.place import (
+from kvell.mempool.network_rendezvous import NetworkRendezvous
+from kvell.mempool.rendezvous import (
     DEFAULT_PD_CACHING,
-    MeetingPlace,
+    FolderRendezvous,
     PageTransport,
     PdCaching,
-    PoolPlace,
     PoolRole,
+    Rendezvous,
 )
 
 if TYPE_CHECKING:
-    from kvell.engine.protocol.serving.gate import Engine
+    from kvell.serving.gate import Engine
 
 
 @click.command(hidden=True)
@@ -85,8 +85,8 @@ def instance(
     with contextlib.ExitStack() as stack:
         serve: Callable[[Engine], None]
         if pool_host:
-            from kvell.engine.protocol.serving.door import FrontDoor, read_secret
-            from kvell.engine.protocol.serving.shared import serve_fronts
+            from kvell.serving.door import FrontDoor, read_secret
+            from kvell.serving.shared import serve_fronts
 
             secret = read_secret(sys.stdin.fileno())
             door = stack.enter_context(FrontDoor(pool_host, secret, instance_id, incarnation))
@@ -97,17 +97,17 @@ def instance(
             remedy = "use kvell serve, which starts instances"
             raise ChangeSomething("--socket-fd", socket_fd, "is no socket", remedy)
         else:
-            from kvell.engine.protocol.serving.instance import serve_instance
+            from kvell.serving.instance import serve_instance
 
             peer = stack.enter_context(socket.socket(fileno=socket_fd))
             serve = partial(serve_instance, sock=peer)
         chosen = with_kv_memory(settings, session)
         shared = None if weights_fd < 0 else weights_fd
-        place: MeetingPlace | None = None
+        place: Rendezvous | None = None
         if pool_name:
-            place = NetworkPlace(instance_id, pool_name, pool_host, secret, role, pd_caching)
+            place = NetworkRendezvous(instance_id, pool_name, pool_host, secret, role, pd_caching)
         elif pool_dir:
-            place = PoolPlace(instance_id, Path(pool_dir), role, pd_caching, page_transport)
+            place = FolderRendezvous(instance_id, Path(pool_dir), role, pd_caching, page_transport)
         model = session.open_model(
             chosen, session.cache_dir, StageLines(), incarnation, shared, place
         )

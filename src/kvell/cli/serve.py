@@ -35,12 +35,12 @@ from kvell.cluster.instances import (
     parse_instances,
 )
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.place import PageTransport, PdCaching
+from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.front.events.events_config import parse_events_config
+from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.server.answers.named import check_parsers
 from kvell.server.api.http_bounds import HttpBounds
-from kvell.server.events.events_config import parse_events_config
 from kvell.server.logs.lines import LogFormat, lines_on, tell
-from kvell.server.members.pool_settings import PoolSettings
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ def serve(
         check_cluster(cluster)
         check_name(cluster_name)
     with progress_bar("looking for the model") as report:
-        from kvell.server.instance.command import instance_command, placed_command
-        from kvell.server.instance.instance_process import InstanceStartError
+        from kvell.fleet.instance.command import instance_command, placed_command
+        from kvell.fleet.instance.instance_process import InstanceStartError
         from kvell.server.run import ServeOptions
         from kvell.server.run import serve as serve_http
         from kvell.server.text.named_texts import texts_of

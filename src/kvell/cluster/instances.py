@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kvell.errors import ChangeSomething
-from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 
 ROLES = ("mixed", "prefill", "decode")
 """What instances do: everything, compute prompts, or go on with requests behind their prompts."""

@@ -46,7 +46,7 @@ from kvell.memory import (
     pool_bytes_for,
 )
 from kvell.mempool.agent import Agent
-from kvell.mempool.place import DEFAULT_PD_CACHING, stream_costs
+from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, stream_costs
 from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel

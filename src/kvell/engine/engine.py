@@ -25,6 +25,7 @@ from kvell.engine.planning.index_watch import indexed_groups
 from kvell.engine.planning.journal import Journal, JournaledCore
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.page_map import PageMap
+from kvell.engine.protocol.bell import Bell
 from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.messages import (
     CREDITS,
@@ -43,7 +44,6 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
-from kvell.engine.protocol.serving.bell import Bell
 from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead

@@ -10,11 +10,11 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from kvell.front.front import Front
 from kvell.server.access.visit import VisitTracer
 from kvell.server.api.access_guard import Access
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
-from kvell.server.front.front import Front
 from kvell.server.http.acceptor import Acceptor
 from kvell.server.http.connection import BoundedConnection, Face
 from kvell.server.http.open_connections import OpenConnections

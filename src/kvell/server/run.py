@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvell.errors import ChangeSomething
-from kvell.mempool.place import SECRET_BYTES
+from kvell.front.affinity import Affinity
+from kvell.front.front import Front
+from kvell.mempool.rendezvous import SECRET_BYTES
 from kvell.server.api.serve_options import ServeOptions
-from kvell.server.front.front import Front
-from kvell.server.front.place import Place
 from kvell.server.http.connections_that_fit import connections_that_fit
 from kvell.server.logs.lines import tell
 from kvell.server.logs.statistics import Statistics, statistics_lines
@@ -26,9 +26,9 @@ from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:
+    from kvell.fleet.fleet import Joins
+    from kvell.front.events.publisher import EventsPublisher
     from kvell.server.access.visit import VisitTracer
-    from kvell.server.events.publisher import EventsPublisher
-    from kvell.server.front.membership import Joins
     from kvell.server.http_face import HttpFace
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ async def _serve(
                 routing=options.routing,
                 limits=options.limits,
                 observer=metrics,
-                place=Place() if joins is None else None,
+                place=Affinity() if joins is None else None,
                 joins=joins,
                 index_observer=published,
                 pool=options.pool,
@@ -169,15 +169,15 @@ def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> 
     """
     if options.cluster is None:
         return None
-    from kvell.server.joined.joined_cluster import JoinedCluster
-    from kvell.server.manager.settings import ClusterSettings
-    from kvell.server.placing.opening import manager_finder
+    from kvell.fleet.followed.followed_members import FollowedCluster
+    from kvell.fleet.manager.settings import ClusterSettings
+    from kvell.fleet.placing.opening import manager_finder
 
     settings = ClusterSettings(
         *(options.cluster_name, tuple(command), dict(options.instances)),
         *(options.limits, options.pool, secrets.token_bytes(SECRET_BYTES)),
     )
-    return JoinedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared())
+    return FollowedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared())
 
 
 @asynccontextmanager
@@ -190,7 +190,7 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
         yield None
         return
     try:
-        from kvell.server.events.publisher import EventsPublisher
+        from kvell.front.events.publisher import EventsPublisher
     except ImportError as error:
         problem, remedy = f"needs pyzmq ({error})", "pip install 'kvell[events]'"
         raise ChangeSomething("kv_events_config", "zmq", problem, remedy) from error

@@ -13,7 +13,7 @@ import uvicorn
 
 from kvell.cli.main import root
 from kvell.engine.protocol.messages import Finished
-from kvell.server.front.request_log import EndedRequest
+from kvell.front.request_log import EndedRequest
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.vocabulary import RequestId
 

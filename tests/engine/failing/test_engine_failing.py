@@ -18,11 +18,11 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import GroupArrays
+from kvell.front.mailbox import Output
+from kvell.front.request_log import LogEntry
+from kvell.front.request_queue import RequestQueue
 from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
-from kvell.server.front.admission_queue import AdmissionQueue
-from kvell.server.front.mailbox import Output
-from kvell.server.front.request_log import LogEntry
 from kvell.vocabulary import NOT_NUMBERS, RequestId, StepNumber
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
@@ -73,7 +73,7 @@ class Served:
         self.journal = Journal()
         self.told = JournaledCore(self.fresh(), self.journal)
         self.model = Failing(self.layout)
-        self.queue = AdmissionQueue(99)
+        self.queue = RequestQueue(99)
         self.queue.line(ONLY).open(64)
         self.entries: dict[str, LogEntry] = {}
         self.plans: list[StepPlan] = []

@@ -15,7 +15,7 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.memory import Layout, audit, create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerLost, PullEnded, Ticked
-from kvell.mempool.place import PdCaching
+from kvell.mempool.rendezvous import PdCaching
 from kvell.mempool.transfers.actions import (
     Action,
     Grant,

@@ -15,7 +15,7 @@ from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.limits import Limits
 from kvell.memory import HoldingCore, longest_request
-from kvell.mempool.place import PD_CACHINGS, PdCaching
+from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
 from tests.engine.planning.handing_over import Cluster, Entry

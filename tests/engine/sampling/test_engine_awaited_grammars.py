@@ -9,14 +9,14 @@ import pytest
 from kvell.engine.planning.journal import Journal
 from kvell.engine.protocol.messages import Cancel, Drain, Drained, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.serving.gate import CommandGate
-from kvell.engine.protocol.serving.instance import LocalInstance
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
 from kvell.engine.sampling.grammar_process.checking import GOOD, TOO_COMPLEX, Verdict
 from kvell.engine.sampling.grammars import Grammars
 from kvell.errors import TryLater
 from kvell.llm import LLM
+from kvell.serving.gate import CommandGate
+from kvell.serving.instance import LocalInstance
 from kvell.vocabulary import RequestId
 
 PROMPT = np.arange(300, 320, dtype="<i4").tobytes()

@@ -6,17 +6,17 @@ import pytest
 
 from kvell.errors import TryLater
 from kvell.memory import GroupKind, LayerSpec, plan_layout
-from kvell.mempool.network_place import NetworkPlace
-from kvell.mempool.place import MeetingPlace, PoolPlace, make_folder
+from kvell.mempool.network_rendezvous import NetworkRendezvous
 from kvell.mempool.pool import MemPool
+from kvell.mempool.rendezvous import FolderRendezvous, Rendezvous, make_folder
 from kvell.wire.endpoints import endpoint_of, listen_at
 
 SECRET = bytes(range(32))
 TEXT = list(range(40))
 
 
-def place(name: str, host: str = "127.0.0.1") -> NetworkPlace:
-    return NetworkPlace(name, "a-pool", host, SECRET)
+def place(name: str, host: str = "127.0.0.1") -> NetworkRendezvous:
+    return NetworkRendezvous(name, "a-pool", host, SECRET)
 
 
 def test_others_find_where_it_listens_once_they_are_told() -> None:
@@ -58,7 +58,7 @@ def test_the_secret_is_not_shown() -> None:
 
 def test_both_places_say_who_meets_there(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    places: list[MeetingPlace] = [place("a"), PoolPlace("a", tmp_path)]
+    places: list[Rendezvous] = [place("a"), FolderRendezvous("a", tmp_path)]
     assert [one.pool for one in places] == ["a-pool", tmp_path.name]
     assert {(one.instance, one.role, one.pd_caching) for one in places} == {("a", "mixed", 3)}
     assert all(len(one.secret()) == len(SECRET) for one in places)

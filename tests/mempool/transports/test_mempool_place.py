@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvell.mempool.place import SECRET_BYTES, PageTransport, PoolPlace, make_folder
+from kvell.mempool.rendezvous import SECRET_BYTES, FolderRendezvous, PageTransport, make_folder
 from kvell.wire.endpoints import endpoint_of, listen_at
 
 
@@ -17,13 +17,13 @@ def test_the_secret_is_random_and_for_its_owner_alone(tmp_path: Path) -> None:
         make_folder(folder)
         (file,) = folder.iterdir()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        found.append(PoolPlace("x", folder).secret())
+        found.append(FolderRendezvous("x", folder).secret())
     assert len(found[0]) == SECRET_BYTES and found[0] != found[1]
 
 
 @pytest.mark.parametrize("transport", ["memory", "tcp"])
 def test_others_find_where_an_instance_listens(tmp_path: Path, transport: PageTransport) -> None:
-    place, other = (PoolPlace(name, tmp_path, transport=transport) for name in "ab")
+    place, other = (FolderRendezvous(name, tmp_path, transport=transport) for name in "ab")
     for _ in range(2):  # its next incarnation too
         with listen_at(place.address()) as listener:
             place.publish(endpoint_of(listener))
@@ -36,19 +36,19 @@ def test_others_find_where_an_instance_listens(tmp_path: Path, transport: PageTr
 def test_transports_may_change_at_a_restart(tmp_path: Path) -> None:
     transports: list[PageTransport] = ["tcp", "memory", "tcp"]
     for transport in transports:
-        place = PoolPlace("a", tmp_path, transport=transport)
+        place = FolderRendezvous("a", tmp_path, transport=transport)
         with listen_at(place.address()) as listener:
             place.publish(endpoint_of(listener))
             assert place.address_of("a") == endpoint_of(listener)
 
 
 def test_what_was_never_published_is_nowhere(tmp_path: Path) -> None:
-    assert PoolPlace("a", tmp_path, transport="tcp").address_of("b") == tmp_path / "b"
+    assert FolderRendezvous("a", tmp_path, transport="tcp").address_of("b") == tmp_path / "b"
 
 
 def test_what_is_published_is_all_there_or_not_at_all(tmp_path: Path) -> None:
     """Whoever looks meanwhile finds the old address or the new one."""
-    place = PoolPlace("a", tmp_path, transport="tcp")
+    place = FolderRendezvous("a", tmp_path, transport="tcp")
     addresses = [f"tcp://127.0.0.1:{port}" for port in range(10000, 10100)]
     place.publish(addresses[0])
     with (tmp_path / "a").open() as old:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.mempool.place import PageTransport
+from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transports.page_copies import Piece
 from kvell.mempool.transports.rights import SLOTS, Extent, Rights, RightsOfPeer
 from kvell.mempool.transports.tcp.reading import ReadEnded, ReadPages, Reply, packed

@@ -14,11 +14,11 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Event, Finished, Migrate, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import audit
-from kvell.mempool.place import (
+from kvell.mempool.rendezvous import (
     PD_CACHINGS,
+    FolderRendezvous,
     PageTransport,
     PdCaching,
-    PoolPlace,
     TransferMethod,
     make_folder,
 )
@@ -128,7 +128,7 @@ def pair_of(
             architecture,
             is_fused,
             8 * MIB,
-            pool_place=PoolPlace(
+            pool_place=FolderRendezvous(
                 name, folder, pd_caching=pd_caching, transport=transport, method=method
             ),
         )

@@ -21,7 +21,13 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
 from kvell.engine.running.sent_images import sent
 from kvell.memory import GroupKind, audit, pool_bytes_for
-from kvell.mempool.place import PD_CACHINGS, PageTransport, PdCaching, PoolPlace, make_folder
+from kvell.mempool.rendezvous import (
+    PD_CACHINGS,
+    FolderRendezvous,
+    PageTransport,
+    PdCaching,
+    make_folder,
+)
 from kvell.models.images.image_store import ImageStore
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
@@ -147,7 +153,9 @@ def pair_of(
     **more: Any,
 ) -> Iterator[Pair]:
     make_folder(folder)
-    places = [PoolPlace(name, folder, pd_caching=pd_caching, transport=transport) for name in "ab"]
+    places = [
+        FolderRendezvous(name, folder, pd_caching=pd_caching, transport=transport) for name in "ab"
+    ]
     engines = [
         engine_of(architecture, size, pool_place=place, **more)
         for place, size in zip(places, sizes, strict=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvell.engine.engine import Engine
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running.runner import ModelRunner
-from kvell.mempool.place import PageTransport
+from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transports.mover import Mover
 from kvell.pages.stages import stages_of
 from tests.models.harness import prompt_ids

@@ -4,10 +4,7 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.errors import TryLater
-from kvell.server.access.accounts import Account, RateExceeded
-from kvell.server.access.keys import ApiKey, KeyRing, digest_of
-from kvell.server.access.shared_use import MOST_FRONTS, SharedUse
-from kvell.server.manager.messages import (
+from kvell.fleet.manager.messages import (
     MOST_KEYS_TOLD,
     FrontBeat,
     KeyUse,
@@ -15,6 +12,9 @@ from kvell.server.manager.messages import (
     decode_to_manager,
     encode_message,
 )
+from kvell.server.access.accounts import Account, RateExceeded
+from kvell.server.access.keys import ApiKey, KeyRing, digest_of
+from kvell.server.access.shared_use import MOST_FRONTS, SharedUse
 from kvell.wire.frames import FrameReader, ProtocolError
 
 

@@ -8,9 +8,9 @@ import json
 import sys
 from pathlib import Path
 
+from kvell.fleet.started.front_limits import FrontLimits
 from kvell.server.api.http_bounds import HttpBounds
 from kvell.server.logs.lines import lines_on
-from kvell.server.members.front_limits import FrontLimits
 from kvell.server.run import ServeOptions, Texts, serve
 from kvell.testing.instance import ByteText
 
@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 200_000
 
 def main() -> None:
     bounds, *instance_args = sys.argv[1:]
-    script = Path(__file__).parent.parent / "fake_instance.py"
+    script = Path(__file__).parents[2] / "fleet" / "fake_instance.py"
     command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", *instance_args]
     options = ServeOptions(

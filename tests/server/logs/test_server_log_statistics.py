@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.messages import Stats
 from kvell.errors import TryLater
-from kvell.server.front.request_log import RequestObserver
+from kvell.front.request_log import RequestObserver
 from kvell.server.logs.lines import FIELDS
 from kvell.server.logs.statistics import Statistics, Totals, rates_between, statistics_lines
 from kvell.server.metrics.front_metrics import ServerMetrics

@@ -18,11 +18,11 @@ from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.page_map import PageMap
 from kvell.engine.planning.step_memory import SharedMemory
-from kvell.engine.protocol.serving.instance import serve_instance
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.setup.contract import make_contract
 from kvell.memory import GroupKind, LayerSpec, Layout, create_core, plan_layout
+from kvell.serving.instance import serve_instance
 
 MODEL_LEN = 4096
 CHUNK_BYTES = 1 << 18

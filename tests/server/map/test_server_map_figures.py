@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kvell.engine.protocol.messages import GroupStats, Stats
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, PageOwner, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.server.front.request_log import LogEntry
+from kvell.fleet.started.member import MemberStatus
+from kvell.front.request_log import LogEntry
 from kvell.server.map.figures import (
     MOST_REQUESTS,
     Seen,
@@ -19,7 +20,6 @@ from kvell.server.map.figures import (
     map_body,
     request_row,
 )
-from kvell.server.members.member import MemberStatus
 from kvell.vocabulary import RequestId
 
 STATUS = MemberStatus("mixed-0", "mixed", "serving", 7, 1, None, None)

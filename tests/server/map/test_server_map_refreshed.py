@@ -6,7 +6,7 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.server.map.refreshed import Refreshed
-from tests.server.front.scenarios import run
+from tests.front.scenarios import run
 
 
 class Counting:

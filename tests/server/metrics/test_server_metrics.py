@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from kvell.engine.protocol.messages import Finished, GroupStats, Ready, Stats
-from kvell.server.front.request_log import EndedRequest
+from kvell.front.request_log import EndedRequest
 from kvell.server.metrics.front_metrics import MOST_NOTED, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from kvell.vocabulary import FinishReason, RequestId

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import KvellError, RequestFailed, TryLater
-from kvell.server.front.front import Front
-from kvell.server.front.mailbox import Output
+from kvell.front.front import Front
+from kvell.front.mailbox import Output
 from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import (
     RequestRefused,

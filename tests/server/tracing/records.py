@@ -4,8 +4,8 @@ from typing import Any
 
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.front.request_log import EndedRequest
 from kvell.server.access.visit import EndedVisit
-from kvell.server.front.request_log import EndedRequest
 from kvell.server.tracing.traced_visit import VisitRecord
 from kvell.vocabulary import FinishReason, RequestId
 

@@ -17,7 +17,7 @@ from kvell.engine.protocol.messages import Submit
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import GroupSpec, longest_request
-from kvell.mempool.place import PD_CACHINGS
+from kvell.mempool.rendezvous import PD_CACHINGS
 from kvell.mempool.transfers.actions import Action, Pull
 from kvell.mempool.transfers.methods import ALWAYS
 from kvell.pages.stages import BY_LAYER

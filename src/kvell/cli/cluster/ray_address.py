@@ -23,7 +23,7 @@ def check_cluster(cluster: str) -> None:
 
     :raises ChangeSomething: if it is no address, or Ray is not installed.
     """
-    from kvell.server.placing.opening import check_ray
+    from kvell.fleet.placing.opening import check_ray
 
     if cluster not in (LOCAL_RAY, AUTO):
         text = cluster if "://" in cluster else f"ray://{cluster}"
@@ -57,7 +57,7 @@ def running_cluster(cluster: str | None) -> Iterator[str | None]:
     if cluster != LOCAL_RAY:
         yield cluster
         return
-    from kvell.server.placing.ray_node import NodeSettings, RayNode
+    from kvell.fleet.placing.ray_node import NodeSettings, RayNode
 
     take_ray_token(secrets.token_hex(TOKEN_BYTES))
     node = RayNode(NodeSettings(host=LOCAL_HOST, clients_port=0), ray_environment())

@@ -58,9 +58,9 @@ def up(
 
     It runs until kvell cluster down.
     """
-    from kvell.server.placing.node_record import record_of, recorded
-    from kvell.server.placing.opening import check_ray
-    from kvell.server.placing.ray_node import NodeSettings, RayNode
+    from kvell.fleet.placing.node_record import record_of, recorded
+    from kvell.fleet.placing.opening import check_ray
+    from kvell.fleet.placing.ray_node import NodeSettings, RayNode
 
     check_ray(joins or "up")
     if (running := recorded(session.cache_dir)) is not None:
@@ -92,8 +92,8 @@ def down(session: Session, /) -> None:
 
     Instances that run here end too; their server starts them elsewhere.
     """
-    from kvell.server.placing.node_record import recorded
-    from kvell.server.placing.ray_node import END_SECONDS
+    from kvell.fleet.placing.node_record import recorded
+    from kvell.fleet.placing.ray_node import END_SECONDS
 
     running = recorded(session.cache_dir)
     if running is None:
@@ -112,7 +112,7 @@ def print_machines(cluster: str, as_json: bool) -> None:
     from kvell.cli.cluster.table import print_rows
 
     check_cluster(cluster)
-    from kvell.server.placing import ray_cluster
+    from kvell.fleet.placing import ray_cluster
 
     ray_cluster.connect(cluster)
     try:

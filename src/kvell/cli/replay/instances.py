@@ -13,7 +13,7 @@ from kvell.cli.terminal.sizes import SIZE
 from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.errors import ChangeSomething
-from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 
 if TYPE_CHECKING:
     from kvell.simulator.clock.links import Link

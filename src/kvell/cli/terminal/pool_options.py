@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
-from kvell.mempool.place import PD_CACHINGS, PdCaching
+from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
 
 Command = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kvell.cli.terminal.faults import Debug
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.place import MeetingPlace
+from kvell.mempool.rendezvous import Rendezvous
 from kvell.models.sources.progress import Progress
 
 
@@ -69,7 +69,7 @@ def open_model(
     progress: Progress,
     incarnation: int = 0,
     weights_fd: int | None = None,
-    pool_place: MeetingPlace | None = None,
+    pool_place: Rendezvous | None = None,
 ) -> Any:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM

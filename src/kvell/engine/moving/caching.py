@@ -1,7 +1,7 @@
 """Where a request's prefix is cached at the instance that goes on with it."""
 
 from kvell.engine.requests.cache_roots import RESERVED
-from kvell.mempool.place import PdCaching
+from kvell.mempool.rendezvous import PdCaching
 
 
 def handed_over_root(root: str, pd_caching: PdCaching, unique: str) -> str:

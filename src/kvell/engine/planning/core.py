@@ -65,7 +65,7 @@ from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, PoolTotals, audit
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
-from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import FinishReason, RequestId, StepNumber

@@ -30,7 +30,7 @@ from kvell.memory import GroupKind, GroupSpec, MemoryCore
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
 from kvell.mempool.owners import Tick
-from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Roomed
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.methods import StreamCosts, Streamed, pays_by_layer

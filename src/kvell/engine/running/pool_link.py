@@ -4,15 +4,15 @@ import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvell.engine.protocol.serving.bell import Bell
+from kvell.engine.protocol.bell import Bell
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerEntry
-from kvell.mempool.network_place import NetworkPlace
+from kvell.mempool.network_rendezvous import NetworkRendezvous
 from kvell.mempool.node import Node
 from kvell.mempool.owners import Tick
-from kvell.mempool.place import MeetingPlace
+from kvell.mempool.rendezvous import Rendezvous
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.page_copies import Bytes
@@ -26,7 +26,7 @@ class PoolLink:
 
     def __init__(
         self,
-        place: MeetingPlace,
+        place: Rendezvous,
         agent: Agent,
         groups: Sequence[GroupSpec],
         memory: Bytes,
@@ -58,11 +58,11 @@ class PoolLink:
     @property
     def listens(self) -> str:
         """Where instances of other hosts reach it; "" in a pool of one host."""
-        return self._place.listens if isinstance(self._place, NetworkPlace) else ""
+        return self._place.listens if isinstance(self._place, NetworkRendezvous) else ""
 
     def meet(self, addresses: Mapping[str, str]) -> None:
         """Take in where the other instances listen, in a pool of several hosts."""
-        if isinstance(self._place, NetworkPlace):
+        if isinstance(self._place, NetworkRendezvous):
             self._place.meet(addresses)
 
     def now(self) -> Tick:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvell.engine.requests.limits import max_step_draft_tokens
 from kvell.memory import Embeddings, Manager
-from kvell.mempool.place import MeetingPlace
+from kvell.mempool.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EngineOptions:
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None
     memory_parts: int = 1
-    pool_place: MeetingPlace | None = None
+    pool_place: Rendezvous | None = None
     enable_chunked_prefill: bool = True
     copies_under_pass: bool | None = None
 

@@ -15,9 +15,9 @@ import heapq
 from collections.abc import Mapping
 
 from kvell.clock import Clock
+from kvell.fleet.manager.messages import MOST_KEYS_TOLD, NAME_DIGITS, KeyUse
 from kvell.server.access.accounts import Account
 from kvell.server.access.keys import Holder, KeyRing
-from kvell.server.manager.messages import MOST_KEYS_TOLD, NAME_DIGITS, KeyUse
 
 MOST_FRONTS = 64
 """Fronts whose counts are kept, those that were heard of longest ago first to be forgotten."""

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from kvell.clock import Clock
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.front.request_log import RequestTrace
 from kvell.server.access.accounts import Account
 from kvell.server.access.tenants import engine_salt
-from kvell.server.front.request_log import RequestTrace
 from kvell.server.text.text_stream import TextDelta
 
 CLIENT_GONE_STATUS = 499

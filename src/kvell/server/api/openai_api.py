@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fastapi import FastAPI
 
 from kvell.device.process_size import process_bytes
+from kvell.front.front import Front
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
@@ -25,7 +26,6 @@ from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import Served, Serving
-from kvell.server.front.front import Front
 from kvell.server.map.map_api import MapApi
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.lanes import TextWork

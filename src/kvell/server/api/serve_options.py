@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.front.events.events_config import KvEventsConfig
+from kvell.front.front import ONE_MIXED
 from kvell.server.access.key_file import MAX_IN_FLIGHT
 from kvell.server.api.http_bounds import HttpBounds
-from kvell.server.events.events_config import KvEventsConfig
-from kvell.server.front.front import ONE_MIXED
-from kvell.server.members.front_limits import FrontLimits
-from kvell.server.members.pool_settings import PoolSettings
 
 MAX_BODY_BYTES = 32 << 20
 

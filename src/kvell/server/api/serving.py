@@ -11,6 +11,7 @@ from fastapi import Request, Response
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
+from kvell.front.front import Front
 from kvell.server.access.visit import CLIENT_GONE_STATUS, Sequences, Visit
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
@@ -25,7 +26,6 @@ from kvell.server.api.streaming import (
     until_gone,
     with_error_event,
 )
-from kvell.server.front.front import Front
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.text_encoder import TokenIds

@@ -6,8 +6,8 @@ from typing import Any
 
 from kvell.engine.protocol.messages import GroupStats, Stats
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, Pages
-from kvell.server.front.request_log import LogEntry
-from kvell.server.members.member import MemberStatus
+from kvell.fleet.started.member import MemberStatus
+from kvell.front.request_log import LogEntry
 
 MOST_REQUESTS = 200
 """Most requests that are listed; all of them are counted."""

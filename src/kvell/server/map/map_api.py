@@ -8,7 +8,7 @@ from fastapi import FastAPI, HTTPException, Path, Response
 
 from kvell.engine.protocol.messages import Stats
 from kvell.errors import TryLater
-from kvell.server.front.front import Front
+from kvell.front.front import Front
 from kvell.server.map.figures import Seen, large_page_body, map_body
 from kvell.server.map.page import make_page
 from kvell.server.map.refreshed import Refreshed

@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kvell.errors import Bound
-from kvell.server.front.request_log import EndedRequest
+from kvell.front.request_log import EndedRequest
 from kvell.server.metrics.instance_metrics import InstancesCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED
 from kvell.errors import InstanceDied, RequestFailed, TryLater
-from kvell.server.front.front import Front
+from kvell.front.front import Front
 from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import raise_unless_done
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.front.request_log import RequestTrace
 from kvell.models.config.embeddings import EmbeddingFacts
-from kvell.server.front.request_log import RequestTrace
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 

@@ -10,8 +10,8 @@ from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, KvellError, RequestFailed, TryLater
-from kvell.server.front.front import Front
-from kvell.server.front.mailbox import Output
+from kvell.front.front import Front
+from kvell.front.mailbox import Output
 from kvell.server.text.text_model import PreparedPrompt, TextModel
 
 

@@ -7,8 +7,8 @@ latencies and ``n``, and Kvell's own.  What the front was not told is left out.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvell.front.request_log import EndedRequest
 from kvell.server.access.visit import CLIENT_GONE_STATUS
-from kvell.server.front.request_log import EndedRequest
 from kvell.server.tracing.traced_visit import VisitRecord
 
 Value = str | int | float | Sequence[str]

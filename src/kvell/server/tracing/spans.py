@@ -4,7 +4,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from kvell.server.front.request_log import EndedRequest
+from kvell.front.request_log import EndedRequest
 from kvell.server.tracing.attributes import (
     answer_attributes,
     error_type,

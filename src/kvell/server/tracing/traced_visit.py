@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.front.request_log import EndedRequest
 from kvell.server.access.visit import EndedVisit
-from kvell.server.front.request_log import EndedRequest
 
 TRACED = "/v1/"
 """Paths below this are traced; pages that are asked for again and again would hide the rest."""

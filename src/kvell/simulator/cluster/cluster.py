@@ -3,7 +3,7 @@
 ::
 
     trace ─► VirtualFront ──Submit, Cancel──► VirtualInstance ◄─messages, pages─► VirtualInstance
-             AdmissionQueue ◄──── events ──── EngineCore, Agent     Network
+             RequestQueue ◄──── events ──── EngineCore, Agent     Network
              router                           StepTimer, Device
 
 Everything happens in one loop, in order of virtual time, so equal runs are equal.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from kvell.cluster.locality import BY_LOCALITY, Locality
+from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.roles import RoleChanger, RoleRules
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
@@ -24,12 +24,12 @@ from kvell.engine.planning.index_watch import indexed_groups
 from kvell.engine.protocol.messages import Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits
+from kvell.fleet.instance.death import Cause, InstanceDeath
+from kvell.front.request_queue import RequestQueue
 from kvell.memory import Eviction, GroupKind, Implementation, Layout, create_core
 from kvell.mempool.agent import Agent
-from kvell.mempool.place import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.methods import StreamCosts
-from kvell.server.front.admission_queue import AdmissionQueue
-from kvell.server.instance.death import Cause, InstanceDeath
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device, TraceDevice
 from kvell.simulator.cluster.front import Command, VirtualFront
@@ -108,7 +108,7 @@ class VirtualCluster:
         prompts: PromptMaker | None = None,
         device: MakeDevice | None = None,
         records: bool = False,
-        locality: Locality | None = None,
+        locality: PrefixDirectory | None = None,
     ) -> None:
         self.spec, self.loop = spec, Loop()
         self.transport = VirtualTransport(spec.links.messages, spec.seed)
@@ -125,11 +125,11 @@ class VirtualCluster:
         self._chance = Random(spec.seed)
         most_waiting = len(rows) if spec.max_waiting is None else spec.max_waiting
         router = router_named(spec.routing, spec.costs)
-        queue = AdmissionQueue(
+        queue = RequestQueue(
             most_waiting,
             router=router,
             pulls=spec.pd_caching > 0,
-            locality=locality or (Locality() if spec.routing in BY_LOCALITY else None),
+            locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
             costs=spec.costs,
             roles=None if spec.role_rules is None else RoleChanger(spec.role_rules, spec.costs),
         )

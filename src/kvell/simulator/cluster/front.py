@@ -16,9 +16,9 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.notices import IndexedGroup, WatchIndex
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething, TryLater
-from kvell.server.front.admission_queue import AdmissionQueue
-from kvell.server.front.request_log import EndedRequest, LogEntry
-from kvell.server.instance.death import InstanceDeath
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.request_log import EndedRequest, LogEntry
+from kvell.front.request_queue import RequestQueue
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.replay.replay import RequestFigures
 from kvell.simulator.replay.schedule import Schedule
@@ -42,7 +42,7 @@ class VirtualFront:
 
     def __init__(
         self,
-        queue: AdmissionQueue,
+        queue: RequestQueue,
         rows: Sequence[TraceRow],
         prompts: PromptMaker,
         schedule: Schedule,
@@ -97,7 +97,7 @@ class VirtualFront:
         joins_others: bool,
         indexed: Sequence[IndexedGroup],
     ) -> None:
-        """An incarnation serves; see :meth:`.AdmissionQueue.open`."""
+        """An incarnation serves; see :meth:`.RequestQueue.open`."""
         told = self.queue.open(
             instance_id,
             CREDITS,

@@ -7,9 +7,9 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvell.cluster.instances import checked_counts
-from kvell.server.front.front import Front
-from kvell.server.front.line import Line
-from kvell.server.members.member import MemberStatus
+from kvell.fleet.started.member import MemberStatus
+from kvell.front.front import Front
+from kvell.front.instance_load import InstanceLoad
 from kvell.server.metrics.memory_page import contract_of_all
 
 
@@ -74,7 +74,7 @@ class ClusterApi:
         return Response(content, status_code, media_type="application/json")
 
 
-def _instance(status: MemberStatus, line: Line) -> dict[str, Any]:
+def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
     beat, ready = status.beat, status.ready
     return {
         "id": status.instance_id,

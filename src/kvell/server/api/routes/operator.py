@@ -10,8 +10,8 @@ from fastapi.responses import PlainTextResponse
 from kvell.device.process_size import process_bytes, tree_bytes
 from kvell.engine.protocol.messages import Stats
 from kvell.errors import TryLater
+from kvell.front.front import Front
 from kvell.server.api.bodies.completions import json_response
-from kvell.server.front.front import Front
 from kvell.server.metrics.front_metrics import CONTENT_TYPE, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from kvell.server.metrics.memory_page import InstanceMemory, memory_page

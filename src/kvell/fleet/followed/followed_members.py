@@ -1,0 +1,269 @@
+"""The instances of a cluster as one of its fronts has them: those that the roster names."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from kvell.engine.protocol.messages import Ready
+from kvell.errors import ChangeSomething
+from kvell.fleet.fleet import RoleLoad
+from kvell.fleet.followed.instance_link import InstanceLink
+from kvell.fleet.followed.manager_link import Find, ManagerLink
+from kvell.fleet.instance.dialing import DialedLine, dial_instance
+from kvell.fleet.instance.instance_process import InstanceStartError
+from kvell.fleet.manager.messages import BEAT_SECONDS, FrontBeat, KeyUse, Roster, RosterEntry
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.member import INCARNATION_BITS, Member, MemberCallbacks
+from kvell.fleet.started.members import CLOSING, DRAINED
+from kvell.wire.greeting import Greeting
+
+NAME_BYTES = 4
+LEAVE_SECONDS = 30.0
+"""The manager hangs up on a front that leaves within this time, and that of draining."""
+
+
+def _drawn_name() -> str:
+    return f"front-{secrets.token_hex(NAME_BYTES)}"
+
+
+class KeyUses(Protocol):
+    """What keys use, here and at other fronts."""
+
+    def told(self) -> dict[str, KeyUse]:
+        """What each key used here."""
+        ...
+
+    def heard(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
+        """What each key used at every other front, by front."""
+        ...
+
+
+@dataclass(frozen=True)
+class FollowedCluster:
+    """A cluster that a front joins (:class:`.Joins`), and how it knows that front.
+
+    :param find: tells where the cluster's manager is; asked whenever it is connected to.
+    :param name: drawn, so that no other front has the same.
+    :param incarnation: of the front, likewise drawn.
+    :param beat_seconds: between two signs of life to the manager.
+    :param key_uses: shares what keys use with the other fronts; None: each front counts alone.
+    """
+
+    find: Find
+    name: str = field(default_factory=_drawn_name)
+    incarnation: int = field(default_factory=lambda: secrets.randbits(INCARNATION_BITS))
+    beat_seconds: float = BEAT_SECONDS
+    key_uses: KeyUses | None = None
+
+    def members(
+        self, limits: FrontLimits, told: MemberCallbacks, lines: Mapping[str, RoleLoad]
+    ) -> "FollowedMembers":
+        """See :class:`.Joins`."""
+        return FollowedMembers(self, limits, told, lines)
+
+
+class FollowedMember(Member):
+    """An instance that the manager starts."""
+
+    supervisor: InstanceLink
+
+    def instance_cut(self) -> None:
+        """Pass it on."""
+        self._told.cut(self.instance_id)
+
+
+class FollowedMembers:
+    """A :class:`.JoinedMembership`: follows the roster from :meth:`start` to :meth:`close`.
+
+    While the manager is away, the roster that it sent last holds.
+
+    :param joins: which cluster, and who the front is.
+    :param told: hears what happens to any instance.
+    :param lines: of the front, by instance; looked at only.
+    """
+
+    def __init__(
+        self,
+        joins: FollowedCluster,
+        limits: FrontLimits,
+        told: MemberCallbacks,
+        lines: Mapping[str, RoleLoad],
+    ) -> None:
+        self._joins, self._limits, self._lines = joins, limits, lines
+        self._told = replace(told, ready=self._ready)
+        self._told_ready = told.ready
+        self._by_id: dict[str, FollowedMember] = {}
+        self._manager = ManagerLink(
+            joins.name, joins.incarnation, joins.find, self, joins.beat_seconds
+        )
+        self._roster: Roster | None = None
+        self._refusal: ChangeSomething | None = None
+        self._role_changes = 0
+        self._left: set[tuple[str, int]] = set()
+        self._news = asyncio.Event()
+        self._is_closing = False
+
+    def __iter__(self) -> Iterator[FollowedMember]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._by_id
+
+    def __getitem__(self, instance_id: str) -> FollowedMember:
+        return self._by_id[instance_id]
+
+    async def start(self, _counts: Mapping[str, int]) -> None:
+        """Join, and wait until all instances that serve are reached; the manager knows how many.
+
+        :raises ChangeSomething: when the cluster cannot be joined as things are.
+        :raises InstanceStartError: when it does not start, or is not reached.
+        """
+        self._manager.start()
+        try:
+            await self._join()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def scale(self, counts: Mapping[str, int]) -> None:
+        """See :class:`.JoinedMembership`."""
+        await self._manager.scale(counts)
+
+    async def drain(self, instance_id: str) -> None:
+        """See :class:`.JoinedMembership`."""
+        await self._manager.drain(instance_id)
+
+    async def close(self) -> None:
+        """Hang up on the instances, which cancel what is left there, and leave the cluster."""
+        self._is_closing = True
+        for member in self:
+            member.supervisor.end(CLOSING)
+        await self._manager.leave(self._limits.drain_seconds + LEAVE_SECONDS)
+        await asyncio.gather(*(one.supervisor.ended() for one in self))
+
+    def roster_came(self, roster: Roster) -> None:
+        """See :class:`.ManagerListener`.
+
+        A manager that is still starting may not have found every instance yet: what it does not
+        name stays.
+        """
+        if self._is_closing:
+            return
+        self._roster = roster
+        if self._joins.key_uses is not None:
+            others = {name: used for name, used in roster.used.items() if name != self._joins.name}
+            self._joins.key_uses.heard(others)
+        is_newer = roster.role_changes >= self._role_changes
+        if is_newer:
+            self._role_changes = roster.role_changes
+        named = {one.instance_id: one for one in roster.instances if one.state != "gone"}
+        for instance_id, entry in named.items():
+            is_new = instance_id not in self._by_id
+            if is_new:
+                self._add(entry)
+            if is_new or is_newer:
+                self._told.role(instance_id, entry.role)
+            if not is_new:
+                self._update(self._by_id[instance_id], entry)
+        if not roster.is_starting:
+            for instance_id in [one for one in self._by_id if one not in named]:
+                self._remove(instance_id)
+        self._news.set()
+
+    def manager_refused(self, refusal: ChangeSomething) -> None:
+        """See :class:`.ManagerListener`."""
+        self._refusal = refusal
+        self._news.set()
+
+    def beat(self) -> FrontBeat:
+        """See :class:`.ManagerListener`."""
+        lines = [self._lines[one] for one in self._by_id]
+        parts = [part for line in lines if (part := line.part()) is not None]
+        loads = {one.instance_id: one.work for one in parts}
+        roles = {one.instance_id: one.role for one in lines}
+        uses = self._joins.key_uses
+        return FrontBeat(loads, roles, self._role_changes, {} if uses is None else uses.told())
+
+    async def _join(self) -> None:
+        limit = self._limits.startup_seconds
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                while not self._has_joined():
+                    if self._roster is not None and self._roster.is_starting:
+                        deadline.reschedule(loop.time() + limit)  # the manager has its own
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError as error:
+            raise InstanceStartError(f"{self._missing()} within {limit:g} s") from error
+
+    def _has_joined(self) -> bool:
+        """Whether an instance is reached, and all that serve are.
+
+        :raises ChangeSomething, InstanceStartError: when that cannot come.
+        """
+        roster = self._roster
+        if roster is None:
+            if self._refusal is not None:
+                raise self._refusal
+            return False
+        if roster.failed:
+            raise InstanceStartError(roster.failed, roster.exit_code)
+        states = {one.instance_id: one.state for one in roster.instances}
+        if states and set(states.values()) == {"failed"}:
+            raise InstanceStartError("no instance of the cluster can be started")
+        serving = [self._by_id[name] for name, state in states.items() if state == "serving"]
+        return not roster.is_starting and bool(serving) and all(one.is_serving for one in serving)
+
+    def _missing(self) -> str:
+        """What the front waits for."""
+        if self._roster is None:
+            why = f" ({self._manager.problem})" if self._manager.problem else ""
+            return f"the cluster's manager was not reached{why}"
+        missing = [one for one in self if not one.is_serving]
+        names = ", ".join(one.instance_id for one in missing) or "any instance"
+        why = ", ".join({one.supervisor.problem for one in missing} - {""})
+        return f"this front did not reach {names}{f' ({why})' if why else ''}"
+
+    def _add(self, entry: RosterEntry) -> None:
+        name = entry.instance_id
+        member = FollowedMember(name, name.rpartition("-")[0], self._told)
+        limits = self._limits
+        member.supervisor = InstanceLink(
+            entry, self._dial, member, limits.startup_seconds, limits.silence_seconds
+        )
+        self._by_id[name] = member
+        member.supervisor.start()
+
+    def _update(self, member: FollowedMember, entry: RosterEntry) -> None:
+        link, name = member.supervisor, member.instance_id
+        was_failed = link.state == "failed"
+        link.update(entry)
+        if entry.state == "draining" and (name, entry.incarnation) not in self._left:
+            self._left.add((name, entry.incarnation))
+            self._told.leaving(name)
+        if link.state == "failed" and not was_failed:
+            member.instance_given_up()
+
+    def _remove(self, instance_id: str) -> None:
+        self._by_id[instance_id].supervisor.end(DRAINED)
+        del self._by_id[instance_id]
+        self._left = {one for one in self._left if one[0] != instance_id}
+        self._told.gone(instance_id)
+
+    def _ready(self, instance_id: str, ready: Ready) -> None:
+        self._told_ready(instance_id, ready)
+        self._news.set()
+
+    async def _dial(self, entry: RosterEntry) -> DialedLine:
+        met = self._manager.met
+        assert met is not None, "it named the instance"
+        told = Greeting(self._joins.name, self._joins.incarnation, met.fingerprint, 0)
+        return await dial_instance(
+            entry.address, told, met.secret, entry.instance_id, entry.incarnation
+        )

@@ -1,0 +1,270 @@
+"""Keeps one instance alive: starts it, watches it, and starts it again after a death.
+
+::
+
+    starting ──Ready──► serving ──retire──► draining ──ended──► gone
+        │                  │ ▲
+        │ exit 2           │ └──Ready── restarting ──attempts used up──► failed
+        └──► failed        └──dies, hangs, breaks the protocol──► restarting
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
+
+from kvell.engine.protocol.messages import (
+    Command,
+    Drain,
+    Event,
+    Heartbeat,
+    Ready,
+    Tokens,
+)
+from kvell.errors import InstanceDied, KvellError
+from kvell.fleet.instance.death import InstanceDeath, ended
+from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
+from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.watchdog import Watchdog
+from kvell.wire.frames import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+InstanceState = Literal["starting", "serving", "restarting", "draining", "failed", "gone"]
+"""Where an instance is: only one that is ``serving`` takes requests.  ``failed``: it was started
+again as often as the policy allows; ``gone``: it was drained and has ended."""
+USER_MUST_CHANGE = 2
+"""Exit status of an instance that has told the user on stderr what to change."""
+
+
+class InstanceListener(Protocol):
+    """Whoever is told what happens to an instance; called from the event loop."""
+
+    def instance_ready(self, ready: Ready) -> None:
+        """An incarnation can serve."""
+        ...
+
+    def instance_said(self, event: Event) -> None:
+        """An event after Ready."""
+        ...
+
+    def instance_lost(self, death: InstanceDeath) -> None:
+        """The incarnation is gone and will say nothing more."""
+        ...
+
+    def instance_given_up(self) -> None:
+        """No further incarnation will come."""
+        ...
+
+
+class Supervisor:
+    """Starts the instance, follows it, starts it again when it dies.
+
+    :param launch: starts a process, wherever it runs; called once for each incarnation.
+    :param silence_seconds: an instance that says nothing for so long is killed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launch: Callable[[], Awaitable[InstanceProcess]],
+        listener: InstanceListener,
+        policy: RestartPolicy,
+        startup_seconds: float,
+        silence_seconds: float,
+    ) -> None:
+        self.name = name
+        self._launch_one = launch
+        self._listener = listener
+        self._policy = policy
+        self._startup_seconds = startup_seconds
+        self._silence_seconds = silence_seconds
+        self._fruitless_restarts = 0
+        self._process: InstanceProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._pulse = Watchdog(silence_seconds)
+        self._settled = asyncio.Event()
+        self.state: InstanceState = "starting"
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the instance that serves or drains; None while there is none."""
+        return self._process.pid if self._process and self._is_up else None
+
+    @property
+    def host(self) -> str:
+        """The machine of that instance; "" is this one, or none."""
+        return self._process.host if self._process and self._is_up else ""
+
+    @property
+    def address(self) -> str:
+        """Where that instance listens for other fronts; "" if it does not."""
+        return self._process.address if self._process and self._is_up else ""
+
+    async def start(self) -> None:
+        """Start the first incarnation and wait until it is ready.
+
+        :raises InstanceStartError: when it does not become ready.
+        """
+        process = await self._launch()
+        self._task = asyncio.create_task(self._kept(self._supervise(process)))
+
+    def start_soon(self) -> None:
+        """Start the first incarnation while others serve; a failure shows in ``state``."""
+        self._task = asyncio.create_task(self._kept(self._start_and_supervise()))
+
+    async def settled(self) -> None:
+        """Wait until the first incarnation serves, or could not be started at once."""
+        await self._settled.wait()
+
+    def send(self, command: Command) -> None:
+        """Queue a command for the instance.
+
+        :raises InstanceDied: when none is up just now.
+        :raises ProtocolError: when the command is too long for a frame.
+        """
+        if self._process is None or not self._is_up:
+            raise InstanceDied(f"no instance serves just now ({self.state})")
+        self._process.send(command)
+
+    async def retire(self, drain_seconds: float, death: InstanceDeath) -> None:
+        """Let the instance finish what it has within the deadline, then end it for good.
+
+        :param death: is told to the listener at the end; it has what the instance did not finish.
+        """
+        drains = self.state == "serving"
+        self.state = "draining" if drains else "gone"
+        if drains and self._process is not None and self._task is not None:
+            self._process.send(Drain())
+            await asyncio.wait([self._task], timeout=drain_seconds)
+        self.state = "gone"
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._process is not None:
+            await self._process.kill()
+        self._listener.instance_lost(death)
+
+    @property
+    def _is_up(self) -> bool:
+        return self.state in ("serving", "draining")
+
+    @property
+    def _is_retired(self) -> bool:
+        return self.state in ("draining", "gone")
+
+    async def _kept(self, supervising: Awaitable[None]) -> None:
+        """Supervise; if that itself fails, end the instance and say so, or nobody would notice."""
+        try:
+            await supervising
+        except Exception:
+            logger.exception("instance %s cannot be supervised", self.name)
+            if self._process is not None:
+                await self._process.kill()
+            self._listener.instance_lost(InstanceDeath("it could not be supervised", "killed"))
+            self._give_up()
+
+    async def _launch(self) -> InstanceProcess:
+        """Start a process and wait until it is ready.
+
+        :raises InstanceStartError: when it cannot be started, for whatever reason, or ends.
+        :raises ProtocolError: when it does not speak the protocol.
+        """
+        try:
+            process = await self._launch_one()
+        except KvellError:
+            raise
+        except Exception as error:  # no descriptor, no thread, what a cluster raises
+            raise InstanceStartError(f"it cannot be started ({error!r})") from error
+        try:
+            ready = await process.wait_ready(self._startup_seconds)
+        except BaseException:
+            await process.kill()
+            raise
+        self._process = process
+        self._pulse = Watchdog(self._silence_seconds)
+        self.state = "serving"
+        self._settled.set()
+        where = f" on {process.host}" if process.host else ""
+        logger.info("instance %s is ready (pid %d%s)", self.name, process.pid, where)
+        self._listener.instance_ready(ready)
+        return process
+
+    async def _start_and_supervise(self) -> None:
+        try:
+            process: InstanceProcess | None = await self._launch()
+        except (InstanceStartError, ProtocolError) as error:
+            logger.error("instance %s: %s", self.name, error)
+            if isinstance(error, InstanceStartError) and error.exit_code == USER_MUST_CHANGE:
+                self._give_up()
+                return
+            process = await self._relaunch()
+        if process is not None:
+            await self._supervise(process)
+
+    async def _supervise(self, process: InstanceProcess) -> None:
+        following: InstanceProcess | None = process
+        while following is not None:
+            death = await self._follow(following)
+            if self._is_retired:
+                return
+            self.state = "restarting"
+            logger.error("instance %s: %s; restarting", self.name, death.problem)
+            self._listener.instance_lost(death)
+            following = await self._relaunch()
+
+    async def _follow(self, process: InstanceProcess) -> InstanceDeath:
+        """Pass events on until the instance ends; says how it ended.
+
+        The process is gone when this returns, so whoever takes its requests over is alone.
+        """
+        silent = asyncio.Event()
+        watch = asyncio.create_task(self._watch(process, silent))
+        try:
+            await process.follow(self._heard)
+        except ProtocolError as error:
+            await process.kill()
+            return InstanceDeath(f"the instance broke the protocol: {error}", "protocol")
+        finally:
+            watch.cancel()
+        code = await process.end()
+        if silent.is_set():
+            silence = f"no sign of life for {self._silence_seconds:g} s"
+            return InstanceDeath(f"the instance gave {silence} and was killed", "hung")
+        return ended(code)
+
+    async def _watch(self, process: InstanceProcess, silent: asyncio.Event) -> None:
+        """Kill the process once it was silent for too long; a stopped one can be killed too."""
+        while not self._pulse.look():
+            await asyncio.sleep(self._pulse.interval_seconds)
+        silent.set()
+        await process.kill()
+
+    def _heard(self, event: Event) -> None:
+        self._pulse.beat()
+        # Tokens for others' fronts are not heard here, but beats behind a step are.
+        if isinstance(event, Tokens) or (isinstance(event, Heartbeat) and event.step):
+            self._fruitless_restarts = 0
+        self._listener.instance_said(event)
+
+    async def _relaunch(self) -> InstanceProcess | None:
+        self._settled.set()
+        while (pause := self._policy.pause_seconds(self._fruitless_restarts)) is not None:
+            self.state = "restarting"
+            await asyncio.sleep(pause)
+            self.restarts += 1
+            self._fruitless_restarts += 1
+            try:
+                return await self._launch()
+            except KvellError as error:
+                why = str(error)
+            logger.error("restart %d of instance %s failed: %s", self.restarts, self.name, why)
+        self._give_up()
+        return None
+
+    def _give_up(self) -> None:
+        self.state = "failed"
+        self._settled.set()
+        logger.error("instance %s cannot be started; giving up", self.name)
+        self._listener.instance_given_up()

@@ -1,0 +1,61 @@
+"""The manager's end of a connection to a front."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from kvell.fleet.manager.messages import ToFront, ToManager, decode_to_manager, encode_message
+from kvell.wire.line import MessageLine
+
+logger = logging.getLogger(__name__)
+
+MOST_MESSAGE_BYTES = 1 << 20
+"""Most bytes of a message of a front."""
+MOST_WAITING_BYTES = 1 << 20
+"""A front for which more bytes wait does not read, and is hung up on."""
+
+
+class FrontLine(MessageLine[ToManager]):
+    """A connected front.
+
+    :param front: its name.
+    :param came: gets this line once it is connected.
+    :param hear: gets this line and each message, in order.
+    :param ended: gets this line when the connection has ended, whoever ended it.
+    """
+
+    def __init__(
+        self,
+        front: str,
+        came: Callable[["FrontLine"], None],
+        hear: Callable[["FrontLine", ToManager], None],
+        ended: Callable[["FrontLine"], None],
+    ) -> None:
+        super().__init__(
+            decode_to_manager,
+            most_message_bytes=MOST_MESSAGE_BYTES,
+            most_unsent_bytes=MOST_WAITING_BYTES,
+        )
+        self.front, self.hear = front, partial(hear, self)
+        self._came, self._told_end = came, ended
+
+    def send(self, message: ToFront) -> None:
+        """Queue a message, unless too much waits: then the connection ends."""
+        self.send_frame(encode_message(message))
+
+    def abort(self, problem: str = "") -> None:
+        """End the connection at once; a problem is logged."""
+        if problem:
+            logger.warning("front %s was hung up on: %s", self.front, problem)
+        super().abort(problem)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._came(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        super().connection_lost(exc)
+        self._told_end(self)

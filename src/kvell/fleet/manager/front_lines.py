@@ -1,0 +1,77 @@
+"""All lines of a manager to its fronts."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from kvell.fleet.manager.front_line import FrontLine
+from kvell.fleet.manager.messages import ToFront
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 2.0
+"""At the end, a front gets what it was told within this time, or not at all."""
+
+
+class FrontLines:
+    """One line for each front; those of fronts that left wait until they are hung up on."""
+
+    def __init__(self) -> None:
+        self._by_front: dict[str, FrontLine] = {}
+        self._leaving: set[FrontLine] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_front)
+
+    def __contains__(self, line: FrontLine) -> bool:
+        """Whether a line is what its front speaks over: it did not leave or come again since."""
+        return self._by_front.get(line.front) is line
+
+    def add(self, line: FrontLine) -> None:
+        """A front came; if it has come before, that connection ends."""
+        before = self._by_front.get(line.front)
+        self._by_front[line.front] = line
+        if before is not None:
+            before.abort()
+
+    def leave(self, line: FrontLine) -> None:
+        """A front left: nothing more is heard from it, or told to it."""
+        del self._by_front[line.front]
+        self._leaving.add(line)
+
+    def ended(self, line: FrontLine) -> None:
+        """A connection has ended, whoever ended it."""
+        self._leaving.discard(line)
+        if line in self:
+            logger.warning("the connection of front %s ended", line.front)
+            del self._by_front[line.front]
+
+    def tell_all(self, message: ToFront) -> None:
+        """Queue a message for every front."""
+        for line in list(self._by_front.values()):
+            line.send(message)
+
+    def drop_all_but(self, living: Collection[str]) -> None:
+        """Hang up on fronts that are silent for too long."""
+        for front, line in list(self._by_front.items()):
+            if front not in living:
+                logger.warning("front %s was silent for its lease", front)
+                line.abort()
+
+    def release_leaving(self) -> None:
+        """Hang up on fronts that left."""
+        for line in self._leaving:
+            line.hang_up()
+
+    async def close(self) -> None:
+        """Hang up on all, once they have read what they were told, unless that takes long."""
+        lines = [*self._by_front.values(), *self._leaving]
+        for line in lines:
+            line.hang_up()
+        ends = [asyncio.create_task(line.wait_ended()) for line in lines]
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=LAST_WORDS_SECONDS)
+            for end in late:
+                end.cancel()
+        for line in lines:
+            line.abort()

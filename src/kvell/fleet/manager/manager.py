@@ -1,0 +1,307 @@
+"""The manager of a cluster: keeps its instances alive, and tells its fronts which there are.
+
+::
+
+    came ──► starting ──► serves fronts ──last front left, or none for long──► drains ──► ended
+                  └──an instance does not start──► tells fronts why ──► ended
+
+All that it knows is soft: instances run without it, and fronts tell a manager that has just
+started what it must know.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from kvell.clock import Clock, MonotonicClock
+from kvell.cluster.fronts import FrontTable
+from kvell.cluster.roles import RoleChanger
+from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Ready
+from kvell.errors import ChangeSomething, KvellError
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.fleet.instance.instance_process import InstanceStartError
+from kvell.fleet.instance.site import Site
+from kvell.fleet.manager.front_line import FrontLine
+from kvell.fleet.manager.front_lines import FrontLines
+from kvell.fleet.manager.fronts_door import FrontsDoor
+from kvell.fleet.manager.messages import (
+    MANAGER,
+    ROSTER_SECONDS,
+    Ended,
+    FrontBeat,
+    KeyUsesByName,
+    Leave,
+    Roster,
+    RosterEntry,
+    ToManager,
+)
+from kvell.fleet.manager.orders import carried_out, refused
+from kvell.fleet.manager.rosters import entries, role_views
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.member import INCARNATION_BITS, MemberCallbacks
+from kvell.fleet.started.members import Members
+from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
+
+logger = logging.getLogger(__name__)
+
+
+class Manager:
+    """``async with Manager(…) as manager: await manager.run()``.
+
+    :param command: an instance's command line; see :class:`.Front`.
+    :param counts: how many instances of each role to start.
+    :param site: where they run.
+    :param secret: of the cluster.
+    :param pool: how they share their memory.
+    :param host: address of this machine, which fronts reach, and ``port`` there; 0: a free one.
+    :param fingerprint: of the settings that fronts of this cluster must have.
+    :param adaptive_roles: whether prefill and decode instances change their roles by load.
+    :param lonely_seconds: without any front the cluster lasts so long.
+    :param clock: for the leases of fronts.
+    :raises ChangeSomething: when the address cannot be bound, or the secret is too short.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        counts: Mapping[str, int],
+        limits: FrontLimits,
+        site: Site,
+        secret: bytes,
+        *,
+        pool: PoolSettings,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        fingerprint: str = "",
+        adaptive_roles: bool = False,
+        lonely_seconds: float = 60.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.incarnation = secrets.randbits(INCARNATION_BITS)
+        self._counts = dict(counts)
+        told = MemberCallbacks(
+            ready=self._instance_ready,
+            said=self._instance_said,
+            lost=self._instance_lost,
+            given_up=self._instance_changed,
+            leaving=self._instance_changed,
+            gone=self._instance_gone,
+            cut=self._instance_changed,
+            role=self._instance_has_role,
+        )
+        self._members = Members(command, limits, site, told, pool)
+        greeting = Greeting(MANAGER, self.incarnation, fingerprint, 0)
+        self._door = FrontsDoor(host, port, greeting, secret, self._front_enters)
+        self._clock = clock or MonotonicClock()
+        self._fronts = FrontTable(FRONT_LEASE_SECONDS, lonely_seconds, self._now())
+        self._lines = FrontLines()
+        self._endings: dict[str, Ended] = {}
+        self._used: dict[str, KeyUsesByName] = {}
+        self._role_changer = RoleChanger() if adaptive_roles else None
+        self._failure: KvellError | None = None
+        self._has_started = False
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._will_announce = False
+        self._woken = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where it listens for fronts, like ``tcp://10.0.0.1:5000``."""
+        return self._door.address
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the first instances are not all ready yet, and may still be."""
+        return not self._has_started and self._failure is None
+
+    async def __aenter__(self) -> Self:
+        self._door.open()
+        self._starting = asyncio.create_task(self._start())
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def run(self) -> None:
+        """Serve fronts until the cluster is over; then nothing of it is left.
+
+        :raises KvellError: when the first instances cannot be started; fronts have been told.
+        """
+        while not self._is_over:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROSTER_SECONDS):
+                    await self._woken.wait()
+            self._woken.clear()
+            self._tick()
+        await self.close()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """End the cluster: let instances finish what they have, then hang up on fronts."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    def roster(self) -> Roster:
+        """What fronts are told."""
+        failure = self._failure
+        return Roster(
+            self.incarnation,
+            self._entries(),
+            self._fronts.role_changes,
+            self.is_starting,
+            "" if failure is None else str(failure),
+            failure.exit_code if isinstance(failure, InstanceStartError) else None,
+            self._used,
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        if self._closing is not None:
+            return True
+        if self._failure is not None and self._lines:
+            return True  # and all of them were told
+        return self._fronts.is_over(self._now())
+
+    async def _start(self) -> None:
+        try:
+            await self._members.start(self._counts)
+        except KvellError as error:
+            logger.error("the cluster cannot start: %s", error)
+            self._failure = error
+        else:
+            self._has_started = True
+        self._announce()
+        self._woken.set()
+
+    def _tick(self) -> None:
+        """Drop silent fronts, look at the roles, and tell those that are left."""
+        if self._starting is not None and self._starting.done():
+            self._starting.result()  # an error of ours is not kept for later
+        living = self._fronts.living(self._now())
+        self._lines.drop_all_but(living)
+        self._used = {front: self._used[front] for front in living if front in self._used}
+        if not self._is_over:
+            self._lines.release_leaving()  # others have come since
+        self._change_role()
+        self._announce()
+
+    def _change_role(self) -> None:
+        """Give instances the other role if the load of all fronts asks for it."""
+        if self._role_changer is None:
+            return
+        now = self._now()
+        views = role_views(self._entries(), self._fronts.loads(now))
+        for instance_id, role in self._role_changer.decide(views, now):
+            logger.info("instance %s changes to %s", instance_id, role)
+            self._fronts.change_role(instance_id, role)
+            self._announce_soon()
+
+    def _entries(self) -> tuple[RosterEntry, ...]:
+        staying = {one.instance_id for one in self._members.staying}
+        leaving = {one.instance_id for one in self._members} - staying
+        return entries(self._members, leaving, self._fronts.roles, self._endings)
+
+    def _announce_soon(self) -> None:
+        """Tell all fronts, once for all that changes in this turn of the loop."""
+        if not self._will_announce:
+            self._will_announce = True
+            asyncio.get_running_loop().call_soon(self._announce)
+
+    def _announce(self) -> None:
+        self._will_announce = False
+        self._lines.tell_all(self.roster())
+
+    async def _front_enters(self, front: str, sock: socket.socket) -> None:
+        """A front has proved to belong to this cluster."""
+        line = FrontLine(front, self._front_came, self._front_said, self._lines.ended)
+        await asyncio.get_running_loop().create_connection(lambda: line, sock=sock)
+
+    def _front_came(self, line: FrontLine) -> None:
+        if self._closing is not None:
+            line.abort()
+            return
+        logger.info("front %s came", line.front)
+        self._lines.add(line)
+        self._fronts.came(line.front, self._now())
+        line.send(self.roster())
+
+    def _front_said(self, line: FrontLine, message: ToManager) -> None:
+        """A message of a front; an error is for its line alone.
+
+        :raises ProtocolError: when it says what cannot be.
+        """
+        if line not in self._lines:
+            return  # it left, or came again
+        self._fronts.came(line.front, self._now())
+        if isinstance(message, FrontBeat):
+            self._front_beats(line.front, message)
+        elif isinstance(message, Leave):
+            self._front_leaves(line)
+        elif not self._has_started or self._closing is not None:
+            line.send(refused(message, "the cluster does not serve just now"))
+        else:
+            line.send(carried_out(self._members, message))
+            self._announce_soon()
+
+    def _front_beats(self, front: str, beat: FrontBeat) -> None:
+        now = self._now()
+        try:
+            is_newer = self._fronts.heard(front, beat.loads, beat.roles, beat.role_changes, now)
+        except ChangeSomething as error:
+            raise ProtocolError(str(error)) from error
+        if beat.used or front in self._used:
+            self._used[front] = beat.used
+        if is_newer:
+            self._announce_soon()
+
+    def _front_leaves(self, line: FrontLine) -> None:
+        """The last one that leaves waits for the end of the cluster; others do not."""
+        logger.info("front %s left", line.front)
+        self._lines.leave(line)
+        self._fronts.left(line.front, self._now())
+        if self._is_over:
+            self._woken.set()
+        else:
+            line.hang_up()
+
+    def _instance_ready(self, _instance_id: str, _ready: Ready) -> None:
+        self._announce_soon()
+
+    def _instance_said(self, _instance_id: str, _event: Event) -> None:
+        """Heartbeats go to fronts by themselves; that one came is enough here."""
+
+    def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
+        incarnation = self._members[instance_id].incarnation
+        self._endings[instance_id] = Ended(incarnation, death.problem, death.cause)
+        self._announce_soon()
+
+    def _instance_changed(self, _instance_id: str) -> None:
+        self._announce_soon()
+
+    def _instance_has_role(self, _instance_id: str, _role: str) -> None:
+        """Roles are decided here, so this is no news."""
+
+    def _instance_gone(self, instance_id: str) -> None:
+        self._endings.pop(instance_id, None)
+        self._fronts.forget(instance_id)
+        self._announce_soon()
+
+    async def _close(self) -> None:
+        await self._door.close()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await self._members.close()
+        await self._lines.close()
+
+    def _now(self) -> float:
+        return self._clock.now_seconds()

@@ -1,0 +1,150 @@
+"""The machines of a cluster as a place for instances: started there, connected over TCP.
+
+::
+
+    manager ── start(incarnation) ──► placer ──► keeper on a machine ──► instance
+       └────────── connects where it listens, both prove the secret, frames ──► │
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+
+from kvell.errors import ChangeSomething
+from kvell.fleet.instance.dialing import dial_instance
+from kvell.fleet.instance.instance_process import (
+    InstanceProcess,
+    InstanceStartError,
+    LaunchPlan,
+    filled_in,
+    said_last,
+)
+from kvell.fleet.manager.messages import MANAGER
+from kvell.fleet.placing.placement import Found, Placed, Placement, PlacingError
+from kvell.fleet.placing.remote_process import KILL_SECONDS, RemoteProcess, tell_last_words
+from kvell.fleet.started.member import INCARNATION_BITS
+from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
+
+LOOK_SECONDS = 1.0
+"""Before a placer that did not answer is asked again."""
+logger = logging.getLogger(__name__)
+
+
+class ClusterSite:
+    """A :class:`.Site` on several machines.
+
+    :param secret: of the cluster.
+    :param pool: its name; instances of different ones refuse each other.
+    :param placing_seconds: a machine must take an instance, and the instance listen, within this
+        time.
+    """
+
+    def __init__(
+        self, placer: Placement, secret: bytes, pool: str, placing_seconds: float = 600.0
+    ) -> None:
+        self._placer, self._secret, self._pool = placer, secret, pool
+        self._placing_seconds = placing_seconds
+        self._found: dict[str, Found] = {}
+        self._told = Greeting(MANAGER, secrets.randbits(INCARNATION_BITS), "", 0)
+
+    def enter(self, instance_id: str) -> None:
+        """See :class:`.Site`."""
+        self._placer.enter(instance_id)
+
+    def leave(self, instance_id: str) -> None:
+        """See :class:`.Site`."""
+        self._placer.leave(instance_id)
+
+    async def found(self) -> dict[str, int]:
+        """See :class:`.Site`.  A placer that does not answer is asked again: who took a cluster
+        that runs for a new one would start everything twice."""
+        while True:
+            try:
+                found = await self._placer.found()
+                break
+            except PlacingError as error:
+                logger.warning("what runs already is not known yet: %s", error)
+                await asyncio.sleep(LOOK_SECONDS)
+        self._found = {one.instance_id: one for one in found}
+        return {one.instance_id: one.incarnation for one in found}
+
+    async def rejoin(self, instance_id: str) -> InstanceProcess | None:
+        """See :class:`.Site`."""
+        found = self._found.pop(instance_id, None)
+        if found is None or found.placed is None:
+            return None
+        with contextlib.suppress(InstanceStartError):
+            return await self._reached(instance_id, found.incarnation, found.placed)
+        return None
+
+    async def launch(
+        self, instance_id: str, command: Sequence[str], plan: LaunchPlan
+    ) -> InstanceProcess:
+        """See :class:`.Site`."""
+        values = {
+            **plan.values,
+            "incarnation": str(plan.incarnation),
+            "pool_name": self._pool,
+        }
+        words = filled_in(command, values)
+        try:
+            async with asyncio.timeout(self._placing_seconds):
+                placed = await self._placer.start(
+                    instance_id, words, plan.incarnation, self._placing_seconds
+                )
+                await self._check_alive(instance_id, plan.incarnation, placed)
+                return await self._reached(instance_id, plan.incarnation, placed)
+        except (PlacingError, TimeoutError) as error:
+            await self._give_up(instance_id, plan.incarnation)
+            problem = str(error) or f"it did not listen within {self._placing_seconds:g} s"
+            raise InstanceStartError(f"cannot place {instance_id}: {problem}") from error
+        except BaseException:
+            await self._give_up(instance_id, plan.incarnation)
+            raise
+
+    def check_room(self, contracts: Iterable[tuple[int | None, int]], further: int) -> None:
+        """See :class:`.Site`.  Each machine refuses by itself what its memory cannot hold."""
+
+    async def close(self) -> None:
+        """See :class:`.Site`."""
+        with contextlib.suppress(PlacingError):  # the cluster has ended before
+            await self._placer.close()
+
+    async def _reached(self, instance_id: str, incarnation: int, placed: Placed) -> InstanceProcess:
+        """Connect to an incarnation.
+
+        :raises InstanceStartError: when it does not answer, or another does.
+        """
+        try:
+            line = await dial_instance(
+                placed.address, self._told, self._secret, instance_id, incarnation
+            )
+        except (OSError, ProtocolError, ChangeSomething) as error:
+            raise InstanceStartError(f"cannot reach {instance_id}: {error}") from error
+        process = RemoteProcess(self._placer, instance_id, incarnation, placed)
+        return InstanceProcess(
+            process, line, placed.host, placed.address, last_words=lambda: process.last_words
+        )
+
+    async def _give_up(self, instance_id: str, incarnation: int) -> None:
+        """Leave nothing of an incarnation that nobody waits for any more."""
+        with contextlib.suppress(PlacingError, TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await self._placer.stop(instance_id, incarnation)
+
+    async def _check_alive(self, instance_id: str, incarnation: int, placed: Placed) -> None:
+        """Check that an instance that was started listens.
+
+        :raises InstanceStartError: when it ended before.
+        """
+        if placed.address:
+            return
+        ended = await self._placer.ended(instance_id, incarnation)
+        if ended is None:
+            raise InstanceStartError("the instance does not listen")
+        tell_last_words(instance_id, placed.host, ended)
+        problem = f"the instance ended before it listened (exit {ended.exit_code})"
+        raise InstanceStartError(said_last(problem, ended.last_words), ended.exit_code)

@@ -1,0 +1,112 @@
+"""Finds a cluster's manager by a process that lives for that alone.
+
+::
+
+    front ── stdin: where Ray is, the settings ──► kvell meet ──► Ray ──► the manager's actor
+          ◄── stdout: where the manager listens ──      └─ ends
+
+So nothing of Ray lives in a front: neither its threads and signals, nor its end when Ray's head is
+lost.
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from kvell.errors import ChangeSomething, TryLater
+from kvell.fleet.manager.settings import ClusterSettings
+
+PROGRAM = (sys.executable, "-m", "kvell.cli.main", "meet")
+MEETING_SECONDS = 120.0
+"""Ray may first have to start the manager."""
+
+
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """The manager was found.
+
+    :param address: where it listens, like ``tcp://10.0.0.1:5000``.
+    :param secret: of the cluster.
+    """
+
+    address: str
+    secret: bytes
+
+
+class MustChange(msgspec.Struct, frozen=True, tag=True):
+    """The user must change something; fields as of :class:`kvell.errors.ChangeSomething`."""
+
+    field: str
+    value: str
+    problem: str
+    remedy: str
+
+
+class NotNow(msgspec.Struct, frozen=True, tag=True):
+    """It was not found, and may be later."""
+
+    problem: str
+
+
+Reply = Met | MustChange | NotNow
+_REPLY = msgspec.msgpack.Decoder(Reply)
+_ASKED = msgspec.msgpack.Decoder(tuple[str, ClusterSettings])
+
+
+async def meet(
+    cluster: str, settings: ClusterSettings, program: Sequence[str] = PROGRAM
+) -> tuple[str, bytes]:
+    """Where the manager listens, and the cluster's secret.
+
+    :param cluster: Ray's address.
+    :param settings: of the cluster if it is new.
+    :param program: that does it.
+    :raises ChangeSomething: when no Ray answers.
+    :raises TryLater: when the manager does not, or the program fails.
+    """
+    child = await asyncio.create_subprocess_exec(
+        *program,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(MEETING_SECONDS):
+            said, _ = await child.communicate(msgspec.msgpack.encode((cluster, settings)))
+        reply: Reply = _REPLY.decode(said)
+    except (TimeoutError, msgspec.DecodeError) as error:
+        raise TryLater(f"the cluster's manager was not found ({error})") from error
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+    if isinstance(reply, MustChange):
+        raise ChangeSomething(reply.field, reply.value, reply.problem, reply.remedy)
+    if isinstance(reply, NotNow):
+        raise TryLater(reply.problem)
+    return reply.address, reply.secret
+
+
+def answer(
+    asked: bytes, met: Callable[[str, ClusterSettings], Awaitable[tuple[str, bytes]]]
+) -> bytes:
+    """What the program says.
+
+    :param asked: what it was told.
+    :param met: finds the manager; it may raise ChangeSomething or TryLater.
+    """
+    cluster, settings = _ASKED.decode(asked)
+
+    async def find() -> tuple[str, bytes]:
+        return await met(cluster, settings)
+
+    reply: Reply
+    try:
+        reply = Met(*asyncio.run(find()))
+    except ChangeSomething as error:
+        reply = MustChange(error.field, str(error.value), error.problem, error.remedy)
+    except TryLater as error:
+        reply = NotNow(str(error))
+    return msgspec.msgpack.encode(reply)

@@ -1,0 +1,88 @@
+"""An instance's process on another machine, as its front sees it."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+from kvell.fleet.placing.placement import Ended, Placed, Placement, PlacingError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""Between two looks whether a process has ended."""
+KILL_SECONDS = 5.0
+"""A machine that has not confirmed a kill after this time is taken for dead."""
+KILLED = -int(signal.SIGKILL)
+
+
+class RemoteProcess:
+    """A :class:`.Running` process.  It is over for its front once its connection is closed.
+
+    So a machine that does not answer any more makes nobody wait for long: what runs there sees
+    its connection end, or is refused by the other instances, which know its incarnation.
+
+    :ivar last_words: what it wrote to stderr at its end, if it ended by an error.
+    """
+
+    def __init__(
+        self, placer: Placement, instance_id: str, incarnation: int, placed: Placed
+    ) -> None:
+        self._placer, self._instance_id = placer, instance_id
+        self._incarnation, self._placed = incarnation, placed
+        self._killing: asyncio.Task[None] | None = None
+        self._code: int | None = None
+        self.last_words = ""
+
+    @property
+    def pid(self) -> int:
+        """See :class:`.Running`."""
+        return self._placed.pid
+
+    @property
+    def host(self) -> str:
+        """Address of its machine."""
+        return self._placed.host
+
+    async def wait(self) -> int:
+        """See :class:`.Running`; one whose machine does not answer counts as killed."""
+        if self._code is None:
+            try:
+                async with asyncio.timeout(None if self._killing is None else KILL_SECONDS):
+                    self._code = await self._watched()
+            except TimeoutError:
+                self._code = KILLED
+        return self._code
+
+    def kill(self) -> None:
+        """See :class:`.Running`."""
+        if self._code is not None:
+            raise ProcessLookupError
+        if self._killing is None:
+            self._killing = asyncio.create_task(self._stop())
+
+    async def _watched(self) -> int:
+        try:
+            while (ended := await self._ended()) is None:
+                await asyncio.sleep(LOOK_SECONDS)
+        except PlacingError as error:
+            logger.warning("instance %s on %s: %s", self._instance_id, self.host, error)
+            return KILLED
+        return ended.exit_code
+
+    async def _ended(self) -> Ended | None:
+        ended = await self._placer.ended(self._instance_id, self._incarnation)
+        if ended is not None and ended.exit_code > 0 and ended.last_words:
+            self.last_words = ended.last_words
+            tell_last_words(self._instance_id, self.host, ended)
+        return ended
+
+    async def _stop(self) -> None:
+        with contextlib.suppress(PlacingError):  # the machine is gone, and the process with it
+            await self._placer.stop(self._instance_id, self._incarnation)
+
+
+def tell_last_words(instance_id: str, host: str, ended: Ended) -> None:
+    """Log what an instance wrote at its end, where nobody reads its machine's terminal."""
+    for line in ended.last_words.splitlines():
+        logger.error("instance %s on %s said: %s", instance_id, host, line)

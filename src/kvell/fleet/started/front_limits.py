@@ -1,0 +1,24 @@
+"""Bounds of a front."""
+
+from dataclasses import dataclass, field
+
+from kvell.fleet.instance.restart import RestartPolicy
+
+
+@dataclass(frozen=True)
+class FrontLimits:
+    """Bounds of a front.
+
+    :param max_waiting: requests that may wait for a credit before new ones are refused.
+    :param startup_seconds: an instance must be ready within this time.
+    :param drain_seconds: running requests may end within this time when an instance leaves;
+        then another goes on with them, or, when the server closes, they end with an error.
+    :param silence_seconds: an instance that gives no sign of life for so long is killed.
+    :param restart: how often and how soon a dead instance is started again.
+    """
+
+    max_waiting: int = 1024
+    startup_seconds: float = 600.0
+    drain_seconds: float = 30.0
+    silence_seconds: float = 10.0
+    restart: RestartPolicy = field(default_factory=RestartPolicy)

@@ -1,0 +1,221 @@
+"""All instances of a front: started together, added, drained, and ended."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kvell.engine.protocol.introductions import Introduce
+from kvell.engine.protocol.messages import Ready
+from kvell.errors import ChangeSomething
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
+from kvell.fleet.instance.site import Site
+from kvell.fleet.instance.supervisor import Supervisor
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.member import Member, MemberCallbacks
+from kvell.fleet.started.pool_settings import PoolSettings
+
+CLOSING = InstanceDeath("the server is shutting down", "closing")
+DRAINED = InstanceDeath("the instance was taken out of service", "drained")
+
+
+class OwnMember(Member):
+    """An instance that this process starts."""
+
+    supervisor: Supervisor
+
+
+class Members:
+    """Instances by id, in order of their start: ``mixed-0``, ``mixed-1``, …
+
+    :param command: an instance's command line; see :class:`.Front`.
+    :param site: where they run.
+    :param told: hears what happens to any of them.
+    :param pool: how they share their memory.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        limits: FrontLimits,
+        site: Site,
+        told: MemberCallbacks,
+        pool: PoolSettings | None = None,
+    ) -> None:
+        self._command, self._limits = tuple(command), limits
+        self._pool = pool or PoolSettings()
+        self._site = site
+        self._told = replace(told, ready=self._ready)
+        self._told_ready = told.ready
+        self._by_id: dict[str, OwnMember] = {}
+        self._retiring: dict[str, asyncio.Task[None]] = {}
+        self._starting_at_once = 1
+
+    def __iter__(self) -> Iterator[OwnMember]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._by_id
+
+    def __getitem__(self, instance_id: str) -> OwnMember:
+        return self._by_id[instance_id]
+
+    @property
+    def staying(self) -> list[OwnMember]:
+        """Those that are not being taken out of service."""
+        return [one for one in self if one.instance_id not in self._retiring]
+
+    async def start(self, counts: Mapping[str, int]) -> None:
+        """Start the first instances at once and wait until all are ready.
+
+        Where some are there already, from a manager that is no more, these are taken over instead,
+        whatever was asked for; those that do not answer are started again.
+
+        :raises InstanceStartError: when one does not become ready; then none is left.
+        """
+        found = await self._site.found()
+        if found:
+            for instance_id, incarnation in found.items():
+                member = self._add(instance_id.rpartition("-")[0], instance_id)
+                member.incarnation = incarnation
+            for member in self:
+                member.supervisor.start_soon()
+            await asyncio.gather(*(one.supervisor.settled() for one in self))
+            return
+        added = [self._add(role) for role, count in counts.items() for _ in range(count)]
+        self._starting_at_once = len(added)
+        starts = [asyncio.create_task(one.supervisor.start()) for one in added]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.wait(starts)
+            await self._end_all(0)
+            await self._site.close()
+            raise
+        finally:
+            self._starting_at_once = 1
+
+    def scale(self, counts: Mapping[str, int]) -> None:
+        """Add or drain instances until each role named has so many; returns at once.
+
+        Failed instances are replaced; the youngest are drained first.
+
+        :raises ChangeSomething: when the host has no memory for more.
+        """
+        plans = []
+        for role, count in counts.items():
+            self._check_role(role)
+            of_role = [one for one in self.staying if one.role == role]
+            sound = [one for one in of_role if one.supervisor.state != "failed"]
+            broken = [one for one in of_role if one.supervisor.state == "failed"]
+            plans.append((role, count - len(sound), [*broken, *sound[count:]]))
+        further = sum(max(0, more) for _, more, _ in plans)
+        ready = [(one.supervisor.pid, one.ready) for one in self.staying if one.ready]
+        promised = [(pid, told.memory.get("contract_bytes", 0)) for pid, told in ready]
+        self._site.check_room(promised, further)
+        for role, more, leaving in plans:
+            for member in leaving:
+                self._retire(member)
+            added = [self._add(role) for _ in range(more)]
+            for member in added:
+                member.supervisor.start_soon()
+
+    def _check_role(self, role: str) -> None:
+        """Roles are chosen at the start: instances of another have nobody to work with."""
+        known = sorted({one.role for one in self})
+        if role not in known:
+            problem = "has no instance"
+            remedy = f"use {', '.join(known)}, or start the server with it"
+            raise ChangeSomething("instances", role, problem, remedy)
+
+    def drain(self, instance_id: str) -> None:
+        """Take an instance out of service; returns at once.
+
+        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        """
+        member = self._by_id.get(instance_id)
+        if member is None:
+            names = ", ".join(self._by_id)
+            raise ChangeSomething("id", instance_id, "is no instance", f"use one of {names}")
+        if instance_id in self._retiring:
+            return
+        if not any(one.is_serving for one in self.staying if one is not member):
+            remedy = "add one first: kvell cluster scale"
+            raise ChangeSomething("id", instance_id, "is the last one that serves", remedy)
+        self._retire(member)
+
+    async def close(self) -> None:
+        """Let all instances finish what they have within the deadline, then end them."""
+        await asyncio.gather(self._end_all(self._limits.drain_seconds), *self._retiring.values())
+        await self._site.close()
+
+    async def _end_all(self, drain_seconds: float) -> None:
+        ends = (one.supervisor.retire(drain_seconds, CLOSING) for one in self.staying)
+        await asyncio.gather(*ends)
+
+    def _add(self, role: str, found: str = "") -> OwnMember:
+        """:param found: its name if it is there already."""
+        ids = (f"{role}-{number}" for number in itertools.count())
+        instance_id = found or next(one for one in ids if one not in self._by_id)
+        member = OwnMember(instance_id, role, self._told)
+        member.supervisor = Supervisor(
+            instance_id,
+            lambda: self._launch(member),
+            member,
+            self._limits.restart,
+            self._limits.startup_seconds,
+            self._limits.silence_seconds,
+        )
+        self._by_id[instance_id] = member
+        if not found:
+            self._site.enter(instance_id)
+        return member
+
+    async def _launch(self, member: OwnMember) -> InstanceProcess:
+        """Take over the incarnation that was found, if one was; else start the next."""
+        process = await self._site.rejoin(member.instance_id)
+        if process is not None:
+            return process
+        return await self._site.launch(member.instance_id, self._command, self._plan(member))
+
+    def _plan(self, member: OwnMember) -> LaunchPlan:
+        """What the next start of an instance is given, wherever it runs."""
+        values = {
+            "memory_parts": str(self._starting_at_once),
+            "instance_id": member.instance_id,
+            "role": member.role,
+            **self._pool.values(),
+        }
+        return LaunchPlan(member.next_incarnation(), values)
+
+    def _ready(self, instance_id: str, ready: Ready) -> None:
+        """Tell all instances where the new one listens, before it gets a request."""
+        self._introduce()
+        self._told_ready(instance_id, ready)
+
+    def _introduce(self) -> None:
+        serving = [one for one in self if one.is_serving and one.ready is not None]
+        told = {one.instance_id: one.ready.pool_address for one in serving if one.ready}
+        addresses = {name: address for name, address in told.items() if address}
+        if addresses:
+            for one in serving:
+                one.supervisor.send(Introduce(addresses))
+
+    def _retire(self, member: OwnMember) -> None:
+        self._told.leaving(member.instance_id)
+        retiring = asyncio.create_task(self._leave(member))
+        self._retiring[member.instance_id] = retiring
+
+    async def _leave(self, member: OwnMember) -> None:
+        """Drain and forget an instance; its requests go on elsewhere if they outlast it."""
+        await member.supervisor.retire(self._limits.drain_seconds, DRAINED)
+        del self._by_id[member.instance_id]
+        del self._retiring[member.instance_id]
+        self._site.leave(member.instance_id)
+        self._told.gone(member.instance_id)

@@ -1,0 +1,224 @@
+"""One instance as the front sees it: its credits, its requests, and the load they mean."""
+
+from kvell.cluster.rebalancing import MemoryView, MovableView, is_short
+from kvell.cluster.roles import RoleView
+from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
+from kvell.cluster.routing.ramp import Ramp
+from kvell.cluster.routing.views import InstanceView
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.front.request_log import LogEntry
+from kvell.vocabulary import RequestId
+
+
+class InstanceLoad:
+    """The way to one instance; pure bookkeeping.
+
+    :ivar in_flight: requests that the instance has and did not finish, oldest first.
+    :ivar outstanding_prompt_tokens: prompt tokens that it has still to compute.
+    :ivar outstanding_output_tokens: output tokens that it is expected to make yet.
+    :ivar uncached_prompt_tokens: of the prompt tokens, those that were not cached when their
+        requests were routed, and ``outstanding_pairs`` of query and key that they make.
+    :ivar held_tokens: of its requests, prompts and what they have emitted.
+    :ivar coming: requests that others have and that will go on there.
+    """
+
+    def __init__(self, instance_id: str) -> None:
+        self.instance_id = instance_id
+        self._role = instance_id.rpartition("-")[0]
+        self.in_flight: dict[RequestId, LogEntry] = {}
+        self.incarnation = 0
+        self.outstanding_prompt_tokens = 0
+        self.outstanding_output_tokens = 0
+        self.uncached_prompt_tokens = 0
+        self.outstanding_pairs = 0
+        self.held_tokens = 0
+        self._num_prompts = 0
+        self._credits = 0
+        self._ramp: Ramp | None = None
+        self._free_bytes = 0
+        self._token_bytes = 0
+        self._pool_bytes = self._waiting = 0
+        self._others_prompt_tokens = self._others_requests = 0
+        self.coming: set[RequestId] = set()
+        self._view: InstanceView | None = None
+
+    @property
+    def role(self) -> str:
+        """What it does now; its first is in its name."""
+        return self._role
+
+    @role.setter
+    def role(self, role: str) -> None:
+        self._role, self._view = role, None
+
+    @property
+    def free_credits(self) -> int:
+        """Further requests that the instance would take."""
+        return max(0, self._credits - len(self.in_flight))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the instance takes requests, if maybe not just now."""
+        return self._credits > 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the instance may get a request now: credits are left, and its start is over."""
+        allowed = self._ramp is None or self._ramp.allows(len(self.in_flight))
+        return allowed and self.free_credits > 0
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one of its requests may have ended an instance before."""
+        return any(entry.attempts.on_probation for entry in self.in_flight.values())
+
+    def open(
+        self,
+        credits: int,  # noqa: A002 - the protocol's word
+        incarnation: int = 0,
+        *,
+        free_bytes: int = 0,
+        token_bytes: int = 0,
+        joins_others: bool = False,
+    ) -> None:
+        """Take requests for a new incarnation.
+
+        :param free_bytes: KV memory that nobody uses.
+        :param token_bytes: of KV memory that a token takes, at most.
+        :param joins_others: whether other instances serve already; then it gets its first
+            requests slowly (:class:`.Ramp`).
+        """
+        self._credits, self.incarnation = credits, incarnation
+        self._free_bytes, self._token_bytes = free_bytes, token_bytes
+        self._others_prompt_tokens = self._others_requests = 0
+        self._view = None
+        self._ramp = Ramp(credits) if joins_others else None
+
+    def close(self) -> None:
+        """Give it no further request; what it has goes on."""
+        self._credits = 0
+
+    def heard(self, beat: Heartbeat) -> None:
+        """Take what the instance says of its memory in place of the estimate, and of others."""
+        self._free_bytes, self._view = beat.free_bytes, None
+        self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
+        self._others_prompt_tokens = beat.others_prompt_tokens
+        self._others_requests = beat.others_requests
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is short of memory, by what it said last."""
+        return is_short(self._waiting, self._free_bytes, self._pool_bytes)
+
+    def memory(self) -> MemoryView:
+        """What it said of its memory, with what is on its way from it and to it."""
+        leaving = sum(1 for one in self.in_flight.values() if one.goes_to)
+        return MemoryView(
+            self.instance_id,
+            self._waiting,
+            self._free_bytes,
+            self._pool_bytes,
+            leaving,
+            len(self.coming),
+        )
+
+    def movable(self) -> list[MovableView]:
+        """Requests that decode, as far as is known, and stay; the oldest first."""
+        return [
+            MovableView(one.request_id, self.size_bytes(one))
+            for one in self.in_flight.values()
+            if not (one.goes_to or one.is_dropped or one.pending_prompt_tokens)
+        ]
+
+    def size_bytes(self, entry: LogEntry) -> int:
+        """Most bytes of a request's pages."""
+        return (entry.prompt_tokens + entry.emitted_tokens) * self._token_bytes
+
+    def part(self) -> RoleView | None:
+        """How much it has to do of the part that it does; None if it does all of it.
+
+        Of answers, that is their number: each adds to all steps.  Where they hold more tokens than
+        the answers that are priced, these count instead.
+        """
+        if self.role == "prefill":
+            return RoleView(self.instance_id, "prefill", self.outstanding_prompt_tokens)
+        if self.role == "decode":
+            work = max(len(self.in_flight), self.held_tokens // FIT_CONTEXT_TOKENS)
+            return RoleView(self.instance_id, "decode", work)
+        return None
+
+    def view(self) -> InstanceView:
+        """What a router sees of it; made again only when something has changed.
+
+        What other fronts have there counts as far as the instance tells of it: prompt tokens as
+        uncached ones, and each request as one that decodes.
+        """
+        if self._view is None:
+            self._view = InstanceView(
+                self.instance_id,
+                self.incarnation,
+                self.outstanding_prompt_tokens + self._others_prompt_tokens,
+                self.outstanding_output_tokens,
+                self._free_bytes,
+                self.uncached_prompt_tokens + self._others_prompt_tokens,
+                self.outstanding_pairs,
+                len(self.in_flight) - self._num_prompts + self._others_requests,
+                0 if self.role == "prefill" else self.held_tokens,
+            )
+        return self._view
+
+    def add(self, entry: LogEntry) -> None:
+        """Count a request that is submitted now."""
+        self._view = None
+        self.in_flight[entry.request_id] = entry
+        entry.line = self.instance_id
+        entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
+        entry.pending_output_tokens = entry.expected_output_tokens
+        entry.held_tokens = entry.pending_prompt_tokens
+        self.held_tokens += entry.held_tokens
+        self._count_prompt(entry, 1)
+        self.outstanding_output_tokens += entry.pending_output_tokens
+        self._free_bytes -= entry.pending_prompt_tokens * self._token_bytes
+
+    def emitted(self, entry: LogEntry, count: int) -> None:
+        """Count tokens of a request of this line; the first says that its prompt is computed."""
+        self._view = None
+        self.held_tokens += count
+        entry.held_tokens += count
+        if entry.pending_prompt_tokens:
+            self._count_prompt(entry, -1)
+            entry.pending_prompt_tokens = 0
+            if self._ramp is not None:
+                self._ramp.first_token()
+                if self._ramp.limit is None:
+                    self._ramp = None
+        # One token stays outstanding to the end: how long an answer will be is only an estimate.
+        made = min(count, entry.pending_output_tokens - 1)
+        self.outstanding_output_tokens -= made
+        entry.pending_output_tokens -= made
+
+    def _count_prompt(self, entry: LogEntry, sign: int) -> None:
+        """Count a request's prompt, or count it no longer."""
+        tokens = entry.pending_prompt_tokens
+        self._num_prompts += sign
+        self.outstanding_prompt_tokens += sign * tokens
+        self.uncached_prompt_tokens += sign * max(1, tokens - entry.hit_tokens)
+        self.outstanding_pairs += sign * pairs(tokens, entry.hit_tokens)
+
+    def remove(self, entry: LogEntry) -> None:
+        """A request is over, or goes elsewhere."""
+        self._view = None
+        del self.in_flight[entry.request_id]
+        self.held_tokens -= entry.held_tokens
+        if entry.pending_prompt_tokens:
+            self._count_prompt(entry, -1)
+        self.outstanding_output_tokens -= entry.pending_output_tokens
+        entry.pending_prompt_tokens = entry.pending_output_tokens = 0
+
+    def lost(self) -> list[LogEntry]:
+        """Close, and give up all requests, oldest first."""
+        self.close()
+        lost = list(self.in_flight.values())
+        for entry in lost:
+            self.remove(entry)
+        return lost

@@ -1,0 +1,393 @@
+"""Who waits, who is served by which instance, and with how many credits: the front without I/O.
+
+::
+
+    add ──► waiting ──routed──► in flight ──Finished──► gone
+               │ ▲                  ├─ drop ──► Cancel sent, still in flight
+               │ └── attempts left ─┴─ instance dies ──► error, gone
+               └─ drop ──► gone
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvell.cluster.prefix_directory import PrefixDirectory
+from kvell.cluster.rebalancing import relief
+from kvell.cluster.roles import RoleChanger
+from kvell.cluster.routing.costs import ExecCosts
+from kvell.cluster.routing.policies import Router
+from kvell.engine.protocol.logprobs import PromptLogprobs
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    Heartbeat,
+    Migrate,
+    Stays,
+    Submit,
+    Tokens,
+)
+from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
+from kvell.engine.requests.turns import TurnQueue
+from kvell.errors import ChangeSomething, TryLater
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.instance_load import InstanceLoad
+from kvell.front.request_log import LogEntry, RequestObserver
+from kvell.front.routes import PREFILL, Routes
+from kvell.vocabulary import FinishReason, RequestId
+
+
+class RequestQueue:
+    """The request log, the bounded waiting line, and a line to every instance.
+
+    :param max_waiting: requests that may wait for a credit.
+    :param router: chooses among the instances that have room.
+    :param pulls: whether a request asks an instance that has more of its history for that.
+    :param locality: is told what instances cache, for a router that reads it.
+    :param costs: of the instances' model, which say when reading history elsewhere pays.
+    :param roles: changes the roles of instances by load; None: all keep theirs.
+    :ivar role_changes: so far.
+    """
+
+    def __init__(
+        self,
+        max_waiting: int,
+        observer: RequestObserver | None = None,
+        router: Router | None = None,
+        *,
+        pulls: bool = True,
+        locality: PrefixDirectory | None = None,
+        costs: ExecCosts | None = None,
+        roles: RoleChanger | None = None,
+    ) -> None:
+        self._max_waiting = max_waiting
+        self._observer = observer
+        self._waiting: TurnQueue[LogEntry] = TurnQueue()
+        self._submitted: dict[RequestId, LogEntry] = {}
+        self.lines: dict[str, InstanceLoad] = {}
+        self._locality, self._roles = locality, roles
+        self.role_changes = 0
+        self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no instance has."""
+        return len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that instances have and did not finish."""
+        return len(self._submitted)
+
+    @property
+    def room(self) -> int:
+        """New requests that would be let in now."""
+        return max(0, self._most_waiting() - len(self._waiting))
+
+    def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
+        """Requests that instances have, and those that wait; each the oldest first."""
+        return list(self._submitted.values()), list(self._waiting)
+
+    def line(self, instance_id: str) -> InstanceLoad:
+        """The line to an instance; a new one is closed until it is opened."""
+        if instance_id not in self.lines:
+            self.lines[instance_id] = InstanceLoad(instance_id)
+        return self.lines[instance_id]
+
+    def open(
+        self,
+        instance_id: str,
+        credits: int,  # noqa: A002 - the protocol's word
+        incarnation: int,
+        *,
+        free_bytes: int,
+        token_bytes: int,
+        joins_others: bool,
+        indexed: Sequence[IndexedGroup] = (),
+    ) -> list[tuple[str, WatchIndex]]:
+        """Let an incarnation of an instance have requests; see :meth:`.Line.open`.
+
+        :param indexed: what its notices tell of.
+        :returns: what it must be told before.
+        """
+        line = self.line(instance_id)
+        line.open(
+            credits,
+            incarnation,
+            free_bytes=free_bytes,
+            token_bytes=token_bytes,
+            joins_others=joins_others,
+        )
+        if self._locality is None:
+            return []
+        self._locality.joined(instance_id, line.role, indexed)
+        return [(instance_id, WatchIndex(with_tokens=False))]
+
+    def remove_line(self, instance_id: str) -> None:
+        """Forget an instance that has no request any more."""
+        line = self.lines.pop(instance_id)
+        assert not line.in_flight, "its requests would be forgotten"
+        if self._locality is not None:
+            self._locality.lost(instance_id)
+
+    def add(self, entry: LogEntry) -> None:
+        """Put a request in the line.
+
+        :raises TryLater: when the line is full.
+        :raises ChangeSomething: when the id is already in use.
+        """
+        name = entry.request_id
+        if name in self._submitted or self._waiting.get(name) is not None:
+            raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
+        if self._is_full():
+            if self._observer is not None:
+                self._observer.rejected("max_waiting")
+            raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
+        self._waiting.add(entry)
+        if entry.trace is not None:
+            entry.trace.admitted()
+
+    def due(self, now: float) -> list[tuple[str, Submit]]:
+        """Submissions that can go out now, each with its instance, in turn (:class:`.TurnQueue`).
+
+        An instance has one request on probation at a time, so that a crash has one suspect.
+        """
+        if not self._waiting:
+            return []
+        open_lines = [line for line in self.lines.values() if line.has_room]
+        if not open_lines:  # asked with every token while requests wait
+            return []
+        chosen: list[LogEntry] = []
+        for entry in self._waiting.offers():
+            # None is for a suspect, which had its turn before, or else for all alike.
+            line = self._routes.line_for(entry, open_lines, now)
+            if line is None:
+                continue
+            self._waiting.take(entry)
+            line.add(entry)
+            chosen.append(entry)
+            self._submitted[entry.request_id] = entry
+            if entry.submitted_seconds is None:
+                entry.submitted_seconds = now
+            if not line.has_room:
+                open_lines.remove(line)
+                if not open_lines:
+                    break
+        return [(entry.line, entry.submission()) for entry in chosen]
+
+    def drop(
+        self, request_id: RequestId, end_as: FinishReason, now: float
+    ) -> list[tuple[str, Cancel]]:
+        """End a request early; returns which instances must be told what."""
+        waiting = self._waiting.discard(request_id)
+        if waiting is not None:
+            self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
+        entry = self._submitted.get(request_id)
+        if entry is None or entry.end_as != "cancelled":
+            return []
+        entry.end_as, entry.is_dropped = end_as, True
+        told = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
+        return [(one, Cancel(request_id, entry.attempt)) for one in told]
+
+    def heard(
+        self, instance_id: str, event: Event, now: float
+    ) -> list[tuple[str, Cancel | Migrate | WatchIndex]]:
+        """Take in what an instance says; returns which instances must be told what."""
+        if isinstance(event, Tokens):
+            self.tokens(event, now)
+        elif isinstance(event, Finished):
+            self.finished(event, now)
+        elif isinstance(event, PromptLogprobs):
+            self.scored(event)
+        elif isinstance(event, Stays):
+            self.stays(event)
+        elif isinstance(event, Heartbeat):
+            self.line(instance_id).heard(event)
+            return [*self._change_role(now), *self.rebalance(instance_id)]
+        elif isinstance(event, IndexNotice) and self._locality is not None:
+            incarnation = self.line(instance_id).incarnation
+            if not self._locality.noticed(instance_id, incarnation, event, now):
+                return [(instance_id, WatchIndex(with_tokens=False))]
+        return []
+
+    def tokens(self, event: Tokens, now: float) -> None:
+        """Hand new tokens to their reader; unknown requests and old attempts are dropped."""
+        entry = self._submitted.get(event.request_id)
+        fresh = entry.take_tokens(event) if entry else ()
+        if entry is None or not fresh:
+            return
+        self.lines[entry.line].emitted(entry, len(fresh))
+        self._observe_tokens(entry, len(fresh), now)
+        if entry.first_token_seconds is None:
+            entry.first_token_seconds = now
+        entry.last_token_seconds = now
+        if entry.early_end is not None and not entry.has_gap:
+            self.finished(entry.early_end, now)
+
+    def scored(self, event: PromptLogprobs) -> None:
+        """Hand on how likely a prompt is; unknown requests and old attempts are dropped."""
+        entry = self._submitted.get(event.request_id)
+        if entry is not None:
+            entry.take_scores(event)
+
+    def finished(self, event: Finished, now: float) -> None:
+        """A request is over; its credit is free again.
+
+        An instance that drains by itself (SIGTERM) may still be sent a request.  Its line closes,
+        and the request goes back to the head of the line.
+        """
+        entry = self._submitted.get(event.request_id)
+        if entry is None or event.attempt != entry.attempt:
+            return
+        if entry.has_gap and event.reason in ("stop", "length"):
+            entry.early_end = event  # the tokens in front are on their way from another instance
+            return
+        if event.reason == "moved" and self._routes.moved(entry):
+            return
+        del self._submitted[event.request_id]
+        self._routes.goes(entry, "")
+        if event.embedding:  # the only sign that the prompt is computed
+            self.lines[entry.line].emitted(entry, 0)
+        self.lines[entry.line].remove(entry)
+        if event.not_taken and not entry.is_dropped:
+            self.lines[entry.line].close()
+        end = entry.end_with(event)
+        if end is not None:
+            self._end(entry, end, now)
+            return
+        entry.attempt += 1
+        # Of a failed step's requests the oldest is heard of first, and stays first.
+        self._waiting.put_back([entry], behind_returned=True)
+
+    def evacuate(self, instance_id: str) -> list[tuple[str, Migrate]]:
+        """Let others go on with all that an instance has; returns what it must be told.
+
+        What cannot move, or finds no room elsewhere, stays.
+        """
+        others = {one.instance_id: 0 for one in self._routes.takers(instance_id)}
+        told: list[tuple[str, Migrate]] = []
+        for entry in self.line(instance_id).in_flight.values():
+            if entry.goes_to or entry.is_dropped or not others:
+                continue
+            fewest = min(others.values())
+            lines = [self.lines[one] for one, count in others.items() if count == fewest]
+            target = self._routes.target(entry, lines)
+            if target:
+                others[target] += 1
+                told += self.migrate(entry.request_id, target)
+        return told
+
+    def migrate(self, request_id: RequestId, target: str) -> list[tuple[str, Migrate]]:
+        """Let another instance go on with a request; returns what the one that has it is told.
+
+        :raises ChangeSomething: if no instance has the request, or the other takes none.
+        """
+        entry, line = self._submitted.get(request_id), self.lines.get(target)
+        if entry is None:
+            raise ChangeSomething("request_id", request_id, "is not served now", "choose another")
+        if line is None or not line.is_open or entry.line == target:
+            problem = "takes no requests, or has this one"
+            raise ChangeSomething("instance_id", target, problem, "choose another")
+        if entry.goes_to:
+            return []  # it moves already
+        self._routes.goes(entry, target)
+        return [(entry.line, Migrate(request_id, entry.attempt, target))]
+
+    def stays(self, event: Stays) -> None:
+        """A request that was to move goes on where it is."""
+        entry = self._submitted.get(event.request_id)
+        if entry is not None and entry.attempt == event.attempt:
+            self._routes.goes(entry, "")
+
+    def rebalance(self, instance_id: str) -> list[tuple[str, Migrate]]:
+        """Let a request leave an instance that is short of memory, if another has it."""
+        line = self.line(instance_id)
+        if line.role == PREFILL or len(self.lines) < 2 or not line.is_short:
+            return []
+        others = [one.memory() for one in self._routes.takers(instance_id)]
+        move = relief(line.memory(), others, line.movable())
+        return [] if move is None else self.migrate(RequestId(move[0]), move[1])
+
+    def _change_role(self, now: float) -> list[tuple[str, Migrate]]:
+        """Give instances the other role if the load asks for it; what they have goes elsewhere."""
+        if self._roles is None:
+            return []
+        views = [one.part() for one in self.lines.values() if one.is_open]
+        changes = self._roles.decide([one for one in views if one is not None], now)
+        return self.set_roles(changes)
+
+    def set_roles(self, roles: Sequence[tuple[str, str]]) -> list[tuple[str, Migrate]]:
+        """Give instances roles, all at once; what those have that compute prompts alone from now
+        on goes elsewhere."""
+        changing = [(one, role) for one, role in roles if self.line(one).role != role]
+        for instance_id, role in changing:
+            self.line(instance_id).role = role
+        self.role_changes += len(changing)
+        emptied = [one for one, role in changing if role == PREFILL]
+        return [told for one in emptied for told in self.evacuate(one)]
+
+    def set_role(self, instance_id: str, role: str) -> list[tuple[str, Migrate]]:
+        """Give an instance a role; see :meth:`set_roles`."""
+        return self.set_roles([(instance_id, role)])
+
+    def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
+        """Take back what a dead instance had: to the head of the line, or to an end.
+
+        The next attempt goes on behind the tokens that were emitted.  Returns which instances must
+        be told what: a request may have been on its way to another.
+        """
+        lost = self.line(instance_id).lost()
+        if self._locality is not None:
+            self._locality.lost(instance_id)
+        for entry in self._submitted.values():
+            if entry.goes_to == instance_id:
+                self._routes.goes(entry, "")  # it stays where it is
+        again: list[LogEntry] = []
+        told: list[tuple[str, Cancel]] = []
+        for entry in lost:
+            if entry.goes_to:
+                told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
+                self._routes.goes(entry, "")
+            del self._submitted[entry.request_id]
+            end = entry.end_after(death, sole=len(lost) == 1)
+            if end is None:
+                entry.attempt += 1
+                again.append(entry)
+            else:
+                self._end(entry, end, now)
+        self._waiting.put_back(again)
+        return told
+
+    def fail_waiting(self, message: str, now: float) -> None:
+        """No instance will come: every request in the line ends with an error."""
+        for entry in self._waiting.clear():
+            self._end(entry, entry.failure(message), now)
+
+    def _is_full(self) -> bool:
+        """Whether a new request finds no place; those that wait for another attempt take none."""
+        most = self._most_waiting()
+        if len(self._waiting) < most:
+            return False
+        return sum(1 for entry in self._waiting if not entry.attempt) >= most
+
+    def _most_waiting(self) -> int:
+        """Requests that may wait, those included for which there are credits."""
+        return self._max_waiting + sum(line.free_credits for line in self.lines.values())
+
+    def _observe_tokens(self, entry: LogEntry, count: int, now: float) -> None:
+        if self._observer is None:
+            return
+        if entry.last_token_seconds is None:
+            seconds = now - entry.arrived_seconds
+            self._observer.first_tokens(seconds, count, entry.prompt_tokens)
+        else:
+            self._observer.next_tokens(now - entry.last_token_seconds, count)
+
+    def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
+        finished = replace(finished, request_id=RequestId(entry.shown_id))
+        entry.mailbox.finish(finished)
+        told = [one for one in (self._observer, entry.trace) if one is not None]
+        if told:
+            ended = entry.ended(finished, now)
+            for one in told:
+                one.ended(ended)

@@ -1,0 +1,107 @@
+"""Heartbeats of an instance: from its loop, and from a thread while the loop is in a step."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from kvell.clock import Clock
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.serving.channel import PeerClosed
+from kvell.serving.heartbeat_schedule import HeartbeatSchedule
+
+
+class Listeners(Protocol):
+    """Whom heartbeats are sent to: a :class:`.Channel`, or several."""
+
+    lock: threading.RLock
+    """Whoever holds it is alone with what waits to be sent."""
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Send a heartbeat, from the loop."""
+        ...
+
+    def beat_again(self) -> None:
+        """Send the last one again, from the heart's thread."""
+        ...
+
+
+class HeartbeatSender:
+    """Sends a :class:`Heartbeat` whenever one is due, from ``with`` until :meth:`end`.
+
+    The loop calls :meth:`works` and :meth:`rests`, and beats there itself, with a fresh pulse.
+    While a step takes longer than the time between two beats, a daemon thread sends the last
+    pulse again: it never calls the engine.  If bytes wait for the peer, the thread only sends of
+    those what the peer takes, which is a sign of life as well.
+    """
+
+    def __init__(
+        self,
+        pulse: Callable[[], Heartbeat],
+        listeners: Listeners,
+        clock: Clock,
+        rhythm: HeartbeatSchedule,
+    ) -> None:
+        """:param pulse: is called from the loop's thread alone, and only when a beat is due."""
+        self._pulse = pulse
+        self._listeners = listeners
+        self._clock = clock
+        self._rhythm = rhythm
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvell-heart", daemon=True)
+
+    def __enter__(self) -> "HeartbeatSender":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def works(self) -> None:
+        """Note that the loop begins a turn; beat if it is time."""
+        now_seconds = self._clock.now_seconds()
+        is_due = self._rhythm.is_due(now_seconds) and not self._ended.is_set()
+        if is_due:  # noted before the turn is, so that the thread does not beat as well
+            self._rhythm.beats(now_seconds)
+        self._rhythm.works(now_seconds)
+        if is_due:
+            self._listeners.beat(self._pulse())
+
+    def rests(self) -> float | None:
+        """Note that the loop waits for its peer.
+
+        :returns: for how many seconds it may, since a beat is due then; None: for ever.
+        """
+        with self._listeners.lock:  # afterwards, only the loop adds to what it waits to send
+            self._rhythm.rests()
+        if self._ended.is_set():
+            return None
+        return self._rhythm.seconds_to_beat(self._clock.now_seconds())
+
+    def end(self) -> None:
+        """Beat no more: once this returns, nothing is sent but by the loop."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause_seconds()):
+            try:
+                self._beat_alone()
+            except (PeerClosed, OSError):
+                return  # the loop meets the same when it sends or receives next
+
+    def _pause_seconds(self) -> float:
+        remaining_seconds = self._rhythm.seconds_to_beat(self._clock.now_seconds())
+        return remaining_seconds or self._rhythm.beat_seconds
+
+    def _beat_alone(self) -> None:
+        with self._listeners.lock:
+            now_seconds = self._clock.now_seconds()
+            if self._rhythm.may_beat_alone(now_seconds):
+                self._rhythm.beats(now_seconds, alone=True)
+                self._listeners.beat_again()

@@ -1,0 +1,180 @@
+"""A whole cluster for fault tests: nodes, a manager, fronts, and wires between all of them."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvell.engine.protocol.messages import Stats
+from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers
+from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.manager.messages import Roster
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.front.front import Front
+from tests.fleet.faults.load import Load
+from tests.fleet.faults.machines.machines import Machines
+from tests.fleet.faults.managing import ManagedCluster
+from tests.fleet.faults.wires import Wires
+from tests.fleet.placing.ray_machines import is_gone
+from tests.front.scenarios import until
+
+INSTANCES: Mapping[str, int] = {"mixed": 3}
+NODES, FRONTS, STREAMS = 2, 2, 4
+LIMITS = FrontLimits(startup_seconds=20, drain_seconds=10, silence_seconds=1.5)
+
+
+@dataclass
+class JoinedFront:
+    """A front of the test's process, with its name and its load."""
+
+    front: Front
+    name: str
+    load: Load
+
+    @property
+    def roster(self) -> Roster:
+        """What it heard last from the manager."""
+        members = self.front._members
+        assert isinstance(members, FollowedMembers) and members._roster is not None
+        return members._roster
+
+    def is_served_by(self, instance_id: str) -> bool:
+        """Whether its line to an instance is up, as far as it knows."""
+        told = {status.instance_id: status.state for status, _ in self.front.instances()}
+        return told.get(instance_id) == "serving"
+
+
+@dataclass
+class Cluster:
+    """All parts of it.
+
+    :ivar fronts: those of the test's process, which survive.
+    """
+
+    secret: bytes
+    wires: Wires
+    machines: Machines
+    managed: ManagedCluster
+    fronts: list[JoinedFront] = field(default_factory=list)
+    _files_of_new: tuple[int, int] = (0, 0)
+
+    async def find(self) -> ManagerAddress:
+        """Where fronts find the manager."""
+        return ManagerAddress(self.managed.address, self.secret, "")
+
+    async def goes_on(self, tokens: int = 300) -> None:
+        """Wait until every front has got so many more tokens."""
+        await asyncio.gather(*(one.load.goes_on(tokens) for one in self.fronts))
+
+    def is_whole(self) -> bool:
+        """Whether every front, and the manager, has the newest incarnation of every instance."""
+        newest = self.machines.incarnations()
+        for one in self.fronts:
+            told = [status for status, _ in one.front.instances()]
+            named = one.roster.instances
+            if one.roster.is_starting or not self.wires.between(one.name, "manager"):
+                return False
+            if {each.state for each in told} | {each.state for each in named} != {"serving"}:
+                return False
+            if {each.instance_id: each.incarnation for each in named} != newest:
+                return False
+            if {each.instance_id: each.ready.incarnation for each in told if each.ready} != newest:
+                return False
+        return len(self.wires.between("manager", "*")) == len(newest) == sum(INSTANCES.values())
+
+    async def whole(self) -> None:
+        await until(self.is_whole)
+
+    def files(self) -> tuple[int, int]:
+        """Descriptors of the manager, and of the instance that has most."""
+        pids = [self.machines.pid_of(name) for name in self.machines.incarnations()]
+        return open_files(self.managed.pid), max(map(open_files, pids))
+
+    def note_files(self) -> None:
+        """All are connected, and nothing has happened yet: no more may be open later."""
+        self._files_of_new = self.files()
+
+    def has_leaked(self) -> bool:
+        return any(now > new for now, new in zip(self.files(), self._files_of_new, strict=True))
+
+    async def cancelled(self) -> int:
+        """Requests that were cancelled at the instances that run now."""
+        return sum(one.finished.get("cancelled", 0) for one in (await self.stats()).values())
+
+    async def stats(self) -> dict[str, Stats]:
+        return await self.fronts[0].front.stats()
+
+    async def rests(self) -> None:
+        """Let all requests end, and wait until nobody knows of any."""
+        await asyncio.gather(*(one.load.stop() for one in self.fronts))
+        await self.whole()
+        for one in self.fronts:
+            assert (one.front.waiting, one.front.in_flight) == (0, 0)
+            for _, line in one.front.instances():
+                assert not line.in_flight
+                assert (line.outstanding_prompt_tokens, line.outstanding_output_tokens) == (0, 0)
+        while any(one.running or one.waiting for one in (await self.stats()).values()):
+            await asyncio.sleep(0.01)
+        await until(lambda: all(self._knows_of_nothing(one.front) for one in self.fronts))
+        await until(lambda: not self.has_leaked() and not self.machines.strays())
+
+    def judge(self) -> str:
+        """Check what all requests got; a line that says it."""
+        lines = []
+        for one in self.fronts:
+            load = one.load
+            assert not load.wrong, load.wrong[:3]
+            assert load.accepted == sum(load.ends.values())
+            assert all("its instance ended" in one for one in load.refusals), load.refusals
+            assert all("no instance serves" in one for one in load.turned_away), load.turned_away
+            lines.append(
+                f"{load.accepted} requests, {load.tokens} tokens, {dict(load.ends)}, again"
+                f" {load.again}, refused {dict(load.refusals)}, away {dict(load.turned_away)}"
+            )
+        return "; ".join(lines)
+
+    def _knows_of_nothing(self, front: Front) -> bool:
+        beats = [status.beat for status, _ in front.instances()]
+        return all(
+            beat is not None
+            and (beat.running, beat.waiting) == (0, 0)
+            and (beat.others_requests, beat.others_prompt_tokens) == (0, 0)
+            for beat in beats
+        )
+
+
+@asynccontextmanager
+async def cluster(folder: Path, seed: int) -> AsyncIterator[Cluster]:
+    """A cluster under load; afterwards nothing of it may be left."""
+    before, tasks = open_files(), asyncio.all_tasks()
+    secret = secrets.token_bytes(32)
+    async with Wires() as wires, Machines(wires, secret, folder, NODES) as machines:
+        slow = ("--step-seconds", "0.001", "--credits", "16")
+        managed = ManagedCluster(wires, secret, machines.socket, INSTANCES, *slow)
+        await managed.start()
+        try:
+            one = Cluster(secret, wires, machines, managed)
+            async with AsyncExitStack() as stack:
+                for number in range(FRONTS):
+                    joins = FollowedCluster(one.find)
+                    front = await stack.enter_async_context(Front(joins=joins, limits=LIMITS))
+                    load = await stack.enter_async_context(Load(front, f"{seed} {number}", STREAMS))
+                    one.fronts.append(JoinedFront(front, joins.name, load))
+                await one.whole()
+                one.note_files()
+                await one.goes_on()
+                yield one
+                await one.rests()
+            assert await managed.ended() == 0
+        finally:
+            await managed.kill()
+    assert machines.was_closed, "the last front left, and the cluster did not end"
+    await until(lambda: all(is_gone(pid) for pid in [*machines.pids, *managed.pids]))
+    await until(lambda: open_files() <= before and asyncio.all_tasks() <= tasks)
+
+
+def open_files(pid: int | str = "self") -> int:
+    """Descriptors of a process."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

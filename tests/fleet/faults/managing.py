@@ -1,0 +1,76 @@
+"""The manager of a test's cluster: a process that is killed and started again."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+
+from tests.fleet.faults.machines.orders import ROOT
+from tests.fleet.faults.wires import Wires
+
+
+class ManagedCluster:
+    """Starts the manager's process, and knows the door in front of the one that lives.
+
+    :param machines: path of the machines' socket.
+    :param counts: instances of each role.
+    :param arguments: of instances.
+    :ivar address: of the door; a front that asks for it after a restart finds another.
+    :ivar pids: of all processes that were started.
+    """
+
+    def __init__(
+        self, wires: Wires, secret: bytes, machines: str, counts: Mapping[str, int], *arguments: str
+    ) -> None:
+        self._wires, self._secret = wires, secret
+        self._words = [machines, json.dumps(dict(counts)), *arguments]
+        self._process: asyncio.subprocess.Process | None = None
+        self._port = 0
+        self.address = ""
+        self.pids: list[int] = []
+
+    async def start(self, *, elsewhere: bool = False) -> None:
+        """Start a process, and wait until it listens.
+
+        :param elsewhere: at another address than the one before.
+        """
+        machines, counts, *arguments = self._words
+        port = 0 if elsewhere else self._port
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.fleet.faults.manager_process"),
+            *(machines, str(port), counts, *arguments),
+            cwd=ROOT,
+            stdin=pipe,
+            stdout=pipe,
+        )
+        self.pids.append(self._process.pid)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(self._secret)
+        said = (await self._process.stdout.readline()).decode().strip()
+        assert said, "the manager did not start"
+        door = self.address if port else ""
+        self._port = int(said.rpartition(":")[2])
+        if not door:
+            if self.address:
+                self._wires.close_door(self.address)
+            self.address = await self._wires.door("manager", said)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def kill(self) -> int:
+        """Kill it; its exit status."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.kill()
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait until it has ended; its exit status."""
+        assert self._process is not None and self._process.stdin is not None
+        status = await self._process.wait()
+        self._process.stdin.close()
+        return status

@@ -1,0 +1,113 @@
+"""A front of a cluster is killed under load: its requests go, and those of others stay."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS
+from tests.fleet.faults.cluster import Cluster, cluster
+from tests.fleet.faults.machines.orders import ROOT
+from tests.front.scenarios import is_gone, run, until
+
+logger = logging.getLogger(__name__)
+STREAMS = 5
+
+
+@dataclass
+class DoomedFront:
+    """A front in a process of its own, whose requests never end by themselves."""
+
+    process: asyncio.subprocess.Process
+    name: str
+
+    async def kill(self) -> None:
+        self.process.kill()
+        assert await self.process.wait() == -signal.SIGKILL
+        assert self.process.stdout is not None
+        assert await self.process.stdout.read() == b"", "one of its requests got something wrong"
+
+
+@asynccontextmanager
+async def doomed_front(one: Cluster, seed: int) -> AsyncIterator[DoomedFront]:
+    """It serves when this begins."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.fleet.faults.front_process"),
+        *(one.managed.address, str(STREAMS), str(seed)),
+        cwd=ROOT,
+        stdin=pipe,
+        stdout=pipe,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(one.secret)
+        name, in_flight = (await process.stdout.readline()).decode().split()
+        assert int(in_flight) == STREAMS
+        yield DoomedFront(process, name)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        process.stdin.close()
+
+
+async def front_dies(one: Cluster, seed: int, chance: Random) -> None:
+    """Its requests are cancelled where they ran, and nothing of it is left there."""
+    cancelled = await one.cancelled()
+    async with doomed_front(one, seed) as doomed:
+        wires = one.wires.between(doomed.name, "mixed-*")
+        assert len(wires) == len(one.machines.incarnations())
+        assert sum(wire.carried_bytes for wire in wires) > 0
+        await one.goes_on(chance.randint(1, 300))
+        assert await one.cancelled() == cancelled
+        await doomed.kill()
+    assert is_gone(doomed.process.pid)
+    while await one.cancelled() != cancelled + STREAMS:
+        await asyncio.sleep(0.005)
+    await until(lambda: not one.wires.between(doomed.name, "*"))
+    await until(lambda: not one.has_leaked())
+    await one.goes_on(100)
+    assert one.is_whole()
+
+
+async def front_dies_unheard(one: Cluster, seed: int) -> None:
+    """It dies behind a partition, so that no connection says so: its lease ends."""
+    cancelled, clock = await one.cancelled(), asyncio.get_running_loop()
+    async with doomed_front(one, seed) as doomed:
+        one.wires.silence(doomed.name, "*")
+        begin = clock.time()
+        await doomed.kill()
+    while await one.cancelled() != cancelled + STREAMS:
+        if clock.time() < begin + FRONT_LEASE_SECONDS / 2:
+            assert await one.cancelled() == cancelled
+        await one.goes_on(20)
+    one.wires.heal()
+    await until(lambda: not one.wires.between(doomed.name, "*"))
+
+
+@pytest.mark.parametrize("faults", [5, pytest.param(100, marks=pytest.mark.long)])
+def test_a_front_that_dies_takes_only_its_own_requests_along(faults: int, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        chance = Random(faults)
+        async with cluster(tmp_path, faults) as one:
+            started = len(one.machines.started)
+            for number in range(faults):
+                if number % 20 == 4:
+                    await front_dies_unheard(one, number)
+                else:
+                    await front_dies(one, number, chance)
+            assert len(one.machines.started) == started
+        logger.info("%d fronts died: %s", faults, one.judge())
+        for front in one.fronts:
+            assert set(front.load.ends) == {"length"}
+            assert front.load.again == 0 and not front.load.turned_away
+
+    run(scenario(), 60 + 8 * faults)

@@ -1,0 +1,77 @@
+"""The manager of a cluster is killed under load, and started again: requests notice nothing."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.fleet.faults.cluster import STREAMS, Cluster, cluster
+from tests.fleet.placing.ray_machines import is_gone
+from tests.front.scenarios import run, until
+
+logger = logging.getLogger(__name__)
+
+
+async def manager_dies(one: Cluster, chance: Random) -> None:
+    """Kill it; requests begin and end while it is away; it comes back, here or elsewhere."""
+    started, pid = len(one.machines.started), one.managed.pid
+    assert await one.managed.kill() == -signal.SIGKILL
+    assert is_gone(pid)
+    await until(lambda: not one.wires.between("*", "manager"))
+    for front in one.fronts:
+        # More than run at once: some of them began while it was away.
+        await front.load.ends_more(chance.randint(STREAMS + 1, 3 * STREAMS))
+    rosters = {front.roster.manager for front in one.fronts}
+    await one.managed.start(elsewhere=chance.random() < 0.5)
+    await until(lambda: all(front.roster.manager not in rosters for front in one.fronts))
+    await one.whole()
+    assert len(one.machines.started) == started, "it started what was there already"
+
+
+async def manager_dies_behind_an_instance(one: Cluster, chance: Random) -> None:
+    """An instance that dies while nobody watches is started again by the next manager."""
+    name = chance.choice(sorted(one.machines.incarnations()))
+    before, started = one.machines.incarnations()[name], len(one.machines.started)
+    await one.managed.kill()
+    os.kill(one.machines.pid_of(name), signal.SIGKILL)
+    await one.goes_on(200)
+    assert len(one.machines.started) == started
+    await one.managed.start()
+    await until(lambda: len(one.machines.started) > started)
+    await one.whole()
+    assert len(one.machines.started) == started + 1
+    assert one.machines.incarnations()[name] != before
+
+
+async def manager_dies_in_a_start(one: Cluster, chance: Random) -> None:
+    """What it was starting is adopted or replaced, and never there twice."""
+    name = chance.choice(sorted(one.machines.incarnations()))
+    before = one.machines.incarnations()
+    os.kill(one.machines.pid_of(name), signal.SIGKILL)
+    await until(lambda: name in one.machines.starting)
+    await one.managed.kill()
+    await one.managed.start(elsewhere=chance.random() < 0.5)
+    await one.whole()
+    now = one.machines.incarnations()
+    assert {other for other in before if now[other] != before[other]} == {name}
+    await until(lambda: not one.machines.strays())
+
+
+FAULTS = (manager_dies, manager_dies, manager_dies_behind_an_instance, manager_dies_in_a_start)
+
+
+@pytest.mark.parametrize("faults", [4, pytest.param(100, marks=pytest.mark.long)])
+def test_a_manager_that_dies_is_missed_by_no_request(faults: int, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        chance = Random(faults)
+        async with cluster(tmp_path, faults) as one:
+            for number in range(faults):
+                await one.goes_on(chance.randint(1, 300))
+                await FAULTS[number % len(FAULTS)](one, chance)
+        logger.info("%d managers died: %s", faults, one.judge())
+        assert all(front.load.ends["length"] for front in one.fronts)
+
+    run(scenario(), 60 + 8 * faults)

@@ -1,0 +1,132 @@
+"""A first start that goes wrong, while others serve: it is told, and it is not the last."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from kvell.engine.protocol.messages import SCHEMA_VERSION, Event, Ready
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
+from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import USER_MUST_CHANGE, Supervisor
+from kvell.wire.frames import ProtocolError
+
+PROBLEMS = (
+    OSError(24, "too many open files"),
+    RuntimeError("can't start new thread"),
+    ProtocolError("malformed event"),
+    InstanceStartError("it ended"),
+    InstanceStartError("it ended", 1),
+)
+
+READY = Ready(SCHEMA_VERSION, 1, 8, "fake", 64, 1 << 20)
+
+
+class Listening:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.given_up = 0
+
+    def instance_ready(self, ready: Ready) -> None:
+        raise AssertionError("it never is")
+
+    def instance_said(self, event: Event) -> None:
+        raise AssertionError("it never says anything")
+
+    def instance_lost(self, death: InstanceDeath) -> None:
+        raise AssertionError("it was never there")
+
+    def instance_given_up(self) -> None:
+        self.given_up += 1
+
+
+def supervised(problems: Iterator[Exception], attempts: int) -> tuple[Supervisor, Listening]:
+    async def launch() -> InstanceProcess:
+        raise next(problems)
+
+    listening = Listening()
+    policy = RestartPolicy(0.0, 0.0, attempts)
+    return Supervisor("mixed-0", launch, listening, policy, 1.0, 1.0), listening
+
+
+@pytest.mark.parametrize(
+    "problem", PROBLEMS, ids=["descriptors", "threads", "protocol", "lost", "crash"]
+)
+def test_a_first_start_that_goes_wrong_is_tried_again(problem: Exception) -> None:
+    async def scenario() -> None:
+        supervisor, listening = supervised(iter([problem] * 4), attempts=3)
+        supervisor.start_soon()
+        async with asyncio.timeout(10):
+            await supervisor.settled()  # whoever waits for all does not wait for this one
+            while not listening.given_up:
+                await asyncio.sleep(0)
+        assert (supervisor.state, supervisor.restarts, listening.given_up) == ("failed", 3, 1)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_user_must_change_is_not_tried_again() -> None:
+    async def scenario() -> None:
+        problem = InstanceStartError("--memory is too little", USER_MUST_CHANGE)
+        supervisor, listening = supervised(iter([problem]), attempts=3)
+        supervisor.start_soon()
+        async with asyncio.timeout(10):
+            await supervisor.settled()
+        assert (supervisor.state, supervisor.restarts, listening.given_up) == ("failed", 0, 1)
+
+    asyncio.run(scenario())
+
+
+class Welcoming(Listening):
+    """Notes the deaths that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deaths: list[InstanceDeath] = []
+
+    def instance_ready(self, ready: Ready) -> None:
+        pass
+
+    def instance_lost(self, death: InstanceDeath) -> None:
+        self.deaths.append(death)
+
+
+class Ended:
+    """A process that is ready, and then ends in a way that nobody has thought of."""
+
+    host, pid, kills = "", 1, 0
+
+    async def wait_ready(self, _deadline_seconds: float) -> Ready:
+        return READY
+
+    async def follow(self, _hear: object) -> None:
+        raise RuntimeError("a bug")
+
+    async def kill(self) -> int:
+        self.kills += 1
+        return -9
+
+
+def test_a_supervision_that_fails_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """The instance is not left to itself, shown as what it was when somebody last looked."""
+
+    async def scenario() -> None:
+        process, listening = Ended(), Welcoming()
+
+        async def launch() -> InstanceProcess:
+            return cast(InstanceProcess, process)
+
+        policy = RestartPolicy(0.0, 0.0, 3)
+        supervisor = Supervisor("mixed-0", launch, listening, policy, 1.0, 1.0)
+        await supervisor.start()
+        async with asyncio.timeout(10):
+            while not listening.given_up:
+                await asyncio.sleep(0)
+        assert (supervisor.state, process.kills) == ("failed", 1)
+        assert [one.problem for one in listening.deaths] == ["it could not be supervised"]
+
+    asyncio.run(scenario())
+    assert "a bug" in caplog.text

@@ -1,0 +1,177 @@
+"""A front that only speaks with its manager, and a manager that runs beside a test."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from kvell.fleet.instance.dialing import dial
+from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
+from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.site import Site
+from kvell.fleet.manager.manager import Manager
+from kvell.fleet.manager.messages import (
+    Answer,
+    DrainInstance,
+    Roster,
+    RosterEntry,
+    ScaleInstances,
+    ToManager,
+    decode_to_front,
+    encode_message,
+)
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.host import Host
+from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.wire.frames import FrameReader
+from kvell.wire.greeting import Greeting
+from tests.front.scenarios import until
+
+SECRET = secrets.token_bytes(32)
+QUICK = FrontLimits(
+    startup_seconds=20, drain_seconds=5, silence_seconds=5, restart=RestartPolicy(0.01, 0.05, 3)
+)
+
+
+class FrontClient:
+    """``async with await joined(…) as front``; it keeps all that it hears."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Greeting
+    ) -> None:
+        self.met = met
+        self.rosters: list[Roster] = []
+        self.answers: dict[int, Answer] = {}
+        self.is_hung_up = False
+        self._calls = 0
+        self._reader, self._writer = reader, writer
+        self._listening = asyncio.create_task(self._listen())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._listening.cancel()
+        await asyncio.wait([self._listening])
+        self._writer.transport.abort()
+
+    @property
+    def roster(self) -> Roster:
+        """The newest."""
+        return self.rosters[-1]
+
+    def entry(self, instance_id: str) -> RosterEntry:
+        """What the newest roster says of an instance."""
+        return next(one for one in self.roster.instances if one.instance_id == instance_id)
+
+    def states(self) -> dict[str, str]:
+        return {one.instance_id: one.state for one in self.roster.instances}
+
+    def pids(self) -> list[int]:
+        return [one.pid for one in self.roster.instances]
+
+    def say(self, message: ToManager) -> None:
+        self.say_bytes(encode_message(message))
+
+    def say_bytes(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def scale(self, instances: dict[str, int]) -> Answer:
+        self._calls += 1
+        return await self._answered(ScaleInstances(self._calls, instances))
+
+    async def drain(self, instance_id: str) -> Answer:
+        self._calls += 1
+        return await self._answered(DrainInstance(self._calls, instance_id))
+
+    async def serving(self, count: int) -> None:
+        """Wait until all is started, and so many instances serve, and no others are there."""
+        await until(
+            lambda: (
+                bool(self.rosters)
+                and not self.roster.is_starting
+                and list(self.states().values()) == ["serving"] * count
+            )
+        )
+
+    async def hung_up(self) -> None:
+        """Wait until the manager has hung up."""
+        await until(lambda: self.is_hung_up)
+
+    async def _answered(self, order: ScaleInstances | DrainInstance) -> Answer:
+        self.say(order)
+        await until(lambda: order.call in self.answers)
+        return self.answers[order.call]
+
+    async def _listen(self) -> None:
+        frames = FrameReader()
+        with contextlib.suppress(ConnectionError):
+            while data := await self._reader.read(1 << 16):
+                for message in map(decode_to_front, frames.feed(data)):
+                    if isinstance(message, Roster):
+                        self.rosters.append(message)
+                    else:
+                        assert message.call not in self.answers, "it was answered twice"
+                        self.answers[message.call] = message
+        self.is_hung_up = True
+
+
+async def joined(
+    manager: Manager, name: str = "front-a", *, secret: bytes = SECRET, fingerprint: str = ""
+) -> FrontClient:
+    """A front that has met the manager."""
+    told = Greeting(name, secrets.randbits(48), fingerprint, 0)
+    sock, met = await dial(manager.address, told, secret, "cluster")
+    reader, writer = await asyncio.open_connection(sock=sock)
+    return FrontClient(reader, writer, met)
+
+
+@dataclass(frozen=True)
+class Managed:
+    """A manager, and the task that runs it."""
+
+    manager: Manager
+    running: "asyncio.Task[None]"
+
+
+@asynccontextmanager
+async def managed(
+    command: Sequence[str],
+    counts: Mapping[str, int] | None = None,
+    *,
+    limits: FrontLimits = QUICK,
+    site: Site | None = None,
+    **settings: Any,
+) -> AsyncIterator[Managed]:
+    """A manager that runs; an error of its own is the test's, if it has ended by then."""
+    one = Manager(
+        *(command, counts or {"mixed": 2}, limits, site or Host(), SECRET),
+        pool=PoolSettings(),
+        **settings,
+    )
+    async with one:
+        running = asyncio.create_task(one.run())
+        yield Managed(one, running)
+        if running.done() and not running.cancelled():
+            await running
+        running.cancel()
+        await asyncio.wait([running])
+
+
+class HeldSite(Host):
+    """A host on which instances start when they are let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lets = asyncio.Event()
+        self.launched = 0
+
+    async def launch(
+        self, instance_id: str, command: Sequence[str], plan: LaunchPlan
+    ) -> InstanceProcess:
+        await self.lets.wait()
+        self.launched += 1
+        return await super().launch(instance_id, command, plan)

@@ -1,0 +1,68 @@
+"""A manager and a front whose instances are placed without Ray."""
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from kvell.fleet.instance.instance_line import InstanceLine
+from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.manager.manager import Manager
+from kvell.fleet.placing.cluster_site import ClusterSite
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.front.front import Front
+from tests.fleet.placing.host_placement import HostPlacement
+from tests.fleet.placing.placed_front import placed_front
+
+WORDS = ("--door", "{host}", "--incarnation", "{incarnation}", "--instance-id", "{instance_id}")
+QUICK = FrontLimits(
+    startup_seconds=20, drain_seconds=5, silence_seconds=5, restart=RestartPolicy(0.01, 0.05, 3)
+)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A front that serves, and what stands behind it."""
+
+    front: Front
+    placer: HostPlacement
+    manager: Manager
+
+    def restarted(self) -> bool:
+        """Whether an instance was started again, and all serve."""
+        told = [one for one, _ in self.front.instances()]
+        return any(one.restarts for one in told) and all(one.state == "serving" for one in told)
+
+    def managers_line(self, instance_id: str) -> InstanceLine:
+        """The manager's connection to an instance that is up."""
+        process = self.manager._members[instance_id].supervisor._process
+        assert process is not None
+        return process._line
+
+
+Served = Callable[..., AbstractAsyncContextManager[Placed]]
+
+
+@pytest.fixture
+def served() -> Served:
+    """``async with served("--credits", "3", instances={…}) as placed: …``."""
+
+    @asynccontextmanager
+    async def serving(
+        *arguments: str,
+        instances: dict[str, int] | None = None,
+        limits: FrontLimits = QUICK,
+        placing_seconds: float = 20.0,
+    ) -> AsyncIterator[Placed]:
+        secret = secrets.token_bytes(32)
+        placer = HostPlacement(secret)
+        site = ClusterSite(placer, secret, "kvell-test", placing_seconds)
+        command = [*WORDS, *arguments]
+        counts = instances or {"mixed": 1}
+        async with placed_front(command, counts, limits, site, secret) as (front, manager):
+            yield Placed(front, placer, manager)
+        assert placer.is_closed
+
+    return serving

@@ -1,0 +1,149 @@
+"""A keeper and its child: the secret on stdin, one child at a time, and no child without it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvell.fleet.placing.launcher import LAST_LINES, Launcher
+from kvell.fleet.placing.placement import Ended
+from kvell.mempool.rendezvous import SECRET_BYTES
+from tests.front.scenarios import is_gone
+
+SECRET = bytes(range(SECRET_BYTES))
+PATIENCE_SECONDS = 20.0
+WRITES = (
+    "import sys, pathlib; s = sys.stdin.buffer.read(32); pathlib.Path(sys.argv[1]).write_bytes(s)"
+)
+LISTENS = "print('tcp://10.0.0.7:5', flush=True)"
+STAYS = f"{WRITES}; {LISTENS}; sys.stdin.buffer.read()"
+
+
+def program(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def ended(keeper: Launcher, incarnation: int) -> Ended:
+    until(lambda: keeper.ended(incarnation) is not None)
+    told = keeper.ended(incarnation)
+    assert told is not None
+    return told
+
+
+@pytest.fixture
+def keep() -> Iterator[Callable[..., Launcher]]:
+    made: list[Launcher] = []
+
+    def make(code: str) -> Launcher:
+        made.append(Launcher(SECRET, "10.0.0.7", 3, program(code)))
+        return made[-1]
+
+    yield make
+    for keeper in made:
+        keeper.close()
+
+
+def test_the_child_hears_the_secret_and_nobody_sees_it(
+    keep: Callable[..., Launcher], tmp_path: Path
+) -> None:
+    keeper, heard = keep(STAYS), tmp_path / "heard"
+    placed = keeper.start([str(heard)], 5)
+    assert (placed.host, placed.address) == ("10.0.0.7", "tcp://10.0.0.7:5")
+    pid = placed.pid
+    until(lambda: heard.exists() and heard.read_bytes() == SECRET)
+    for name in ("cmdline", "environ"):
+        assert SECRET not in Path(f"/proc/{pid}/{name}").read_bytes()
+        assert SECRET.hex().encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+    assert keeper.ended(5) is None
+
+
+def test_what_its_machine_knows_is_filled_in(keep: Callable[..., Launcher], tmp_path: Path) -> None:
+    keeper, said = (
+        keep("import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:]))"),
+        tmp_path / "said",
+    )
+    keeper.start([str(said), "--threads", "{threads}", "{host}", "{x}"], 1)
+    assert ended(keeper, 1) == Ended(0)
+    assert said.read_text() == "--threads 3 10.0.0.7 {x}"
+
+
+def test_the_same_incarnation_is_started_once_and_another_ends_it(
+    keep: Callable[..., Launcher], tmp_path: Path
+) -> None:
+    keeper = keep(STAYS)
+    words = [str(tmp_path / "heard")]
+    first = keeper.start(words, 5)
+    assert keeper.start(words, 5) == first
+    second = keeper.start(words, 6)
+    assert second != first
+    assert is_gone(first.pid)
+    assert keeper.runs() == (6, second)
+    assert keeper.ended(5) == Ended(-9)  # it is not there any more, and was not asked how it ended
+    assert keeper.ended(6) is None
+    keeper.stop(5)  # not the one that runs
+    assert keeper.ended(6) is None
+    keeper.stop(6)
+    assert ended(keeper, 6).exit_code == -signal.SIGKILL
+    assert keeper.runs() is None
+    keeper.stop(6)
+
+
+def test_an_end_is_told_with_the_last_words(
+    keep: Callable[..., Launcher], capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = LAST_LINES + 4
+    keeper = keep(f"import sys\nfor n in range({lines}): print(n, file=sys.stderr)\nsys.exit(2)")
+    keeper.start([], 1)
+    told = ended(keeper, 1)
+    assert told == Ended(2, "".join(f"{n}\n" for n in range(4, lines)))
+    assert capfd.readouterr().err.split() == [str(n) for n in range(lines)]
+
+
+def test_a_child_that_ends_before_it_is_told_the_secret(keep: Callable[..., Launcher]) -> None:
+    keeper = keep("import os; os.close(0); os._exit(3)")
+    assert keeper.start([], 1).address == ""
+    assert ended(keeper, 1) == Ended(3)
+
+
+def test_a_child_that_never_listens_is_killed(
+    keep: Callable[..., Launcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvell.fleet.placing.launcher.LISTEN_SECONDS", 0.2)
+    keeper = keep("import sys; sys.stdin.buffer.read()")
+    assert keeper.start([], 1).address == ""
+    assert ended(keeper, 1).exit_code == -signal.SIGKILL
+
+
+def test_a_program_that_is_not_there_is_said() -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        Launcher(SECRET, "", 1, ("/nowhere/kvell",)).start([], 1)
+
+
+def test_a_keeper_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
+    """Nothing but the pipe tells the child: it ends as when its front hangs up."""
+    said = tmp_path / "pid"
+    code = (
+        "import time\nfrom pathlib import Path\nfrom kvell.fleet.placing.launcher import Launcher\n"
+        f"keeper = Launcher(bytes(32), '', 1, {program(STAYS)!r})\n"
+        f"pid = keeper.start([{str(tmp_path / 'heard')!r}], 1).pid\n"
+        f"Path({str(said)!r}).write_text(f'{{pid}}.')\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(program(code)) as parent:
+        until(lambda: said.exists() and said.read_text().endswith("."))
+        pid = int(said.read_text()[:-1])
+        assert not is_gone(pid)
+        os.kill(parent.pid, signal.SIGKILL)
+    until(lambda: is_gone(pid))

@@ -1,0 +1,123 @@
+"""Batches reach subscribers in order, and those they missed again."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from kvell.engine.protocol.notices import BlocksRemoved, IndexNotice
+from kvell.errors import ChangeSomething
+from kvell.front.events.events_config import KvEventsConfig
+from kvell.front.events.publisher import EventsPublisher
+
+PATIENCE_SECONDS = 20.0
+
+
+def removed(block: int) -> IndexNotice:
+    return IndexNotice(0, (BlocksRemoved(0, (block,)),))
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), PATIENCE_SECONDS))
+
+
+async def subscribed(
+    context: zmq.asyncio.Context, publisher: EventsPublisher, topic: str
+) -> zmq.asyncio.Socket:
+    """A subscriber that is known to be heard: it has received a first batch."""
+    socket = context.socket(zmq.SUB)
+    socket.connect(publisher.endpoint)
+    socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+    while not await socket.poll(10):
+        publisher.noticed("mixed-0", removed(1))
+    while await socket.poll(50):
+        await socket.recv_multipart()
+    return socket
+
+
+async def next_batch(socket: zmq.asyncio.Socket) -> tuple[bytes, int, list[Any]]:
+    topic, number, batch = await socket.recv_multipart()
+    return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)
+
+
+def test_subscribers_hear_of_each_instance_in_order() -> None:
+    async def test() -> None:
+        context = zmq.asyncio.Context()
+        config = KvEventsConfig("tcp://127.0.0.1:*", topic="kv@pod")
+        async with EventsPublisher(config) as publisher:
+            socket = await subscribed(context, publisher, "kv@")
+            publisher.noticed("mixed-0", removed(7))
+            publisher.noticed("mixed-1", removed(8))
+            publisher.lost("mixed-0")
+            publisher.lost("mixed-5")  # never said anything
+            publisher.noticed("mixed-0", removed(9))
+            batches = [await next_batch(socket) for _ in range(4)]
+            socket.close()
+        context.destroy(linger=0)
+        topics, numbers, told = zip(*batches, strict=True)
+        assert set(topics) == {b"kv@pod"}
+        assert list(numbers) == list(range(numbers[0], numbers[0] + 4))
+        kinds = [(batch[2], batch[1][0]["type"]) for batch in told]
+        expected = ["BlockRemoved", "BlockRemoved", "AllBlocksCleared", "BlockRemoved"]
+        assert kinds == list(zip([0, 1, 0, 0], expected, strict=True))
+
+    run(test)
+
+
+def test_missed_batches_are_replayed_as_far_as_they_are_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        context = zmq.asyncio.Context()
+        replay = f"ipc://{tmp_path}/replay"
+        config = KvEventsConfig("tcp://127.0.0.1:*", replay, buffer_steps=4)
+        async with EventsPublisher(config) as publisher:
+            for block in range(10):
+                publisher.noticed("mixed-0", removed(block))
+            client = context.socket(zmq.DEALER)
+            client.connect(replay)
+            await client.send_multipart([b"", b"no request"])  # is passed over
+            told: dict[int, list[tuple[int, int]]] = {}
+            for start in (8, 0):
+                told[start] = []
+                await client.send_multipart([b"", start.to_bytes(8, "big")])
+                while True:
+                    _, number, batch = await client.recv_multipart()
+                    at = int.from_bytes(number, "big", signed=True)
+                    if at < 0:
+                        break
+                    (event,) = msgspec.msgpack.decode(batch)[1]
+                    told[start].append((at, event["block_hashes"][0]))
+            client.close()
+        context.destroy(linger=0)
+        assert told == {8: [(8, 8), (9, 9)], 0: [(6, 6), (7, 7), (8, 8), (9, 9)]}
+
+    run(test)
+
+
+def test_nobody_needs_to_listen(tmp_path: Path) -> None:
+    async def test() -> None:
+        config = KvEventsConfig(f"ipc://{tmp_path}/nobody", hwm=1)
+        async with EventsPublisher(config) as publisher:
+            for block in range(100):
+                publisher.noticed("mixed-0", removed(block))
+
+    run(test)
+
+
+@pytest.mark.parametrize("field", ["endpoint", "replay_endpoint"])
+def test_an_address_in_use_is_named(field: str, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with EventsPublisher(KvEventsConfig("tcp://127.0.0.1:*")) as first:
+            free = f"ipc://{tmp_path}/free"
+            taken = KvEventsConfig(first.endpoint.replace("127.0.0.1", "*"), None)
+            if field == "replay_endpoint":
+                taken = KvEventsConfig(free, first.endpoint)
+            with pytest.raises(ChangeSomething, match="cannot be bound"):
+                async with EventsPublisher(taken):
+                    pass
+
+    run(test)

@@ -1,0 +1,246 @@
+"""Requests whose prompt one instance computes and another goes on with, as the front sees them."""
+
+import numpy as np
+import pytest
+
+from kvell.cluster.routing.policies import router_named
+from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Migrate, Stays, Tokens
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.request_log import LogEntry
+from kvell.front.request_queue import RequestQueue
+from kvell.vocabulary import RequestId
+
+KILLED = InstanceDeath("the instance died", "killed")
+PREFILL, DECODE = "prefill-0", "decode-0"
+
+
+def opened(*names: str) -> RequestQueue:
+    queue = RequestQueue(8)
+    for number, name in enumerate(names):
+        queue.line(name).open(4, 100 + number)
+    return queue
+
+
+def entry(name: str = "a") -> LogEntry:
+    prompt = np.arange(9, dtype="<i4").tobytes()
+    return LogEntry(RequestId(name), prompt, SamplingParams(max_tokens=20), "", 0.0)
+
+
+def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, str]:
+    queue.add(request)
+    ((instance, command),) = queue.due(0.0)
+    return instance, command.goes_to
+
+
+def moved(request: LogEntry) -> Finished:
+    return Finished(request.request_id, request.attempt, "moved")
+
+
+def test_a_prompt_goes_to_one_and_its_request_on_to_the_other() -> None:
+    queue, request = opened(PREFILL, DECODE), entry()
+    assert submitted(queue, request) == (PREFILL, DECODE)
+    queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
+    queue.finished(moved(request), 1.0)
+    prefill, decode = queue.line(PREFILL), queue.line(DECODE)
+    assert not prefill.in_flight and list(decode.in_flight) == [request.request_id]
+    assert (prefill.outstanding_prompt_tokens, decode.outstanding_prompt_tokens) == (0, 0)
+    assert decode.outstanding_output_tokens == 19
+    queue.tokens(Tokens(request.request_id, 0, 1, (8, 9)), 2.0)
+    queue.finished(Finished(request.request_id, 0, "length"), 3.0)
+    assert not decode.in_flight and queue.in_flight == 0
+    assert list(request.output) == [7, 8, 9]
+
+
+def test_tokens_may_come_from_the_other_before_the_first_says_that_it_moved() -> None:
+    queue, request = opened(PREFILL, DECODE), entry()
+    submitted(queue, request)
+    queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
+    queue.tokens(Tokens(request.request_id, 0, 1, (8,)), 1.0)
+    queue.finished(moved(request), 1.0)
+    assert list(request.output) == [7, 8]
+    assert list(queue.line(DECODE).in_flight) == [request.request_id]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ((PREFILL,), (PREFILL, "")),
+        ((DECODE,), (DECODE, "")),
+        (("mixed-0", DECODE), ("mixed-0", "")),
+        ((DECODE, PREFILL), (PREFILL, DECODE)),
+    ],
+)
+def test_who_is_left_does_the_whole_work(names: tuple[str, ...], expected: tuple[str, str]) -> None:
+    assert submitted(opened(*names), entry()) == expected
+
+
+def test_a_prompt_waits_for_an_instance_of_its_role() -> None:
+    """While one computes prompts, those that decode get none."""
+    queue = opened(PREFILL, DECODE)
+    for number in range(4):
+        submitted(queue, entry(f"r{number}"))
+    queue.add(entry("last"))
+    assert queue.due(0.0) == []
+
+
+def test_both_hear_of_a_cancel() -> None:
+    queue, request = opened(PREFILL, DECODE), entry()
+    submitted(queue, request)
+    cancel = Cancel(request.request_id, 0)
+    assert queue.drop(request.request_id, "cancelled", 1.0) == [(PREFILL, cancel), (DECODE, cancel)]
+    queue.finished(Finished(request.request_id, 0, "cancelled"), 1.0)
+    assert queue.in_flight == 0
+
+
+def test_the_death_of_the_first_starts_a_new_attempt_and_ends_the_old_at_the_other() -> None:
+    queue, request = opened(PREFILL, "prefill-1", DECODE), entry()
+    instance, _ = submitted(queue, request)
+    told = queue.lost(instance, KILLED, 1.0)
+    assert told == [(DECODE, Cancel(request.request_id, 0))]
+    queue.line(instance).close()
+    ((other, command),) = queue.due(1.0)
+    assert other != instance and (command.attempt, command.goes_to) == (1, DECODE)
+    queue.finished(Finished(request.request_id, 0, "moved"), 1.0)  # of the old attempt
+    assert list(queue.line(other).in_flight) == [request.request_id]
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_the_death_of_the_other_after_it_took_the_request_starts_a_new_attempt(
+    restarts: bool,
+) -> None:
+    """It died before the first said that the request had moved."""
+    queue, request = opened(PREFILL, DECODE), entry()
+    submitted(queue, request)
+    queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
+    assert queue.lost(DECODE, KILLED, 1.0) == []
+    queue.line(DECODE).close()
+    if restarts:
+        queue.line(DECODE).open(4, 999)
+    queue.finished(moved(request), 1.0)
+    assert not queue.line(PREFILL).in_flight
+    ((instance, command),) = queue.due(1.0)
+    assert (instance, command.attempt) == (PREFILL, 1)
+    assert np.frombuffer(command.output, "<i4").tolist() == [7]
+
+
+def test_the_death_of_the_other_starts_a_new_attempt_of_what_it_had() -> None:
+    queue, request = opened(PREFILL, DECODE), entry()
+    submitted(queue, request)
+    queue.finished(moved(request), 1.0)
+    assert queue.lost(DECODE, KILLED, 2.0) == []
+    queue.line(DECODE).close()
+    ((instance, command),) = queue.due(2.0)
+    assert (instance, command.attempt, command.goes_to) == (PREFILL, 1, "")
+
+
+def test_a_request_whose_session_was_elsewhere_pulls_from_there() -> None:
+    queue = RequestQueue(8, router=router_named("round-robin"))
+    for number, name in enumerate(("mixed-0", "mixed-1")):
+        queue.line(name).open(4, 100 + number)
+    asked = []
+    for number in range(3):
+        prompt = np.arange(90, dtype="<i4").tobytes()
+        name = RequestId(f"r{number}")
+        queue.add(LogEntry(name, prompt, SamplingParams(), "", 0.0, session="s"))
+        ((instance, command),) = queue.due(0.0)
+        asked.append((instance, command.pulls_from))
+        queue.finished(Finished(name, 0, "length"), 1.0)
+    assert asked == [("mixed-0", ""), ("mixed-1", "mixed-0"), ("mixed-0", "")]
+
+
+# ------------------------------------------------------------------------- migration
+
+MIXED = ("mixed-0", "mixed-1", "mixed-2")
+
+
+def serving(count: int, *names: str) -> tuple[RequestQueue, list[LogEntry]]:
+    """Requests that the first instance has, and that have a token each."""
+    queue = opened(names[0])
+    entries = [entry(f"r{number}") for number in range(count)]
+    for request in entries:
+        submitted(queue, request)
+        queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
+    for number, name in enumerate(names[1:], 1):
+        queue.line(name).open(4, 100 + number)
+    return queue, entries
+
+
+def beat(free_bytes: int, waiting: int = 0) -> Heartbeat:
+    return Heartbeat(1, 1, 1, waiting, 10, 1, free_bytes, 1000)
+
+
+def test_a_request_goes_on_where_it_was_sent() -> None:
+    queue, [request] = serving(1, *MIXED[:2])
+    command = Migrate(request.request_id, 0, "mixed-1")
+    assert queue.migrate(request.request_id, "mixed-1") == [("mixed-0", command)]
+    assert queue.migrate(request.request_id, "mixed-1") == []  # it is on its way
+    queue.tokens(Tokens(request.request_id, 0, 1, (8,)), 2.0)
+    queue.finished(moved(request), 2.0)
+    assert list(queue.line("mixed-1").in_flight) == [request.request_id]
+    assert not queue.line("mixed-0").in_flight and request.attempt == 0
+    assert not queue.line("mixed-1").coming
+
+
+@pytest.mark.parametrize("ends", ["stays", "dies", "finished", "cancelled"])
+def test_one_that_does_not_arrive_leaves_nothing_behind(ends: str) -> None:
+    queue, [request] = serving(1, *MIXED[:2])
+    queue.migrate(request.request_id, "mixed-1")
+    assert queue.line("mixed-1").coming == {request.request_id}
+    if ends == "stays":
+        queue.stays(Stays(request.request_id, 1))  # another attempt's
+        assert request.goes_to == "mixed-1"
+        queue.stays(Stays(request.request_id, 0))
+    elif ends == "dies":
+        queue.lost("mixed-1", KILLED, 2.0)
+    elif ends == "finished":
+        queue.finished(Finished(request.request_id, 0, "length"), 2.0)
+    else:
+        told = queue.drop(request.request_id, "cancelled", 2.0)
+        assert [one for one, _ in told] == ["mixed-0", "mixed-1"]
+        queue.finished(Finished(request.request_id, 0, "cancelled"), 2.0)
+    assert request.goes_to == "" and not queue.line("mixed-1").coming
+    assert queue.in_flight == (1 if ends in ("stays", "dies") else 0)
+
+
+def test_what_cannot_be_sent_elsewhere_is_named() -> None:
+    queue, [request] = serving(1, *MIXED[:2])
+    with pytest.raises(ChangeSomething, match="request_id=nobody: is not served now"):
+        queue.migrate(RequestId("nobody"), "mixed-1")
+    queue.line("mixed-1").close()
+    for name in ("mixed-0", "mixed-1", "mixed-7"):
+        with pytest.raises(ChangeSomething, match=f"instance_id={name}"):
+            queue.migrate(request.request_id, name)
+
+
+def test_an_instance_that_leaves_gives_its_requests_to_all_others() -> None:
+    queue, entries = serving(4, *MIXED)
+    queue.drop(entries[3].request_id, "cancelled", 1.0)
+    queue.line("mixed-0").close()
+    told = queue.evacuate("mixed-0")
+    assert [(one, command.request_id) for one, command in told] == [
+        ("mixed-0", request.request_id) for request in entries[:3]
+    ]
+    assert {command.goes_to for _, command in told} == {"mixed-1", "mixed-2"}
+    assert queue.evacuate("mixed-0") == []
+
+
+def test_nothing_leaves_where_nobody_else_is() -> None:
+    queue, _ = serving(2, "decode-0", "prefill-0")
+    assert queue.evacuate("decode-0") == []
+
+
+def test_memory_that_runs_short_sends_the_youngest_away_one_at_a_time() -> None:
+    queue, entries = serving(3, *MIXED[:2])
+    queue.line("mixed-0").heard(beat(500))
+    queue.line("mixed-1").heard(beat(900))
+    assert queue.rebalance("mixed-0") == []
+    queue.line("mixed-0").heard(beat(100))
+    command = Migrate(entries[2].request_id, 0, "mixed-1")
+    assert queue.rebalance("mixed-0") == [("mixed-0", command)]
+    assert queue.rebalance("mixed-0") == []
+    assert queue.rebalance("mixed-1") == []
+    queue.stays(Stays(entries[2].request_id, 0))
+    queue.line("mixed-1").heard(beat(900, waiting=1))
+    assert queue.rebalance("mixed-0") == []

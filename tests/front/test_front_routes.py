@@ -1,0 +1,198 @@
+"""What the front's routes know of caches, and what they note in requests."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvell.cluster.prefix_directory import PrefixDirectory
+from kvell.cluster.rebalancing import MemoryView
+from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.engine.protocol.messages import Heartbeat, Submit
+from kvell.engine.protocol.notices import (
+    NO_BLOCK,
+    BlocksHeld,
+    BlocksRemoved,
+    BlocksStored,
+    IndexedGroup,
+    IndexNotice,
+    WatchIndex,
+)
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.block_hashes import BlockHashes
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.instance_load import InstanceLoad
+from kvell.front.request_log import LogEntry
+from kvell.front.request_queue import RequestQueue
+from kvell.vocabulary import RequestId
+
+SIZE = 4
+FULL = (IndexedGroup("full", SIZE),)
+
+
+class Asked:
+    """A router that notes what it is shown, and takes the first with most."""
+
+    def __init__(self) -> None:
+        self.requests: list[RequestView] = []
+
+    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+        self.requests.append(request)
+        return max(instances, key=lambda one: request.hits.get(one.instance_id, 0)).instance_id
+
+
+class Front:
+    """A queue that knows what its instances cache."""
+
+    def __init__(self, *names: str) -> None:
+        self.router = Asked()
+        self.queue = RequestQueue(100, router=self.router, locality=PrefixDirectory())
+        self.told = [one for name in names for one in self.open(name, 1)]
+        self.count = 0
+
+    def open(self, name: str, incarnation: int) -> list[tuple[str, WatchIndex]]:
+        return self.queue.open(
+            *(name, 8, incarnation),
+            free_bytes=1 << 20,
+            token_bytes=1,
+            joins_others=False,
+            indexed=FULL,
+        )
+
+    def submit(self, tokens: Sequence[int], salt: str = "") -> tuple[str, Submit]:
+        """Route one request; the instance that got it."""
+        prompt = np.asarray(tokens, "<i4").tobytes()
+        self.count += 1
+        sampling = SamplingParams(max_tokens=1)
+        self.queue.add(LogEntry(RequestId(f"r{self.count}"), prompt, sampling, salt, 0.0))
+        (submission,) = self.queue.due(0.0)
+        return submission
+
+    def notice(
+        self, name: str, sequence: int, *changes: BlocksStored | BlocksRemoved | BlocksHeld
+    ) -> list[WatchIndex]:
+        """What the instance is told upon a notice."""
+        notice = IndexNotice(sequence, changes, any(isinstance(c, BlocksHeld) for c in changes))
+        told = self.queue.heard(name, notice, 0.0)
+        assert all(instance == name for instance, _ in told)
+        return [command for _, command in told if isinstance(command, WatchIndex)]
+
+
+def hashes(tokens: Sequence[int], root: str = "") -> tuple[int, ...]:
+    chain, text = BlockHashes(SIZE, "", root), np.asarray(tokens, np.int32)
+    return tuple(chain.up_to(text[:end]) for end in range(SIZE, len(text) + 1, SIZE))
+
+
+def stored(tokens: Sequence[int], root: str = "") -> BlocksStored:
+    return BlocksStored(0, "full", NO_BLOCK, hashes(tokens, root), b"", SIZE)
+
+
+TEXT = list(range(20))
+
+
+def test_instances_are_asked_to_tell_what_they_cache_without_its_tokens() -> None:
+    front = Front("mixed-0", "mixed-1")
+    watch = WatchIndex(with_tokens=False)
+    assert front.told == [("mixed-0", watch), ("mixed-1", watch)]
+
+
+def test_nobody_is_asked_where_no_router_reads_it() -> None:
+    queue = RequestQueue(100)
+    told = queue.open(
+        "mixed-0", 8, 1, free_bytes=1, token_bytes=1, joins_others=False, indexed=FULL
+    )
+    assert told == []
+    assert queue.heard("mixed-0", IndexNotice(0, (stored(TEXT),)), 0.0) == []
+
+
+def test_a_request_goes_to_what_was_told_and_not_to_what_was_dropped() -> None:
+    front = Front("mixed-0", "mixed-1")
+    assert front.notice("mixed-1", 0, stored(TEXT)) == []
+    name, _ = front.submit([*TEXT, 99])
+    assert name == "mixed-1"
+    assert front.router.requests[-1].hits == {"mixed-1": 20}
+    front.notice("mixed-1", 1, BlocksRemoved(0, hashes(TEXT)[2:]))
+    front.submit([*TEXT, 98])
+    assert front.router.requests[-1].hits["mixed-1"] == 8
+
+
+def test_a_prompt_that_was_just_routed_counts_as_cached_there_soon() -> None:
+    front = Front("mixed-0", "mixed-1")
+    first, _ = front.submit([*TEXT, 99])
+    again, _ = front.submit([*TEXT, 98])
+    assert front.router.requests[-1].hits == {first: 20}
+    assert again == first
+
+
+def test_salts_keep_requests_apart() -> None:
+    front = Front("mixed-0", "mixed-1")
+    front.notice("mixed-1", 0, stored(TEXT, root="secret"))
+    front.submit([*TEXT, 99])
+    assert not front.router.requests[-1].hits
+    name, _ = front.submit([*TEXT, 99], salt="secret")
+    assert name == "mixed-1"
+
+
+def test_after_a_gap_the_instance_is_asked_for_all_of_it() -> None:
+    front = Front("mixed-0", "mixed-1")
+    front.notice("mixed-1", 0, stored(TEXT[:8]))
+    (command,) = front.notice("mixed-1", 2, stored([7] * 8))
+    assert command == WatchIndex(with_tokens=False)
+    assert front.notice("mixed-1", 3, BlocksHeld(0, hashes(TEXT))) == []
+    front.submit([*TEXT, 99])
+    assert front.router.requests[-1].hits == {"mixed-1": 20}
+
+
+def test_what_a_dead_instance_had_is_gone_and_its_next_start_has_nothing() -> None:
+    front = Front("mixed-0", "mixed-1")
+    front.notice("mixed-1", 0, stored(TEXT))
+    front.queue.lost("mixed-1", InstanceDeath("killed", "killed"), 0.0)
+    front.open("mixed-1", 2)
+    front.submit([*TEXT, 99])
+    assert not front.router.requests[-1].hits
+
+
+def test_an_attempt_behind_emitted_tokens_is_looked_up_with_them() -> None:
+    front = Front("mixed-0", "mixed-1")
+    front.notice("mixed-1", 0, stored(TEXT))
+    prompt = np.asarray(TEXT[:12], "<i4").tobytes()
+    entry = LogEntry(RequestId("again"), prompt, SamplingParams(), "", 0.0, attempt=1)
+    entry.output.extend(TEXT[12:18])
+    front.queue.add(entry)
+    front.queue.due(0.0)
+    assert front.router.requests[-1].hits == {"mixed-1": 16}
+
+
+def test_the_router_is_told_how_long_somebody_waits_for_a_first_token() -> None:
+    front = Front("mixed-0", "mixed-1")
+    for number, due in enumerate((None, 7.0)):
+        prompt = np.asarray(range(4), "<i4").tobytes()
+        sampling = SamplingParams(max_tokens=4)
+        entry = LogEntry(RequestId(f"d{number}"), prompt, sampling, "", 0.0, due_seconds=due)
+        front.queue.add(entry)
+        assert len(front.queue.due(2.0)) == 1
+        if due is not None:
+            entry.output.append(1)
+            assert entry.left_seconds(2.0) is None, "its first token has come"
+    assert [one.deadline_seconds for one in front.router.requests] == [None, 5.0]
+
+
+def test_a_heartbeat_of_an_instance_with_free_memory_looks_at_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many there are: what it costs the front must not grow with them."""
+    front = Front(*(f"mixed-{number}" for number in range(50)))
+    looked: list[str] = []
+    memory = InstanceLoad.memory
+
+    def looks(line: InstanceLoad) -> MemoryView:
+        looked.append(line.instance_id)
+        return memory(line)
+
+    monkeypatch.setattr(InstanceLoad, "memory", looks)
+    for name in front.queue.lines:
+        rich = Heartbeat(1, 1, 0, 0, 8, 8, free_bytes=1 << 20, pool_bytes=1 << 20)
+        assert front.queue.heard(name, rich, 0.0) == []
+    assert looked == []
+    front.queue.heard("mixed-0", Heartbeat(1, 2, 0, 1, 8, 0, 0, 1 << 20), 0.0)
+    assert len(looked) == 50
