@@ -30,7 +30,7 @@ FRONT_MODULES = (
     "kvell.server.run",
     "kvell.server.http_face",
 )
-INSTANCE_MODULES = ("kvell.cli.main", "kvell.serving.instance", "kvell.llm")
+INSTANCE_MODULES = ("kvell.cli.main", "kvell.serving.lone", "kvell.llm")
 """Modules that each process has imported before it loads anything."""
 LEAST_ALLOWANCE_BYTES, ALLOWANCE_SHARE = 64 * MIB, 0.03
 START_SECONDS = 5.0

@@ -28,7 +28,7 @@ from kvell.engine.protocol.messages import Event
 from kvell.models.sources.progress import quiet
 from kvell.server.run import ServeOptions, serve
 from kvell.server.text.named_texts import texts_of
-from kvell.serving.instance import serve_instance
+from kvell.serving.lone import serve_instance
 from kvell.testing.instance import FakeEngine
 
 MODEL = "smollm2"

@@ -43,7 +43,7 @@ from kvell.models.sources.source import resolve_model
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
-from kvell.serving.instance import LocalInstance
+from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import FinishReason, RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]

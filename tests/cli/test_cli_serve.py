@@ -196,7 +196,7 @@ class TestInstance:
             engine.warm.assert_called_once_with()
             sock.sendall(b"ready")
 
-        monkeypatch.setattr("kvell.serving.instance.serve_instance", serve_instance)
+        monkeypatch.setattr("kvell.serving.lone.serve_instance", serve_instance)
         ours, theirs = socket.socketpair()
         with ours:
             ended = kvell("instance", "--socket-fd", str(theirs.detach()))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvell.engine.protocol.messages import SCHEMA_VERSION
 from kvell.serving.door import FrontDoor, read_secret
-from kvell.serving.instance import serve_instance
-from kvell.serving.shared import serve_fronts
+from kvell.serving.lone import serve_instance
+from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine
 
 

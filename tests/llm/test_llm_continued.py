@@ -13,7 +13,7 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.llm import LLM
-from kvell.serving.instance import LocalInstance
+from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import RequestId
 from tests.llm.teacher import FORM, MAX_ERROR, SCHEMA, THOUGHT_FORM, smollm2
 from tests.llm.test_llm_exactness import read_oracle

@@ -17,7 +17,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import create_core
 from kvell.models.loading.random_model import random_paged_model
-from kvell.serving.instance import LocalInstance
+from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import KIB, RequestId
 from tests.llm.test_llm_exactness import assert_same, cut, read_oracle, smollm2
 from tests.llm.test_llm_random_shapes import prompts_with_shared_halves

@@ -17,7 +17,7 @@ import numpy as np
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Command, Event, Finished, Submit, Tokens
 from kvell.server.run import ServeOptions, Texts, serve
-from kvell.serving.instance import serve_instance
+from kvell.serving.lone import serve_instance
 from kvell.testing.instance import CRASH_TOKEN, EOS_TOKEN, ByteText, FakeEngine
 from kvell.vocabulary import FinishReason
 

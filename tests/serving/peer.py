@@ -11,7 +11,7 @@ import numpy as np
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Command, Event, Heartbeat, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.serving.instance import serve_instance
+from kvell.serving.lone import serve_instance
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import FrameReader

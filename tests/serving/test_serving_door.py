@@ -91,7 +91,8 @@ def test_who_comes_in_hears_whose_door_it_is(door: FrontDoor) -> None:
     with sock:
         assert (heard.instance, heard.incarnation) == ("decode-3", 1 << 40)
         assert rings(door)
-        [(name, arrived)] = door.arrivals()
+        [arrival] = door.arrivals()
+        name, arrived = arrival.front, arrival.sock
         with arrived:
             assert name == "front-1"
             arrived.sendall(b"hello")
@@ -109,9 +110,9 @@ def test_several_may_come_at_once(door: FrontDoor) -> None:
     arrived: list[str] = []
     while len(arrived) < len(names):
         assert rings(door)
-        for name, sock in door.arrivals():
-            arrived.append(name)
-            sock.close()
+        for arrival in door.arrivals():
+            arrived.append(arrival.front)
+            arrival.sock.close()
     assert sorted(arrived) == sorted(names)
 
 
@@ -133,8 +134,9 @@ def test_strangers_stay_out(door: FrontDoor, name: str, secret: bytes, purpose: 
     sock, _ = come(door, "front-2")
     with sock:
         assert rings(door)
-        [(found, arrived)] = door.arrivals()
-        arrived.close()
+        [arrival] = door.arrivals()
+        found = arrival.front
+        arrival.sock.close()
         assert found == "front-2"
 
 

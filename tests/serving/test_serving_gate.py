@@ -18,6 +18,7 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.serving.gate import CommandGate, front_of
+from kvell.serving.lone import lone_owner
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -76,7 +77,7 @@ class Shares(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engine = LateEngine()
-        self.gate = CommandGate(self.engine, is_shared=True)
+        self.gate = CommandGate(self.engine, front_of)
         self.live: dict[RequestId, int] = {}
         """Requests that their front waits for, and their attempts."""
         self.attempt = 0
@@ -163,7 +164,7 @@ TestShares.settings = settings(max_examples=80, stateful_step_count=40)
 
 def test_prompts_of_others_count_until_their_first_token() -> None:
     engine = LateEngine()
-    gate = CommandGate(engine, is_shared=True)
+    gate = CommandGate(engine, front_of)
     gate.accept(submit("a", 1, tokens=7), "a")
     gate.accept(submit("a", 2, tokens=2), "a")
     assert gate.others("b") == (9, 2)
@@ -173,14 +174,14 @@ def test_prompts_of_others_count_until_their_first_token() -> None:
 
 
 def test_a_request_in_anothers_name_is_refused() -> None:
-    gate = CommandGate(LateEngine(), is_shared=True)
+    gate = CommandGate(LateEngine(), front_of)
     [refused] = gate.accept(submit("a", 1), "b")
     assert isinstance(refused, Finished)
     assert "must begin with b:" in refused.message
 
 
 def test_each_front_has_the_credits_for_itself() -> None:
-    gate = CommandGate(LateEngine(), is_shared=True)
+    gate = CommandGate(LateEngine(), front_of)
     for front in FRONTS:
         for number in range(CREDITS):
             assert gate.accept(submit(front, number), front) == []
@@ -190,7 +191,7 @@ def test_each_front_has_the_credits_for_itself() -> None:
 
 
 def test_a_single_front_may_have_any_ids() -> None:
-    gate = CommandGate(FakeEngine())
+    gate = CommandGate(FakeEngine(), lone_owner)
     assert isinstance(gate.ready, Ready)
     assert gate.accept(KeepAlive()) == []
     gate.accept(Submit(RequestId("x:y"), bytes(4), SamplingParams(max_tokens=1)))
@@ -202,7 +203,7 @@ def test_a_single_front_may_have_any_ids() -> None:
 
 def test_drained_is_told_once_the_last_front_has_nothing() -> None:
     engine = LateEngine()
-    gate = CommandGate(engine, is_shared=True)
+    gate = CommandGate(engine, front_of)
     gate.accept(submit("a", 1), "a")
     assert gate.accept(Drain(), "manager") == []
     gate.cancel_of("a")

@@ -21,8 +21,9 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.serving.gate import CommandGate
-from kvell.serving.instance import (
+from kvell.serving.lone import (
     LocalInstance,
+    lone_owner,
     serve_instance,
 )
 from kvell.testing.instance import FakeEngine, fake_token
@@ -170,7 +171,7 @@ def test_an_engine_that_says_drained_itself_does_not_end_the_loop_early() -> Non
             own: list[Event] = [Drained()] if isinstance(command, Drain) else []
             return own + super().handle(command)
 
-    gate = CommandGate(Hasty())
+    gate = CommandGate(Hasty(), lone_owner)
     gate.accept(submit("a", 1))
     assert gate.accept(Drain()) == []
     assert [type(event) for event in gate.advance()] == [Tokens, Finished, Drained]
@@ -178,7 +179,7 @@ def test_an_engine_that_says_drained_itself_does_not_end_the_loop_early() -> Non
 
 
 def test_a_request_id_in_flight_cannot_be_submitted_again() -> None:
-    gate = CommandGate(FakeEngine())
+    gate = CommandGate(FakeEngine(), lone_owner)
     gate.accept(submit("a"))
     [refused] = gate.accept(submit("a"))
     assert isinstance(refused, Finished)
@@ -212,7 +213,7 @@ class Moving(FakeEngine):
 def test_a_request_that_needs_no_step_keeps_a_draining_instance() -> None:
     """One that moves would be lost, and none was submitted here."""
     engine = Moving()
-    gate = CommandGate(engine)
+    gate = CommandGate(engine, lone_owner)
     assert gate.accept(Drain()) == [] and not gate.drained
     assert gate.woken() == [] and not gate.drained
     engine.has_one = False

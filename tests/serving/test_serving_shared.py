@@ -27,7 +27,7 @@ from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.serving.door import FrontDoor
 from kvell.serving.fronts import UNREAD_SECONDS
-from kvell.serving.shared import serve_fronts
+from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
 from kvell.wire.blocking import BlockingSocket
@@ -86,10 +86,11 @@ class Shared:
     thread: threading.Thread
 
     @contextlib.contextmanager
-    def front(self, name: str) -> Iterator[Peer]:
+    def front(self, name: str, epoch: int = 0) -> Iterator[Peer]:
         """Come in as a front, and hear that the instance is ready."""
         with connect_to(self.door.address, WAIT_SECONDS) as sock:
-            open_session(BlockingSocket(sock), Greeting(name, 1, "", 0), SECRET, "commands")
+            told = Greeting(name, 1, "", 0, epoch=epoch)
+            open_session(BlockingSocket(sock), told, SECRET, "commands")
             peer = Peer(sock)
             assert isinstance(peer.read_any(), Ready)
             yield peer
@@ -273,3 +274,48 @@ def test_a_request_of_anothers_name_is_refused_and_told() -> None:
         [refused] = a.read_until(Finished)
         assert isinstance(refused, Finished)
         assert (refused.reason, refused.request_id) == ("refused", "b:1")
+
+
+def test_a_front_that_hovers_below_its_bound_is_hung_up_on() -> None:
+    """It reads a little whenever the others have waited for long, and never all."""
+    clock = VirtualClock()
+    engine = NoticingEngine()
+    bound_bytes = 1 << 14
+    with (
+        shared(engine, clock=clock, outgoing_limit_bytes=bound_bytes) as instance,
+        instance.front("hovers") as hovers,
+        instance.front("b") as b,
+    ):
+        hovers.send(*(submit(f"hovers:{one}", FOREVER) for one in range(8)))
+        hovers.read_until(Tokens)
+        pauses = 0
+        while not engine.ended and pauses < 400:
+            seen = -1
+            while engine._steps > seen:  # until the others wait
+                seen = engine._steps
+                b.send(KeepAlive(), AskStats())
+                b.read_until(Stats)
+            pauses += 1
+            clock.advance(UNREAD_SECONDS / 4)
+            b.send(KeepAlive(), AskStats())
+            b.read_until(Stats)
+            with contextlib.suppress(ConnectionError):  # it has been hung up on
+                hovers.send(KeepAlive())
+                hovers._socket.recv(2 * bound_bytes)
+        assert {name for name, _ in engine.ended} >= {"hovers:0"}
+        assert pauses > 4, "a single pause is forgiven"
+
+
+def test_a_front_that_was_greeted_late_does_not_end_its_newer_connection() -> None:
+    with shared() as instance, instance.front("a", epoch=2) as newer:
+        newer.send(submit("a:1", FOREVER))
+        newer.read_until(Tokens)
+        with connect_to(instance.door.address, WAIT_SECONDS) as late:
+            told = Greeting("a", 1, "", 0, epoch=1)
+            open_session(BlockingSocket(late), told, SECRET, "commands")
+            late.settimeout(WAIT_SECONDS)
+            assert late.recv(1) == b"", "it is hung up on"
+        newer.send(AskStats())
+        told_newer = newer.read_until(Stats)
+        assert isinstance(told_newer[-1], Stats) and told_newer[-1].running == 1
+        assert instance.engine.ended == []

@@ -17,7 +17,7 @@ from kvell.engine.running.batching import PageTables
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.models.fused import _forward
 from kvell.models.paged_model import ForwardBatch, PagedModel
-from kvell.serving import instance
+from kvell.serving import loop
 from kvell.serving.channel import Channel
 
 
@@ -51,7 +51,7 @@ def watch_loop(recorder: Recorder) -> None:
     watch(Channel, "queue", "encoding and sending")
     watch(Channel, "receive", "receiving")
     watch(selectors.DefaultSelector, "select", "waiting")
-    watch(instance, "_turn", "loop")
+    watch(loop._Serving, "turn", "loop")
 
 
 def _alternate_callbacks(recorder: Recorder) -> None:

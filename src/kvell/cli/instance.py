@@ -86,7 +86,7 @@ def instance(
         serve: Callable[[Engine], None]
         if pool_host:
             from kvell.serving.door import FrontDoor, read_secret
-            from kvell.serving.shared import serve_fronts
+            from kvell.serving.loop import serve_fronts
 
             secret = read_secret(sys.stdin.fileno())
             door = stack.enter_context(FrontDoor(pool_host, secret, instance_id, incarnation))
@@ -97,7 +97,7 @@ def instance(
             remedy = "use kvell serve, which starts instances"
             raise ChangeSomething("--socket-fd", socket_fd, "is no socket", remedy)
         else:
-            from kvell.serving.instance import serve_instance
+            from kvell.serving.lone import serve_instance
 
             peer = stack.enter_context(socket.socket(fileno=socket_fd))
             serve = partial(serve_instance, sock=peer)

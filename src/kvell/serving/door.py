@@ -17,6 +17,7 @@ import threading
 from collections import deque
 
 from kvell.mempool.rendezvous import SECRET_BYTES
+from kvell.serving.fronts import Arrival, ConnectedFront
 from kvell.serving.gate import NAME_END
 from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import listen_at, tcp_endpoint
@@ -53,7 +54,7 @@ class FrontDoor:
 
     def __init__(self, host: str, secret: bytes, instance: str, incarnation: int) -> None:
         check_secret(secret)
-        self._arrived: deque[tuple[str, socket.socket]] = deque()
+        self._arrived: deque[Arrival] = deque()
         self._bell, self._rings = socket.socketpair()
         self._bell.setblocking(False)
         self._rings.setblocking(False)
@@ -75,8 +76,11 @@ class FrontDoor:
         """Becomes readable when somebody has come in, or all is over."""
         return self._bell.fileno()
 
-    def arrivals(self) -> list[tuple[str, socket.socket]]:
-        """Who has come in since the last call: names, and their connections."""
+    def left(self, front: ConnectedFront) -> None:
+        """See :class:`.Arrivals`; other fronts may come."""
+
+    def arrivals(self) -> list[Arrival]:
+        """Return the fronts that have come in since the last call."""
         with contextlib.suppress(BlockingIOError):
             while self._bell.recv(LEASH_BYTES):
                 pass
@@ -102,15 +106,15 @@ class FrontDoor:
     def close(self) -> None:
         """Let nobody in any more."""
         self._doorway.close()
-        for _, sock in self.arrivals():
-            sock.close()
+        for arrival in self.arrivals():
+            arrival.sock.close()
         self._bell.close()
         self._rings.close()
 
     def _enters(self, heard: Greeting, sock: socket.socket) -> None:
         if not heard.instance or NAME_END in heard.instance:
             raise ProtocolError("a front's name must be a word")
-        self._arrived.append((heard.instance, sock))
+        self._arrived.append(Arrival(heard.instance, sock, heard.epoch))
         self._ring()
 
     def _ring(self) -> None:

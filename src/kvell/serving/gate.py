@@ -1,6 +1,6 @@
-"""Credits and draining around an engine, for one front or for several; no I/O."""
+"""Credits and draining around an engine; no I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -55,12 +55,12 @@ class Engine(Protocol):
         ...
 
     def pulse(self) -> Heartbeat:
-        """What there is between two steps; called when a heartbeat is due, not at every step."""
+        """Contents of a heartbeat.  Called only when one is due."""
         ...
 
 
 def front_of(request_id: RequestId) -> str:
-    """The front whose request it is, where fronts are several."""
+    """Name the front of a request whose id begins with that name."""
     return request_id.partition(NAME_END)[0]
 
 
@@ -68,33 +68,38 @@ def front_of(request_id: RequestId) -> str:
 class _Share:
     """What a front has: prompt tokens that have no answer yet, by request, and their sum.
 
+    :ivar came: requests that another instance handed over, which their front may not know yet.
     :ivar ending: requests that are cancelled since the front went, and have not ended yet.
     :ivar again: of these, what the front has asked for anew since it came back.
     """
 
     pending_tokens: dict[RequestId, int] = field(default_factory=dict)
     sum_tokens: int = 0
+    came: set[RequestId] = field(default_factory=set)
     ending: set[RequestId] = field(default_factory=set)
     again: dict[RequestId, Submit] = field(default_factory=dict)
 
     def began(self, request_id: RequestId) -> None:
-        """A token came: the prompt is computed, maybe by another instance."""
+        """Note the first tokens of a request: its prompt is computed, maybe by another instance."""
+        if request_id not in self.pending_tokens:
+            self.came.add(request_id)
         self.sum_tokens -= self.pending_tokens.get(request_id, 0)
         self.pending_tokens[request_id] = 0
 
     def ended(self, request_id: RequestId) -> None:
+        """Forget a request."""
         self.sum_tokens -= self.pending_tokens.pop(request_id, 0)
+        self.came.discard(request_id)
 
 
 class CommandGate:
-    """Enforces credits and draining around an engine, for both kinds of instance.
+    """Enforces credits and draining around an engine; each front has all credits for itself.
 
-    :param is_shared: whether fronts are several; then a request's id begins with its front's name,
-        and each has the credits for itself.
+    :param owner: names the front of a request.
     """
 
-    def __init__(self, engine: Engine, *, is_shared: bool = False) -> None:
-        self._engine, self._is_shared = engine, is_shared
+    def __init__(self, engine: Engine, owner: Callable[[RequestId], str]) -> None:
+        self._engine, self._owner = engine, owner
         self._shares: dict[str, _Share] = {}
         self._draining = False
         self.ready = engine.ready()
@@ -166,7 +171,7 @@ class CommandGate:
         if self._draining:
             refusal = _refusal(command, "the instance is draining")
             return [replace(refusal, not_taken=True)]
-        if self._is_shared and front_of(command.request_id) != front:
+        if self._owner(command.request_id) != front:
             return [_refusal(command, f"the request's id must begin with {front}{NAME_END}")]
         share = self._shares.setdefault(front, _Share())
         if command.request_id in share.ending - share.again.keys():
@@ -175,7 +180,8 @@ class CommandGate:
         if command.request_id in share.pending_tokens:
             return [_refusal(command, "a request with this id is in flight")]
         if len(share.pending_tokens) >= self.ready.credits:
-            return [_refusal(command, f"all {self.ready.credits} credits are in use")]
+            refusal = _refusal(command, f"all {self.ready.credits} credits are in use")
+            return [replace(refusal, not_taken=bool(share.came))]
         tokens = len(command.prompt) // 4
         share.pending_tokens[command.request_id] = tokens
         share.sum_tokens += tokens
@@ -189,8 +195,8 @@ class CommandGate:
                 kept.append(event)
             if isinstance(event, Finished):
                 kept += self._finished(event.request_id)
-            elif self._is_shared and isinstance(event, Tokens):
-                front = front_of(event.request_id)
+            elif isinstance(event, Tokens):
+                front = self._owner(event.request_id)
                 self._shares.setdefault(front, _Share()).began(event.request_id)
         is_idle = not self._engine.has_requests() and not self._shares
         if self._draining and not self.drained and is_idle:
@@ -200,7 +206,7 @@ class CommandGate:
 
     def _finished(self, request_id: RequestId) -> list[Event]:
         """Take a request off its front's share; what comes of one that waited for its end."""
-        front = front_of(request_id) if self._is_shared else ""
+        front = self._owner(request_id)
         share = self._shares.get(front)
         if share is None:
             return []

@@ -6,7 +6,7 @@ import msgspec
 
 from kvell.wire.frames import ProtocolError
 
-VERSION = 3
+VERSION = 4
 GREETING_BYTES = 4096
 """Most bytes of a greeting."""
 GREETING_SECONDS = 5.0
@@ -16,6 +16,7 @@ GREETING_SECONDS = 5.0
 class Greeting(msgspec.Struct, frozen=True):
     """Who this is.
 
+    :param epoch: of two connections of one name, the one with the higher epoch is newer.
     :param pool_bytes: of its memory.  On one host that is the first descriptor that follows; the
         second is its table of rights.
     :param port: at which it listens for TCP; 0: nowhere.
@@ -27,6 +28,7 @@ class Greeting(msgspec.Struct, frozen=True):
     fingerprint: str
     pool_bytes: int
     port: int = 0
+    epoch: int = 0
     version: int = VERSION
     proof: str = ""
 

@@ -11,7 +11,7 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
-from kvell.serving.instance import LocalInstance
+from kvell.serving.lone import LocalInstance
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import HEADER_BYTES, ProtocolError

@@ -15,8 +15,8 @@ from kvell.engine.sampling.grammar_process.checking import GOOD, TOO_COMPLEX, Ve
 from kvell.engine.sampling.grammars import Grammars
 from kvell.errors import TryLater
 from kvell.llm import LLM
-from kvell.serving.gate import CommandGate
-from kvell.serving.instance import LocalInstance
+from kvell.serving.gate import CommandGate, front_of
+from kvell.serving.lone import LocalInstance, lone_owner
 from kvell.vocabulary import RequestId
 
 PROMPT = np.arange(300, 320, dtype="<i4").tobytes()
@@ -130,7 +130,7 @@ def test_a_grammar_that_is_no_good_refuses_its_requests_only(
 
 
 def test_a_request_that_waits_can_be_cancelled(setting: Setting) -> None:
-    gate = CommandGate(setting.engine)
+    gate = CommandGate(setting.engine, lone_owner)
     gate.accept(submit("a", attempt=3))
     assert gate.accept(Cancel(RequestId("a"), attempt=2)) == [], "an earlier attempt"
     assert ends(gate.accept(Cancel(RequestId("a")))) == [("a", "cancelled")]
@@ -140,7 +140,7 @@ def test_a_request_that_waits_can_be_cancelled(setting: Setting) -> None:
 
 
 def test_a_front_that_goes_takes_along_what_waits(setting: Setting) -> None:
-    gate = CommandGate(setting.engine, is_shared=True)
+    gate = CommandGate(setting.engine, front_of)
     gate.accept(submit("x:a"), "x")
     gate.accept(submit("y:a"), "y")
     assert ends(gate.cancel_of("x")) == [("x:a", "cancelled")]
@@ -153,7 +153,7 @@ def test_a_front_that_goes_takes_along_what_waits(setting: Setting) -> None:
 
 
 def test_a_draining_instance_serves_what_waits(setting: Setting) -> None:
-    gate = CommandGate(setting.engine)
+    gate = CommandGate(setting.engine, lone_owner)
     gate.accept(submit("a"))
     assert gate.accept(Drain()) == [] and not gate.drained
     setting.grammars.asked[0].set_result(GOOD)

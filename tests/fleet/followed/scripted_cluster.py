@@ -30,7 +30,7 @@ from kvell.fleet.manager.messages import (
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front
 from kvell.serving.door import FrontDoor
-from kvell.serving.shared import serve_fronts
+from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.endpoints import endpoint_of, listen_at

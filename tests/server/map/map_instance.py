@@ -22,7 +22,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.setup.contract import make_contract
 from kvell.memory import GroupKind, LayerSpec, Layout, create_core, plan_layout
-from kvell.serving.instance import serve_instance
+from kvell.serving.lone import serve_instance
 
 MODEL_LEN = 4096
 CHUNK_BYTES = 1 << 18
