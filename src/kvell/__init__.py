@@ -6,12 +6,14 @@ Importing this package is cheap: it loads neither torch nor transformers until
 
 from typing import TYPE_CHECKING, Any
 
+from kvell.release import RELEASE
+
 if TYPE_CHECKING:
     from kvell.async_engine import AsyncEngine as AsyncEngine
     from kvell.engine.protocol.sampling_params import SamplingParams as SamplingParams
     from kvell.llm import LLM as LLM
 
-__version__ = "0.1.0.dev0"
+__version__ = RELEASE
 __all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
 
 

@@ -23,7 +23,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.wire.endpoints import Endpoint, endpoint_of, keep
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import GREETING_BYTES, GREETING_SECONDS, Greeting
-from kvell.wire.session import Answering, Purpose
+from kvell.wire.session import Answering, OtherReleaseError, Purpose
 
 MOST_STRANGERS = 64
 """Connections that have not proved who they are."""
@@ -169,6 +169,9 @@ class Doorway:
             self._enters[purpose](heard, stranger.sock)
         except (OSError, ProtocolError) as error:
             logger.debug("a stranger at %s was hung up on: %s", self.address, error)
+            if isinstance(error, OtherReleaseError):  # it is told why, if it takes that at once
+                with contextlib.suppress(OSError):
+                    stranger.sock.send(error.answer)
             self._drop(stranger)
 
     def _drop_late(self) -> None:

@@ -1,6 +1,9 @@
 """Where instances listen: a path for a socket of this host, or ``tcp://host:port``."""
 
+import asyncio
 import contextlib
+import ipaddress
+import os
 import socket
 import struct
 from pathlib import Path
@@ -25,8 +28,7 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
             listener = _listen_on_host(endpoint)
         else:
             host, port = _parsed(endpoint, "address")
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            listener = socket.create_server((host, port), family=_family(host), backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         remedy = "give another path" if isinstance(endpoint, Path) else "give another host or port"
         raise ChangeSomething("address", endpoint, f"cannot be bound ({error})", remedy) from error
@@ -59,6 +61,38 @@ def connect_to(endpoint: Endpoint, seconds: float, source: str = "") -> socket.s
     return sock
 
 
+async def connected_to(address: str) -> socket.socket:
+    """A connected socket that does not block.
+
+    :param address: like ``tcp://10.0.0.1:5000``.
+    :raises ChangeSomething: when the address is none.
+    :raises OSError: when nobody answers there.
+    """
+    host, port = _parsed(address, "peer")
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ValueError):  # a name is looked up, which takes a thread
+        ipaddress.ip_address(host)
+        return await _connected((host, port), _family(host))
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, *_, place = found[0]
+    return await _connected((str(place[0]), port), family)
+
+
+async def _connected(address: tuple[str, int], family: socket.AddressFamily) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+        keep(sock)
+    except OSError as error:  # asyncio's own words do not say why
+        sock.close()
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def endpoint_of(listener: socket.socket) -> Endpoint:
     """Where a socket listens."""
     if listener.family == socket.AF_UNIX:
@@ -78,6 +112,10 @@ def keep(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _timeval(seconds: float) -> bytes:

@@ -54,6 +54,14 @@ class FrameReader:
         self._buffer = bytearray()
 
     @property
+    def missing_bytes(self) -> int:
+        """Bytes that complete the header, or the frame, that is being read."""
+        if len(self._buffer) < HEADER_BYTES:
+            return HEADER_BYTES - len(self._buffer)
+        length_bytes = int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
+        return HEADER_BYTES + length_bytes - len(self._buffer)
+
+    @property
     def pending_bytes(self) -> int:
         """Bytes received of an unfinished frame."""
         return len(self._buffer)

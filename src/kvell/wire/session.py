@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from kvell.errors import ChangeSomething
+from kvell.release import RELEASE
 from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.frames import FrameReader, ProtocolError, framed
 from kvell.wire.greeting import (
@@ -41,11 +42,26 @@ between a front and its cluster's manager."""
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first words of both sides."""
+    """The first words of both sides.
+
+    :param release: of Kvell; two releases do not talk to each other.
+    """
 
     version: int
     purpose: Purpose
     nonce: bytes
+    release: str = RELEASE
+
+
+class OtherReleaseError(ProtocolError):
+    """The other side runs another release.
+
+    :param answer: what it is told before the connection ends.
+    """
+
+    def __init__(self, problem: str, answer: bytes) -> None:
+        self.answer = answer
+        super().__init__(problem)
 
 
 _HELLO = msgspec.msgpack.Decoder(Hello)
@@ -57,17 +73,66 @@ def open_session(
     """Introduce this instance to one that answers; returns who that is.
 
     :raises ProtocolError: when it is no instance of this cluster, or this one itself.
+    :raises ChangeSomething: when it runs another release.
     :raises OSError: when the connection fails or takes longer than ``GREETING_SECONDS``.
     """
-    look, nonce = within(GREETING_SECONDS), secrets.token_bytes(NONCE_BYTES)
-    channel.say(Hello(VERSION, purpose, nonce), look)
-    hello = _checked(channel.hear(_HELLO, GREETING_BYTES, look))
-    if hello.purpose != purpose:
-        raise ProtocolError("the peer answers for another purpose")
-    nonces = nonce + hello.nonce
-    channel.say(proven(told, secret, _session("opens", purpose, nonces)), look)
-    body = channel.hear_body(GREETING_BYTES, look)
-    return _other(checked(body, secret, _session("answers", purpose, nonces)), told)
+    opening, look = Opening(told, secret, purpose), within(GREETING_SECONDS)
+    said = opening.first
+    while True:
+        if said:
+            channel.send([said], look)
+        if opening.met is not None:
+            return opening.met
+        heard = bytearray(opening.wanted_bytes)
+        channel.receive([heard], look)
+        said = opening.feed(bytes(heard))
+
+
+class Opening:
+    """The opening side of a session; it asks for as many bytes as it reads, and no more.
+
+    :param told: who this is.
+    :ivar first: is sent at once.
+    :ivar met: who answers, once that is proved.
+    """
+
+    def __init__(self, told: Greeting, secret: bytes, purpose: Purpose) -> None:
+        self._told, self._secret, self._purpose = told, secret, purpose
+        self._frames = FrameReader(GREETING_BYTES)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._nonces: bytes | None = None
+        self.first = framed(msgspec.msgpack.encode(Hello(VERSION, purpose, self._nonce)))
+        self.met: Greeting | None = None
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Bytes to read next; what follows the greeting is not for this side of a session."""
+        return self._frames.missing_bytes
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in what came; returns what is to be sent.
+
+        :raises ProtocolError: when the other side is no instance of this cluster, or this one
+            itself.
+        :raises ChangeSomething: when it runs another release.
+        """
+        return b"".join(self._heard(body) for body in self._frames.feed(data))
+
+    def _heard(self, body: bytes) -> bytes:
+        if self._nonces is not None:
+            session = _session("answers", self._purpose, self._nonces)
+            self.met = _other(checked(body, self._secret, session), self._told)
+            return b""
+        hello = _hello(body)
+        if (hello.version, hello.release) != (VERSION, RELEASE):
+            problem = f"is the other side's release, and {RELEASE} is this one's"
+            remedy = "install the same release of kvell on every machine"
+            raise ChangeSomething("release", hello.release, problem, remedy)
+        if hello.purpose != self._purpose:
+            raise ProtocolError("the peer answers for another purpose")
+        self._nonces = self._nonce + hello.nonce
+        session = _session("opens", self._purpose, self._nonces)
+        return framed(msgspec.msgpack.encode(proven(self._told, self._secret, session)))
 
 
 class Answering:
@@ -90,7 +155,7 @@ class Answering:
         """Take in what came; returns what is to be sent.
 
         :raises ProtocolError: when the other side is no instance of this cluster, this one itself,
-            or wants something else.
+            or wants something else; :class:`OtherReleaseError` when it runs another release.
         """
         said = b""
         for body in self._frames.feed(data):
@@ -103,14 +168,17 @@ class Answering:
 
     def _answered(self, body: bytes) -> bytes:
         """The answer to the first words."""
-        try:
-            hello = _checked(_HELLO.decode(body))
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"malformed message: {error}") from error
+        hello = _hello(body)
+        answer = framed(msgspec.msgpack.encode(Hello(VERSION, hello.purpose, self._nonce)))
+        if hello.version != VERSION:
+            problem = f"the peer speaks version {hello.version}, not {VERSION}"
+            raise OtherReleaseError(problem, answer)
+        if hello.release != RELEASE:
+            raise OtherReleaseError(f"the peer's release is {hello.release}, not {RELEASE}", answer)
         if hello.purpose not in self._purposes:
             raise ProtocolError("the peer asks for another purpose")
         self._hello = hello
-        return framed(msgspec.msgpack.encode(Hello(VERSION, hello.purpose, self._nonce)))
+        return answer
 
     def _greeted(self, body: bytes) -> bytes:
         """The answer to who it is."""
@@ -136,9 +204,15 @@ def check_secret(secret: bytes) -> None:
         )
 
 
-def _checked(hello: Hello) -> Hello:
-    if hello.version != VERSION:
-        raise ProtocolError(f"the peer speaks version {hello.version}, not {VERSION}")
+def _hello(body: bytes) -> Hello:
+    """Read the first words of the other side.
+
+    :raises ProtocolError: when they are none.
+    """
+    try:
+        hello = _HELLO.decode(body)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"malformed message: {error}") from error
     if len(hello.nonce) != NONCE_BYTES:
         raise ProtocolError("the peer's nonce has another length")
     return hello

@@ -5,11 +5,10 @@ import socket
 
 from kvell.engine.protocol.messages import KEEP_ALIVE_SECONDS, KeepAlive
 from kvell.fleet.instance.instance_line import InstanceLine
-from kvell.wire.blocking import BlockingSocket
-from kvell.wire.endpoints import connect_to
+from kvell.wire.endpoints import connected_to
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import GREETING_SECONDS, Greeting
-from kvell.wire.session import Purpose, open_session
+from kvell.wire.session import Opening, Purpose
 
 
 class DialedLine(InstanceLine):
@@ -39,13 +38,32 @@ async def dial(
 ) -> tuple[socket.socket, Greeting]:
     """Connect, and prove to each other that both know the secret.
 
+    It takes no thread, so that processes that do not answer hold up nothing else.
+
     :param address: like ``tcp://10.0.0.1:5000``.
     :param told: who this is.
     :returns: a connection that does not block, and who answered.
     :raises OSError: when nobody answers there in time.
     :raises ProtocolError: when whoever answers does not belong to this cluster.
+    :raises ChangeSomething: when it runs another release, or the address is none.
     """
-    return await asyncio.to_thread(_met, address, told, secret, purpose)
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(GREETING_SECONDS):
+        sock = await connected_to(address)
+        try:
+            opening = Opening(told, secret, purpose)
+            said = opening.first
+            while True:
+                await loop.sock_sendall(sock, said)
+                if opening.met is not None:
+                    return sock, opening.met
+                heard = await loop.sock_recv(sock, opening.wanted_bytes)
+                if not heard:
+                    raise ProtocolError("the peer hung up")
+                said = opening.feed(heard)
+        except BaseException:
+            sock.close()
+            raise
 
 
 async def dial_instance(
@@ -63,16 +81,3 @@ async def dial_instance(
     loop = asyncio.get_running_loop()
     _, line = await loop.create_connection(DialedLine, sock=sock)
     return line
-
-
-def _met(
-    address: str, told: Greeting, secret: bytes, purpose: Purpose
-) -> tuple[socket.socket, Greeting]:
-    sock = connect_to(address, GREETING_SECONDS)
-    try:
-        heard = open_session(BlockingSocket(sock), told, secret, purpose)
-    except BaseException:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock, heard
