@@ -47,7 +47,7 @@ class Agent:
         self.fingerprint = layout_fingerprint(core.layout.groups, content)
         self.now: Tick = 0
         self.holds = Holds(core)
-        self.sending = Sending(instance, incarnation, self.fingerprint)
+        self.sending = Sending(instance, incarnation, self.fingerprint, len(core.layout.groups))
         self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
         self.copies = Copies(instance, incarnation, self.holds, self.sending)
         self.asking = Asking(incarnation, self.fingerprint, self.copies)
@@ -60,7 +60,7 @@ class Agent:
         return min((deadline for deadline in found if deadline is not None), default=None)
 
     def handle(self, entry: PeerEntry) -> list[Action]:
-        """Something happened; time is what the last :class:`Ticked` said."""
+        """Handle one input; return the actions it causes.  The last ``Ticked`` says the time."""
         return self._followed(self._handled(entry))
 
     def _followed(self, actions: Sequence[Action]) -> list[Action]:

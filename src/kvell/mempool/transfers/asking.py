@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Send
 from kvell.mempool.transfers.copies import Copies
-from kvell.mempool.transfers.messages import Ask, Declined, Transfer
+from kvell.mempool.transfers.messages import MOST_TICKS, Ask, Declined, Transfer
 
 NOTHING_MORE = "no more of it is cached"
 
@@ -93,7 +93,7 @@ class Asking:
             asker,
             tokens,
             now,
-            now + message.ticks_left,
+            now + min(message.ticks_left, MOST_TICKS),
             root=message.root,
             model=message.model,
             beyond=message.beyond,

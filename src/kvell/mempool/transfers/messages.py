@@ -19,6 +19,9 @@ deadlines end what is never answered.
 
 from msgspec import Struct
 
+MOST_TICKS = 1_200_000
+"""Longest time, 20 minutes, for which an instance holds pages since another asks for it."""
+
 
 class Transfer(Struct, frozen=True, order=True):
     """Names a transfer: the sender, its incarnation, and a number that it never uses again."""

@@ -23,7 +23,15 @@ from kvell.memory import Ints
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Pull, PullRest, Send, StopPull
-from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
+from kvell.mempool.transfers.messages import (
+    MOST_TICKS,
+    Abandon,
+    Offer,
+    Prepare,
+    Prepared,
+    Pulled,
+    Transfer,
+)
 from kvell.mempool.transfers.repeating import Repeated
 from kvell.prefix.groups.facts import IMAGE_COLUMNS
 
@@ -101,7 +109,7 @@ class Receiving:
             return [Send(sender, Abandon(transfer, problem))]
         owner = owner_of(transfer)
         tokens = np.frombuffer(message.tokens, "<i4").astype(np.int32)
-        deadline = now + message.ticks_left
+        deadline = now + min(message.ticks_left, MOST_TICKS)
         images = np.frombuffer(message.images, "<i4").astype(np.int32).reshape(-1, IMAGE_COLUMNS)
         try:
             hold = self._holds.hold_text(
@@ -236,6 +244,8 @@ class Receiving:
             return "too many texts are on their way"
         if len(message.tokens) % 4 or not 0 < message.computed <= len(message.tokens) // 4:
             return "there are no such tokens"
+        if message.ticks_left <= 0:
+            return "its time is over"
         if len(message.images) % (4 * IMAGE_COLUMNS):
             return "there are no such images"
         return ""

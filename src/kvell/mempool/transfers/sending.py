@@ -32,6 +32,7 @@ Places = Mapping[tuple[int, int], int]
 class _Sent:
     """One transfer on its way out.
 
+    :ivar computed: tokens that the transfer is about.
     :ivar missing: (group, position) of the pages that the receiver lacks; None until it says so.
     :ivar ready: where the text's pages are, once they are computed, and what goes with them.
     :ivar early: pages that were offered while they are computed; None if none were.
@@ -39,6 +40,7 @@ class _Sent:
     """
 
     target: str
+    computed: int
     deadline: Tick
     unanswered: Repeated | None
     missing: list[list[int]] | None = None
@@ -53,11 +55,14 @@ class _Sent:
 
 
 class Sending:
-    """Transfers of one incarnation of an instance to others."""
+    """Transfers of one incarnation of an instance to others.
 
-    def __init__(self, instance: str, incarnation: int, fingerprint: str) -> None:
+    :param num_groups: of the layout, which ``fingerprint`` stands for.
+    """
+
+    def __init__(self, instance: str, incarnation: int, fingerprint: str, num_groups: int) -> None:
         self._instance, self._incarnation = instance, incarnation
-        self._fingerprint = fingerprint
+        self._fingerprint, self._num_groups = fingerprint, num_groups
         self._sent: dict[Transfer, _Sent] = {}
         self._number = 0
         self._now: Tick = 0
@@ -108,7 +113,7 @@ class Sending:
             private,
             b"" if images is None else images.astype("<i4").tobytes(),
         )
-        self._sent[transfer] = _Sent(target, deadline, Repeated.said(prepare, now))
+        self._sent[transfer] = _Sent(target, computed, deadline, Repeated.said(prepare, now))
         return transfer, [Send(target, prepare)]
 
     def missing(self, transfer: Transfer) -> list[list[int]]:
@@ -153,8 +158,11 @@ class Sending:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
         if sent.missing is not None:  # said again: an offer may have got lost
             return [] if sent.unanswered is None else [Send(sender, sent.unanswered.message)]
+        missing = _checked(message.missing, self._num_groups, sent.computed)
+        if missing is None:
+            return self._over(message.transfer, "there are no such pages")
         sent.unanswered = None
-        sent.missing = np.frombuffer(message.missing, "<i4").reshape(-1, 2).tolist()
+        sent.missing = missing
         return [Roomed(message.transfer), *self._offered(message.transfer, sent)]
 
     def pulled(self, sender: str, message: Pulled) -> list[Action]:
@@ -226,6 +234,19 @@ def _grant(transfer: Transfer, sent: _Sent, pages: bytes) -> Grant:
     groups = np.asarray(sent.missing, "<i4").reshape(-1, 2)[:, 0]
     pairs = np.stack([groups, np.frombuffer(pages, "<i4")], axis=1)
     return Grant(transfer, sent.target, pairs.astype("<i4").tobytes())
+
+
+def _checked(missing: bytes, num_groups: int, computed: int) -> list[list[int]] | None:
+    """(group, position) of pages as a receiver tells them; None if there are no such pages.
+
+    No group has more positions of a text than the text has tokens.
+    """
+    if len(missing) % 8 or len(missing) // 8 > num_groups * (computed + 1):
+        return None
+    pairs = np.frombuffer(missing, "<i4").reshape(-1, 2)
+    if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= num_groups):
+        return None
+    return pairs.tolist()
 
 
 def _pages(missing: Sequence[Sequence[int]], places: Places) -> bytes | None:
