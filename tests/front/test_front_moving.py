@@ -244,3 +244,17 @@ def test_memory_that_runs_short_sends_the_youngest_away_one_at_a_time() -> None:
     queue.stays(Stays(entries[2].request_id, 0))
     queue.line("mixed-1").heard(beat(900, waiting=1))
     assert queue.rebalance("mixed-0") == []
+
+
+def test_a_request_that_reached_an_instance_that_drains_goes_on_from_there() -> None:
+    """It is not tried anew beside what is computed there, and leaves like all others there."""
+    queue, request = opened(PREFILL, DECODE, "decode-1"), entry()
+    _, target = submitted(queue, request)
+    other = next(one for one in (DECODE, "decode-1") if one != target)
+    queue.line(target).close()
+    assert queue.evacuate(target) == []
+    told = queue.heard(PREFILL, moved(request), 1.0)
+    assert list(queue.line(target).in_flight) == [request.request_id]
+    assert told == [(target, Migrate(request.request_id, 0, other))]
+    queue.finished(Finished(request.request_id, 0, "moved"), 2.0)
+    assert request.attempt == 0 and list(queue.line(other).in_flight) == [request.request_id]

@@ -57,7 +57,7 @@ from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething, TryLater
-from kvell.mempool.entries import Ticked
+from kvell.mempool.entries import Draining, Ticked
 from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import FinishReason
@@ -171,8 +171,10 @@ class Engine:
             if self._link is not None:
                 self._link.meet(command.addresses)
             return []
-        if isinstance(command, Drain | KeepAlive):
-            return []  # the gate in front of the engine takes care of them
+        if isinstance(command, KeepAlive):
+            return []
+        if isinstance(command, Drain):  # the gate in front of the engine refuses requests
+            return self._drains()
         told: Submit | Cancel | Migrate = command
         if isinstance(command, Submit) and command.tensors:
             try:
@@ -246,6 +248,14 @@ class Engine:
         self.grammars.close()
         if self._link is not None:
             self._link.close()
+
+    def _drains(self) -> list[Event]:
+        """Take in no request of another instance any more."""
+        if self.core.handovers is None:
+            return []
+        events = self._told.heard(Draining())
+        self._do_actions()
+        return events
 
     def _ticked(self) -> list[Event]:
         """Tell the core the time, where it deals with other instances, unless it knows."""

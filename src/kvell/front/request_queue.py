@@ -196,7 +196,7 @@ class RequestQueue:
         if isinstance(event, Tokens):
             self.tokens(event, now)
         elif isinstance(event, Finished):
-            self.finished(event, now)
+            return [*self.finished(event, now)]
         elif isinstance(event, PromptLogprobs):
             self.scored(event)
         elif isinstance(event, Stays):
@@ -230,20 +230,20 @@ class RequestQueue:
         if entry is not None:
             entry.take_scores(event)
 
-    def finished(self, event: Finished, now: float) -> None:
-        """A request is over; its credit is free again.
+    def finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
+        """A request is over; its credit is free again.  Returns which instances are told what.
 
         An instance that drains by itself (SIGTERM) may still be sent a request.  Its line closes,
         and the request goes back to the head of the line.
         """
         entry = self._submitted.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
-            return
+            return []
         if entry.has_gap and event.reason in ("stop", "length"):
             entry.early_end = event  # the tokens in front are on their way from another instance
-            return
+            return []
         if event.reason == "moved" and self._routes.moved(entry):
-            return
+            return [] if self.lines[entry.line].is_open else self.evacuate(entry.line)
         del self._submitted[event.request_id]
         self._routes.goes(entry, "")
         if event.embedding:  # the only sign that the prompt is computed
@@ -254,10 +254,11 @@ class RequestQueue:
         end = entry.end_with(event)
         if end is not None:
             self._end(entry, end, now)
-            return
+            return []
         entry.attempt += 1
         # Of a failed step's requests the oldest is heard of first, and stays first.
         self._waiting.put_back([entry], behind_returned=True)
+        return []
 
     def evacuate(self, instance_id: str) -> list[tuple[str, Migrate]]:
         """Let others go on with all that an instance has; returns what it must be told.

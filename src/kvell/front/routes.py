@@ -101,9 +101,12 @@ class Routes:
         entry.goes_to = target
 
     def moved(self, entry: LogEntry) -> bool:
-        """A request goes on elsewhere; whether that instance still is who it was."""
+        """Note that a request goes on where it was sent; false if that instance has died since.
+
+        One that is taken out of service meanwhile goes on with what has reached it.
+        """
         line = self._lines.get(entry.goes_to)
-        if line is None or line.incarnation != entry.goes_to_incarnation or not line.is_open:
+        if line is None or line.incarnation != entry.goes_to_incarnation:
             return False
         self._lines[entry.line].remove(entry)
         line.add(entry)

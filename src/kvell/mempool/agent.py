@@ -6,7 +6,7 @@ The scheduler's process, the library and the simulator run the same agent.
 from collections.abc import Sequence
 
 from kvell.memory import HoldingCore
-from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded
+from kvell.mempool.entries import Draining, Heard, PeerEntry, PeerLost, PullEnded
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Ended
@@ -86,6 +86,9 @@ class Agent:
             return self.receiving.pulled(entry.transfer, entry.problem)
         if isinstance(entry, PeerLost):
             return self._instance_died(entry.peer, entry.incarnation)
+        if isinstance(entry, Draining):
+            self.receiving.is_closed = True
+            return []
         return self._tick(entry.now)
 
     def _heard(self, peer: str, message: PeerMessage) -> list[Action]:

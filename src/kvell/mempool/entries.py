@@ -33,4 +33,8 @@ class Ticked(NamedTuple):
     now: Tick
 
 
-PeerEntry = Heard | PullEnded | PeerLost | Ticked
+class Draining(NamedTuple):
+    """The instance is taken out of service: no further text comes in."""
+
+
+PeerEntry = Heard | PullEnded | PeerLost | Ticked | Draining

@@ -15,6 +15,7 @@ from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.limits import Limits
 from kvell.memory import HoldingCore, longest_request
+from kvell.mempool.entries import Draining
 from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
@@ -503,3 +504,26 @@ def test_a_request_does_without_what_does_not_come(after: int) -> None:
     cluster.settle()
     cluster.check_ends()
     assert cluster.moved == (after < 3), "the third message was about its way to d"
+
+
+# -------------------------------------------------------------------------- draining
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_draining_instance_takes_no_request_in(begun: bool) -> None:
+    """What had room there before goes on there; whatever is announced later stays."""
+    cluster = cluster_of()
+    entry = Entry(prompt_of(1, 20), 8, "")
+    cluster.submit("r", entry, "p", "d" if begun else "")
+    if begun:
+        while cluster.messages:  # it has room
+            cluster.deliver(0)
+    drained = cluster.instances["d"]
+    cluster.hear(drained, drained.engine.heard(Draining()))
+    if not begun:
+        for _ in range(4):
+            cluster.step("p")
+        cluster.migrate("r", "d")
+    cluster.settle()
+    cluster.check_ends()
+    assert entry.at == ("d" if begun else "p")

@@ -14,7 +14,7 @@ from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel, Event, Migrate, Submit
 from kvell.engine.requests.plan import StepPlan, StepResult
-from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded, Ticked
+from kvell.mempool.entries import Draining, Heard, PeerEntry, PeerLost, PullEnded, Ticked
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def replay(
             core.warm(entry.chunks)
         elif isinstance(entry, Lateness):
             core.note(entry)
-        elif isinstance(entry, Heard | PullEnded | PeerLost | Ticked):
+        elif isinstance(entry, Heard | PullEnded | PeerLost | Ticked | Draining):
             core.heard(entry)
         else:
             plans.append(core.plan())

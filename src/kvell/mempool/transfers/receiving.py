@@ -78,6 +78,8 @@ class Receiving:
         self._most_transfers = most_transfers
         self.admits: Callable[[int, int], bool] = lambda _handle, _computed: True
         """Whether a text may come: its handle, and how much of it."""
+        self.is_closed = False
+        """Whether no further text may come."""
         self._coming: dict[Transfer, _Coming] = {}
         self._came: dict[Transfer, None] = {}
 
@@ -240,6 +242,8 @@ class Receiving:
             return "it is in another instance's name"
         if message.fingerprint != self._fingerprint:
             return "the layouts of the two instances differ"
+        if self.is_closed:
+            return "the instance is draining"
         if len(self._coming) >= self._most_transfers:
             return "too many texts are on their way"
         if len(message.tokens) % 4 or not 0 < message.computed <= len(message.tokens) // 4:
