@@ -155,7 +155,7 @@ def build_engine(
         shares_pool=memory.steps is not None,
         swaps=buffer is not None,
     )
-    agent = None
+    agent, staying = None, ""
     if options.pool_place is not None:
         problem = pool_problem(
             device=model.device.type,
@@ -167,6 +167,7 @@ def build_engine(
         )
         if problem is not None and options.pool_place.role != "mixed":
             raise problem
+        staying = "" if problem is None else problem.field
         if problem is None:
             stored = f"{name} {model.dtype} {options.pool_place.pool}"
             agent = Agent(core, options.pool_place.instance, incarnation, stored)
@@ -240,6 +241,7 @@ def build_engine(
         grammars={one.name: controls[one.name].grammars for one in served},
         page_map=PageMap(engine_core, core),
         link=link,
+        staying=staying,
     )
 
 

@@ -86,6 +86,7 @@ class Engine:
         grammars: Mapping[str, Grammars | None] = MappingProxyType({}),
         page_map: PageMap | None = None,
         link: PoolLink | None = None,
+        staying: str = "",
     ) -> None:
         """:param activations: bytes that a step needs of the reserve, where it has no slot.
         :param images: of requests in flight, put there by the caller that submits prompts with
@@ -96,7 +97,8 @@ class Engine:
         :param objectives: says after every step whether requests are late; None: never.
         :param grammars: by model, the first one first; None where answers can follow none.
         :param page_map: of the core; without one, the engine shows no pages.
-        :param link: to other instances, if the core has an agent."""
+        :param link: to other instances, if the core has an agent.
+        :param staying: the setting that keeps requests from moving; "" if they can."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -107,7 +109,7 @@ class Engine:
         self._incarnation = incarnation
         self._times = StageTimes(clock or MonotonicClock())
         self._warmer, self._objectives = warmer, objectives
-        self._page_map, self._link = page_map, link
+        self._page_map, self._link, self._staying = page_map, link, staying
         self._bell = Bell() if link is None else link.bell
         self.grammars = AwaitedGrammars(grammars, self._bell.ring)
         self._tick = 0
@@ -147,6 +149,7 @@ class Engine:
             sum(group.token_bytes for group in self.contract.groups),
             indexed_groups(self.core.memory.layout.groups),
             "" if self._link is None else self._link.listens,
+            self._staying,
         )
 
     def pulse(self) -> Heartbeat:

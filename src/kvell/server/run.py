@@ -205,6 +205,9 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
     told = {one.instance_id: one.ready.memory for one, _ in front.instances() if one.ready}
     is_one_host = not any(one.host for one, _ in front.instances())
     lines = contract_lines(told, front_bytes, shares_weights=is_one_host)
+    if front.ready.staying:
+        with_it = f"with {front.ready.staying} none helps another that is short of memory"
+        lines.append(f"requests stay at the instance that has them: {with_it}")
     return lines if len(told) > 1 else []
 
 

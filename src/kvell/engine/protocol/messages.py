@@ -43,7 +43,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
@@ -190,6 +190,7 @@ class Ready:
     :param token_bytes: most KV memory that a token takes.
     :param indexed: what the blocks of each layer group are that :class:`.IndexNotice` tells of.
     :param pool_address: where other instances reach its pool, on several hosts; "" on one.
+    :param staying: the setting that keeps its requests from moving to others; "" if they can.
     """
 
     schema_version: int
@@ -203,6 +204,7 @@ class Ready:
     token_bytes: int = 0
     indexed: tuple[IndexedGroup, ...] = ()
     pool_address: str = ""
+    staying: str = ""
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
